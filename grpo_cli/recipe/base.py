@@ -1,0 +1,51 @@
+"""The base of every recipe section: frozen, closed to unknown keys, documented beneath each field.
+
+Owns the value types that read YAML as a person means it. Does not know any section.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic_core import PydanticCustomError
+
+
+class Section(BaseModel):
+    """A frozen part of a recipe; unknown keys are errors."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+        protected_namespaces=(),
+        serialize_by_alias=True,
+    )
+
+
+class OpenSection(Section):
+    """A section that also takes `GRPOConfig` fields by name; `extras` holds the ones given."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """The `GRPOConfig` fields given by name, in the order written."""
+        return dict(self.model_extra or {})
+
+
+def _refuse_boolean(expected: str) -> Callable[[Any], Any]:
+    """Keeps `true` from being read as the number 1, which pydantic would do."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise PydanticCustomError("grpo_number", f"should be {expected}, not a boolean")
+        return value
+
+    return check
+
+
+Integer = Annotated[int, BeforeValidator(_refuse_boolean("a whole number"))]
+"""A whole number; `true` is not 1."""
+Number = Annotated[float, BeforeValidator(_refuse_boolean("a number"))]
+"""A number; `1e-6` and `"1e-6"` both work, `true` does not."""

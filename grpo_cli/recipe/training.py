@@ -1,0 +1,45 @@
+"""The `training` section: optimization, schedule, checkpoints."""
+
+from typing import Any
+
+from pydantic import Field
+
+from grpo_cli.recipe.base import Integer, Number, OpenSection, Section
+
+
+class EarlyStoppingConfig(Section):
+    """Stop when an evaluation metric no longer gets better."""
+
+    metric: str = "eval_reward"
+    """The metric to watch; higher is better unless it ends in `loss`."""
+    patience: Integer = Field(default=5, ge=1)
+    """Evaluations without improvement before stopping."""
+    min_delta: Number = Field(default=0.0, ge=0)
+    """Smallest change that counts as an improvement."""
+
+
+class TrainingConfig(OpenSection):
+    """Optimization; any other `GRPOConfig` field goes here by its own name."""
+
+    per_device_train_batch_size: Integer = Field(default=8, ge=1)
+    """Completions in one micro-step on each device."""
+    per_device_eval_batch_size: Integer = Field(default=8, ge=1)
+    """Completions in one evaluation step on each device."""
+    gradient_accumulation_steps: Integer = Field(default=1, ge=1)
+    """Micro-steps in one optimizer step."""
+    num_iterations: Integer = Field(default=1, ge=1)
+    """Passes over each generation batch (μ in the GRPO paper)."""
+    num_train_epochs: Number = Field(default=3.0, gt=0)
+    """Passes over the prompts; `max_steps` overrides it."""
+    max_steps: Integer = -1
+    """Optimizer steps in all; -1 leaves it to `num_train_epochs`."""
+    learning_rate: Number = Field(default=1e-6, ge=0)
+    """Peak learning rate. The default suits full fine-tuning; LoRA wants 1e-5 to 5e-4."""
+    eval_strategy: str = "no"
+    """When to evaluate during training: `no`, `steps` or `epoch`."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """Stop when an evaluation metric no longer gets better."""
+
+    def trl_fields(self) -> dict[str, Any]:
+        """Every `GRPOConfig` field this section sets, under TRL's names."""
+        return self.model_dump(exclude={"early_stopping"})
