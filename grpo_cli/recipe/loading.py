@@ -1,0 +1,163 @@
+"""From files and flags to a recipe: `extends`, overrides, validation, all problems at once.
+
+Owns the order in which the parts are put together and which paths are relative to what.
+Does not look anything up on the machine beyond the recipe files: that is `preflight`.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from grpo_cli.errors import Problem, RecipeError
+from grpo_cli.recipe import explanation
+from grpo_cli.recipe.overrides import apply_overrides
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.trl_keys import check_trl_keys
+from grpo_cli.recipe.yaml_tree import Node, read_file
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe with the tree it came from, so that later checks can cite lines."""
+
+    recipe: Recipe | None
+    """None where the tree does not fit the schema."""
+    tree: Node
+    problems: tuple[Problem, ...]
+    source: Path
+
+    def place(self, problem: Problem) -> Problem:
+        """The same problem with the line its dotted path was written on."""
+        if problem.location is not None or not problem.path:
+            return problem
+        steps = tuple(int(step) if step.isdigit() else step for step in problem.path.split("."))
+        return replace(problem, location=explanation.locate(self.tree, steps))
+
+
+def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:
+    """Reads a recipe and validates it against the schema; finds every problem it can.
+
+    Args:
+        path: The YAML file.
+        overrides: `--set` texts, applied after `extends`.
+
+    Raises:
+        RecipeError: The YAML itself cannot be read, so there is nothing to validate.
+    """
+    tree = _read_with_parents(path, ())
+    tree.value.pop("extends", None)
+    apply_overrides(tree, overrides or [])
+    anchor_paths(tree)
+    problems = check_trl_keys(tree)
+    reported = {problem.path for problem in problems}
+    recipe = None
+    try:
+        recipe = Recipe.model_validate(tree.plain())
+    except ValidationError as error:
+        found = explanation.explain(error, Recipe, tree)
+        problems += [problem for problem in found if problem.path not in reported]
+    return LoadedRecipe(recipe, tree, tuple(problems), path)
+
+
+def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
+    """Reads a recipe that fits the schema.
+
+    Raises:
+        RecipeError: With every problem found.
+    """
+    loaded = load_tree(path, overrides)
+    if loaded.recipe is None or loaded.problems:
+        raise RecipeError(loaded.problems)
+    return loaded.recipe
+
+
+def _read_with_parents(path: Path, children: tuple[Path, ...]) -> Node:
+    resolved = path.resolve()
+    tree = read_file(path)
+    if not isinstance(tree.value, dict):
+        problem = Problem(
+            "is not a recipe: the top level must be `key: value` lines",
+            "start from `grpo init`",
+            location=tree.location,
+        )
+        raise RecipeError([problem])
+    parents = tree.child("extends")
+    if parents is None:
+        return tree
+    base: Node | None = None
+    for name, node in _parent_names(parents):
+        parent = (path.parent / Path(name).expanduser()).resolve()
+        if parent in (*children, resolved):
+            problem = Problem(f"`{name}` extends itself", "remove it", "extends", node.location)
+            raise RecipeError([problem])
+        read = _read_parent(parent, name, node, (*children, resolved))
+        base = read if base is None else _merge(base, read)
+    return tree if base is None else _merge(base, tree)
+
+
+def _parent_names(node: Node) -> list[tuple[str, Node]]:
+    items = node.value if isinstance(node.value, list) else [node]
+    wrong = [item for item in items if not isinstance(item.value, str)]
+    if wrong:
+        problem = Problem(
+            "should be a path or a list of paths", "name YAML files", "extends", wrong[0].location
+        )
+        raise RecipeError([problem])
+    return [(item.value, item) for item in items]
+
+
+def _read_parent(path: Path, name: str, node: Node, children: tuple[Path, ...]) -> Node:
+    if not path.is_file():
+        problem = Problem(
+            f"there is no file {path}",
+            "paths in `extends` are relative to the file that names them; correct it",
+            "extends",
+            node.location,
+        )
+        raise RecipeError([problem])
+    return _read_with_parents(path, children)
+
+
+def _merge(base: Node, over: Node) -> Node:
+    """Mappings merge key by key, later wins; lists and other values replace.
+
+    A mapping of another `kind` replaces too: the parent's keys would not belong to it.
+    """
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
+        return over
+    kinds = [node.value["kind"].value if "kind" in node.value else None for node in (base, over)]
+    if kinds[1] is not None and kinds[0] != kinds[1]:
+        return over
+    merged = dict(base.value)
+    for key, child in over.value.items():
+        merged[key] = _merge(merged[key], child) if key in merged else child
+    return Node(merged, over.location, {**base.key_locations, **over.key_locations})
+
+
+def anchor_paths(tree: Node) -> None:
+    """Makes local paths absolute: relative to the file that wrote them, or the working directory for flags."""
+    model = tree.child("model")
+    for key in ("path", "chat_template"):
+        _anchor(model.child(key) if model else None, only_local=True)
+    dataset = tree.child("dataset")
+    for key in ("train", "eval"):
+        node = dataset.child(key) if dataset else None
+        for item in node.value if node and isinstance(node.value, list) else [node]:
+            _anchor(item)
+    rewards = tree.child("rewards")
+    for entry in rewards.value if rewards and isinstance(rewards.value, list) else []:
+        _anchor(entry.child("path"), only_local=True)
+
+
+def _anchor(node: Node | None, *, only_local: bool = False) -> None:
+    if node is None or not isinstance(node.value, str) or "://" in node.value or "{" in node.value:
+        return
+    text = node.value
+    source = node.location.source
+    folder = Path.cwd() if source.startswith("--set") else Path(source).resolve().parent
+    file, colon, function = text.partition(".py:")
+    candidate = folder / Path(f"{file}.py" if colon else text).expanduser()
+    looks_local = text.startswith((".", "/", "~")) or bool(colon) or text.endswith(".gguf")
+    if looks_local or not only_local or candidate.exists():
+        node.value = f"{candidate.resolve()}{':' + function if colon else ''}"

@@ -1,0 +1,1 @@
+"""Run folders: their layout, status, manifest and metrics. Plain files, no torch."""

@@ -1,0 +1,153 @@
+"""The run folder: where everything about one run lies.
+
+Owns the names of its files, making a fresh one, and reading back its recipe. Does not interpret
+what the files say.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from grpo_cli.errors import SetupError, UsageError
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.files import write_json, write_text
+
+SCHEMA_VERSION = 1
+"""Version of the layout and of every record in a run folder."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths inside `runs/<name>/<timestamp>/`."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe as given."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def resolved(self) -> Path:
+        """The recipe after `extends`, overrides and defaults; the worker's only input."""
+        return self.path / "resolved.json"
+
+    @property
+    def manifest(self) -> Path:
+        """Versions, git, hardware, data fingerprint, seed."""
+        return self.path / "manifest.json"
+
+    @property
+    def status(self) -> Path:
+        """Where the run stands."""
+        return self.path / "status.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON record a line, append-only."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def completions(self) -> Path:
+        """Sampled groups with their scores, one file a process."""
+        return self.path / "completions"
+
+    @property
+    def launch(self) -> Path:
+        """What was launched, and the process ids of the workers."""
+        return self.path / "launch"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The trainer's checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The final weights or adapter."""
+        return self.path / "model"
+
+    @property
+    def evaluations(self) -> Path:
+        """Measurements before and after."""
+        return self.path / "eval"
+
+    def attempt(self, number: int) -> Path:
+        """The logs of one attempt, from 1."""
+        return self.path / "logs" / f"attempt_{number}"
+
+    def read_recipe(self) -> Recipe:
+        """The resolved recipe.
+
+        Raises:
+            UsageError: This is not a run folder.
+        """
+        try:
+            text = self.resolved.read_text(encoding="utf-8")
+        except OSError:
+            raise UsageError(
+                f"{self.path} is not a run folder: it has no resolved.json. "
+                "Fix: name a folder under runs/<name>/"
+            ) from None
+        return Recipe.model_validate(json.loads(text)["recipe"])
+
+
+def create_run(root: Path, recipe: Recipe, recipe_text: str) -> RunFolder:
+    """Makes a fresh run folder that holds the recipe as given and as resolved.
+
+    Args:
+        root: Usually `runs`.
+        recipe: The validated recipe.
+        recipe_text: The YAML as the user wrote it.
+
+    Raises:
+        UsageError: The folder cannot be written.
+    """
+    folder = RunFolder(_claim(root / recipe.name))
+    write_text(folder.recipe, recipe_text)
+    resolved = {"schema_version": SCHEMA_VERSION, "recipe": recipe.model_dump(mode="json")}
+    write_json(folder.resolved, resolved)
+    for child in (folder.completions, folder.launch, folder.checkpoints, folder.attempt(1)):
+        child.mkdir(parents=True)
+    return folder
+
+
+def _claim(parent: Path) -> Path:
+    """Makes a folder that no other run has, named after the time."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for count in range(1, 1000):
+            path = (parent / (stamp if count == 1 else f"{stamp}-{count}")).absolute()
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return path
+    except OSError as error:
+        raise unwritable(parent, error) from None
+    raise SetupError(f"{parent} holds a thousand runs of this second. Fix: try again")
+
+
+def check_writable(root: Path) -> None:
+    """Refuses a run root that cannot be written, without leaving anything behind.
+
+    Raises:
+        UsageError: Neither the root nor, where it does not exist yet, its nearest parent is writable.
+    """
+    existing = root.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise unwritable(root, NotADirectoryError(20, f"{existing} is a file"))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise unwritable(root, PermissionError(13, "Permission denied"))
+
+
+def unwritable(path: Path, error: OSError) -> UsageError:
+    """The message for a run root that cannot be written."""
+    return UsageError(
+        f"{path} cannot be written ({error.strerror}). Fix: give another place with --runs DIR"
+    )

@@ -1,0 +1,62 @@
+"""`status.json`: where a run stands, written whole by whoever is in charge at that moment."""
+
+import json
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from grpo_cli.runs.files import write_json
+from grpo_cli.runs.folder import SCHEMA_VERSION
+
+State = Literal["pending", "running", "completed", "stopped", "failed"]
+FINAL: frozenset[State] = frozenset({"completed", "stopped", "failed"})
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a run stands."""
+
+    state: State = "pending"
+    phase: str = "starting"
+    """What is going on now, in words: loading the model, measuring before training, training, …"""
+    step: int = 0
+    """Optimizer steps done."""
+    total_steps: int | None = None
+    """Optimizer steps planned."""
+    reason: str | None = None
+    """Why it stopped or failed."""
+    traceback: str | None = None
+    """Of a failure."""
+    started_at: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+    updated_at: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    """What the end of the run has to say: evaluations, data counts, paths."""
+    schema_version: int = SCHEMA_VERSION
+
+
+class StatusFile:
+    """Reads and replaces `status.json`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> Status:
+        """The status; a fresh one where the file is not there yet."""
+        try:
+            values = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return Status()
+        known = {key: value for key, value in values.items() if key in Status.__dataclass_fields__}
+        return Status(**known)
+
+    def update(self, **changes: Any) -> Status:
+        """Changes some fields and writes the file; `summary` is merged, not replaced."""
+        status = self.read()
+        if "summary" in changes:
+            changes["summary"] = {**status.summary, **changes["summary"]}
+        status = replace(status, **changes, updated_at=time.time())
+        write_json(self.path, asdict(status))
+        return status
