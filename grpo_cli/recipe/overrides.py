@@ -1,6 +1,7 @@
 """`--set a.b=c`: values that replace a recipe's, cited as the flag when they are wrong."""
 
 import re
+from dataclasses import replace
 
 from grpo_cli.errors import Location, Problem, RecipeError
 from grpo_cli.recipe.yaml_tree import Node, read_text
@@ -48,7 +49,11 @@ def _set(tree: Node, text: str) -> None:
 
 def _read_value(raw: str, flag: Location) -> Node:
     """Reads the value alone, every node of it placed at the flag."""
-    wrapped = read_text(f"value: {raw}" if raw.strip() else "value: ''", flag.source)
+    try:
+        wrapped = read_text(f"value: {raw}" if raw.strip() else "value: ''", flag.source)
+    except RecipeError as error:
+        placed = [replace(problem, location=flag) for problem in error.problems]
+        raise RecipeError(placed) from None
     value = wrapped.value["value"]
     _place(value, flag)
     return value

@@ -20,6 +20,8 @@ class Status:
     state: State = "pending"
     phase: str = "starting"
     """What is going on now, in words: loading the model, measuring before training, training, …"""
+    detail: str = ""
+    """How far the phase is, where that is known."""
     step: int = 0
     """Optimizer steps done."""
     total_steps: int | None = None
@@ -57,6 +59,8 @@ class StatusFile:
         status = self.read()
         if "summary" in changes:
             changes["summary"] = {**status.summary, **changes["summary"]}
+        if "phase" in changes:
+            changes.setdefault("detail", "")
         status = replace(status, **changes, updated_at=time.time())
         write_json(self.path, asdict(status))
         return status

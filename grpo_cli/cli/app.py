@@ -1,0 +1,169 @@
+"""The commands of `grpo`. Each body parses, calls one function, and hands on its result."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grpo_cli import __version__
+from grpo_cli.cli.errors import run_guarded
+from grpo_cli.errors import ExitCode
+
+app = typer.Typer(
+    help="Train, measure and ship language models with GRPO, from YAML recipes.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe (YAML).")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=c", help="Replace a value of the recipe; may be repeated."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"grpo {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Train, measure and ship language models with GRPO, from YAML recipes."""
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(help="Name of the recipe; writes NAME.yaml.")] = "recipe",
+    template: Annotated[
+        str, typer.Option("--template", "-t", help="quickstart, math or format.")
+    ] = "quickstart",
+) -> None:
+    """Write a commented recipe to start from."""
+    from grpo_cli.cli.output import stdout
+    from grpo_cli.recipe.templates import write_template
+
+    path = write_template(template, name)
+    stdout().print(f"wrote {path}; next: grpo check {path}", markup=False)
+
+
+@app.command()
+def check(recipe: RecipePath, set_: Overrides = None, json: AsJson = False) -> None:
+    """Check a recipe without loading a model: schema, batch sizes, columns, rewards, paths."""
+    from grpo_cli.cli import output, views
+    from grpo_cli.preflight.checks import check_recipe
+
+    checked = check_recipe(recipe, set_)
+    if json:
+        output.print_json(checked.as_json())
+        raise typer.Exit(ExitCode.USAGE if checked.errors else ExitCode.OK)
+    output.print_problems(problem for problem in checked.problems if problem.level != "error")
+    views.print_check(checked)
+
+
+@app.command("check-batch")
+def check_batch(
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="[RECIPE]", help="The recipe (YAML).")
+    ] = None,
+    set_: Overrides = None,
+    per_device_train_batch_size: Annotated[int | None, typer.Option()] = None,
+    gradient_accumulation_steps: Annotated[int | None, typer.Option()] = None,
+    num_processes: Annotated[int | None, typer.Option()] = None,
+    num_generations: Annotated[int | None, typer.Option()] = None,
+    steps_per_generation: Annotated[int | None, typer.Option()] = None,
+    generation_batch_size: Annotated[int | None, typer.Option()] = None,
+    num_iterations: Annotated[int | None, typer.Option()] = None,
+    dataset_size: Annotated[int | None, typer.Option(help="Training prompts.")] = None,
+    num_train_epochs: Annotated[float | None, typer.Option()] = None,
+    max_steps: Annotated[int | None, typer.Option()] = None,
+    per_device_eval_batch_size: Annotated[
+        int | None, typer.Option(help="Check the evaluation rule too.")
+    ] = None,
+    num_generations_eval: Annotated[int | None, typer.Option()] = None,
+    json: AsJson = False,
+) -> None:
+    """Check that batch sizes, groups and processes divide, and derive the steps, as on paper.
+
+    Takes the numbers from a recipe, from flags, or from a recipe with flags in place of some.
+    """
+    given = {name: value for name, value in locals().items() if name in _BATCH_FLAGS}
+    from grpo_cli.batch import as_json
+    from grpo_cli.cli import output, views
+    from grpo_cli.preflight.arithmetic import plan_from_flags
+
+    plan = plan_from_flags(recipe, set_, given)
+    if json:
+        output.print_json(as_json(plan))
+    else:
+        views.print_batch(plan)
+    raise typer.Exit(ExitCode.OK if plan.valid else ExitCode.FAILED)
+
+
+_BATCH_FLAGS = frozenset(
+    """per_device_train_batch_size gradient_accumulation_steps num_processes num_generations
+    steps_per_generation generation_batch_size num_iterations dataset_size num_train_epochs max_steps
+    per_device_eval_batch_size num_generations_eval""".split()
+)
+
+
+@app.command()
+def train(
+    recipe: RecipePath,
+    set_: Overrides = None,
+    runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Write the run folder and print the command; start nothing."
+        ),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the end only.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Train a recipe: check it, make a run folder, launch, watch, and sum up."""
+    from grpo_cli.cli import output, views
+    from grpo_cli.cli.training import prepare, run
+
+    prepared = prepare(recipe, set_, runs)
+    if dry_run:
+        views.print_plan(prepared.folder, prepared.plan, as_json=json)
+        return
+    summary, code = run(prepared, quiet=quiet)
+    if json:
+        output.print_json(summary.as_json())
+    else:
+        views.print_summary(summary)
+    raise typer.Exit(code)
+
+
+@app.command()
+def schema(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to a file instead of stdout.")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    from grpo_cli.cli.output import print_json
+    from grpo_cli.preflight.schema import build_schema, write_schema
+
+    if output is None:
+        print_json(build_schema())
+    else:
+        write_schema(output)
+
+
+def main() -> None:
+    """Entry point of the `grpo` command."""
+    sys.exit(run_guarded(lambda: app(standalone_mode=False)))

@@ -1,0 +1,46 @@
+"""The one place that prints: results on stdout, everything else on stderr.
+
+Owns the two consoles, JSON and problems; how results look is `views.py`.
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from grpo_cli.errors import Level, Problem
+
+_STYLES: dict[Level, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_PIPE_WIDTH = 160
+"""Columns where there is no terminal to ask."""
+
+
+def stdout() -> Console:
+    """Where results go."""
+    return _console(sys.stdout.isatty())
+
+
+def stderr() -> Console:
+    """Where hints, progress and errors go."""
+    return _console(sys.stderr.isatty(), stderr=True)
+
+
+def _console(terminal: bool, *, stderr: bool = False) -> Console:
+    width = None if terminal else _PIPE_WIDTH
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=width)
+
+
+def print_json(value: Any) -> None:
+    """Prints a result as JSON."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def print_problems(problems: Iterable[Problem]) -> None:
+    """Prints problems to stderr, one a line."""
+    console = stderr()
+    for problem in problems:
+        line = Text(f"{problem.level}: ", style=_STYLES[problem.level])
+        console.print(line.append(Text(str(problem), style="default not bold")))

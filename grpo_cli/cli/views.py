@@ -1,0 +1,135 @@
+"""How results look in a terminal: a check, a batch, a plan, the end of a run. Computes nothing."""
+
+from collections.abc import Iterable
+
+from rich.table import Table
+from rich.text import Text
+
+from grpo_cli.batch import BatchPlan, derive
+from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
+from grpo_cli.launch.plan import LaunchPlan
+from grpo_cli.preflight.checks import CheckedRecipe
+from grpo_cli.report.progress import format_duration
+from grpo_cli.report.summary import RunSummary
+from grpo_cli.runs.folder import RunFolder
+
+
+def print_check(checked: CheckedRecipe) -> None:
+    """Prints what a recipe that passed comes to."""
+    console, recipe, seen = stdout(), checked.recipe, checked.peek
+    table = Table.grid(padding=(0, 2))
+    table.add_row(
+        "model", f"{recipe.model.path} ({'LoRA' if recipe.model.lora else 'all weights'})"
+    )
+    table.add_row("dataset", f"{recipe.dataset.kind}: {_count_rows(checked)}")
+    if seen is not None and seen.columns is not None:
+        table.add_row("columns", ", ".join(sorted(seen.columns | set(recipe.dataset.columns))))
+    rewards = ", ".join(
+        f"{reward.name or reward.kind} × {reward.weight:g}" for reward in recipe.rewards
+    )
+    table.add_row("rewards", rewards)
+    if checked.batch is not None:
+        table.add_row("batch", _describe_batch(checked.batch))
+    console.print(table)
+    console.print(
+        f"[green]✓[/] {checked.loaded.source} is ready: grpo train {checked.loaded.source}"
+    )
+
+
+def _count_rows(checked: CheckedRecipe) -> str:
+    seen = checked.peek
+    if seen is None or seen.train_rows is None:
+        return "not looked at (it is loaded when training starts)"
+    held_out = f", {seen.eval_rows:,} held out" if seen.eval_rows else ""
+    return f"{seen.train_rows:,} prompts{held_out}"
+
+
+def _describe_batch(plan: BatchPlan) -> str:
+    steps = f", {plan.total_optimizer_steps:,} steps" if plan.total_optimizer_steps else ""
+    return (
+        f"{plan.completions_per_optimizer_step} completions a step on {plan.num_processes} "
+        f"process{'es' if plan.num_processes > 1 else ''}{steps}"
+    )
+
+
+def print_batch(plan: BatchPlan) -> None:
+    """Prints the derivation as one would write it on paper, then the verdict."""
+    console = stdout()
+    table = Table.grid(padding=(0, 2))
+    for line in derive(plan):
+        table.add_row(
+            line.label,
+            f"[dim]{line.formula}[/]",
+            f"= [bold]{line.result}[/]",
+            f"[dim]{line.note}[/]",
+        )
+    console.print(table)
+    for suggestion in plan.suggestions:
+        values = " or ".join(map(str, suggestion.nearest))
+        rest = "" if suggestion.complete else " (mends this, but not all)"
+        console.print(f"  {suggestion.knob}: {suggestion.value} → {values}{rest}")
+    if plan.valid:
+        console.print("[green]✓[/] the batch sizes fit together")
+    print_problems(plan.problems)
+
+
+def print_plan(folder: RunFolder, plan: LaunchPlan, *, as_json: bool) -> None:
+    """Prints what a launch would start."""
+    if as_json:
+        print_json({"run": str(folder.path), **plan.as_json()})
+        return
+    console = stdout()
+    console.print(f"run folder  {folder.path}", markup=False)
+    console.print(
+        f"processes   {plan.num_processes} ({plan.strategy}, {plan.device})", markup=False
+    )
+    for name, value in plan.environment.items():
+        console.print(f"environment {name}={value}", markup=False)
+    console.print(f"command     {plan.command_line()}", markup=False)
+
+
+def print_summary(summary: RunSummary) -> None:
+    """Prints how a run ended and what to do next."""
+    console, status = stdout(), summary.status
+    mark = "[green]✓[/]" if status.state == "completed" else "[red]✗[/]"
+    total = f"/{status.total_steps}" if status.total_steps else ""
+    took = format_duration(summary.seconds)
+    console.print(f"{mark} {status.state}: {status.step}{total} steps in {took}")
+    table = Table.grid(padding=(0, 2))
+    change = summary.reward_change()
+    if change and len(summary.steps) > 1:
+        note = f"[dim]mean of the first and last {change[2]} records[/]" if change[2] > 1 else ""
+        table.add_row("  reward", f"{change[0]:.3f} → [bold]{change[1]:.3f}[/]", note)
+    for name, before, after in _compare(summary):
+        note = f"[dim]{summary.before['prompts']} held-out prompts[/]" if summary.before else ""
+        table.add_row(f"  {name}", f"{before} → [bold]{after}[/]", note)
+    if summary.folder.model.is_dir():
+        table.add_row("  model", str(summary.folder.model), "")
+    table.add_row("  run", str(summary.folder.path), "")
+    console.print(table)
+    if status.state != "completed":
+        print_failure(summary)
+
+
+def _compare(summary: RunSummary) -> Iterable[tuple[str, str, str]]:
+    before, after = summary.before, summary.after
+    for name in (before or {}).get("rewards", {}):
+        values = [
+            _format(result["rewards"].get(name)) if result else "–" for result in (before, after)
+        ]
+        yield f"held-out {name}", values[0], values[1]
+
+
+def _format(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def print_failure(summary: RunSummary) -> None:
+    """Prints why a run did not complete, to stderr."""
+    console, status = stderr(), summary.status
+    if status.traceback:
+        console.print(status.traceback.rstrip(), markup=False, style="dim")
+    style = "bold red" if status.state == "failed" else "yellow"
+    console.print(Text(status.reason or "no reason was recorded", style=style))
+    if status.state == "failed":
+        console.print(f"The worker's log: {summary.folder.attempt(1) / 'worker.log'}", markup=False)

@@ -1,0 +1,164 @@
+"""The columns rewards receive: taken over, extracted by pattern, and kept clear of TRL's own names.
+
+Owns `dataset.columns` and the reserved names. Whether a reward finds the columns it wants is
+judged by preflight.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from grpo_cli.data.rows import Row, columns_of, show, show_names, suggest
+from grpo_cli.errors import Problem, RecipeError
+from grpo_cli.recipe.dataset import ColumnConfig
+
+RESERVED = frozenset(
+    {
+        "prompts",
+        "completions",
+        "completion_ids",
+        "completion",
+        "trainer_state",
+        "log_extra",
+        "log_metric",
+        "environments",
+        "image",
+        "images",
+        "row_id",
+    }
+)
+"""Names that TRL 1.16 gives rewards itself, that switch it to images, and our own `row_id`.
+
+Source: `GRPOTrainer._calculate_rewards` and `_generate_and_score_completions`, trl 1.16.0.
+"""
+
+
+def apply_columns(
+    rows: Sequence[Row],
+    columns: Mapping[str, ColumnConfig],
+    *,
+    numbers: Sequence[int] | None = None,
+    split: str = "training",
+) -> tuple[list[Row], int]:
+    """Adds the recipe's columns to the rows; the columns they come from stay.
+
+    Args:
+        rows: The source rows.
+        columns: New name → source column and pattern.
+        numbers: What messages call the rows; 1, 2, … where not given.
+        split: `training` or `evaluation`, for messages.
+
+    Returns:
+        The rows with the new columns, and how many were dropped because a pattern was not found.
+
+    Raises:
+        RecipeError: With a problem for each column that cannot be made.
+    """
+    extracted = extract_columns(rows, columns, numbers=numbers, split=split)
+    kept = [row for row in extracted if row is not None]
+    return kept, len(rows) - len(kept)
+
+
+def extract_columns(
+    rows: Sequence[Row],
+    columns: Mapping[str, ColumnConfig],
+    *,
+    numbers: Sequence[int] | None = None,
+    split: str = "training",
+) -> list[Row | None]:
+    """As `apply_columns`, with None in the place of each dropped row.
+
+    Raises:
+        RecipeError: With a problem for each column that cannot be made.
+    """
+    patterns = check_columns(columns, columns_of(rows), split)
+    numbered = numbers or range(1, len(rows) + 1)
+    taken = {
+        name: [_take(row.get(column.from_), patterns.get(name)) for row in rows]
+        for name, column in columns.items()
+    }
+    missed = {name: {at for at, got in enumerate(taken[name]) if got is None} for name in patterns}
+    dropping = (missed[name] for name in patterns if columns[name].on_no_match == "drop")
+    dropped: set[int] = set().union(*dropping)
+    problems = [
+        _no_match(name, columns[name], [(numbered[at], rows[at]) for at in left], len(rows), split)
+        for name in patterns
+        if (left := sorted(missed[name] - dropped))
+    ]
+    if problems:
+        raise RecipeError(problems)
+    return [
+        None if at in dropped else {**row, **{name: taken[name][at] for name in columns}}
+        for at, row in enumerate(rows)
+    ]
+
+
+def check_columns(
+    columns: Mapping[str, ColumnConfig], available: Iterable[str], split: str = "training"
+) -> dict[str, re.Pattern[str]]:
+    """Checks the recipe's columns against those of the source.
+
+    Args:
+        columns: New name → source column and pattern.
+        available: The source's columns.
+        split: `training` or `evaluation`, for messages.
+
+    Returns:
+        New name → compiled pattern, for those that have one.
+
+    Raises:
+        RecipeError: With one problem for each reserved name, missing source and ill-formed pattern.
+    """
+    existing = list(available)
+    problems: list[Problem] = []
+    patterns = {}
+    for name, column in columns.items():
+        path = f"dataset.columns.{name}"
+        if name in RESERVED:
+            message = f"`{name}` is a name TRL or `grpo` passes to rewards itself"
+            problems.append(Problem(message, f"call the column `gold_{name}`, say", path))
+        if column.from_ not in existing:
+            seen = show_names(existing)
+            message = f"there is no column `{column.from_}`; the {split} rows have {seen}"
+            fix = suggest(column.from_, existing, "name one of these columns")
+            problems.append(Problem(message, fix, f"{path}.from"))
+        try:
+            if column.regex is not None:
+                patterns[name] = re.compile(column.regex)
+        except re.error as error:
+            message = f"{show(column.regex)} is not a regular expression: {error}"
+            fix = "correct the pattern; single quotes keep YAML from reading backslashes"
+            problems.append(Problem(message, fix, f"{path}.regex"))
+    if problems:
+        raise RecipeError(problems)
+    return patterns
+
+
+def drop_reserved(rows: Sequence[Row]) -> tuple[list[Row], frozenset[str]]:
+    """Leaves out the rows' own columns with reserved names; returns the rows and those names."""
+    found = RESERVED.intersection(columns_of(rows))
+    if not found:
+        return list(rows), found
+    return [{name: row[name] for name in row if name not in found} for row in rows], found
+
+
+def _take(value: object, pattern: re.Pattern[str] | None) -> object:
+    """The value, or what the pattern finds in it; None where it finds nothing but white space."""
+    if pattern is None or value is None:
+        return value
+    found = pattern.search(value if isinstance(value, str) else str(value))
+    if not found:
+        return None
+    text = found[1] if pattern.groups else found[0]
+    return (text or "").strip() or None
+
+
+def _no_match(
+    name: str, column: ColumnConfig, missed: list[tuple[int, Row]], total: int, split: str
+) -> Problem:
+    number, row = missed[0]
+    message = (
+        f"{show(column.regex)} finds nothing in `{column.from_}` of {len(missed)} of {total} "
+        f"{split} rows; the first is row {number}: {show(row.get(column.from_))}"
+    )
+    fix = "correct the pattern, or drop such rows with on_no_match: drop"
+    return Problem(message, fix, f"dataset.columns.{name}.regex")

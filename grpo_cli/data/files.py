@@ -1,0 +1,239 @@
+"""Row files: JSON, JSONL, CSV and parquet, told apart by their ending and read without `datasets`.
+
+Owns the formats and what is said about a malformed file. Knows no splits and no limits: `sources`.
+"""
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from grpo_cli.data.rows import Row, columns_of, show, show_names, suggest
+from grpo_cli.errors import Problem, RecipeError
+
+PARQUET_BATCH_ROWS = 1024
+ENDINGS = ".json, .jsonl, .csv or .parquet (the first three also with .gz)"
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """A file of rows that exists, and the place in the recipe that names it."""
+
+    path: Path
+    field: str
+    """Dotted path into the recipe, such as `dataset.train`."""
+
+    @property
+    def format(self) -> str:
+        """The ending that tells how to read it: `.json`, `.jsonl`, `.csv`, `.parquet` or another."""
+        suffixes = [suffix.lower() for suffix in self.path.suffixes if suffix.lower() != ".gz"]
+        ending = suffixes[-1] if suffixes else ""
+        return ".jsonl" if ending == ".ndjson" else ending
+
+    def problem(self, message: str, fix: str) -> RecipeError:
+        """An error about this file."""
+        return RecipeError([Problem(f"{self.path}: {message}", fix, self.field)])
+
+    def open(self, *, newline: str | None = None) -> IO[str]:
+        """Opens the text, unpacked; a byte order mark is skipped."""
+        if self.path.suffix.lower() == ".gz":
+            return gzip.open(self.path, "rt", encoding="utf-8-sig", newline=newline)
+        return self.path.open(encoding="utf-8-sig", newline=newline)
+
+
+def find_files(paths: Iterable[str], field: str) -> list[RowFile]:
+    """The files a recipe names.
+
+    Args:
+        paths: Absolute, or relative to the working directory.
+        field: Dotted path into the recipe, for messages.
+
+    Raises:
+        RecipeError: With one problem for each path that is missing, a folder, or of another kind.
+    """
+    named = list(paths)
+    fields = [f"{field}.{index}" if len(named) > 1 else field for index in range(len(named))]
+    files = [RowFile(Path(path).expanduser(), at) for path, at in zip(named, fields, strict=True)]
+    problems = [problem for file in files if (problem := _check_file(file))]
+    if problems:
+        raise RecipeError(problems)
+    return files
+
+
+def _check_file(file: RowFile) -> Problem | None:
+    path = file.path
+    if path.is_dir():
+        inside = show_names(sorted(child.name for child in path.iterdir()))
+        return Problem(f"{path} is a folder; it holds {inside}", "name a file", file.field)
+    if not path.exists():
+        siblings = _names_beside(path)
+        fix = suggest(path.name, siblings, "correct the path; it is relative to the recipe")
+        beside = f"; {path.parent} holds {show_names(siblings)}" if siblings else ""
+        return Problem(f"there is no file {path}{beside}", fix, file.field)
+    if file.format not in _READERS:
+        return Problem(
+            f"{path.name} ends in {path.suffix or 'nothing'}; it cannot be told how to read it",
+            f"use a file that ends in {ENDINGS}",
+            file.field,
+        )
+    return None
+
+
+def _names_beside(path: Path) -> list[str]:
+    try:
+        return sorted(child.name for child in path.parent.iterdir() if child.is_file())
+    except OSError:
+        return []
+
+
+def iterate_rows(file: RowFile) -> Iterator[Row]:
+    """The rows of one file, in order.
+
+    Raises:
+        RecipeError: The file is empty, unreadable or malformed; where it can, with the line.
+    """
+    found = False
+    try:
+        for row in _READERS[file.format](file):
+            found = True
+            yield row
+    except UnicodeDecodeError as error:
+        message = f"is not UTF-8 text: {error.reason} at byte {error.start}"
+        raise file.problem(message, "save it as UTF-8") from error
+    except (OSError, EOFError, zlib.error) as error:
+        message = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise file.problem(message, "check the file and its permissions") from error
+    if not found:
+        raise file.problem("has no rows", "name a file with at least one row")
+
+
+def _read_jsonl(file: RowFile) -> Iterator[Row]:
+    with file.open() as lines:
+        for number, line in enumerate(lines, 1):
+            if line.isspace():
+                continue
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                message = f"line {number} is not JSON ({error}): {show(line.strip())}"
+                fix = "write one whole JSON object a line"
+                raise file.problem(message, fix) from error
+            yield _as_row(file, value, f"line {number}")
+
+
+def _read_json(file: RowFile) -> Iterator[Row]:
+    with file.open() as text:
+        content = text.read()
+    if not content.strip():
+        return
+    try:
+        value = json.loads(content)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data" and error.lineno > 1:
+            yield from _read_jsonl(file)
+            return
+        message = f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        raise file.problem(message, "correct the file there") from error
+    if isinstance(value, dict):
+        value = value.get("data", value)
+    if not isinstance(value, list):
+        raise file.problem(
+            f"holds {show(value)}",
+            'make it a list of objects, {"data": [...]}, or one object a line in a .jsonl file',
+        )
+    for number, item in enumerate(value, 1):
+        yield _as_row(file, item, f"row {number}")
+
+
+def _as_row(file: RowFile, value: Any, where: str) -> Row:
+    if not isinstance(value, dict):
+        fix = 'make every row an object, such as {"question": "…", "answer": "…"}'
+        raise file.problem(f"{where} is not an object but {show(value)}", fix)
+    return value
+
+
+def _read_csv(file: RowFile) -> Iterator[Row]:
+    with file.open(newline="") as text:
+        reader = csv.DictReader(text, strict=True)
+        try:
+            header = list(reader.fieldnames or [])
+            if len(set(header)) != len(header):
+                twice = show_names(sorted({name for name in header if header.count(name) > 1}))
+                raise file.problem(f"the header names {twice} twice", "rename one of them")
+            for row in reader:
+                if None in row:
+                    message = (
+                        f"line {reader.line_num} has more cells than the header's {len(header)}"
+                    )
+                    raise file.problem(message, 'put cells that hold commas in "quotes"')
+                yield row
+        except csv.Error as error:
+            message = f"line {reader.line_num} is not CSV: {error}"
+            raise file.problem(message, "correct the quotes, or save the rows as .jsonl") from error
+
+
+def _read_parquet(file: RowFile) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        for batch in pyarrow.parquet.ParquetFile(file.path).iter_batches(PARQUET_BATCH_ROWS):
+            yield from batch.to_pylist()
+    except pyarrow.ArrowException as error:
+        raise file.problem(f"is not parquet: {error}", "write the file again") from error
+
+
+_READERS: dict[str, Callable[[RowFile], Iterator[Row]]] = {
+    ".json": _read_json,
+    ".jsonl": _read_jsonl,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What a look at a file shows."""
+
+    columns: frozenset[str]
+    """Of the rows looked at."""
+    count: int
+    """Rows in the whole file."""
+    sample: tuple[Row, ...]
+
+
+def glance(file: RowFile, sample_rows: int) -> Glance:
+    """Columns, number of rows and the first rows of a file, as cheaply as its format allows.
+
+    A JSONL file is parsed for its first rows only and its lines are counted; CSV and JSON are read
+    whole; of parquet, the first rows and the count in its footer.
+
+    Raises:
+        RecipeError: The file is empty or malformed where it was read.
+    """
+    rows = iterate_rows(file)
+    sample = tuple(row for _, row in zip(range(sample_rows), rows, strict=False))
+    if file.format == ".parquet":
+        count = _count_parquet(file)
+        return Glance(frozenset(columns_of(sample)), count, sample)
+    if file.format == ".jsonl":
+        return Glance(frozenset(columns_of(sample)), _count_lines(file), sample)
+    rest = list(rows)
+    return Glance(frozenset(columns_of([*sample, *rest])), len(sample) + len(rest), sample)
+
+
+def _count_lines(file: RowFile) -> int:
+    """Lines that are not blank, without decoding them."""
+    unpack = gzip.open if file.path.suffix.lower() == ".gz" else open
+    with unpack(file.path, "rb") as lines:
+        return sum(not line.isspace() for line in lines)
+
+
+def _count_parquet(file: RowFile) -> int:
+    import pyarrow.parquet
+
+    return int(pyarrow.parquet.read_metadata(file.path).num_rows)

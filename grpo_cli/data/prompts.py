@@ -1,0 +1,230 @@
+"""From a row to a prompt: sandboxed Jinja templates, and the rules for chat and plain text.
+
+Owns templates and the shape of prompts. Chat templates belong to the tokenizer: here a chat prompt
+is a list of messages.
+"""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from grpo_cli.data.rows import Row, show, show_names, suggest
+from grpo_cli.errors import Problem, RecipeError
+from grpo_cli.recipe.dataset import PromptConfig
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Style = Literal["chat", "text"]
+Prompt = str | list[dict[str, Any]]
+"""Plain text, or messages with `role` and `content`."""
+
+LONGEST_PROMPT_CHARACTERS = 1_000_000
+USER = "dataset.prompt.user"
+SYSTEM = "dataset.prompt.system"
+STYLE = "dataset.prompt.style"
+
+
+def template_columns(text: str, path: str = USER) -> frozenset[str]:
+    """The columns a template reads.
+
+    Args:
+        text: The template.
+        path: Dotted path of the template in the recipe, for messages.
+
+    Raises:
+        RecipeError: The template has a syntax error; with its line.
+    """
+    from jinja2 import TemplateSyntaxError, meta
+
+    environment = _environment()
+    try:
+        tree = environment.parse(text)
+        environment.compile(tree)
+        return frozenset(meta.find_undeclared_variables(tree) - environment.globals.keys())
+    except TemplateSyntaxError as error:
+        raise _error(
+            f"line {error.lineno} of the template is wrong: {(error.message or '').rstrip('.')}",
+            "correct the template; columns are written {{ name }}",
+            path,
+        ) from error
+
+
+def resolve_style(prompt: PromptConfig, has_chat_template: bool) -> Style:
+    """Whether prompts are messages or plain text.
+
+    Raises:
+        RecipeError: Messages are asked for, and the tokenizer has no chat template.
+    """
+    wanted = prompt.style
+    if has_chat_template or wanted == "text":
+        return "text" if wanted == "text" else "chat"
+    if wanted == "chat":
+        message = "`chat` needs a chat template, and the tokenizer has none"
+        raise _error(message, "set model.chat_template, or style: text", STYLE)
+    if prompt.system is not None:
+        message = "a system message needs a chat template, and the tokenizer has none"
+        raise _error(
+            message, "set model.chat_template, or move the text to dataset.prompt.user", SYSTEM
+        )
+    return "text"
+
+
+class Renderer:
+    """Makes prompts of rows by one recipe's rules; compiles its templates once."""
+
+    def __init__(self, prompt: PromptConfig, style: Style) -> None:
+        """Checks the templates.
+
+        Args:
+            prompt: The section of the recipe.
+            style: What `resolve_style` gave.
+
+        Raises:
+            RecipeError: A template has a syntax error, or plain text is to have a system message.
+        """
+        if style == "text" and prompt.system is not None:
+            message = "plain text has no system message; it needs style: chat and a chat template"
+            fix = "move the text to dataset.prompt.user, or set dataset.prompt.style: chat"
+            raise _error(message, fix, SYSTEM)
+        for text, path in ((prompt.user, USER), (prompt.system, SYSTEM)):
+            if text is not None:
+                template_columns(text, path)
+        self._prompt = prompt
+        self._style = style
+        self._templated = prompt.user is not None
+
+    def render(self, row: Row, where: str = "the row") -> Prompt:
+        """Makes the prompt of one row.
+
+        Args:
+            row: Column name → value.
+            where: What messages call the row, such as `training row 7`.
+
+        Raises:
+            RecipeError: A template fails on the row, or the prompt is empty or ill-formed.
+        """
+        prompt = self._from_template(row, where) if self._templated else self._own(row, where)
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        if not text.strip():
+            path = USER if self._templated else "dataset.prompt"
+            raise _error(f"{where} has an empty prompt", "fill its columns or drop the row", path)
+        return prompt
+
+    def _from_template(self, row: Row, where: str) -> Prompt:
+        text = _render(self._prompt.user or "", row, where, USER)
+        return text if self._style == "text" else [*self._system(row, where), _user(text)]
+
+    def _own(self, row: Row, where: str) -> Prompt:
+        """The row's own `prompt` column: text, or messages."""
+        prompt = row.get("prompt")
+        if isinstance(prompt, str):
+            wrap = self._prompt.style == "chat" or self._prompt.system is not None
+            return [*self._system(row, where), _user(prompt)] if wrap else prompt
+        if not isinstance(prompt, list):
+            raise _no_prompt(row, where)
+        if self._style == "text":
+            message = f"{where} has a prompt of messages, which need a chat template"
+            fix = "set model.chat_template and style: chat, or write dataset.prompt.user"
+            raise _error(message, fix, STYLE)
+        messages = [_check_message(message, where) for message in prompt]
+        if not messages or messages[-1]["role"] == "assistant":
+            message = f"{where} has a prompt that ends with {show(prompt[-1:])}"
+            raise _error(message, "let the last message be the user's", "dataset.prompt")
+        has_system = messages[0]["role"] in ("system", "developer")
+        return messages if has_system else [*self._system(row, where), *messages]
+
+    def _system(self, row: Row, where: str) -> list[dict[str, Any]]:
+        text = self._prompt.system
+        if text is None:
+            return []
+        return [{"role": "system", "content": _render(text, row, where, SYSTEM)}]
+
+
+def render_prompt(row: Row, prompt: PromptConfig, style: Style, where: str = "the row") -> Prompt:
+    """Makes the prompt of one row; `Renderer.render` without the renderer."""
+    return Renderer(prompt, style).render(row, where)
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _check_message(message: object, where: str) -> dict[str, Any]:
+    if isinstance(message, dict):
+        filled = {key: value for key, value in message.items() if value is not None}
+        if isinstance(filled.get("role"), str) and isinstance(filled.get("content"), str):
+            return filled
+    text = f"{where} has a prompt with the message {show(message)}"
+    fix = "write messages as {role: user, content: text}"
+    raise _error(text, fix, "dataset.prompt")
+
+
+def _no_prompt(row: Row, where: str) -> RecipeError:
+    columns = show_names(row)
+    seen = f"`prompt` is {show(row['prompt'])}" if "prompt" in row else f"its columns are {columns}"
+    example = next((name for name in row if name in ("question", "problem", "input")), "question")
+    message = f"{where} has no prompt of its own ({seen}), and no template makes one"
+    return _error(message, f'set dataset.prompt.user: "{{{{ {example} }}}}"', USER)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> "ImmutableSandboxedEnvironment":
+    """The sandbox: no files, no randomness, no undefined names, and no None printed as text."""
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, finalize=_refuse_none)
+    del environment.globals["lipsum"], environment.filters["random"]
+    return environment
+
+
+def _refuse_none(value: Any) -> Any:
+    if value is None:
+        raise ValueError("a value is empty (None) and would be printed as the word None")
+    return value
+
+
+@lru_cache(maxsize=64)
+def _compile(text: str) -> "Template":
+    return _environment().from_string(text)
+
+
+def _render(text: str, row: Row, where: str, path: str) -> str:
+    from jinja2 import UndefinedError
+
+    parts: list[str] = []
+    length = 0
+    try:
+        for part in _compile(text).generate(row):
+            length += len(part)
+            if length > LONGEST_PROMPT_CHARACTERS:
+                raise OverflowError(f"the text passes {LONGEST_PROMPT_CHARACTERS:,} characters")
+            parts.append(part)
+    except UndefinedError as error:
+        raise _explain_undefined(text, row, where, path, str(error)) from error
+    except Exception as error:  # templates are a user's code: they raise anything
+        raise _explain_failure(text, row, where, path, error) from error
+    return "".join(parts)
+
+
+def _explain_undefined(text: str, row: Row, where: str, path: str, reason: str) -> RecipeError:
+    missing = sorted(template_columns(text, path) - row.keys())
+    if not missing:
+        return _error(f"{where}: {reason}", "correct the template", path)
+    message = f"`{missing[0]}` is not a column; {where} has {show_names(row)}"
+    return _error(message, suggest(missing[0], row, "name one of these columns"), path)
+
+
+def _explain_failure(text: str, row: Row, where: str, path: str, error: Exception) -> RecipeError:
+    empty = sorted(name for name in template_columns(text, path) if row.get(name, "") is None)
+    fix = "correct the template"
+    if empty:
+        fix = f'fill `{empty[0]}`, or write {{{{ {empty[0]} or "" }}}}'
+    elif isinstance(error, OverflowError):
+        fix = "shorten the loop in the template"
+    return _error(f"{where}: {error}", fix, path)
+
+
+def _error(message: str, fix: str, path: str) -> RecipeError:
+    return RecipeError([Problem(message, fix, path)])

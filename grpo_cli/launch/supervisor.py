@@ -1,0 +1,185 @@
+"""Starts a planned launch, watches it, passes signals on, and says how it ended.
+
+Owns the worker processes: none outlives this one. Does not read metrics or draw anything: it calls
+`on_tick` a few times a second.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from grpo_cli.launch.plan import LaunchPlan
+from grpo_cli.runs.files import write_json
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.status import FINAL, Status, StatusFile
+
+TICK_S = 0.2
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    status: Status
+    signal: int | None
+    """The signal that asked it to stop, if one did."""
+
+
+class _Signals:
+    """Counts the signals that arrive while a run is watched."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last: int | None = None
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.last = number
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        previous = {
+            number: signal.signal(number, self.receive)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def supervise(
+    plan: LaunchPlan,
+    folder: RunFolder,
+    on_tick: Callable[[], None],
+    on_stopping: Callable[[], None],
+) -> Outcome:
+    """Runs a plan to its end.
+
+    The first SIGINT or SIGTERM asks the workers to finish their step, save and stop; the second
+    ends them at once.
+
+    Args:
+        plan: What to start.
+        folder: The run's folder; logs go to its first attempt.
+        on_tick: Called a few times a second, and once at the end.
+        on_stopping: Called when a stop has been asked for.
+    """
+    write_json(folder.launch / "plan.json", plan.as_json())
+    log = folder.attempt(1) / "worker.log"
+    signals = _Signals()
+    with signals.installed(), log.open("ab") as output:
+        process = _start(plan, output)
+        try:
+            _watch(process, folder, signals, on_tick, on_stopping)
+        finally:
+            _end(process, folder)
+    on_tick()
+    return Outcome(_settle(folder, process.returncode, log, signals), signals.last)
+
+
+def _start(plan: LaunchPlan, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        plan.argv,
+        env={**plan.environment, **os.environ},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        # A session of its own: Ctrl-C in the terminal reaches this process alone.
+        start_new_session=True,
+        preexec_fn=_die_with_parent if sys.platform.startswith("linux") else None,
+    )
+
+
+def _die_with_parent() -> None:
+    """Asks the kernel for a SIGTERM when the parent dies, however that happens: a step, a save, an end."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    folder: RunFolder,
+    signals: _Signals,
+    on_tick: Callable[[], None],
+    on_stopping: Callable[[], None],
+) -> None:
+    handled = 0
+    while process.poll() is None:
+        if signals.count > handled:
+            handled = signals.count
+            if handled > 1:
+                return
+            (folder.launch / "stop").touch()
+            on_stopping()
+        on_tick()
+        time.sleep(TICK_S)
+
+
+def _end(process: subprocess.Popen[bytes], folder: RunFolder) -> None:
+    """Makes sure that nothing is left running: the launcher, its session, and every worker."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pid in worker_pids(folder.launch):
+        # A worker's number may be another program's by now; only ours names the run folder.
+        if str(folder.path) in _command_line(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def worker_pids(launch: Path) -> list[int]:
+    """Process ids that workers have written down."""
+    return [int(path.read_text() or 0) for path in launch.glob("rank_*.pid")]
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
+    except OSError:
+        return ""
+
+
+def _settle(folder: RunFolder, returncode: int, log: Path, signals: _Signals) -> Status:
+    """The final status; where the workers left none, what their end says."""
+    file = StatusFile(folder.status)
+    status = file.read()
+    failure = _first_failure(folder)
+    if failure and status.state != "completed":
+        return file.update(state="failed", reason=failure["reason"], traceback=failure["traceback"])
+    if status.state in FINAL:
+        return status
+    if signals.count:
+        return file.update(state="stopped", reason="stopped before the first step ended")
+    return file.update(state="failed", reason=_explain_exit(returncode), traceback=_tail(log))
+
+
+def _first_failure(folder: RunFolder) -> dict[str, str] | None:
+    """What the rank that failed first wrote down: the others only see it hang up."""
+    found = [json.loads(path.read_text()) for path in folder.attempt(1).glob("failure_*.json")]
+    return min(found, key=lambda failure: failure["time"]) if found else None
+
+
+def _explain_exit(returncode: int) -> str:
+    if returncode == -signal.SIGKILL:
+        return "the worker was killed (signal 9), most often because memory ran out"
+    if returncode < 0:
+        return f"the worker ended with signal {-returncode} ({signal.Signals(-returncode).name})"
+    return f"the worker ended with exit code {returncode} without saying why"
+
+
+def _tail(log: Path, lines: int = 30) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,1 @@
+"""What answers: where a model comes from, how it is loaded, and how completions are sampled."""

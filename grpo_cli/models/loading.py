@@ -1,0 +1,202 @@
+"""Loads what a recipe's `model` section names: tokenizer, weights and adapters.
+
+Owns the passage from `ModelConfig` to the objects of transformers and peft, and the sentences that
+say why a model cannot be had. Does not place a model on a device, except a quantized one.
+"""
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import peft
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+from grpo_cli.errors import Problem, RecipeError, SetupError
+from grpo_cli.models.source import read_chat_template, resolve_source
+from grpo_cli.recipe.model import LoraConfig, ModelConfig
+
+_OFFLINE_FIX = (
+    "download it beforehand with `hf download {path}` and set HF_HUB_OFFLINE=1, "
+    "or name a local folder in `model.path`"
+)
+_FIXES = (
+    ("couldn't connect", _OFFLINE_FIX),
+    ("connection error", _OFFLINE_FIX),
+    ("offline mode", _OFFLINE_FIX),
+    ("gated repo", "ask for access at https://huggingface.co/{path}, then `hf auth login`"),
+    ("not a valid model identifier", "check the name; for a private model, `hf auth login`"),
+    ("not a valid git identifier", "check `model.revision`"),
+    ("no file named", "put the weights (*.safetensors) beside config.json"),
+    ("backend tokenizer", "put tokenizer.json and tokenizer_config.json beside config.json"),
+    ("custom code", "read the code that ships with it, then set `trust_remote_code: true`"),
+    ("does not recognize this architecture", "pip install --upgrade transformers"),
+    ("Unrecognized configuration class", "name a model that writes text from left to right"),
+    ("attn_implementation", "remove `model.attn_implementation`, or set it to sdpa"),
+    ("FlashAttention", "remove `model.attn_implementation`, or install that kernel"),
+    ("unexpected keyword argument", "correct `model.init_kwargs`"),
+)
+"""What transformers says (5.17), and how to mend it; the first match holds."""
+
+
+def load_tokenizer(model: ModelConfig) -> Any:
+    """Loads the tokenizer as TRL wants it: padding on the left, a pad token, the recipe's template.
+
+    Returns:
+        A `PreTrainedTokenizerBase` with `eos_token` and `pad_token` set.
+
+    Raises:
+        RecipeError: `model.path` or `model.chat_template` names nothing, or there is no eos token.
+        SetupError: The tokenizer cannot be had; the text says how to mend that.
+    """
+    template = read_chat_template(model)
+    location = model_folder_or_id(model)
+    with _explain(model):
+        tokenizer = AutoTokenizer.from_pretrained(
+            location, padding_side="left", truncation_side="left", **_hub_options(model)
+        )
+    if tokenizer.eos_token is None:
+        fix = "add `eos_token` to its tokenizer_config.json"
+        _refuse(f"the tokenizer of {model.path} has no end-of-sequence token", fix)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def load_model(
+    model: ModelConfig, tokenizer: Any = None, *, device_is_cuda: bool | None = None
+) -> Any:
+    """Loads the weights, on the CPU; quantized ones on the current CUDA device.
+
+    Args:
+        model: The recipe's section.
+        tokenizer: Where given, the model must have an embedding for each of its tokens.
+        device_is_cuda: Whether the model will run on CUDA; looked up where it is None.
+
+    Returns:
+        A `PreTrainedModel` with a language-modelling head, without adapters.
+
+    Raises:
+        RecipeError: `model.path` names nothing, or the tokenizer does not fit.
+        SetupError: The weights cannot be had, or quantization is not possible here.
+    """
+    cuda = torch.cuda.is_available() if device_is_cuda is None else device_is_cuda
+    options = {**_hub_options(model), **_precision_options(model, cuda), **model.init_kwargs}
+    if model.attn_implementation is not None:
+        options["attn_implementation"] = model.attn_implementation
+    location = model_folder_or_id(model)
+    with _explain(model):
+        loaded = AutoModelForCausalLM.from_pretrained(location, **options)
+    if tokenizer is not None:
+        check_vocabulary(loaded, tokenizer)
+    return loaded
+
+
+def build_peft_config(lora: LoraConfig | None) -> peft.LoraConfig | None:
+    """The recipe's adapters as peft's configuration; None where all weights are trained."""
+    if lora is None:
+        return None
+    options = lora.model_dump()
+    for name in ("target_modules", "modules_to_save"):
+        if isinstance(options[name], tuple):
+            options[name] = list(options[name])
+    return peft.LoraConfig(task_type="CAUSAL_LM", **options)
+
+
+def check_vocabulary(model: Any, tokenizer: Any) -> None:
+    """Checks that the model has an embedding for every token of the tokenizer.
+
+    Raises:
+        RecipeError: It does not; training would end in `index out of range in self`.
+    """
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        _refuse(
+            f"the tokenizer knows {len(tokenizer)} tokens, the model {rows}",
+            "use the tokenizer that belongs to these weights",
+        )
+
+
+def model_folder_or_id(model: ModelConfig) -> str:
+    """What `from_pretrained`, TRL and vLLM take as the model's name: a folder, or a hub id.
+
+    A GGUF file is converted on first use, which takes a while; see `materialize_gguf`.
+
+    Raises:
+        RecipeError: `model.path` names nothing.
+        SetupError: The GGUF file cannot be converted.
+    """
+    source = resolve_source(model)
+    if source.kind != "gguf":
+        return source.location
+    from grpo_cli.models.gguf import materialize_gguf
+
+    return str(materialize_gguf(Path(source.location)))
+
+
+def _hub_options(model: ModelConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
+    revision = resolve_source(model).revision
+    return options if revision is None else {**options, "revision": revision}
+
+
+def _precision_options(model: ModelConfig, cuda: bool) -> dict[str, Any]:
+    """`dtype`, and the quantization where one is asked for.
+
+    Source: Dettmers et al. 2023 (QLoRA, arXiv:2305.14314), section 3: NF4, double quantization.
+    """
+    dtype = model.dtype if model.dtype == "auto" else getattr(torch, model.dtype)
+    if model.quantization is None:
+        return {"dtype": dtype}
+    _check_quantization_here(model, cuda)
+    if model.quantization == "8bit":
+        return {"dtype": dtype, "quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if dtype == "auto" else dtype,
+    )
+    return {"dtype": dtype, "quantization_config": config}
+
+
+def _check_quantization_here(model: ModelConfig, cuda: bool) -> None:
+    what = f"model.quantization: {model.quantization}"
+    if not cuda:
+        fix = "run on a machine with a GPU, or remove `quantization`"
+        raise SetupError(f"{what} needs a CUDA device, and there is none. Fix: {fix}")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        fix = 'pip install "grpo-cli[quantization]"'
+        raise SetupError(f"{what} needs bitsandbytes. Fix: {fix}")
+
+
+@contextlib.contextmanager
+def _explain(model: ModelConfig) -> Iterator[None]:
+    """Turns what transformers raises for a model that cannot be had into a `SetupError`.
+
+    An error it does not know is passed on as it is, so that no bug hides behind a sentence.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        fix = "the weights are torn: fetch them anew"
+        raise SetupError(f"{model.path} cannot be loaded: {error}. Fix: {fix}") from error
+    except (OSError, ValueError, ImportError, TypeError) as error:
+        text = " ".join(str(error).split())
+        fixes = (fix for words, fix in _FIXES if words.lower() in text.lower())
+        fix = next(fixes, "check `model.path`" if isinstance(error, OSError) else "")
+        if not fix:
+            raise
+        sentence = text.split(". ")[0].rstrip(".")
+        raise SetupError(
+            f"{model.path} cannot be loaded: {sentence}. Fix: {fix.format(path=model.path)}"
+        ) from error
+
+
+def _refuse(message: str, fix: str) -> NoReturn:
+    raise RecipeError([Problem(message, fix, "model.path")])

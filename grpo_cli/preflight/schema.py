@@ -1,0 +1,80 @@
+"""The JSON Schema of recipes, for editors: our schema, the rewards' parameters, and TRL's fields."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from grpo_cli.recipe import grpo_fields
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.registry import KINDS
+from grpo_cli.runs.files import write_json
+
+SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
+
+_SECTIONS: dict[grpo_fields.Home, str] = {
+    "generation": "GenerationConfig",
+    "generation.vllm": "VllmConfig",
+    "training": "TrainingConfig",
+    "logging": "LoggingConfig",
+}
+
+
+def build_schema() -> dict[str, Any]:
+    """The schema that an editor needs to complete and check a recipe as `grpo check` does."""
+    schema = Recipe.model_json_schema(by_alias=True)
+    definitions = schema["$defs"]
+    for home, name in _SECTIONS.items():
+        _add_trl_fields(definitions[name], home)
+    definitions["RewardConfig"] = _build_reward(definitions)
+    schema["properties"]["extends"] = {
+        "description": "Recipes this one builds on; later ones win, lists replace.",
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+    }
+    # A recipe that extends another may leave out what its parents give.
+    schema.pop("required", None)
+    return {"$schema": SCHEMA_ID, "title": "grpo recipe", **schema}
+
+
+def write_schema(path: Path) -> None:
+    """Writes the schema to a file."""
+    write_json(path, build_schema())
+
+
+def _add_trl_fields(section: dict[str, Any], home: grpo_fields.Home) -> None:
+    for name, field in grpo_fields.read_grpo_fields().items():
+        key = name.removeprefix("vllm_")
+        if grpo_fields.home_of(name) == home and key not in section["properties"]:
+            value = TypeAdapter(grpo_fields.python_type(field)).json_schema()
+            section["properties"][key] = {**value, "description": field.help.replace("%%", "%")}
+    section["additionalProperties"] = False
+
+
+def _build_reward(definitions: dict[str, Any]) -> dict[str, Any]:
+    """One branch a kind: its own parameters beside those that every reward has."""
+    branches = []
+    for kind, params in KINDS.items():
+        own = _schema_of(params, definitions)
+        common = _schema_of(RewardConfig, definitions)
+        branches.append(
+            {
+                "title": kind,
+                "description": own.get("description", ""),
+                "type": "object",
+                "properties": {
+                    **common["properties"],
+                    **own.get("properties", {}),
+                    "kind": {"const": kind, "description": own.get("description", "")},
+                },
+                "required": ["kind", *own.get("required", [])],
+                "additionalProperties": False,
+            }
+        )
+    return {"anyOf": branches}
+
+
+def _schema_of(model: type[BaseModel], definitions: dict[str, Any]) -> dict[str, Any]:
+    schema = model.model_json_schema(by_alias=True)
+    definitions.update(schema.pop("$defs", {}))
+    return schema

@@ -1,0 +1,39 @@
+"""The recipes that `grpo init` writes: one YAML file a template, commented for first-time readers."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from grpo_cli.errors import UsageError, nearest
+
+
+def list_templates() -> list[str]:
+    """Names of the templates."""
+    here = files(__name__)
+    return sorted(
+        item.name.removesuffix(".yaml") for item in here.iterdir() if item.name.endswith(".yaml")
+    )
+
+
+def write_template(template: str, name: str) -> Path:
+    """Writes a template as `<name>.yaml` in the working directory, under that recipe name.
+
+    Raises:
+        UsageError: There is no such template, the name is no recipe name, or the file exists.
+    """
+    known = list_templates()
+    if template not in known:
+        close = nearest(template, known)
+        hint = f"use --template {close}" if close else f"use one of {', '.join(known)}"
+        raise UsageError(f"there is no template `{template}`. Fix: {hint}")
+    path = Path(f"{name.removesuffix('.yaml')}.yaml")
+    text = (files(__name__) / f"{template}.yaml").read_text(encoding="utf-8")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text.replace("NAME", path.stem, 1))
+    except FileExistsError:
+        raise UsageError(f"{path} exists. Fix: give another name: grpo init NAME") from None
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written ({error.strerror}). Fix: check the path"
+        ) from None
+    return path

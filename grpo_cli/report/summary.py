@@ -1,0 +1,72 @@
+"""The end of a run in a few lines that a person can act on."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_cli.report.series import StepRecord, read_step
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.metrics import read_records
+from grpo_cli.runs.status import Status, StatusFile
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a finished run has to show."""
+
+    folder: RunFolder
+    status: Status
+    steps: tuple[StepRecord, ...]
+    before: dict[str, Any] | None
+    """The measurement before training, as in `eval/before.json`."""
+    after: dict[str, Any] | None
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the last sign of life."""
+        return self.status.updated_at - self.status.started_at
+
+    def reward_change(self) -> tuple[float, float, int] | None:
+        """Mean reward over the first and the last records, and over how many.
+
+        A tenth of the run on each side: single steps are too noisy to compare.
+        """
+        rewards = [step.reward for step in self.steps if step.reward is not None]
+        if not rewards:
+            return None
+        width = max(len(rewards) // 10, 1)
+        return sum(rewards[:width]) / width, sum(rewards[-width:]) / width, width
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary as plain values."""
+        change = self.reward_change()
+        return {
+            "run": str(self.folder.path),
+            "state": self.status.state,
+            "reason": self.status.reason,
+            "steps": self.status.step,
+            "total_steps": self.status.total_steps,
+            "seconds": round(self.seconds, 1),
+            "reward_first": change[0] if change else None,
+            "reward_last": change[1] if change else None,
+            "before": self.before,
+            "after": self.after,
+            "model": str(self.folder.model) if self.folder.model.is_dir() else None,
+        }
+
+
+def read_summary(folder: RunFolder) -> RunSummary:
+    """Reads what a run has left behind."""
+    steps = tuple(step for record in read_records(folder.metrics) if (step := read_step(record)))
+    return RunSummary(
+        folder,
+        StatusFile(folder.status).read(),
+        steps,
+        _read_measurement(folder, "before"),
+        _read_measurement(folder, "after"),
+    )
+
+
+def _read_measurement(folder: RunFolder, when: str) -> dict[str, Any] | None:
+    path = folder.evaluations / f"{when}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -1,0 +1,133 @@
+"""Rewards for a right answer: `math`. Finding it is for `extraction.py`."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from grpo_cli.errors import RewardError
+from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
+from grpo_cli.rewards.expressions import is_explosive, parse_expression, same_expression
+from grpo_cli.rewards.extraction import Place, as_places, find_answer
+from grpo_cli.rewards.quantities import Quantity, parse_number, same_quantity, tidy, unwrap
+from grpo_cli.rewards.rows import score_rows
+
+_WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.-]*")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+_FUNCTIONS = frozenset("sin cos tan cot sec csc sqrt log exp arcsin arccos arctan det".split())
+_LETTERED = re.compile(r"\(([A-Za-z])\)\.?")
+
+
+class MathParams(RewardParams):
+    r"""Rewards a mathematically right answer.
+
+    Formula: 1 where the answer found in the completion equals the gold, else 0. Plain numbers are
+    compared exactly (1,000 = 1000, 3/4 = 0.75, 50% = 50 = 0.5; units are passed over), words
+    without regard to case, anything else by math-verify. The gold may be `72`, `#### 72`,
+    `\boxed{72}` or a solution that ends in one of these. No answer found, or one too long or too
+    explosive to evaluate (`9**9**9**9`), scores 0. Where the gold cannot be read, or is missing,
+    the reward does not apply to the row.
+    Range: {0, 1}.
+
+    Source: `math_verify.verify` (math-verify 0.9); GSM8K's `####` (Cobbe et al. 2021,
+    arXiv:2110.14168).
+    """
+
+    kind: ClassVar[str] = "math"
+
+    answer: str = "answer"
+    """The column with the gold answer."""
+    extract: Annotated[tuple[Place, ...], BeforeValidator(as_places)] = Field(
+        default=("boxed", "hashes", "answer_tag", "last_number"), min_length=1
+    )
+    """Where to look for the answer, in this order; the first place that holds one counts."""
+
+    def required_columns(self) -> tuple[str, ...]:
+        """The gold's column."""
+        return (self.answer,)
+
+    def build(self, context: RewardContext) -> Scorer:
+        """Returns the scorer; math-verify is loaded by the first answer that needs it."""
+        return score_rows(self._score)
+
+    def _score(self, batch: Batch, row: int) -> Score:
+        if self.answer not in batch.columns:
+            raise RewardError(f"there is no column {self.answer!r} with the gold answers")
+        written = batch.columns[self.answer][row]
+        gold = None if written is None else read_gold(str(written))
+        if gold is None:
+            return Score(None, f"gold cannot be read: {str(written)[:60]!r}")
+        return compare(gold, batch.texts[row], self.extract)
+
+
+@dataclass(frozen=True)
+class Gold:
+    """A reference answer, read once for all completions of its prompt."""
+
+    text: str
+    quantity: Quantity | None
+    """The plain number it is, if it is one."""
+
+
+@lru_cache(maxsize=8192)
+def read_gold(written: str) -> Gold | None:
+    r"""Reads a gold answer: a number, an expression, words, or a solution with `####` or `\boxed`.
+
+    Returns:
+        The gold, or None where it is empty, a sentence around a number, or nothing readable.
+    """
+    found = find_answer(written, ("boxed", "hashes", "answer_tag", "text"))
+    if found is None:
+        return None
+    text = unwrap(found.text)
+    quantity = parse_number(text)
+    if quantity is not None or is_words(text):
+        return Gold(text, quantity)
+    if _is_prose(text) or is_explosive(text) or not parse_expression(text):
+        return None
+    return Gold(text, None)
+
+
+def compare(gold: Gold, completion: str, places: Sequence[Place]) -> Score:
+    """Scores a completion against a gold: 1 for the right answer, else 0."""
+    found = find_answer(completion, places)
+    if found is None:
+        return Score(0.0, "no answer found")
+    shown = f"{found.text[:60]!r} from {found.place}"
+    if _is_same(gold, found.text):
+        return Score(1.0, shown)
+    return Score(0.0, f"{shown}, not {gold.text[:60]!r}")
+
+
+def is_words(text: str) -> bool:
+    """Whether a text is language (`Monday`, `yes`) and not a product of variables (`xy`)."""
+    plain = tidy(text)
+    return bool(_WORDS.fullmatch(plain)) and re.search(r"[A-Za-z]{3}", plain) is not None
+
+
+def _is_prose(text: str) -> bool:
+    """Whether a text is a sentence, which math-verify would read as a product of its letters."""
+    words = _WORD.findall(text)
+    return len([word for word in words if word.lower() not in _FUNCTIONS]) > 1
+
+
+def _is_same(gold: Gold, text: str) -> bool:
+    text = unwrap(text)
+    quantity = parse_number(text)
+    if gold.quantity is not None and quantity is not None:
+        return same_quantity(gold.quantity, quantity)
+    if _folded(gold.text) == _folded(text):
+        return True
+    if is_words(gold.text) or is_words(text) or is_explosive(text):
+        return False
+    return same_expression(gold.text, text)
+
+
+def _folded(text: str) -> str:
+    """The text as compared literally: no white space, no case, `B` for `(B)`."""
+    plain = tidy(text).rstrip(".")
+    lettered = _LETTERED.fullmatch(plain)
+    return "".join((lettered[1] if lettered else plain).split()).casefold()

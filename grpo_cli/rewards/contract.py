@@ -1,0 +1,98 @@
+"""What every reward kind has in common: the batch it reads, the scores it gives, its parameters.
+
+Owns the types only. Knows no kind (that is `registry.py`) and calls none (that is `scoring.py`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+from grpo_cli.recipe.base import Section
+
+
+class Score(NamedTuple):
+    """One completion's score."""
+
+    value: float | None
+    """The score; None where this reward does not apply to the row."""
+    reason: str = ""
+    """Why, in a few words, for logs."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Completions to score, as TRL hands them over; every sequence has one entry a completion."""
+
+    prompts: Sequence[Any]
+    """Texts, or lists of messages."""
+    completions: Sequence[Any]
+    """Texts, or lists of messages."""
+    completion_ids: Sequence[Sequence[int]] | None = None
+    """Token ids of the completions, without padding; None where nothing was tokenized."""
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """The dataset's columns."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What else TRL passes: `trainer_state`, `log_extra`, `log_metric`."""
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The text of each completion."""
+        return [text_of(completion) for completion in self.completions]
+
+    def only(self, row: int) -> "Batch":
+        """The batch that holds nothing but `row`, and logs nothing."""
+        ids = self.completion_ids
+        return replace(
+            self,
+            prompts=[self.prompts[row]],
+            completions=[self.completions[row]],
+            completion_ids=None if ids is None else [ids[row]],
+            columns={name: [values[row]] for name, values in self.columns.items()},
+            extra={"trainer_state": self.extra.get("trainer_state")},
+        )
+
+
+Scorer = Callable[[Batch], Sequence[Score]]
+"""Scores a batch: one `Score` a completion, in order."""
+
+
+@dataclass(frozen=True)
+class RewardContext:
+    """What a reward may know about the recipe around it."""
+
+    max_completion_length: int
+    """Longest completion, in tokens."""
+
+
+class RewardParams(Section):
+    """The parameters of one kind; a subclass's docstring says what it rewards."""
+
+    kind: ClassVar[str]
+    """The kind's name in recipes."""
+
+    def required_columns(self) -> tuple[str, ...]:
+        """Dataset columns without which this reward cannot score."""
+        return ()
+
+    def problems(self) -> list[tuple[str, str, str]]:
+        """What the disk says is wrong: (parameter path, message, fix). Imports nothing heavy."""
+        return []
+
+    def build(self, context: RewardContext) -> Scorer:
+        """Loads what scoring needs (libraries, the user's own code) and returns the scorer."""
+        raise NotImplementedError
+
+
+def text_of(value: Any) -> str:
+    """The text of a prompt or completion: itself, or its messages' contents, one a line."""
+    if isinstance(value, str):
+        return value
+    return "\n".join(_content_of(message.get("content")) for message in value)
+
+
+def _content_of(content: Any) -> str:
+    """A message's text; content may be missing (tool calls) or a list of blocks (images)."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(block.get("text") or "" for block in content)

@@ -1,0 +1,118 @@
+"""The texts of rewards' failures: which reward, which row, what it saw, and where it broke.
+
+Owns wording and tracebacks only; `scoring.py` decides what is a failure.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from grpo_cli.errors import RewardError
+from grpo_cli.rewards.contract import Batch, text_of
+
+SHOWN = 300
+"""Characters shown of a prompt or completion."""
+
+_OURS = str(Path(__file__).parent)
+_LOOP = str(Path(asyncio.__file__).parent)
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+
+
+def of_row(reward: _Named, batch: Batch, row: int, error: BaseException) -> str:
+    """A reward failed on one row."""
+    head = f"reward {reward.name!r} ({reward.kind}) failed on {_row(batch, row)}: {_summary(error)}"
+    return "\n".join([head, *_seen(batch, row), *_trace(error)])
+
+
+def of_batch(reward: _Named, batch: Batch, row: int | None, error: BaseException) -> str:
+    """A reward that takes whole batches failed; `row` is the one that fails by itself, if any."""
+    if row is not None:
+        return of_row(reward, batch, row, error)
+    size = len(batch.completions)
+    head = f"reward {reward.name!r} ({reward.kind}) failed on a batch of {size}: {_summary(error)}"
+    if not size:
+        return "\n".join([head, *_trace(error)])
+    note = f"  No row was found that fails by itself; the first is {_row(batch, 0)}:"
+    return "\n".join([head, note, *_seen(batch, 0), *_trace(error)])
+
+
+def of_value(reward: _Named, batch: Batch, row: int, value: object, fault: str) -> str:
+    """A reward returned something that is not a usable number."""
+    shown = shorten(repr(value), 80)
+    head = (
+        f"reward {reward.name!r} ({reward.kind}) returned {shown} for {_row(batch, row)}, "
+        f"which {fault}. Fix: return a finite number, or None where the reward does not apply"
+    )
+    return "\n".join([head, *_seen(batch, row)])
+
+
+def of_build(name: str, kind: str, error: BaseException) -> str:
+    """A reward's own code failed while it was imported."""
+    head = f"reward {name!r} ({kind}) could not be loaded: {_summary(error)}"
+    return "\n".join([head, *_trace(error)])
+
+
+def shorten(text: str, limit: int = SHOWN) -> str:
+    """The text, with its middle left out where it is longer than `limit`."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit * 2 // 3, limit - limit * 2 // 3
+    return f"{text[:head]} … {text[len(text) - tail :]}"
+
+
+def _row(batch: Batch, row: int) -> str:
+    ids = batch.columns.get("row_id")
+    return f"row {row} of the batch" + ("" if ids is None else f" (row_id {ids[row]})")
+
+
+def _seen(batch: Batch, row: int) -> list[str]:
+    pairs = [("prompt", batch.prompts), ("completion", batch.completions)]
+    return [f"  {label}: {_show(values, row)}" for label, values in pairs]
+
+
+def _show(values: object, row: int) -> str:
+    """A prompt or completion on one line; whatever it is, showing it must not fail."""
+    try:
+        value = values[row]  # type: ignore[index]
+        return repr(shorten(text_of(value)))
+    except Exception:
+        return "(cannot be shown)"
+
+
+def _summary(error: BaseException) -> str:
+    if isinstance(error, RewardError):
+        return str(error)
+    return traceback.format_exception_only(error)[-1].strip()
+
+
+def _trace(error: BaseException) -> list[str]:
+    """The traceback without our frames; nothing for errors that are ours from end to end."""
+    if isinstance(error, RewardError):
+        return []
+    whole = traceback.TracebackException.from_exception(error)
+    if isinstance(error, SyntaxError) or any(_is_theirs(frame) for frame in whole.stack):
+        for part in _chain(whole):
+            part.stack = traceback.StackSummary.from_list(
+                [frame for frame in part.stack if _is_theirs(frame)]
+            )
+    return "".join(whole.format()).rstrip().splitlines()
+
+
+def _chain(part: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
+    """An exception and what caused it."""
+    while part is not None:
+        yield part
+        part = part.__cause__ or part.__context__
+
+
+def _is_theirs(frame: traceback.FrameSummary) -> bool:
+    name = frame.filename
+    return not name.startswith((_OURS, _LOOP, "<frozen importlib"))

@@ -1,0 +1,69 @@
+"""`completions/rank_N.jsonl`: every group that was sampled, with its scores and reasons.
+
+One record a group: the prompt once, its completions side by side. A group that TRL spreads over
+several processes has a part in each one's file, under the same step and row.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.rewards.contract import Batch, Score
+from grpo_cli.runs.metrics import append_record
+
+
+class CompletionLog:
+    """Collects the scores of a batch, reward by reward, and writes the batch when it is complete."""
+
+    def __init__(
+        self, path: Path | None, reward_names: Sequence[str], eos_token_ids: Sequence[int]
+    ) -> None:
+        """Starts a log.
+
+        Args:
+            path: The file to append to; None writes nothing.
+            reward_names: In the order in which they are called.
+            eos_token_ids: A completion that ends in none of them was cut off.
+        """
+        self.path = path
+        self.training = True
+        """Whether the batch in hand is for training or for TRL's evaluation loop."""
+        self._names = tuple(reward_names)
+        self._eos = frozenset(eos_token_ids)
+        self._scores: dict[str, Sequence[Score]] = {}
+
+    def add(self, name: str, batch: Batch, scores: Sequence[Score], *, step: int) -> None:
+        """Takes one reward's scores of a batch; the last reward's write the batch."""
+        if self.path is None:
+            return
+        self._scores[name] = scores
+        if name != self._names[-1]:
+            return
+        groups: dict[Any, list[int]] = {}
+        rows = batch.columns.get("row_id", range(len(batch.completions)))
+        for index, row in enumerate(rows):
+            groups.setdefault(row, []).append(index)
+        for row, members in groups.items():
+            append_record(self.path, self._describe(batch, row, members, step))
+        self._scores = {}
+
+    def _describe(self, batch: Batch, row: Any, members: list[int], step: int) -> dict[str, Any]:
+        ids = batch.completion_ids or [[] for _ in batch.completions]
+        return {
+            "step": step,
+            "split": "train" if self.training else "eval",
+            "row": row,
+            "prompt": batch.prompts[members[0]],
+            "completions": [batch.texts[index] for index in members],
+            "tokens": [len(ids[index]) for index in members],
+            "clipped": [not ids[index] or ids[index][-1] not in self._eos for index in members],
+            "rewards": {
+                name: [scores[index].value for index in members]
+                for name, scores in self._scores.items()
+            },
+            "reasons": {
+                name: [scores[index].reason for index in members]
+                for name, scores in self._scores.items()
+                if any(scores[index].reason for index in members)
+            },
+        }

@@ -1,0 +1,140 @@
+"""Measures the model on the held-out rows before and after training.
+
+Owns sharing the rows among the processes and the record that is written. Sampling is
+`models.sampling`, scoring is `rewards.scoring`.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from accelerate.utils import gather_object
+from datasets import Dataset
+
+from grpo_cli.models.sampling import Completion, sample_completions
+from grpo_cli.rewards.contract import Batch
+from grpo_cli.rewards.scoring import Reward
+from grpo_cli.runs.files import write_json
+from grpo_cli.runs.folder import SCHEMA_VERSION
+from grpo_cli.runs.metrics import append_record
+from grpo_cli.train.session import Session
+
+When = Literal["before", "after"]
+
+
+@dataclass(frozen=True)
+class Measurer:
+    """What a measurement needs; the same object measures before and after."""
+
+    session: Session
+    rewards: Sequence[Reward]
+    rows: Dataset
+
+    def measure(self, when: When, model: Any, tokenizer: Any) -> dict[str, Any]:
+        """Samples, scores, and writes `eval/<when>.json` and a metrics record.
+
+        Progress goes to the status; a request to stop is heeded between batches.
+
+        Returns:
+            Mean of each reward and of the weighted total, mean completion length in tokens, the
+            share cut off, the number of prompts and completions, and seconds.
+        """
+        started = time.monotonic()
+        rank, world = self.session.processes.process_index, self.session.processes.num_processes
+        shard = self.rows.select(range(rank, len(self.rows), world))
+        scored = (
+            self._score(shard, self._sample(when, shard, model, tokenizer)) if len(shard) else []
+        )
+        result = self._summarize(gather_object(scored), time.monotonic() - started)
+        if self.session.processes.is_main_process:
+            self.session.folder.evaluations.mkdir(exist_ok=True)
+            write_json(self.session.folder.evaluations / f"{when}.json", result)
+            append_record(self.session.folder.metrics, {"event": "measure", "when": when, **result})
+        return result
+
+    def _sample(
+        self, when: When, rows: Dataset, model: Any, tokenizer: Any
+    ) -> list[list[Completion]]:
+        evaluation, generation = self.session.recipe.evaluation, self.session.recipe.generation
+        return sample_completions(
+            model,
+            tokenizer,
+            list(rows["prompt"]),
+            max_new_tokens=generation.max_completion_length,
+            temperature=evaluation.temperature,
+            samples_per_prompt=evaluation.samples_per_prompt,
+            batch_size=evaluation.batch_size,
+            seed=self.session.recipe.seed + self.session.processes.process_index,
+            chat_template_kwargs=generation.extras.get("chat_template_kwargs"),
+            on_progress=lambda done, total: self.session.report(
+                f"measuring {when} training", detail=f"{done}/{total} prompts"
+            ),
+        )
+
+    def _score(self, rows: Dataset, sampled: list[list[Completion]]) -> list[dict[str, Any]]:
+        """One record a completion, holding each reward's value."""
+        flat = [(index, completion) for index, group in enumerate(sampled) for completion in group]
+        prompts = list(rows["prompt"])
+        texts = [completion.text for _, completion in flat]
+        chat = isinstance(prompts[0], list)
+        batch = Batch(
+            prompts=[prompts[index] for index, _ in flat],
+            completions=[[{"role": "assistant", "content": text}] for text in texts]
+            if chat
+            else texts,
+            completion_ids=[list(completion.token_ids) for _, completion in flat],
+            columns={
+                name: [rows[index][name] for index, _ in flat]
+                for name in rows.column_names
+                if name != "prompt"
+            },
+            extra={},
+        )
+        scores = {reward.name: reward.score(batch) for reward in self.rewards}
+        return [
+            {
+                "row": rows[index]["row_id"],
+                "tokens": len(completion.token_ids),
+                "clipped": completion.clipped,
+                "rewards": {name: values[position].value for name, values in scores.items()},
+            }
+            for position, (index, completion) in enumerate(flat)
+        ]
+
+    def _summarize(self, scored: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+        weights = {reward.name: reward.weight for reward in self.rewards}
+        totals = [
+            sum(
+                weights[name] * value
+                for name, value in record["rewards"].items()
+                if value is not None
+            )
+            for record in scored
+        ]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "prompts": len({record["row"] for record in scored}),
+            "completions": len(scored),
+            "reward": _mean(totals),
+            "rewards": {
+                name: _mean([record["rewards"][name] for record in scored]) for name in weights
+            },
+            "completion_length": _mean([record["tokens"] for record in scored]),
+            "clipped": _mean([float(record["clipped"]) for record in scored]),
+            "temperature": self.session.recipe.evaluation.temperature,
+            "seconds": round(seconds, 2),
+        }
+
+
+def select_rows(rows: Dataset | None, limit: int | None) -> Dataset | None:
+    """The rows to measure on; None where there are none, or where the recipe leaves it out."""
+    if rows is None or limit == 0 or len(rows) == 0:
+        return None
+    return rows.select(range(min(limit, len(rows)))) if limit else rows
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,48 @@
+"""What every part of a training shares: the run, the recipe, who we are, and how to be heard."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate import PartialState
+
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.files import write_json
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.status import StatusFile
+from grpo_cli.train.stopping import Stopped, StopRequest
+
+
+@dataclass(frozen=True)
+class Session:
+    """One process of one training."""
+
+    folder: RunFolder
+    recipe: Recipe
+    stop: StopRequest
+    processes: PartialState
+    cpu: bool
+
+    def report(self, phase: str, **changes: Any) -> None:
+        """Says what is going on now (main process), and heeds a request to stop.
+
+        Raises:
+            Stopped: Somebody asked.
+        """
+        if self.processes.is_main_process:
+            StatusFile(self.folder.status).update(phase=phase, **changes)
+        if self.stop.seen_here():
+            raise Stopped(f"stopped while {phase}; no step was cut short")
+
+    def finish(self, step: int) -> None:
+        """Marks the run as completed (main process)."""
+        if self.processes.is_main_process:
+            StatusFile(self.folder.status).update(state="completed", phase="done", step=step)
+
+    def annotate_manifest(self, **entries: Any) -> None:
+        """Adds what only the worker sees to `manifest.json` (main process)."""
+        if not self.processes.is_main_process:
+            return
+        path = self.folder.manifest
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        write_json(path, {**known, **entries})

@@ -1,0 +1,44 @@
+"""How a worker is asked to stop: a signal, or a `stop` file in the run folder.
+
+The answer is the same on every process, so that all of them leave the loop at the same step.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+_PR_SET_PDEATHSIG = 1
+
+
+class StopRequest:
+    """Whether somebody asked this run to stop."""
+
+    def __init__(self, launch_folder: Path) -> None:
+        self._file = launch_folder / "stop"
+        self._signalled = False
+
+    def listen(self) -> None:
+        """Takes SIGINT, SIGTERM and the parent's death as a request instead of an end."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._receive)
+        if sys.platform.startswith("linux"):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    def seen_here(self) -> bool:
+        """Whether this process knows of a request."""
+        return self._signalled or self._file.exists()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+
+
+class Stopped(Exception):  # noqa: N818 - a request that was met, not an error
+    """A run was asked to stop while it was not in the training loop."""
+
+
+def write_pid(launch_folder: Path, rank: int) -> None:
+    """Notes this process down, so that the supervisor can see to its end."""
+    (launch_folder / f"rank_{rank}.pid").write_text(str(os.getpid()))

@@ -1,0 +1,175 @@
+"""One training from start to end: data, model, rewards, trainer, measurements, final weights.
+
+Reads top to bottom in the order in which things happen. It leaves the algorithm to TRL.
+"""
+
+import os
+import shutil
+from typing import Any
+
+import datasets
+import torch
+import transformers
+from accelerate import PartialState
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_cli.batch import plan_batch
+from grpo_cli.data.build import BuiltData, build_datasets
+from grpo_cli.errors import RunError, SetupError
+from grpo_cli.models.loading import build_peft_config, load_model, load_tokenizer
+from grpo_cli.models.sampling import count_prompt_tokens
+from grpo_cli.preflight.arithmetic import batch_inputs
+from grpo_cli.rewards.contract import RewardContext
+from grpo_cli.rewards.scoring import Reward, build_rewards
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.train.callbacks import RunCallback
+from grpo_cli.train.completion_log import CompletionLog
+from grpo_cli.train.measurement import Measurer, select_rows
+from grpo_cli.train.reward_functions import build_reward_functions
+from grpo_cli.train.session import Session
+from grpo_cli.train.stopping import Stopped, StopRequest
+from grpo_cli.train.trl_args import build_trl_args
+
+
+def train(folder: RunFolder, stop: StopRequest) -> None:
+    """Trains the run in a folder; `runs/folder.py` lists the files it leaves.
+
+    Raises:
+        Stopped: Somebody asked to stop; what was trained is in the last checkpoint.
+        GrpoError: Something that a person can mend.
+    """
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    recipe = folder.read_recipe()
+    cpu = recipe.launch.use_cpu or not torch.cuda.is_available()
+    # Building the arguments starts the process group, which everything after may use.
+    args = build_trl_args(recipe, folder, cpu=cpu)
+    session = Session(folder, recipe, stop, PartialState(), cpu)
+    _check_world(session)
+    session.report("loading the tokenizer")
+    with session.processes.local_main_process_first():
+        tokenizer = load_tokenizer(recipe.model)
+    session.report("preparing the data")
+    data = _build_data(session, tokenizer)
+    trainer, rewards, callback = _build_trainer(session, args, tokenizer, data)
+    measurer = _build_measurer(session, trainer, rewards, data)
+    if measurer:
+        measurer.measure("before", trainer.model, tokenizer)
+    session.report("training", total_steps=_planned_steps(trainer))
+    trainer.train()
+    if callback.stopped:
+        raise Stopped(f"stopped after step {trainer.state.global_step}, which is saved")
+    _check_steps(session, trainer)
+    if measurer:
+        measurer.measure("after", trainer.model, tokenizer)
+    session.report("saving the model")
+    _save_model(session, trainer)
+    session.finish(step=trainer.state.global_step)
+
+
+def _check_world(session: Session) -> None:
+    """Compares the processes that were planned with those that work together.
+
+    accelerate can start fewer, or several that do not know of each other, without a word.
+    """
+    planned, actual = session.recipe.launch.num_processes, session.processes.num_processes
+    if planned not in ("auto", actual):
+        raise SetupError(
+            f"{planned} processes were planned but {actual} work together. "
+            "Fix: start the run with `grpo train`, and check `launch` in the recipe"
+        )
+
+
+def _build_data(session: Session, tokenizer: PreTrainedTokenizerBase) -> BuiltData:
+    """The datasets; refuses those that would train nothing, which TRL does in silence."""
+    with session.processes.local_main_process_first():
+        data = build_datasets(
+            session.recipe,
+            has_chat_template=bool(tokenizer.chat_template),
+            count_tokens=lambda prompt: count_prompt_tokens(tokenizer, prompt),
+        )
+    session.annotate_manifest(data=data.report.as_json(), accelerator=_describe_device(session))
+    processes = session.processes.num_processes
+    plan = plan_batch(batch_inputs(session.recipe, processes, len(data.train)))
+    if plan.problems:
+        raise RunError("\n".join(str(problem) for problem in plan.problems))
+    return data
+
+
+def _describe_device(session: Session) -> dict[str, Any]:
+    if session.cpu:
+        return {"device": "cpu", "threads": torch.get_num_threads()}
+    properties = torch.cuda.get_device_properties(session.processes.device)
+    return {"device": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)}
+
+
+def _build_trainer(
+    session: Session, args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, data: BuiltData
+) -> tuple[GRPOTrainer, list[Reward], RunCallback]:
+    recipe = session.recipe
+    session.report("loading the rewards")
+    context = RewardContext(max_completion_length=recipe.generation.max_completion_length)
+    rewards = build_rewards(recipe.rewards, context)
+    log = _open_completion_log(session, [reward.name for reward in rewards], tokenizer)
+    session.report("loading the model")
+    with session.processes.local_main_process_first():
+        model = load_model(recipe.model, device_is_cuda=not session.cpu)
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=build_reward_functions(rewards, log),
+        args=args,
+        train_dataset=data.train,
+        eval_dataset=data.eval if args.eval_strategy != "no" else None,
+        processing_class=tokenizer,
+        peft_config=build_peft_config(recipe.model.lora),
+    )
+    callback = RunCallback(session, log)
+    trainer.add_callback(callback)
+    if recipe.training.early_stopping:
+        stopping = recipe.training.early_stopping
+        trainer.add_callback(EarlyStoppingCallback(stopping.patience, stopping.min_delta))
+    return trainer, rewards, callback
+
+
+def _open_completion_log(
+    session: Session, names: list[str], tokenizer: PreTrainedTokenizerBase
+) -> CompletionLog:
+    path = session.folder.completions / f"rank_{session.processes.process_index}.jsonl"
+    ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    return CompletionLog(path if session.recipe.logging.log_completions else None, names, ends)
+
+
+def _build_measurer(
+    session: Session, trainer: GRPOTrainer, rewards: list[Reward], data: BuiltData
+) -> Measurer | None:
+    rows = select_rows(data.eval, session.recipe.evaluation.limit)
+    return Measurer(session, rewards, rows) if rows is not None else None
+
+
+def _planned_steps(trainer: GRPOTrainer) -> int | None:
+    return trainer.args.max_steps if trainer.args.max_steps > 0 else None
+
+
+def _check_steps(session: Session, trainer: GRPOTrainer) -> None:
+    """Compares the steps done with those planned: a loop can end early without an error."""
+    done, planned = trainer.state.global_step, trainer.state.max_steps
+    if done < planned and not session.recipe.training.early_stopping:
+        raise RunError(
+            f"training ended after {done} of {planned} planned steps without being asked to. "
+            "Fix: look at the end of the log in logs/, and at the number of prompts in manifest.json"
+        )
+
+
+def _save_model(session: Session, trainer: GRPOTrainer) -> None:
+    """Writes the final weights (or adapter) and tokenizer to `model/`, whole or not at all."""
+    partial = session.folder.path / ".model.partial"
+    if session.processes.is_main_process:
+        shutil.rmtree(partial, ignore_errors=True)
+    session.processes.wait_for_everyone()
+    trainer.save_model(str(partial))
+    session.processes.wait_for_everyone()
+    if session.processes.is_main_process:
+        # A pickle of the arguments: of no use beside resolved.json, and unsafe to load.
+        (partial / "training_args.bin").unlink(missing_ok=True)
+        os.replace(partial, session.folder.model)

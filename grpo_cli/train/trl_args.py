@@ -1,0 +1,68 @@
+"""From a recipe to `GRPOConfig`: the only file that maps our names to TRL's.
+
+Source: `GRPOConfig` of trl 1.16.0 on transformers 5.17.
+"""
+
+from typing import Any
+
+from trl import GRPOConfig
+
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.folder import RunFolder
+
+
+def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> GRPOConfig:
+    """The trainer's arguments.
+
+    Args:
+        recipe: The resolved recipe.
+        folder: Checkpoints go to its `checkpoints/`.
+        cpu: Whether the run is on the CPU; there bf16 autocast is off unless the recipe asks for it,
+            since most processors emulate it.
+    """
+    fields: dict[str, Any] = {
+        **recipe.training.trl_fields(),
+        **recipe.generation.trl_fields(),
+        **recipe.logging.trl_fields(),
+        **_backend(recipe),
+        **_early_stopping(recipe),
+        "output_dir": str(folder.checkpoints),
+        "seed": recipe.seed,
+        "reward_weights": [reward.weight for reward in recipe.rewards],
+        "trust_remote_code": recipe.model.trust_remote_code,
+        "use_cpu": cpu,
+        "disable_tqdm": True,
+        "log_completions": False,
+    }
+    if recipe.training.extras.get("beta") and recipe.model.lora is None:
+        fields["model_init_kwargs"] = _reference_model(recipe)
+    if cpu:
+        fields.setdefault("bf16", False)
+        fields.setdefault("dataloader_pin_memory", False)
+    fields.setdefault("run_name", f"{recipe.name}-{folder.path.name}")
+    return GRPOConfig(**fields)
+
+
+def _backend(recipe: Recipe) -> dict[str, bool]:
+    backend = recipe.generation.backend
+    return {
+        "use_vllm": backend == "vllm",
+        "use_transformers_continuous_batching": backend == "transformers_continuous_batching",
+    }
+
+
+def _early_stopping(recipe: Recipe) -> dict[str, Any]:
+    """`EarlyStoppingCallback` reads its metric from the arguments."""
+    stopping = recipe.training.early_stopping
+    if stopping is None:
+        return {}
+    return {
+        "metric_for_best_model": stopping.metric,
+        "greater_is_better": not stopping.metric.endswith("loss"),
+    }
+
+
+def _reference_model(recipe: Recipe) -> dict[str, Any]:
+    """Arguments with which TRL loads the reference model that `beta` needs in full fine-tuning."""
+    revision = {"revision": recipe.model.revision} if recipe.model.revision else {}
+    return {**recipe.model.init_kwargs, **revision}

@@ -1,0 +1,214 @@
+import json
+
+import pytest
+
+pytest.importorskip("datasets")
+
+from grpo_cli.data.build import build_datasets
+from grpo_cli.data.encoding import encode_rows
+from grpo_cli.errors import RecipeError
+
+ROWS = [{"q": "one"}, {"q": "two two"}, {"q": "three three three"}]
+PROMPT = {"user": "{{ q }}"}
+
+
+def count_words(prompt) -> int:
+    return len((prompt if isinstance(prompt, str) else prompt[-1]["content"]).split())
+
+
+def build(made, has_chat_template=True, count_tokens=count_words):
+    return build_datasets(made, has_chat_template=has_chat_template, count_tokens=count_tokens)
+
+
+def problem_of(made, **keys):
+    with pytest.raises(RecipeError) as error:
+        build(made, **keys)
+    return error.value.problems[0]
+
+
+def test_rows_become_prompts_with_their_columns(recipe) -> None:
+    built = build(recipe(kind="inline", rows=ROWS, prompt={**PROMPT, "system": "Hi"}))
+    assert built.train[1] == {
+        "prompt": [{"role": "system", "content": "Hi"}, {"role": "user", "content": "two two"}],
+        "row_id": 1,
+        "q": "two two",
+    }
+    assert built.eval is None
+    assert built.report.eval_rows is None
+
+
+def test_without_chat_template_prompts_are_text(recipe) -> None:
+    built = build(recipe(kind="inline", rows=ROWS, prompt=PROMPT), has_chat_template=False)
+    assert built.train["prompt"][:] == [row["q"] for row in ROWS]
+
+
+def test_the_template_wins_over_a_prompt_column(recipe) -> None:
+    made = recipe(kind="inline", rows=[{"prompt": "x"}], prompt={"user": "<{{ prompt }}>"})
+    assert build(made, has_chat_template=False).train["prompt"][:] == ["<x>"]
+
+
+def test_long_rows_are_dropped_and_counted(recipe) -> None:
+    made = recipe(kind="inline", rows=ROWS, eval_rows=ROWS, prompt=PROMPT, max_prompt_length=2)
+    built = build(made)
+    report = built.report
+    assert (len(built.train), len(built.eval)) == (2, 2)
+    assert (report.train_rows, report.eval_rows, report.dropped_too_long) == (2, 2, 2)
+    tokens = report.prompt_tokens
+    assert (tokens.min, tokens.median, tokens.p95, tokens.max) == (1, 1, 2, 2)
+    assert report.exact_duplicates_between_splits == 2
+
+
+def test_row_ids_are_places_in_the_source(recipe) -> None:
+    rows = [{"q": f"{number} {'x ' * (number % 2)}"} for number in range(40)]
+    made = recipe(kind="inline", rows=rows, eval_fraction=0.25, prompt=PROMPT, max_prompt_length=1)
+    built = build(made)
+    for split in (built.train, built.eval):
+        assert all(split[at]["q"] == rows[split[at]["row_id"]]["q"] for at in range(len(split)))
+        assert all(place % 2 == 0 for place in split["row_id"])
+    assert built.report.dropped_too_long == 20
+
+
+def test_without_a_counter_nothing_is_dropped_for_its_length(recipe) -> None:
+    made = recipe(kind="inline", rows=ROWS, prompt=PROMPT, max_prompt_length=1)
+    report = build(made, count_tokens=None).report
+    assert (report.train_rows, report.prompt_tokens) == (3, None)
+
+
+def test_an_empty_training_is_refused(recipe) -> None:
+    made = recipe(kind="inline", rows=ROWS[1:], prompt=PROMPT, max_prompt_length=1)
+    problem = problem_of(made)
+    assert problem.path == "dataset.max_prompt_length"
+    assert "shortest of 2 prompts has 2 tokens" in problem.message
+    assert "3" in problem.fix
+
+
+def test_a_pattern_that_drops_every_row_is_refused(recipe) -> None:
+    columns = {"a": {"from": "q", "regex": "z", "on_no_match": "drop"}}
+    made = recipe(kind="inline", rows=ROWS, prompt=PROMPT, columns=columns)
+    assert problem_of(made).path == "dataset.columns"
+
+
+def test_rows_without_match_are_counted(recipe) -> None:
+    columns = {"a": {"from": "q", "regex": "t", "on_no_match": "drop"}}
+    built = build(recipe(kind="inline", rows=ROWS, prompt=PROMPT, columns=columns))
+    assert built.report.dropped_no_match == 1
+    assert built.train["row_id"][:] == [1, 2]
+
+
+def test_columns_may_make_the_prompt(recipe) -> None:
+    made = recipe(kind="inline", rows=ROWS, columns={"prompt": "q"})
+    assert build(made).train["prompt"][:] == [row["q"] for row in ROWS]
+
+
+def test_reserved_columns_may_be_read_but_are_not_passed_on(recipe) -> None:
+    rows = [{"q": "a", "completion": "b", "images": None, "row_id": "x7"}]
+    columns = {"gold": "completion"}
+    built = build(
+        recipe(kind="inline", rows=rows, prompt={"user": "{{ q }}{{ row_id }}"}, columns=columns)
+    )
+    assert built.report.dropped_columns == ("completion", "images", "row_id")
+    assert built.train[0] == {
+        "prompt": [{"role": "user", "content": "ax7"}],
+        "row_id": 0,
+        "q": "a",
+        "gold": "b",
+    }
+
+
+def test_mixed_kinds_of_prompts_are_refused(recipe) -> None:
+    rows = [{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}]
+    assert "row 2" in problem_of(recipe(kind="inline", rows=rows)).message
+
+
+def test_a_failing_row_is_named_by_its_place_in_the_source(recipe) -> None:
+    rows = [*ROWS, {"q": " "}]
+    made = recipe(kind="inline", rows=ROWS, eval_rows=rows, prompt=PROMPT)
+    assert "evaluation row 4" in problem_of(made).message
+
+
+def test_a_system_message_needs_a_chat_template(recipe) -> None:
+    made = recipe(kind="inline", rows=ROWS, prompt={**PROMPT, "system": "x"})
+    assert problem_of(made, has_chat_template=False).path == "dataset.prompt.system"
+
+
+def test_both_splits_share_their_types(recipe) -> None:
+    made = recipe(
+        kind="inline",
+        rows=[{"q": "a", "n": 1}],
+        eval_rows=[{"q": "b", "extra": {"k": 1}}],
+        prompt=PROMPT,
+    )
+    built = build(made)
+    assert built.train.features == built.eval.features
+    assert built.eval[0]["n"] is None
+
+
+def test_reasoning_gym_metadata_is_json(recipe) -> None:
+    pytest.importorskip("reasoning_gym")
+    made = recipe(
+        kind="reasoning_gym", task="chain_sum", size=3, eval_size=2, prompt={"user": "{{question}}"}
+    )
+    built = build(made)
+    assert built.report.json_columns == ("metadata",)
+    assert json.loads(built.eval[0]["metadata"])["source_dataset"] == "chain_sum"
+
+
+def test_the_fingerprint_tells_data_apart(recipe) -> None:
+    def fingerprint(rows, **keys):
+        return build(recipe(kind="inline", rows=rows, prompt=PROMPT, **keys)).report.fingerprint
+
+    first = fingerprint(ROWS)
+    assert len(first) == 64
+    assert fingerprint(ROWS) == first
+    assert fingerprint(ROWS, seed=9) == first
+    assert fingerprint(ROWS[::-1]) != first
+    assert fingerprint([{**row, "answer": 1} for row in ROWS]) != first
+    assert fingerprint(ROWS[:2], eval_rows=ROWS[2:]) != first
+
+
+def test_the_report_is_json(recipe) -> None:
+    report = build(recipe(kind="inline", rows=ROWS, prompt=PROMPT)).report
+    plain = json.loads(json.dumps(report.as_json()))
+    assert plain["prompt_tokens"] == {"min": 1, "median": 2, "p95": 3, "max": 3}
+    assert plain == report.as_json()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([{"a": 1}, {"a": 2}, None], "kept"),
+        ([["a"], ["b", "c"], []], "kept"),
+        ([1, 2.5, None], "kept"),
+        ([{"a": 1}, {"b": 2}], "json"),
+        ([["a"], [1]], "json"),
+        ([{"a": 1}, "text"], "json"),
+        (["a", 1], "text"),
+        ([True, 1], "text"),
+        ([2**80, 1], "text"),
+    ],
+)
+def test_arrow_gets_values_it_gives_back(values, expected) -> None:
+    encoded = encode_rows([{"c": value} for value in values])
+    column = encoded.table["c"].to_pylist()
+    assert encoded.json_columns == (("c",) if expected == "json" else ())
+    assert encoded.text_columns == (("c",) if expected == "text" else ())
+    if expected == "kept":
+        assert column == values
+    elif expected == "json":
+        assert [json.loads(text) for text in column] == values
+    else:
+        assert column == [str(value) for value in values]
+
+
+def test_gsm8k_is_built_whole(recipe, gsm8k) -> None:
+    made = recipe(
+        kind="files",
+        train=str(gsm8k / "train.jsonl"),
+        eval=str(gsm8k / "test.jsonl"),
+        prompt={"user": "{{ question }}"},
+        columns={"answer": {"from": "answer", "regex": r"####\s*(.+)$"}},
+    )
+    built = build(made)
+    assert (len(built.train), len(built.eval)) == (7473, 400)
+    assert built.train[0]["answer"] == "72"
+    assert built.report.exact_duplicates_between_splits == 0

@@ -1,0 +1,101 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from grpo_cli.data.peek import has_eval, peek
+from grpo_cli.data.sources import read_rows
+from grpo_cli.errors import RecipeError
+
+ROWS = [{"question": str(number), "answer": number} for number in range(37)]
+
+
+@pytest.fixture
+def rows_file(tmp_path) -> str:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in ROWS))
+    return str(path)
+
+
+LIMITS = [
+    {},
+    {"limit": 5},
+    {"limit": 500},
+    {"eval_fraction": 0.1},
+    {"eval_fraction": 0.001},
+    {"eval_fraction": 0.999},
+    {"eval_fraction": 0.3, "limit": 4, "eval_limit": 3},
+    {"eval_fraction": 0.3, "limit": 400, "eval_limit": 300},
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_counts_are_those_read_rows_gives(section, rows_file, limits) -> None:
+    sources = [
+        {"kind": "files", "train": [rows_file, rows_file]},
+        {"kind": "inline", "rows": ROWS},
+        {"kind": "reasoning_gym", "task": "chain_sum", "size": 30},
+    ]
+    if "eval_fraction" not in limits:
+        sources += [
+            {"kind": "files", "train": rows_file, "eval": rows_file, "eval_limit": 7},
+            {"kind": "inline", "rows": ROWS, "eval_rows": ROWS[:9], "eval_limit": 20},
+            {"kind": "reasoning_gym", "task": "chain_sum", "size": 30, "eval_size": 6},
+        ]
+    for source in sources:
+        dataset = section(**{**source, **limits})
+        seen, read = peek(dataset, 3), read_rows(dataset, 3)
+        assert seen.train_rows == len(read.train)
+        assert seen.eval_rows == (None if read.eval is None else len(read.eval))
+        assert has_eval(dataset) is (read.eval is not None)
+        assert seen.columns == read.train[0].keys()
+
+
+def test_the_sample_is_the_first_rows(section, rows_file) -> None:
+    dataset = section(kind="files", train=rows_file)
+    assert peek(dataset, 0).sample == tuple(ROWS[:20])
+    assert peek(section(kind="inline", rows=ROWS), 0).sample == tuple(ROWS[:20])
+
+
+def test_the_hub_is_not_asked(section) -> None:
+    dataset = section(kind="hub", path="a/b", eval_split="test")
+    seen = peek(dataset, 0)
+    assert (seen.columns, seen.train_rows, seen.eval_rows, seen.sample) == (None, None, None, ())
+    assert "a/b" in seen.note
+    assert has_eval(dataset)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "{", "[1]"])
+def test_unusable_files_are_found_before_training(section, tmp_path, text) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    with pytest.raises(RecipeError):
+        peek(section(kind="files", train=str(path)), 0)
+
+
+def test_a_missing_eval_file_is_found(section, rows_file) -> None:
+    with pytest.raises(RecipeError) as error:
+        peek(section(kind="files", train=rows_file, eval=rows_file.replace("rows.", "row.")), 0)
+    (problem,) = error.value.problems
+    assert (problem.path, problem.fix) == ("dataset.eval", "write `rows.jsonl`")
+
+
+HEAVY = {"torch", "transformers", "datasets", "pyarrow", "jinja2", "reasoning_gym", "pandas"}
+
+
+def test_importing_the_room_and_peeking_load_nothing_heavy(rows_file) -> None:
+    code = f"""
+import sys
+from pydantic import TypeAdapter
+from grpo_cli.data import columns, encoding, files, prompts, rows, sources, tasks
+from grpo_cli.data.peek import peek
+from grpo_cli.recipe.dataset import DatasetConfig
+adapter = TypeAdapter(DatasetConfig)
+peek(adapter.validate_python({{"kind": "files", "train": {rows_file!r}}}), 0)
+if tasks.find_tasks():
+    peek(adapter.validate_python({{"kind": "reasoning_gym", "task": "chain_sum"}}), 0)
+print(*({HEAVY!r} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

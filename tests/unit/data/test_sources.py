@@ -1,0 +1,166 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_cli.data.sources import held_out_count, read_rows
+from grpo_cli.errors import RecipeError, SetupError
+
+
+def problem_of(dataset):
+    with pytest.raises(RecipeError) as error:
+        read_rows(dataset, 0)
+    return error.value.problems[0]
+
+
+def numbered(count: int) -> list[dict]:
+    return [{"n": number} for number in range(count)]
+
+
+def write_rows(path: Path, rows: list[dict]) -> str:
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return str(path)
+
+
+def test_files_are_read_in_order_and_limited(tmp_path, section) -> None:
+    paths = [
+        write_rows(tmp_path / "a.jsonl", numbered(3)),
+        write_rows(tmp_path / "b.jsonl", numbered(3)),
+    ]
+    held = write_rows(tmp_path / "c.jsonl", numbered(9))
+    rows = read_rows(section(kind="files", train=paths, eval=held, limit=4, eval_limit=2), 0)
+    assert [row["n"] for row in rows.train] == [0, 1, 2, 0]
+    assert rows.train_positions == [0, 1, 2, 3]
+    assert rows.eval == numbered(2)
+    assert rows.eval_positions == [0, 1]
+
+
+def test_missing_values_become_none(section) -> None:
+    rows = read_rows(section(kind="inline", rows=[{"a": 1}, {"b": 2}]), 0)
+    assert rows.train == [{"a": 1, "b": None}, {"a": None, "b": 2}]
+    assert rows.eval is None
+    assert rows.eval_positions is None
+
+
+def test_a_fraction_divides_the_rows_by_the_seed(section) -> None:
+    dataset = section(kind="inline", rows=numbered(100), eval_fraction=0.1)
+    rows = read_rows(dataset, 3)
+    places = [row["n"] for row in rows.eval]
+    assert places == rows.eval_positions == sorted(places)
+    assert len(places) == 10
+    assert sorted(places + [row["n"] for row in rows.train]) == list(range(100))
+    assert read_rows(dataset, 3) == rows
+    assert read_rows(dataset, 4).eval != rows.eval
+
+
+def test_limits_do_not_change_what_is_held_out(section) -> None:
+    keys = {"kind": "inline", "rows": numbered(100), "eval_fraction": 0.1}
+    whole = read_rows(section(**keys), 3)
+    cut = read_rows(section(**keys, limit=5, eval_limit=4), 3)
+    assert (cut.train, cut.eval) == (whole.train[:5], whole.eval[:4])
+
+
+@given(st.integers(2, 5000), st.floats(0, 1, exclude_min=True, exclude_max=True))
+def test_both_sides_of_a_fraction_have_rows(rows: int, fraction: float) -> None:
+    held = held_out_count(rows, fraction)
+    assert 1 <= held <= rows - 1
+    assert abs(held - rows * fraction) <= 1
+
+
+def test_one_row_cannot_be_divided(section) -> None:
+    problem = problem_of(section(kind="inline", rows=numbered(1), eval_fraction=0.5))
+    assert problem.path == "dataset.eval_fraction"
+
+
+@pytest.mark.parametrize(
+    ("keys", "path"),
+    [
+        ({"rows": [], "eval_rows": None}, "dataset.rows"),
+        ({"rows": [{"a": 1}], "eval_rows": []}, "dataset.eval_rows"),
+        (
+            {"rows": [{"a": 1}], "eval_rows": [{"a": 1}], "eval_fraction": 0.5},
+            "dataset.eval_fraction",
+        ),
+        ({"rows": [{"a": 1}], "eval_limit": 3}, "dataset.eval_limit"),
+    ],
+)
+def test_contradictions_are_refused(section, keys, path) -> None:
+    assert problem_of(section(kind="inline", **keys)).path == path
+
+
+def test_reasoning_gym_keeps_metadata_as_a_dict(section) -> None:
+    pytest.importorskip("reasoning_gym")
+    dataset = section(kind="reasoning_gym", task="chain_sum", size=9, eval_size=5, eval_limit=2)
+    rows = read_rows(dataset, 0)
+    assert (len(rows.train), len(rows.eval)) == (9, 2)
+    assert rows.train[0].keys() == {"question", "answer", "metadata"}
+    assert isinstance(rows.train[0]["metadata"], dict)
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> str:
+    """A folder that `datasets` loads as it would a hub repository."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    write_rows(folder / "train.jsonl", numbered(5))
+    write_rows(folder / "test.jsonl", numbered(4))
+    return str(folder)
+
+
+def test_hub_splits_are_read_and_limited(section, repository) -> None:
+    keys = {"kind": "hub", "path": repository, "limit": 3}
+    rows = read_rows(section(**keys, eval_split="test", eval_limit=2), 0)
+    assert (rows.train, rows.eval) == (numbered(3), numbered(2))
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "expected"),
+    [
+        ({"split": "trian"}, "dataset.split", "Unknown split"),
+        ({"eval_split": "val"}, "dataset.eval_split", "['train', 'test']"),
+        ({"name": "main"}, "dataset.name", "BuilderConfig 'main' not found"),
+    ],
+)
+def test_a_wrong_split_or_subset_is_named(section, repository, keys, path, expected) -> None:
+    problem = problem_of(section(kind="hub", path=repository, **keys))
+    assert problem.path == path
+    assert expected in problem.message
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ConnectionError("Couldn't reach 'a/b' on the Hub (OfflineModeIsEnabled)"), "kind: files"),
+        ("DatasetNotFoundError", "hf auth login"),
+        ("DatasetGenerationError", "dataset.revision"),
+    ],
+)
+def test_an_unreachable_hub_is_an_error_of_the_machine(
+    section, monkeypatch, error, expected
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    if isinstance(error, str):
+        error = getattr(datasets.exceptions, error)("said why")
+
+    def refuse(*args, **keys):
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(SetupError, match=r"a/b cannot be loaded") as caught:
+        read_rows(section(kind="hub", path="a/b"), 0)
+    assert expected in str(caught.value)
+
+
+def test_a_bug_keeps_its_traceback(section, monkeypatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def fail(*args, **keys):
+        raise ValueError("something else")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(ValueError, match="something else"):
+        read_rows(section(kind="hub", path="a/b"), 0)

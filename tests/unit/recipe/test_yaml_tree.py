@@ -1,0 +1,108 @@
+import pytest
+
+from grpo_cli.errors import RecipeError
+from grpo_cli.recipe.yaml_tree import MAX_BYTES, read_file, read_scalar, read_text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-6", 1e-6),
+        ("1E5", 1e5),
+        (".5", 0.5),
+        ("-3.", -3.0),
+        ("1_000", 1000),
+        ("0x10", 16),
+        ("0o17", 15),
+        ("-7", -7),
+        ("no", "no"),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("Off", "Off"),
+        ("y", "y"),
+        ("12:30", "12:30"),
+        ("2020-01-01", "2020-01-01"),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("1e", "1e"),
+        ("e5", "e5"),
+        ("1.2.3", "1.2.3"),
+        ("0b1", "0b1"),
+    ],
+)
+def test_scalars_are_read_as_a_person_means_them(text, value):
+    read = read_scalar(text)
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_quotes_keep_text_as_text():
+    assert read_text("a: '1e-6'\nb: \"no\"\nc: |\n  1\n", "r").plain() == {
+        "a": "1e-6",
+        "b": "no",
+        "c": "1\n",
+    }
+
+
+def test_every_value_knows_its_place():
+    tree = read_text("a:\n  - x\n  - {b: 3}\n", "r.yaml")
+    assert str(tree.child("a").child(1).child("b").location) == "r.yaml:3:9"
+    assert str(tree.child("a").child(1).key_locations["b"]) == "r.yaml:3:6"
+
+
+def test_merge_keys_and_anchors_work():
+    tree = read_text("base: &b {x: 1, y: 2}\nd: {<<: *b, y: 3}\n", "r")
+    assert tree.plain()["d"] == {"x": 1, "y": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb: 2\na: 3", "r:3:1: the key `a` stands twice in this mapping (first in line 1)"),
+        ("a: {{ q }}", 'put it in quotes: "{{ question }}"'),
+        ("a: &x [*x]", "an alias holds itself"),
+        ("a: !!python/object/apply:os.system ['true']", "r:1:4: has the tag"),
+        ("a: !mine 3", "has the tag `!mine`"),
+        ("a:\n\t- b", "indent with spaces, not tabs"),
+        ("a: b: c", "put text that holds `: ` in quotes"),
+        ("a: 1\n---\nb: 2", "keep one YAML document"),
+        ("a: *nobody", "define the anchor before it is used"),
+        ("a: [1, 2", "is not valid YAML"),
+        ("? [1, 2]\n: x", "a key must be a word"),
+        ("a: " + "[" * 60 + "]" * 60, "is nested more than"),
+    ],
+)
+def test_what_a_recipe_has_no_use_for_is_refused(text, said):
+    with pytest.raises(RecipeError) as caught:
+        read_text(text, "r")
+    assert said in str(caught.value)
+
+
+def test_a_billion_laughs_are_refused():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    with pytest.raises(RecipeError, match="once aliases are expanded"):
+        read_text("\n".join(lines), "r")
+
+
+def test_files_that_are_no_recipe_are_refused(tmp_path):
+    large, binary = tmp_path / "large.yaml", tmp_path / "binary.yaml"
+    large.write_bytes(b"#" * (MAX_BYTES + 1))
+    binary.write_bytes(b"a: 1\nb: \xff\xfe\n")
+    with pytest.raises(RecipeError, match="at most"):
+        read_file(large)
+    with pytest.raises(RecipeError, match="binary.yaml:2:1: is not UTF-8"):
+        read_file(binary)
+    with pytest.raises(RecipeError, match=r"cannot be read.*binary.yaml, large.yaml"):
+        read_file(tmp_path / "missing.yaml")
+    with pytest.raises(RecipeError, match="name a file, not a folder"):
+        read_file(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_bytes(b"\xef\xbb\xbfname: x\n")
+    assert read_file(path).plain() == {"name": "x"}

@@ -1,0 +1,114 @@
+import json
+import time
+
+import pytest
+
+from grpo_cli.errors import RewardError
+from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.contract import Batch, RewardContext
+from grpo_cli.rewards.scoring import build_rewards
+
+reasoning_gym = pytest.importorskip("reasoning_gym")
+
+CONTEXT = RewardContext(max_completion_length=64)
+
+
+def entry(task, index=0):
+    return reasoning_gym.create_dataset(task, seed=7, size=5)[index]
+
+
+def score(row, completion, **params):
+    [reward] = build_rewards([RewardConfig(kind="reasoning_gym", **params)], CONTEXT)
+    columns = {"question": [row["question"]], "answer": [row["answer"]]}
+    metadata = row["metadata"]
+    if not isinstance(metadata, str):
+        metadata = json.dumps(metadata)
+    return reward.score(Batch([""], [completion], columns={**columns, "metadata": [metadata]}))[
+        0
+    ].value
+
+
+def tasks():
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(set(DATASETS) - {"composite"})
+
+
+def test_scores_survive_the_way_through_json():
+    differ = []
+    for task in tasks():
+        row = entry(task)
+        meta = row["metadata"]
+        answer = row["answer"] or meta.get("example_answer") or meta.get("example_correct_answer")
+        if answer is None:
+            continue
+        scorer = reasoning_gym.get_score_answer_fn(task)
+        direct = scorer(answer.strip(), row)
+        if score(row, answer) != direct:
+            differ.append((task, direct))
+    assert not differ
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "1", "[1", "{}", "-", "1 2\n3", "(", "\\boxed{"])
+def test_malformed_answers_never_raise(text):
+    for task in ("prime_factorization", "game_of_life", "boxnet", "chain_sum", "countdown"):
+        assert score(entry(task), text) <= 0.5
+
+
+def test_extraction_and_task():
+    row = entry("chain_sum")
+    said = f"Adding up: 1 + 1 = 2, so it is {row['answer']}."
+    assert score(row, said) < 1.0
+    assert score(row, said, extract="last_number") == 1.0
+    tagged = f"<answer>{row['answer']}</answer>"
+    assert score(row, tagged, extract=["boxed", "answer_tag"]) == 1.0
+    assert score(row, f"  {row['answer']}\n", task="chain_sum") == 1.0
+    assert score(row, f"<think>hm</think>{row['answer']}") == 1.0
+
+
+def test_metadata_may_be_a_mapping():
+    row = entry("chain_sum")
+    [reward] = build_rewards([RewardConfig(kind="reasoning_gym")], CONTEXT)
+    columns = {"answer": [row["answer"]], "metadata": [row["metadata"]]}
+    assert reward.score(Batch([""], [row["answer"]], columns=columns))[0].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ("{", "metadata is not JSON"),
+        ("[]", "metadata should be a mapping"),
+        ("{}", "names no source_dataset"),
+        ('{"source_dataset": "chain_summ"}', "no task 'chain_summ'. Fix: task: chain_sum"),
+        ('{"source_dataset": "game_of_life"}', "KeyError"),
+    ],
+)
+def test_broken_rows_are_errors_not_zeros(metadata, message):
+    row = {"question": "q", "answer": "[]", "metadata": metadata}
+    with pytest.raises(RewardError, match="row 0 of the batch") as caught:
+        score(row, "[[1]]")
+    assert message in str(caught.value)
+
+
+def test_unknown_task_is_refused_at_once():
+    with pytest.raises(RewardError, match="no task 'count_down'"):
+        build_rewards([RewardConfig(kind="reasoning_gym", task="count_down")], CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("task", "code"),
+    [
+        ("spiral_matrix", "open('PWNED', 'w').write('')"),
+        ("n_queens", "[open('PWNED', 'w')]"),
+        ("countdown", "exec(chr(111)+chr(112))"),
+        ("countdown", "9**9**9**9"),
+        ("puzzle24", "factorial(99999999)"),
+        ("simple_integration", "().__class__"),
+    ],
+)
+def test_answers_run_no_code(task, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    started = time.monotonic()
+    assert score(entry(task), code) == 0.0
+    assert time.monotonic() - started < 5
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,225 @@
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from grpo_cli.rewards.answers import MathParams, read_gold
+from grpo_cli.rewards.contract import Batch, RewardContext
+from grpo_cli.rewards.expressions import is_explosive
+from grpo_cli.rewards.quantities import parse_number
+
+GSM8K = Path(__file__).parents[3].parent / "shared/data/gsm8k/train.jsonl"
+
+
+def score(gold, completion, **params):
+    scorer = MathParams(**params).build(RewardContext(max_completion_length=64))
+    [result] = scorer(Batch(prompts=[""], completions=[completion], columns={"answer": [gold]}))
+    return result.value
+
+
+RIGHT = [
+    # what TRL's own accuracy reward scores 0 (FIELD.md, 5)
+    ("72", "72"),
+    ("72", "#### 72"),
+    ("72", "The answer is 72"),
+    ("72", "$72$"),
+    ("72", r"\boxed{72}"),
+    ("72", "<answer>72</answer>"),
+    ("72", "<answer>\n  The answer is 72.\n</answer>"),
+    ("72", "The answer is 72."),
+    ("72", "**72**"),
+    ("72", "48+24=72"),
+    ("72", "#### 72\n\nQuestion: how many are 5 and 6?"),
+    ("72", "#### Step 1\nAdd 48 and 24.\n\nThe answer is 72"),
+    ("72", "#### Step 1\nAdd.\n#### 72"),
+    ("72", r"First \boxed{5}, no: \boxed{72}"),
+    ("72", r"It is 72. \boxed{}"),
+    ("72", r"\boxed{72 \text{ clips}}"),
+    ("72", "#### 72 clips"),
+    ("72", "$72.00"),
+    ("72", "<think>Is it \\boxed{5}?</think>The answer is 72"),
+    ("72", "<think>\\boxed{72}</think>\\boxed{72}"),
+    ("72", r"\boxed{48+24}"),
+    ("72", r"\boxed{x = 72}"),
+    (72, "72"),
+    (72.0, "72"),
+    ("#### 72", "72"),
+    ("48/2 = <<48/2=24>>24 clips in May.\n#### 72", "72"),
+    (r"So it is $\boxed{72}$.", "72"),
+    ("1,000", "1000"),
+    ("1000", "1,000"),
+    ("1000", r"\boxed{1{,}000}"),
+    ("1000", r"\boxed{1\,000}"),
+    ("1,234,567", "It costs $1,234,567."),
+    ("$12", "12"),
+    ("12", "$12"),
+    ("12", r"\boxed{\$12}"),
+    ("50%", "50%"),
+    ("50%", "0.5"),
+    ("50", r"\boxed{50\%}"),
+    ("0.5", "50 percent is #### 50%"),
+    ("3/4", r"\boxed{\frac{3}{4}}"),
+    ("3/4", "0.75"),
+    ("0.75", r"so \dfrac{3}{4}"),
+    ("-5", "The result is -5"),
+    ("-5", r"\boxed{-5}"),
+    ("-5", "−5"),
+    ("5", "10-5"),
+    ("0.5", ".5"),
+    ("1.5", "1 1/2"),
+    (r"\frac{1}{2}", "1/2"),
+    (r"\frac{1}{2}", r"\boxed{\frac12}"),
+    (r"\frac{1}{3}", "0.333333"),
+    ("12 apples", "12"),
+    ("12 apples", r"\boxed{12}"),
+    ("12", r"\boxed{12\text{ cm}^2}"),
+    ("12", r"\boxed{12 m}"),
+    ("3 million", "3,000,000"),
+    ("1500", r"\boxed{1.5 \times 10^{3}}"),
+    ("90", r"\boxed{90^\circ}"),
+    ("x+1", r"\boxed{1+x}"),
+    (r"\sqrt{8}", r"\boxed{2\sqrt{2}}"),
+    (r"\frac{\sqrt{3}}{2}", r"\boxed{\dfrac{\sqrt 3}{2}}"),
+    (r"\{1,2\}", r"\boxed{\{2,1\}}"),
+    ("(1, 2)", r"\boxed{(1,2)}"),
+    ("Monday", r"\boxed{\text{monday}}"),
+    ("B", r"\boxed{(B)}"),
+    ("9^{9^{9}}+x-x", "#### 9^{9^{9}}+x-x"),
+]
+WRONG = [
+    ("72", ""),
+    ("72", "I do not know"),
+    ("72", "73"),
+    ("72", "72.5"),
+    ("72", "72.0000001"),
+    ("72", "-72"),
+    ("72", "172"),
+    ("72", "7,2"),
+    ("72", r"\boxed{73} and 72"),
+    ("72", "<think>72</think>"),
+    ("72", "<think>72</think>73"),
+    ("72", r"\boxed{72 or 73}"),
+    ("72", r"\boxed{72x}"),
+    ("72", r"\boxed{9^{9^{9^9}}}"),
+    ("72", "#### 9**9**9**9"),
+    ("72", r"\boxed{99999999!}"),
+    ("72", r"\boxed{\frac{1}{0}}"),
+    ("72", "1e999"),
+    ("72", r"\boxed{" + "1" * 900 + "}"),
+    ("1/3", "0.33"),
+    ("0.0000001", "0"),
+    ("x+1", r"\boxed{x+2}"),
+    ("Monday", r"\boxed{dayMon}"),
+    ("Monday", "72"),
+    ("B", r"\boxed{C}"),
+]
+
+
+@pytest.mark.parametrize(("gold", "completion"), RIGHT)
+def test_right_answers_score_one(gold, completion):
+    assert score(gold, completion) == 1.0
+
+
+@pytest.mark.parametrize(("gold", "completion"), WRONG)
+def test_wrong_answers_score_zero(gold, completion):
+    assert score(gold, completion) == 0.0
+
+
+@pytest.mark.parametrize(
+    "gold", [None, "", "   ", "\\", "She has 12 apples and 3 pears", "9^{9^{9^9}}"]
+)
+def test_unreadable_gold_does_not_apply(gold):
+    assert score(gold, "12") is None
+
+
+def test_order_of_places_is_the_recipes():
+    completion = r"\boxed{1} <answer>2</answer> and 3"
+    assert score("1", completion) == 1.0
+    assert score("2", completion, extract=["answer_tag", "boxed"]) == 1.0
+    assert score("3", completion, extract="last_number") == 1.0
+    assert score("3", "3", extract=["boxed"]) == 0.0
+
+
+@pytest.mark.parametrize("extract", [[], ["box"], "text"])
+def test_unknown_places_are_refused(extract):
+    with pytest.raises(ValidationError):
+        MathParams(extract=extract)
+
+
+def test_the_column_can_be_named():
+    params = MathParams(answer="solution")
+    assert params.required_columns() == ("solution",)
+    scorer = params.build(RewardContext(64))
+    assert scorer(Batch([""], ["7"], columns={"solution": ["7"]}))[0].value == 1.0
+
+
+def test_messages_are_read_as_text():
+    assert score("72", [{"role": "assistant", "content": "It is 72."}]) == 1.0
+
+
+@pytest.mark.parametrize(
+    "text", ["3x", "12 or 13", "5:30", "1/0", "5 pi", "two", "", "1,00", "3 4 5"]
+)
+def test_not_plain_numbers(text):
+    assert parse_number(text) is None
+
+
+@pytest.mark.parametrize("text", ["x^2+y^2", "(x+1)^{2}(3x+1)", "e^{2x}", "2^{10}", "x**2*3", "5!"])
+def test_ordinary_expressions_are_not_explosive(text):
+    assert not is_explosive(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9^{9^9}",
+        "9**9**9",
+        "2^{100000}",
+        "9^{(9)^9}",
+        "((9^9)^{9})^9",
+        "9^{999*999}",
+        "12345!",
+        "3!!",
+    ],
+)
+def test_explosive_expressions(text):
+    assert is_explosive(text)
+
+
+def test_other_threads_work_without_warnings(caplog):
+    results = []
+    with caplog.at_level(logging.WARNING):
+        thread = threading.Thread(
+            target=lambda: results.append(score(r"\sqrt{18}", r"\boxed{3\sqrt{2}}"))
+        )
+        thread.start()
+        thread.join()
+    assert results == [1.0]
+    assert not caplog.records
+
+
+def test_hostile_completions_are_fast():
+    hostile = [r"\boxed{" * 3000, "1," * 10_000, "<answer>" * 3000, "9" * 30_000, "-" * 30_000]
+    started = time.monotonic()
+    assert [score("72", text) for text in hostile] == [0.0] * len(hostile)
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K is not here")
+def test_every_gsm8k_gold_is_read_and_met():
+    rows = [json.loads(line) for line in GSM8K.read_text().splitlines()]
+    solutions = [row["answer"] for row in rows]
+    finals = [solution.rpartition("####")[2].strip() for solution in solutions]
+    assert len(rows) == 7473
+    assert all(read_gold(gold) for gold in [*solutions, *finals])
+    scorer = MathParams().build(RewardContext(64))
+    for form in ("#### {}", r"\boxed{{{}}}", "<answer>{}</answer>", "The answer is {}."):
+        for golds in (solutions, finals):
+            batch = Batch(finals, [form.format(n) for n in finals], columns={"answer": golds})
+            assert [s.value for s in scorer(batch)] == [1.0] * len(rows)
+    off = Batch(finals, [f"#### {n}1" for n in finals], columns={"answer": finals})
+    assert {s.value for s in scorer(off)} == {0.0}

@@ -1,0 +1,191 @@
+import textwrap
+
+import pytest
+from pydantic import ValidationError
+
+from grpo_cli.errors import RewardError
+from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.contract import Batch, RewardContext
+from grpo_cli.rewards.own import PythonParams
+from grpo_cli.rewards.scoring import build_rewards
+
+CONTEXT = RewardContext(max_completion_length=64)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(source, name="mine.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(source))
+        return path
+
+    return write_file
+
+
+def run(path, batch, **kwargs):
+    [reward] = build_rewards([RewardConfig(kind="python", path=str(path), **kwargs)], CONTEXT)
+    return [score.value for score in reward.score(batch)]
+
+
+MESSAGES = [{"role": "assistant", "content": "hi"}]
+BATCH = Batch(
+    prompts=["p", "q"],
+    completions=["a", MESSAGES],
+    completion_ids=[[1], [2, 3]],
+    columns={"answer": ["x", "y"], "row_id": [10, 11]},
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f(completions, **kwargs): return [len(c) for c in completions]", [1.0, 1.0]),
+        (
+            "def f(completions): return [float(isinstance(c, list)) for c in completions]",
+            [0.0, 1.0],
+        ),
+        ("def f(answer): return [a == 'x' for a in answer]", [1.0, 0.0]),
+        ("def f(prompts, completion_ids): return [len(i) for i in completion_ids]", [1.0, 2.0]),
+        ("def f(**kwargs): return [None, len(kwargs)]", [None, 8.0]),
+        ("def f(completions, log_metric): log_metric('m', 1.0); return [1, 2]", [1.0, 2.0]),
+        (
+            "def f(completions, trainer_state): return [0 if trainer_state is None else 1] * 2",
+            [0, 0],
+        ),
+        ("async def f(completions, **kwargs): return [1, 2]", [1.0, 2.0]),
+        (
+            "import numpy as np\ndef f(**kwargs): return np.array([1, 2], dtype='float32')",
+            [1.0, 2.0],
+        ),
+        ("def f(completions): return (i for i in range(2))", [0.0, 1.0]),
+        ("class F:\n  def __call__(self, completions): return [3, 4]\nf = F()", [3.0, 4.0]),
+    ],
+)
+def test_calls_as_trl_does(write, source, expected):
+    assert run(f"{write(source)}:f", BATCH) == expected
+
+
+def test_passes_kwargs(write):
+    path = write("def f(completions, *, bonus, **kwargs): return [bonus] * len(completions)")
+    assert run(f"{path}:f", BATCH, kwargs={"bonus": 2.5}) == [2.5, 2.5]
+
+
+def test_dataset_columns_cannot_displace_trls(write):
+    path = write("def f(completions, prompts, **kwargs): return [len(c) for c in completions]")
+    batch = Batch(["p"], ["four"], columns={"completions": ["x" * 9], "prompts": ["y"]})
+    assert run(f"{path}:f", batch) == [4.0]
+
+
+def test_async_calls_share_one_loop(write):
+    path = write("""
+        import asyncio
+        loops = []
+        async def f(completions, **kwargs):
+            loops.append(asyncio.get_running_loop())
+            return [float(loops[0] is loops[-1])] * len(completions)
+    """)
+    [reward] = build_rewards([RewardConfig(kind="python", path=f"{path}:f")], CONTEXT)
+    assert [reward.score(BATCH)[0].value for _ in range(3)] == [1.0, 1.0, 1.0]
+
+
+def test_modules_and_neighbours_can_be_imported(write, tmp_path, monkeypatch):
+    write("def g(completions): return [7.0] * len(completions)", "neighbour_a.py")
+    path = write("from neighbour_a import g as f")
+    assert run(f"{path}:f", BATCH) == [7.0, 7.0]
+    write("def g(completions): return [8.0] * len(completions)", "neighbour_b.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run("neighbour_b:g", BATCH) == [8.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("signature", "columns"),
+    [
+        ("completions, **kwargs", ()),
+        ("prompts, completions, answer, **kwargs", ("answer",)),
+        ("completions, answer, level=3, *, tests, mode='x', **kwargs", ("answer", "tests")),
+        ("completions, completion_ids, trainer_state, log_extra, log_metric", ()),
+        ("completions, bonus", ()),
+    ],
+)
+def test_required_columns_are_read_without_running_the_file(write, signature, columns):
+    path = write(f"raise RuntimeError('must not run')\ndef f({signature}): return []")
+    params = PythonParams(path=f"{path}:f", kwargs={"bonus": 1})
+    assert params.required_columns() == columns
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "kwargs", "where", "message"),
+    [
+        ("def brevity(completions): ...", "brevty", {}, "path", "no function 'brevty'"),
+        ("class F: ...", "F", {}, "path", "is a class"),
+        ("def f(:", "f", {}, "path", "mine.py:1 is not valid Python"),
+        ("def f(completion): ...", "f", {}, "path", "needs 'completion', which TRL does not pass"),
+        ("def f(completions, /): ...", "f", {}, "path", "by position only"),
+        ("def f(completions): ...", "f", {"x": 1}, "kwargs.x", "takes no argument 'x'"),
+        ("def f(**k): ...", "f", {"prompts": 1}, "kwargs.prompts", "TRL passes 'prompts' itself"),
+    ],
+)
+def test_problems(write, source, function, kwargs, where, message):
+    params = PythonParams(path=f"{write(source)}:{function}", kwargs=kwargs)
+    [(path, said, fix)] = params.problems()
+    assert path == where
+    assert message in said
+    assert fix
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(completions, **kwargs): ...",
+        "async def f(completions): ...",
+        "from functools import partial\nf = partial(print)",
+        "try:\n  from x import f\nexcept ImportError:\n  def f(completions): ...",
+        "from x import *",
+        "if True:\n  def f(completions): ...",
+    ],
+)
+def test_no_problems(write, source):
+    assert PythonParams(path=f"{write(source)}:f").problems() == []
+
+
+def test_problems_of_places(tmp_path):
+    [(_, message, _)] = PythonParams(path=f"{tmp_path}/none.py:f").problems()
+    assert "there is no file" in message
+    [(_, message, _)] = PythonParams(path="no_such_module_anywhere:f").problems()
+    assert "no module 'no_such_module_anywhere'" in message
+    assert PythonParams(path="json.decoder:scanstring").problems() == []
+    [(_, message, _)] = PythonParams(path="json.decoder:nope").problems()
+    assert "no function 'nope'" in message
+
+
+def test_a_problem_names_the_near_function(write):
+    path = write("def brevity(completions): ...\ndef other(completions): ...")
+    [(_, _, fix)] = PythonParams(path=f"{path}:brevty").problems()
+    assert fix == "name brevity"
+
+
+@pytest.mark.parametrize("path", ["mine.py", "mine.py:", ":f", "mine.py:not a name"])
+def test_malformed_paths_are_refused(path):
+    with pytest.raises(ValidationError, match="should be file.py:function"):
+        PythonParams(path=path)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("import does_not_exist_anywhere", "No module named 'does_not_exist_anywhere'"),
+        ("x = 1 / 0", "ZeroDivisionError: division by zero"),
+        ("def f(:", "SyntaxError"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+    ],
+)
+def test_an_error_in_the_file_is_shown_as_itself(write, source, text):
+    path = write(source)
+    with pytest.raises(RewardError) as caught:
+        run(f"{path}:f", BATCH)
+    message = str(caught.value)
+    assert "reward 'python' (python) could not be loaded" in message
+    assert text in message
+    assert "mine.py" in message
+    assert "grpo_cli" not in message
+    assert "importlib" not in message
