@@ -109,7 +109,9 @@ def _make_model(
     return LlamaForCausalLM(config)
 
 
-def make_tiny_gguf(path: Path, *, pad_is_eos: bool = True, eot: bool = False, seed: int = 0) -> Path:
+def make_tiny_gguf(
+    path: Path, *, pad_is_eos: bool = True, eot: bool = False, seed: int = 0
+) -> Path:
     """Writes a tiny llama as a GGUF file of float32 tensors (needs the `gguf` package).
 
     Args:

@@ -29,7 +29,7 @@ class RowFile:
 
     @property
     def format(self) -> str:
-        """The ending that tells how to read it: `.json`, `.jsonl`, `.csv`, `.parquet` or another."""
+        """The ending that tells how to read it, such as `.jsonl`; compression left out."""
         suffixes = [suffix.lower() for suffix in self.path.suffixes if suffix.lower() != ".gz"]
         ending = suffixes[-1] if suffixes else ""
         return ".jsonl" if ending == ".ndjson" else ending

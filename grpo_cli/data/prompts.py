@@ -4,6 +4,7 @@ Owns templates and the shape of prompts. Chat templates belong to the tokenizer:
 is a list of messages.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ Prompt = str | list[dict[str, Any]]
 """Plain text, or messages with `role` and `content`."""
 
 LONGEST_PROMPT_CHARACTERS = 1_000_000
+MOST_ROUNDS = 100_000
 USER = "dataset.prompt.user"
 SYSTEM = "dataset.prompt.system"
 STYLE = "dataset.prompt.style"
@@ -39,15 +41,13 @@ def template_columns(text: str, path: str = USER) -> frozenset[str]:
 
     environment = _environment()
     try:
-        tree = environment.parse(text)
-        environment.compile(tree)
-        return frozenset(meta.find_undeclared_variables(tree) - environment.globals.keys())
+        names = meta.find_undeclared_variables(environment.parse(text))
+        return frozenset(names - environment.globals.keys())
     except TemplateSyntaxError as error:
-        raise _error(
-            f"line {error.lineno} of the template is wrong: {(error.message or '').rstrip('.')}",
-            "correct the template; columns are written {{ name }}",
-            path,
-        ) from error
+        reason = (error.message or "").rstrip(".")
+        message = f"line {error.lineno} of the template is wrong: {reason}"
+        fix = "correct the template; columns are written {{ name }}"
+        raise _error(message, fix, path) from error
 
 
 def resolve_style(prompt: PromptConfig, has_chat_template: bool) -> Style:
@@ -185,6 +185,21 @@ def _refuse_none(value: Any) -> Any:
     return value
 
 
+def _bounded_range() -> Callable[..., range]:
+    """The templates' `range`: the sandbox bounds each one, this bounds all of a prompt together."""
+    rounds = 0
+
+    def bounded(*limits: int) -> range:
+        nonlocal rounds
+        numbers = range(*limits)
+        rounds += len(numbers)
+        if rounds > MOST_ROUNDS:
+            raise OverflowError(f"the loops pass {MOST_ROUNDS:,} rounds")
+        return numbers
+
+    return bounded
+
+
 @lru_cache(maxsize=64)
 def _compile(text: str) -> "Template":
     return _environment().from_string(text)
@@ -196,7 +211,7 @@ def _render(text: str, row: Row, where: str, path: str) -> str:
     parts: list[str] = []
     length = 0
     try:
-        for part in _compile(text).generate(row):
+        for part in _compile(text).generate({"range": _bounded_range(), **row}):
             length += len(part)
             if length > LONGEST_PROMPT_CHARACTERS:
                 raise OverflowError(f"the text passes {LONGEST_PROMPT_CHARACTERS:,} characters")

@@ -42,7 +42,8 @@ def read_rows(dataset: DatasetConfig, seed: int) -> SourceRows:
     same while `limit` is varied.
 
     Args:
-        dataset: The section of the recipe; file paths are absolute or relative to the working directory.
+        dataset: The section of the recipe; its paths are absolute or relative to the working
+            directory.
         seed: Chooses the rows of `eval_fraction` and draws the rows of reasoning-gym.
 
     Raises:

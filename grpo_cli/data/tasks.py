@@ -21,7 +21,7 @@ from grpo_cli.recipe.dataset import ReasoningGymDataset
 
 COLUMNS = frozenset({"question", "answer", "metadata"})
 CHUNK_ROWS = 512
-"""Rows drawn from one seed. Constant, so that the rows held out do not depend on how many are asked."""
+"""Rows drawn from one seed. Constant: what is held out must not depend on how many are wanted."""
 DRAWS_PER_ROW = 50
 FEWEST_DRAWS = 1000
 _REGISTRATION = re.compile(r"""^register_dataset\(\s*(["']?)(\w+)""", re.MULTILINE)
@@ -85,7 +85,7 @@ def _check_param(name: str, task: str, valid: frozenset[str]) -> Problem | None:
 
 @lru_cache(maxsize=8)
 def _parameters(path: Path) -> frozenset[str]:
-    """Fields of the configuration class that a task's file registers; empty where it is not there."""
+    """Fields of the configuration class a task's file registers; empty where there is none."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     calls = (node.value for node in tree.body if isinstance(node, ast.Expr))
     registrations = (
@@ -149,7 +149,7 @@ def _draw(
 
 
 def _endless(dataset: ReasoningGymDataset, key: str) -> Iterator[Row]:
-    """Row after row. Tasks seed row `i` with `seed + i`, so chunks take seeds far from each other."""
+    """Row after row; tasks seed row `i` with `seed + i`, so chunks take seeds far apart."""
     from reasoning_gym.composite import DatasetSpec
     from reasoning_gym.factory import create_dataset
 

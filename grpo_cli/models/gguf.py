@@ -112,8 +112,9 @@ def _convert(path: Path, folder: Path) -> None:
         message = "reading a GGUF file needs the `gguf` package"
         raise SetupError(f'{message}. Fix: pip install "grpo-cli[gguf]"') from error
     except (ValueError, KeyError, IndexError) as error:
-        fix = "fetch the file anew, or use the model's safetensors"
-        raise SetupError(f"{path} cannot be converted: {error}. Fix: {fix}") from error
+        why = str(error).rstrip(".")
+        fix = "fetch the file anew (it may be cut short), or use the model's safetensors"
+        raise SetupError(f"{path} cannot be converted: {why}. Fix: {fix}") from error
 
 
 def _convert_loudly(path: Path, folder: Path) -> None:

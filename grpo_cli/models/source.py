@@ -196,8 +196,8 @@ def _check_init_kwargs(model: ModelConfig) -> list[Problem]:
 def _gguf_has_key(path: Path, key: str) -> bool:
     """Whether the metadata of a GGUF file holds `key`.
 
-    A search for the bytes of the key, which the format writes after its length: 20 ms where
-    `gguf.GGUFReader` takes two seconds to build every field.
+    A search for the bytes of the key, which the format writes after its length: milliseconds,
+    where `gguf.GGUFReader` takes two seconds to build every field.
 
     Source: ggml's `docs/gguf.md`, `gguf_string_t`.
     """

@@ -29,7 +29,7 @@ def write_template(template: str, name: str) -> Path:
     text = (files(__name__) / f"{template}.yaml").read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(text.replace("NAME", path.stem, 1))
+            file.write(text.replace("NAME", path.stem))
     except FileExistsError:
         raise UsageError(f"{path} exists. Fix: give another name: grpo init NAME") from None
     except OSError as error:

@@ -11,13 +11,13 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 ROW = {"question": "1 + 1", "answer": "2", "hint": None}
 
 
-def render(row, style="chat", **keys):
-    return render_prompt(row, PromptConfig(**keys), style, "training row 7")
+def render(row, resolved="chat", **keys):
+    return render_prompt(row, PromptConfig(**keys), resolved, "training row 7")
 
 
-def problem_of(row, style="chat", **keys):
+def problem_of(row, resolved="chat", **keys):
     with pytest.raises(RecipeError) as error:
-        render(row, style, **keys)
+        render(row, resolved, **keys)
     (problem,) = error.value.problems
     return problem
 
@@ -122,7 +122,8 @@ def test_an_empty_value_is_never_printed_as_the_word_none() -> None:
     "user",
     [
         "{% for i in range(10**9) %}x{% endfor %}",
-        "{% for i in range(90000) %}{% for j in range(90000) %}x{% endfor %}{% endfor %}",
+        "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+        "{% for i in range(90000) %}{{ question * 100 }}{% endfor %}",
     ],
 )
 def test_runaway_templates_fail_fast(user) -> None:

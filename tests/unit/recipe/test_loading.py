@@ -62,7 +62,9 @@ def test_another_dataset_kind_replaces_the_parents_dataset(tmp_path):
 def test_a_parents_mistake_is_cited_in_the_parent(tmp_path):
     write_recipe(tmp_path, GOOD.replace("max_steps: 2", "max_step: 2"), "base.yaml")
     (said,) = messages(write_recipe(tmp_path, "extends: base.yaml\n"))
-    assert "base.yaml:19:3: training.max_step: unknown key `max_step`. Fix: write `max_steps`" in said
+    assert (
+        "base.yaml:19:3: training.max_step: unknown key `max_step`. Fix: write `max_steps`" in said
+    )
 
 
 def test_circles_and_missing_parents_are_refused(tmp_path):
@@ -119,7 +121,10 @@ def test_overrides_are_typed_and_reach_into_lists(tmp_path):
     ("flag", "said"),
     [
         ("training.max_steps", "--set training.max_steps: is not `path=value`"),
-        ("training.max_steps=x", "--set training.max_steps=x: training.max_steps: should be a whole number"),
+        (
+            "training.max_steps=x",
+            "--set training.max_steps=x: training.max_steps: should be a whole number",
+        ),
         ("training.maxsteps=3", "--set training.maxsteps=3: training.maxsteps: unknown key"),
         ("rewards.5.weight=1", "the list has 1 entries, numbered from 0"),
         ("name.x=1", "leads through a value that holds no keys"),

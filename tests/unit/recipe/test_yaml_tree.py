@@ -94,7 +94,7 @@ def test_files_that_are_no_recipe_are_refused(tmp_path):
     binary.write_bytes(b"a: 1\nb: \xff\xfe\n")
     with pytest.raises(RecipeError, match="at most"):
         read_file(large)
-    with pytest.raises(RecipeError, match="binary.yaml:2:1: is not UTF-8"):
+    with pytest.raises(RecipeError, match=r"binary\.yaml:2:1: is not UTF-8"):
         read_file(binary)
     with pytest.raises(RecipeError, match=r"cannot be read.*binary.yaml, large.yaml"):
         read_file(tmp_path / "missing.yaml")

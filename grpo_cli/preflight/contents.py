@@ -1,0 +1,179 @@
+"""What a recipe says about data and rewards, against the data and the rewards themselves.
+
+Owns the comparison of columns with the templates and rewards that name them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from grpo_cli.data.columns import check_columns
+from grpo_cli.data.peek import Peek, peek
+from grpo_cli.data.prompts import template_columns
+from grpo_cli.errors import Problem, ProblemsError, RewardError, nearest
+from grpo_cli.recipe.dataset import DatasetConfig
+from grpo_cli.recipe.explanation import explain, unknown_key
+from grpo_cli.recipe.loading import LoadedRecipe
+from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.contract import RewardParams
+from grpo_cli.rewards.registry import KINDS
+from grpo_cli.rewards.scoring import name_rewards
+
+
+def collect(check: Callable[[], object]) -> Iterable[Problem]:
+    """The problems that a check raises; none where it passes."""
+    try:
+        check()
+    except ProblemsError as error:
+        return error.problems
+    return []
+
+
+def check_rewards(loaded: LoadedRecipe, problems: list[Problem]) -> dict[int, RewardParams]:
+    """Validates each reward's parameters against its kind; gives those that are right, by index."""
+    node = loaded.tree.child("rewards")
+    valid: dict[int, RewardParams] = {}
+    entries = node.plain() if node is not None and isinstance(node.value, list) else []
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
+            continue
+        path = ("rewards", index)
+        schema = KINDS.get(entry["kind"])
+        if schema is None:
+            problems.append(_unknown_kind(entry["kind"], index))
+            continue
+        own = {key: value for key, value in entry.items() if key not in RewardConfig.model_fields}
+        try:
+            valid[index] = schema.model_validate(own)
+        except ValidationError as error:
+            problems += [
+                _name_reward_keys(problem, loaded, schema)
+                for problem in explain(error, schema, loaded.tree, path)
+            ]
+            continue
+        problems += [
+            Problem(message, fix, path=f"rewards.{index}.{name}")
+            for name, message, fix in valid[index].problems()
+        ]
+    problems += _check_names(loaded)
+    return valid
+
+
+def _check_names(loaded: LoadedRecipe) -> Iterator[Problem]:
+    if loaded.recipe is None:
+        return
+    try:
+        name_rewards(loaded.recipe.rewards)
+    except RewardError as error:
+        message, _, fix = str(error).partition(". Fix: ")
+        yield Problem(message, fix, path="rewards")
+
+
+def _unknown_kind(kind: str, index: int) -> Problem:
+    close = nearest(kind, KINDS)
+    fix = f"write `{close}`" if close else f"write one of {', '.join(KINDS)}"
+    return Problem(f"there is no reward kind `{kind}`", fix, path=f"rewards.{index}.kind")
+
+
+def _name_reward_keys(
+    problem: Problem, loaded: LoadedRecipe, schema: type[RewardParams]
+) -> Problem:
+    """An unknown parameter may also be a misspelt key that every reward has."""
+    if not problem.message.startswith("unknown key"):
+        return problem
+    steps = tuple(int(step) if step.isdigit() else step for step in problem.path.split("."))
+    valid = [*schema.model_fields, *RewardConfig.model_fields]
+    return unknown_key(loaded.tree, steps, valid)
+
+
+def check_data(
+    loaded: LoadedRecipe, params: dict[int, RewardParams], problems: list[Problem]
+) -> Peek | None:
+    """Looks at the data, and compares its columns with what prompts and rewards want."""
+    dataset = loaded.recipe.dataset if loaded.recipe else _dataset_alone(loaded)
+    if dataset is None:
+        return None
+    seed = loaded.recipe.seed if loaded.recipe else 0
+    try:
+        seen = peek(dataset, seed)
+    except ProblemsError as error:
+        problems += error.problems
+        return None
+    if seen.columns is not None:
+        problems += _check_prompt(dataset, seen.columns)
+        problems += collect(lambda: check_columns(dataset.columns, seen.columns or ()))
+        available = seen.columns | set(dataset.columns) | {"prompt", "row_id"}
+        problems += _check_reward_columns(params, available)
+    else:
+        problems += _check_templates(dataset)
+    return seen
+
+
+def _dataset_alone(loaded: LoadedRecipe) -> Any:
+    """The dataset section of a recipe whose other parts are wrong."""
+    node = loaded.tree.child("dataset")
+    try:
+        return TypeAdapter(DatasetConfig).validate_python(node.plain()) if node else None
+    except ValidationError:
+        return None
+
+
+def _check_templates(dataset: Any) -> Iterator[Problem]:
+    """Whether the templates can be read, where the columns they may name are not known."""
+    for key, text in _templates(dataset):
+        yield from collect(partial(template_columns, text, f"dataset.prompt.{key}"))
+
+
+def _check_prompt(dataset: Any, columns: frozenset[str]) -> Iterator[Problem]:
+    known = columns | set(dataset.columns)
+    for key, text in _templates(dataset):
+        path = f"dataset.prompt.{key}"
+        try:
+            wanted = template_columns(text, path)
+        except ProblemsError as error:
+            yield from error.problems
+            continue
+        for name in sorted(wanted - known):
+            yield _missing_column(name, known, path, "the template names")
+    if dataset.prompt.user is None and "prompt" not in known:
+        yield Problem(
+            "no `user` template is given and the data has no column `prompt` "
+            f"(columns: {_list(columns)})",
+            'add `dataset.prompt.user`, such as `user: "{{ question }}"`',
+            path="dataset.prompt",
+        )
+
+
+def _templates(dataset: Any) -> Iterator[tuple[str, str]]:
+    for key in ("user", "system"):
+        text = getattr(dataset.prompt, key)
+        if text is not None:
+            yield key, text
+
+
+def _check_reward_columns(
+    params: dict[int, RewardParams], available: frozenset[str]
+) -> Iterator[Problem]:
+    for index, reward in params.items():
+        for name in reward.required_columns():
+            if name not in available:
+                path = f"rewards.{index}"
+                yield _missing_column(
+                    name, available - {"prompt", "row_id"}, path, "the reward needs"
+                )
+
+
+def _missing_column(name: str, known: frozenset[str], path: str, who: str) -> Problem:
+    close = nearest(name, known)
+    fix = f"use `{close}`, or " if close else ""
+    return Problem(
+        f"{who} the column `{name}`, which the data lacks (columns: {_list(known)})",
+        f"{fix}add it under `dataset.columns`, such as `{name}: {close or next(iter(sorted(known)), 'source')}`",
+        path=path,
+    )
+
+
+def _list(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,32 @@
+"""The shape of the house: floors, lengths, docstrings that say what a module owns."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "grpo_cli").rglob("*.py"))
+FORBIDDEN = {"utils", "helpers", "manager", "misc", "common"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_is_short_named_after_a_thing_and_says_what_it_owns(path):
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "no docstring"
+    assert path.stem not in FORBIDDEN
+    assert len(text.splitlines()) <= 500
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < 60, f"{node.name} is over 60 lines"
+
+
+def test_floors_hold():
+    script = Path(sys.executable).with_name("lint-imports")
+    if not script.exists():
+        pytest.skip("import-linter is not installed")
+    done = subprocess.run([script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,62 @@
+"""What a command may import: none of the libraries that take seconds."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.recipe_texts import write_recipe
+
+HEAVY = [
+    "torch",
+    "transformers",
+    "trl",
+    "vllm",
+    "datasets",
+    "accelerate",
+    "peft",
+    "numpy",
+    "pandas",
+]
+PROBE = """
+import json, sys
+sys.argv = ["grpo", *json.loads(sys.argv[1])]
+from grpo_cli.cli.app import main
+try:
+    main()
+except SystemExit:
+    pass
+print("\\nLOADED", json.dumps(sorted(set(json.loads(sys.argv_heavy)) & set(sys.modules))))
+"""
+
+
+def loaded_by(arguments, cwd):
+    script = PROBE.replace("sys.argv_heavy", repr(json.dumps(HEAVY)))
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        check=True,
+    )
+    return json.loads(done.stdout.rpartition("LOADED")[2])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["check", "recipe.yaml"],
+        ["check-batch", "recipe.yaml"],
+        ["check-batch", "--dataset-size", "100"],
+        ["schema"],
+        ["init", "fresh"],
+        ["train", "recipe.yaml", "--dry-run"],
+    ],
+    ids=" ".join,
+)
+def test_commands_without_a_model_import_nothing_heavy(arguments, tmp_path):
+    write_recipe(tmp_path)
+    assert loaded_by(arguments, tmp_path) == []

@@ -1,0 +1,31 @@
+"""Every mistake in `invalid/` gets exactly the message that stands beside it."""
+
+from pathlib import Path
+
+import pytest
+
+from grpo_cli.errors import RecipeError
+from grpo_cli.preflight.checks import check_recipe
+from grpo_cli.preflight.hardware import Hardware
+
+FOLDER = Path(__file__).parent / "invalid"
+RECIPES = sorted(FOLDER.glob("*.yaml"))
+
+
+def read_messages(path: Path) -> str:
+    try:
+        problems = check_recipe(path, hardware=Hardware(gpus=0, cpus=2)).errors
+    except RecipeError as error:
+        problems = error.problems
+    text = "\n".join(str(problem) for problem in problems)
+    return text.replace(f"{FOLDER}/", "").replace(str(FOLDER), "FOLDER") + "\n"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_mistake_gets_its_message(path):
+    assert read_messages(path) == path.with_suffix(".expected").read_text(encoding="utf-8")
+
+
+def test_every_mistake_has_a_message_beside_it():
+    assert len(RECIPES) >= 30
+    assert {path.stem for path in RECIPES} == {path.stem for path in FOLDER.glob("*.expected")}
