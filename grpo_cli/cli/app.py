@@ -166,4 +166,4 @@ def schema(
 
 def main() -> None:
     """Entry point of the `grpo` command."""
-    sys.exit(run_guarded(lambda: app(standalone_mode=False)))
+    sys.exit(run_guarded(lambda: app(prog_name="grpo", standalone_mode=False)))

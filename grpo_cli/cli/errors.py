@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Callable
 
+from typer.exceptions import TyperException
+
 from grpo_cli.cli.output import print_problems, stderr
 from grpo_cli.errors import ExitCode, GrpoError, ProblemsError
 
@@ -21,6 +23,8 @@ def run_guarded(command: Callable[[], int | None]) -> int:
         else:
             stderr().print(f"error: {error}", style="red", markup=False)
         return error.exit_code
+    except TyperException as error:
+        return _explain_usage(error)
     except KeyboardInterrupt:
         stderr().print("interrupted")
         return ExitCode.INTERRUPTED
@@ -28,6 +32,16 @@ def run_guarded(command: Callable[[], int | None]) -> int:
         # The reader of our output has gone (`grpo … | head`): nothing is wrong.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return ExitCode.OK
+
+
+def _explain_usage(error: TyperException) -> int:
+    """A command line that Typer cannot read: its own words, and where help is."""
+    said = getattr(error, "format_message", lambda: str(error))()
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "grpo"
+    if said:
+        stderr().print(f"error: {said} Fix: see {command} --help", style="red", markup=False)
+    return ExitCode.USAGE
 
 
 def _count(problems: int) -> None:

@@ -114,7 +114,7 @@ def _build_trainer(
     log = _open_completion_log(session, [reward.name for reward in rewards], tokenizer)
     session.report("loading the model")
     with session.processes.local_main_process_first():
-        model = load_model(recipe.model, device_is_cuda=not session.cpu)
+        model = load_model(recipe.model, tokenizer, device_is_cuda=not session.cpu)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=build_reward_functions(rewards, log),

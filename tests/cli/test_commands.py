@@ -1,0 +1,205 @@
+"""The commands as a person runs them: real processes, what they print, and how they end."""
+
+import json
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.recipe_texts import GOOD, write_recipe
+
+
+def grpo(*arguments, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", "from grpo_cli.cli.app import main; main()", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**__import__("os").environ, **environment},
+    )
+
+
+def test_help_names_every_command(tmp_path):
+    done = grpo("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for command in ("init", "check", "check-batch", "train", "schema"):
+        assert command in done.stdout
+
+
+def test_version(tmp_path):
+    assert grpo("--version", cwd=tmp_path).stdout.startswith("grpo 0.")
+
+
+def test_a_misspelt_command_or_option_is_exit_code_2_without_a_traceback(tmp_path):
+    for arguments in (["trian"], ["check", "--jsn", "x"], ["check"]):
+        done = grpo(*arguments, cwd=tmp_path)
+        assert done.returncode == 2, arguments
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("template", ["quickstart", "math", "format"])
+def test_init_writes_a_recipe_that_fits_the_schema(tmp_path, template):
+    done = grpo("init", "mine", "--template", template, cwd=tmp_path)
+    assert done.returncode == 0
+    text = (tmp_path / "mine.yaml").read_text()
+    assert yaml.safe_load(text)["name"] == "mine"
+    again = grpo("init", "mine", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "mine.yaml exists" in again.stderr
+    assert (tmp_path / "mine.yaml").read_text() == text
+
+
+def test_init_suggests_the_template_that_was_meant(tmp_path):
+    done = grpo("init", "--template", "maths", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "use --template math" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_check_says_what_a_recipe_comes_to(tmp_path):
+    done = grpo("check", write_recipe(tmp_path), cwd=tmp_path)
+    assert done.returncode == 0
+    assert "4 prompts" in done.stdout
+    assert "4 completions a step on 1 process, 2 steps" in done.stdout
+    assert done.stderr == ""
+
+
+def test_check_prints_problems_on_stderr_and_ends_with_2(tmp_path):
+    path = write_recipe(tmp_path, GOOD.replace("max_steps", "max_step").replace("math", "maths"))
+    done = grpo("check", path, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Fix: write `max_steps`" in done.stderr
+    assert "Fix: write `math`" in done.stderr
+    assert "2 problems" in done.stderr
+
+
+def test_check_as_json_holds_the_same_on_stdout(tmp_path):
+    path = write_recipe(tmp_path, GOOD.replace("max_steps", "max_step"))
+    done = grpo("check", path, "--json", cwd=tmp_path)
+    result = json.loads(done.stdout)
+    assert done.returncode == 2
+    assert result["valid"] is False
+    assert result["problems"][0]["line"] == 19
+    assert result["problems"][0]["path"] == "training.max_step"
+
+
+def test_check_batch_from_flags_gives_the_sums_of_the_tutorial(tmp_path):
+    flags = (
+        "--per-device-train-batch-size 4 --gradient-accumulation-steps 2 --num-processes 3 "
+        "--num-generations 6 --dataset-size 8000 --num-train-epochs 1"
+    ).split()
+    done = grpo("check-batch", *flags, "--json", cwd=tmp_path)
+    plan = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert plan["valid"] is True
+    assert plan["completions_per_optimizer_step"] == 24
+    assert plan["total_optimizer_steps"] == 2000
+    assert plan["total_completions"] == 48_000
+    assert "2,000" in grpo("check-batch", *flags, cwd=tmp_path).stdout
+
+
+def test_check_batch_gives_the_nearest_values_of_each_knob_and_ends_with_1(tmp_path):
+    done = grpo(
+        "check-batch", "--per-device-train-batch-size", 4, "--num-generations", 7,
+        "--num-processes", 3, "--gradient-accumulation-steps", 2, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1
+    knobs = ("generation.num_generations", "training.per_device_train_batch_size",
+             "training.gradient_accumulation_steps", "launch.num_processes")  # fmt: skip
+    for knob in knobs:
+        assert knob in done.stdout
+    assert "24 / 7" in done.stderr
+
+
+def test_check_batch_takes_a_recipe_with_flags_in_place_of_some(tmp_path):
+    path = write_recipe(tmp_path)
+    plan = json.loads(
+        grpo("check-batch", path, "--num-processes", 2, "--json", cwd=tmp_path).stdout
+    )
+    assert plan["completions_per_micro_step"] == 8
+    assert plan["inputs"]["dataset_size"] == 4
+
+
+def test_check_batch_knows_the_processes_of_the_launch(tmp_path):
+    path = write_recipe(tmp_path, GOOD + "launch: {num_processes: 2}\n")
+    plan = json.loads(grpo("check-batch", path, "--json", cwd=tmp_path).stdout)
+    assert plan["num_processes"] == 2
+
+
+def test_check_batch_without_anything_says_what_to_give(tmp_path):
+    done = grpo("check-batch", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is nothing to check" in done.stderr
+
+
+def test_the_schema_accepts_a_good_recipe_and_refuses_a_bad_one(tmp_path):
+    schema = json.loads(grpo("schema", cwd=tmp_path).stdout)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    recipe = yaml.safe_load(GOOD)
+    jsonschema.validate(recipe, schema)
+    recipe["training"]["lr_scheduler_type"] = "cosine"
+    jsonschema.validate(recipe, schema)
+    for section, key, value in [
+        ("training", "max_step", 3),
+        ("training", "loss_type", "dapoo"),
+        ("generation", "num_generations", "many"),
+        ("rewards", 0, {"kind": "maths"}),
+        ("rewards", 0, {"kind": "math", "anser": "x"}),
+    ]:
+        spoiled = yaml.safe_load(GOOD)
+        spoiled[section][key] = value
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(spoiled, schema)
+
+
+def test_a_dry_run_writes_the_run_folder_and_starts_nothing(tmp_path):
+    path = write_recipe(tmp_path)
+    done = grpo("train", path, "--dry-run", "--json", cwd=tmp_path)
+    plan = json.loads(done.stdout)
+    assert done.returncode == 0
+    (folder,) = (tmp_path / "runs" / "good").iterdir()
+    assert plan["run"] == str(folder)
+    assert plan["argv"][-1] == str(folder)
+    assert (folder / "recipe.yaml").read_text() == path.read_text()
+    resolved = json.loads((folder / "resolved.json").read_text())["recipe"]
+    assert resolved["launch"]["num_processes"] >= 1
+    assert resolved["training"]["learning_rate"] == 1e-6
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["versions"]["trl"]
+    assert json.loads((folder / "status.json").read_text())["state"] == "pending"
+    assert not (folder / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text.replace("max_steps", "max_step"),
+        lambda text: text.replace("answer: answer", "answer: solution"),
+        lambda text: text.replace("num_generations: 2", "num_generations: 3"),
+        lambda text: text.replace("path: tiny", "path: ./nowhere"),
+        lambda text: text[: text.index("rewards:")],
+        lambda text: text + "  x: [",
+    ],
+)
+def test_a_recipe_that_cannot_be_trained_leaves_nothing_behind(tmp_path, spoil):
+    path = write_recipe(tmp_path, spoil(GOOD))
+    done = grpo("train", path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Fix:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [item.name for item in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path):
+    path = write_recipe(tmp_path)
+    (tmp_path / "taken").write_text("a file")
+    done = grpo("train", path, "--runs", "taken", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "give another place with --runs DIR" in done.stderr
+
+
+def test_debug_shows_the_traceback_of_our_own_errors(tmp_path):
+    done = grpo("check", "nowhere.yaml", cwd=tmp_path, GRPO_DEBUG="1")
+    assert "Traceback" in done.stderr
