@@ -52,7 +52,6 @@ bench: setup
 	$(BIN)/python benchmarks/startup.py
 
 docs: setup
-	$(BIN)/grpo schema --output recipes/recipe.schema.json
 	$(BIN)/python docs/generate.py
 
 clean:

@@ -4,6 +4,7 @@ Owns templates and the shape of prompts. Chat templates belong to the tokenizer:
 is a list of messages.
 """
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +23,11 @@ Prompt = str | list[dict[str, Any]]
 
 LONGEST_PROMPT_CHARACTERS = 1_000_000
 MOST_ROUNDS = 100_000
+_PLAIN_COLUMN = re.compile(r"\{\{-?\s*([A-Za-z_]\w*)\s*-?\}\}")
+_NOT_COLUMNS = frozenset(
+    "true false none True False None range dict cycler joiner namespace".split()
+)
+"""Names that mean something of their own in a template."""
 USER = "dataset.prompt.user"
 SYSTEM = "dataset.prompt.system"
 STYLE = "dataset.prompt.style"
@@ -37,12 +43,17 @@ def template_columns(text: str, path: str = USER) -> frozenset[str]:
     Raises:
         RecipeError: The template has a syntax error; with its line.
     """
+    # Importing Jinja takes as long as the rest of a check; most templates do no more than name columns.
+    names = frozenset(_PLAIN_COLUMN.findall(text))
+    rest = _PLAIN_COLUMN.sub("", text)
+    if not names & _NOT_COLUMNS and not any(mark in rest for mark in ("{{", "{%", "{#", "}}")):
+        return names
     from jinja2 import TemplateSyntaxError, meta
 
     environment = _environment()
     try:
-        names = meta.find_undeclared_variables(environment.parse(text))
-        return frozenset(names - environment.globals.keys())
+        found = meta.find_undeclared_variables(environment.parse(text))
+        return frozenset(found - environment.globals.keys())
     except TemplateSyntaxError as error:
         reason = (error.message or "").rstrip(".")
         message = f"line {error.lineno} of the template is wrong: {reason}"

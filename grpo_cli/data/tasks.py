@@ -30,11 +30,21 @@ _REGISTRATION = re.compile(r"""^register_dataset\(\s*(["']?)(\w+)""", re.MULTILI
 @lru_cache(maxsize=1)
 def find_tasks() -> dict[str, Path]:
     """Every task's name and the source file that registers it; empty without reasoning-gym."""
+    return _read_tasks("*.py")
+
+
+def find_task(name: str) -> Path | None:
+    """The source file that registers a task. Most tasks' files bear their names: those come first."""
+    quick = _read_tasks(f"{name}.py") if name.isidentifier() else {}
+    return quick.get(name) or find_tasks().get(name)
+
+
+def _read_tasks(pattern: str) -> dict[str, Path]:
     spec = importlib.util.find_spec("reasoning_gym")
     folders = spec.submodule_search_locations if spec else None
     tasks = {}
     for folder in folders or ():
-        for path in sorted(Path(folder).rglob("*.py")):
+        for path in sorted(Path(folder).rglob(pattern)):
             name = _registered_name(path.read_text(encoding="utf-8"))
             if name:
                 tasks[name] = path
@@ -55,18 +65,19 @@ def check_task(dataset: ReasoningGymDataset) -> None:
     Raises:
         RecipeError: reasoning-gym is not installed, or a name is unknown.
     """
-    tasks = find_tasks()
-    if not tasks:
-        fix = 'pip install "grpo-cli[reasoning-gym]"'
-        raise RecipeError([Problem("reasoning-gym is not installed", fix, "dataset.kind")])
-    if dataset.task not in tasks:
+    path = find_task(dataset.task)
+    if path is None:
+        tasks = find_tasks()
+        if not tasks:
+            fix = 'pip install "grpo-cli[reasoning-gym]"'
+            raise RecipeError([Problem("reasoning-gym is not installed", fix, "dataset.kind")])
         message = f"`{dataset.task}` is not one of reasoning-gym's {len(tasks)} tasks"
         fix = suggest(dataset.task, tasks, f"choose one of {', '.join(sorted(tasks))}")
         raise RecipeError([Problem(message, fix, "dataset.task")])
     problems = [
         problem
         for name in dataset.params
-        if (problem := _check_param(name, dataset.task, _parameters(tasks[dataset.task])))
+        if (problem := _check_param(name, dataset.task, _parameters(path)))
     ]
     if problems:
         raise RecipeError(problems)

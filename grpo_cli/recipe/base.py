@@ -4,10 +4,18 @@ Owns the value types that read YAML as a person means it. Does not know any sect
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+Item = TypeVar("Item")
 
 
 class Section(BaseModel):
@@ -49,3 +57,26 @@ Integer = Annotated[int, BeforeValidator(_refuse_boolean("a whole number"))]
 """A whole number; `true` is not 1."""
 Number = Annotated[float, BeforeValidator(_refuse_boolean("a number"))]
 """A number; `1e-6` and `"1e-6"` both work, `true` does not."""
+
+
+class _OneOrMany:
+    """Reads a single text as a list of one, and says so in the JSON Schema."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_as_tuple, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        many = handler(schema)
+        return {"anyOf": [many["items"], many]}
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+OneOrMany = Annotated[tuple[Item, ...], _OneOrMany()]
+"""A list that may be written as its only entry: `train: a.jsonl` and `train: [a.jsonl]` are the same."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from grpo_cli.recipe.base import Integer, Number, Section
+from grpo_cli.recipe.base import Integer, Number, OneOrMany, Section
 
 
 class PromptConfig(Section):
@@ -35,7 +35,9 @@ def _as_mapping(value: Any) -> Any:
     return {"from": value} if isinstance(value, str) else value
 
 
-Column = Annotated[ColumnConfig, BeforeValidator(_as_mapping)]
+Column = Annotated[
+    ColumnConfig, BeforeValidator(_as_mapping, json_schema_input_type=str | ColumnConfig)
+]
 
 
 class _DatasetBase(Section):
@@ -69,12 +71,7 @@ class HubDataset(_DatasetBase):
     """Branch, tag or commit."""
 
 
-def _as_tuple(value: Any) -> Any:
-    """Reads one path as a list of one."""
-    return (value,) if isinstance(value, str) else value
-
-
-Paths = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+Paths = Annotated[OneOrMany[str], Field(min_length=1)]
 
 
 class FilesDataset(_DatasetBase):

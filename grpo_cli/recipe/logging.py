@@ -4,20 +4,18 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from grpo_cli.recipe.base import Number, OpenSection
+from grpo_cli.recipe.base import Number, OneOrMany, OpenSection
 
 
-def _as_list(value: Any) -> Any:
-    """Reads `wandb` as `[wandb]`, and `none` as `[]`."""
-    if value is None or value == "none":
-        return ()
-    return (value,) if isinstance(value, str) else value
+def _none_as_empty(value: Any) -> Any:
+    """Reads TRL's `none` as no tracker at all."""
+    return () if value is None or value == "none" else value
 
 
 class LoggingConfig(OpenSection):
     """Where metrics and samples go; `metrics.jsonl` in the run folder is always written."""
 
-    report_to: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
+    report_to: Annotated[OneOrMany[str], BeforeValidator(_none_as_empty)] = ()
     """Trackers: `tensorboard`, `wandb`, `trackio`, `mlflow`, …"""
     log_completions: bool = True
     """Write every sampled group with its scores to `completions/`."""

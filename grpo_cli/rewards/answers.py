@@ -4,14 +4,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from grpo_cli.errors import RewardError
+from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
 from grpo_cli.rewards.expressions import is_explosive, parse_expression, same_expression
-from grpo_cli.rewards.extraction import Place, as_places, find_answer
+from grpo_cli.rewards.extraction import Place, find_answer
 from grpo_cli.rewards.quantities import Quantity, parse_number, same_quantity, tidy, unwrap
 from grpo_cli.rewards.rows import score_rows
 
@@ -40,7 +41,7 @@ class MathParams(RewardParams):
 
     answer: str = "answer"
     """The column with the gold answer."""
-    extract: Annotated[tuple[Place, ...], BeforeValidator(as_places)] = Field(
+    extract: OneOrMany[Place] = Field(
         default=("boxed", "hashes", "answer_tag", "last_number"), min_length=1
     )
     """Where to look for the answer, in this order; the first place that holds one counts."""

@@ -6,7 +6,7 @@ Owns finding only. What an answer is worth is for `answers.py` and `gym.py`.
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from grpo_cli.rewards.quantities import NUMBER, parse_number
 
@@ -53,11 +53,6 @@ def find_answer(text: str, places: Sequence[TextOrPlace]) -> Found | None:
 def after_thinking(text: str) -> str:
     """What follows the last `</think>`; all of `text` where there is none."""
     return text.rpartition("</think>")[2]
-
-
-def as_places(value: Any) -> Any:
-    """Reads one place as a list of one."""
-    return (value,) if isinstance(value, str) else value
 
 
 def last_boxed(text: str) -> str | None:

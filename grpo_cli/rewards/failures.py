@@ -3,7 +3,7 @@
 Owns wording and tracebacks only; `scoring.py` decides what is a failure.
 """
 
-import asyncio
+import os
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ SHOWN = 300
 """Characters shown of a prompt or completion."""
 
 _OURS = str(Path(__file__).parent)
-_LOOP = str(Path(asyncio.__file__).parent)
+_LOOP = str(Path(os.__file__).parent / "asyncio")
 
 
 class _Named(Protocol):

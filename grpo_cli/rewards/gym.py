@@ -9,14 +9,15 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from grpo_cli.errors import RewardError, SetupError, nearest
+from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
 from grpo_cli.rewards.expressions import is_explosive
-from grpo_cli.rewards.extraction import TextOrPlace, as_places, find_answer
+from grpo_cli.rewards.extraction import TextOrPlace, find_answer
 from grpo_cli.rewards.rows import score_rows
 
 TaskScorer = Callable[[str | None, dict[str, Any]], float]
@@ -54,9 +55,7 @@ class ReasoningGymParams(RewardParams):
 
     task: str | None = None
     """The task; leave out to read it from each row's metadata (`source_dataset`)."""
-    extract: Annotated[tuple[TextOrPlace, ...], BeforeValidator(as_places)] = Field(
-        default=("text",), min_length=1
-    )
+    extract: OneOrMany[TextOrPlace] = Field(default=("text",), min_length=1)
     """Where the answer stands: one place or a list in order; `text` is the whole completion
     (what follows `</think>`), without the white space around it."""
 

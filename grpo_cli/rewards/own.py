@@ -4,17 +4,14 @@ Owns loading it and calling it with TRL's arguments. Reads its source through `s
 what it raises or returns wrongly is reported by `scoring.py`.
 """
 
-import asyncio
 import atexit
-import hashlib
 import importlib
 import importlib.util
-import inspect
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -28,6 +25,9 @@ from grpo_cli.rewards.signatures import (
     is_file,
     read_signature,
 )
+
+if TYPE_CHECKING:
+    import asyncio
 
 _SINGULARS = {"prompt": "prompts", "completion": "completions"}
 
@@ -132,7 +132,7 @@ class PythonParams(RewardParams):
         def score(batch: Batch) -> Sequence[Score]:
             given = {**_arguments(batch), **self.kwargs}
             values = function(**{name: value for name, value in given.items() if accepts(name)})
-            return _as_scores(run(values) if inspect.isawaitable(values) else values)
+            return _as_scores(run(values) if isinstance(values, Awaitable) else values)
 
         return score
 
@@ -154,6 +154,8 @@ def load_function(source: str, name: str) -> Callable[..., Any]:
 def _load_file(path: Path) -> ModuleType:
     """Imports a file once a process; its folder goes to the end of `sys.path`, for its imports."""
     path = path.resolve()
+    import hashlib
+
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"grpo_own_{digest}_{path.stem}"
     if name in sys.modules:
@@ -178,6 +180,8 @@ def _load_file(path: Path) -> ModuleType:
 
 def _acceptance(function: Callable[..., Any]) -> Callable[[str], bool]:
     """Tells which argument names a function takes; all where its signature cannot be read."""
+    import inspect
+
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -219,6 +223,8 @@ class _Awaiter:
         self._runner: asyncio.Runner | None = None
 
     def __call__(self, values: Any) -> Any:
+        import asyncio
+
         if self._runner is None:
             self._runner = asyncio.Runner()
             atexit.register(self._runner.close)

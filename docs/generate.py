@@ -1,0 +1,121 @@
+"""Writes the parts of the documentation that stand in the code already.
+
+`make docs` runs it; a test fails where the files differ from what it would write. Owns the layout
+of the recipe reference only: every word of it comes from the schema and the installed TRL.
+"""
+
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from grpo_cli.preflight.schema import build_schema
+from grpo_cli.recipe import grpo_fields
+from grpo_cli.recipe.dataset import (
+    ColumnConfig,
+    FilesDataset,
+    HubDataset,
+    InlineDataset,
+    PromptConfig,
+    ReasoningGymDataset,
+)
+from grpo_cli.recipe.evaluation import EvaluationConfig
+from grpo_cli.recipe.generation import GenerationConfig, VllmConfig
+from grpo_cli.recipe.launch import LaunchConfig
+from grpo_cli.recipe.logging import LoggingConfig
+from grpo_cli.recipe.model import LoraConfig, ModelConfig
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.recipe.training import EarlyStoppingConfig, TrainingConfig
+from grpo_cli.rewards.registry import KINDS
+from grpo_cli.runs.files import write_json, write_text
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "recipe.md"
+SCHEMA = ROOT / "recipes" / "recipe.schema.json"
+
+SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
+    ("(top level)", Recipe),
+    ("model", ModelConfig),
+    ("model.lora", LoraConfig),
+    ("dataset, kind: hub", HubDataset),
+    ("dataset, kind: files", FilesDataset),
+    ("dataset, kind: reasoning_gym", ReasoningGymDataset),
+    ("dataset, kind: inline", InlineDataset),
+    ("dataset.prompt", PromptConfig),
+    ("dataset.columns.NAME", ColumnConfig),
+    ("rewards, every entry", RewardConfig),
+    *((f"rewards, kind: {kind}", params) for kind, params in KINDS.items()),
+    ("generation", GenerationConfig),
+    ("generation.vllm", VllmConfig),
+    ("training", TrainingConfig),
+    ("training.early_stopping", EarlyStoppingConfig),
+    ("launch", LaunchConfig),
+    ("logging", LoggingConfig),
+    ("evaluation", EvaluationConfig),
+)
+INTRO = """# Recipe reference
+
+Generated from the schema by `make docs`; do not edit. Names are TRL's wherever TRL has one. Besides
+the keys listed, `generation`, `generation.vllm`, `training` and `logging` take every `GRPOConfig`
+field named at their end, with TRL's meaning and default.
+"""
+
+
+def render_reference() -> str:
+    """The recipe reference as Markdown."""
+    parts = [INTRO]
+    for title, model in SECTIONS:
+        parts.append(f"\n## {title}\n\n{_docstring(model)}\n")
+        rows = list(_rows(model))
+        if rows:
+            parts.append(
+                "\n| key | default | meaning |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
+            )
+        if title in ("generation", "generation.vllm", "training", "logging"):
+            parts.append(f"\nAlso: {_upstream(title, model)}.\n")
+    return "".join(parts)
+
+
+def write_all() -> None:
+    """Writes every generated file."""
+    write_text(REFERENCE, render_reference())
+    write_json(SCHEMA, build_schema())
+
+
+def _docstring(model: type[BaseModel]) -> str:
+    lines = [line.strip() for line in (model.__doc__ or "").strip().splitlines()]
+    return "\n".join(lines)
+
+
+def _rows(model: type[BaseModel]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        yield f"| `{field.alias or name}` | {_default(field)} | {meaning} |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        literal = typing.get_args(field.annotation)
+        only = typing.get_origin(field.annotation) is typing.Literal and len(literal) == 1
+        return f"`{literal[0]}`" if only else "required"
+    value = field.default if field.default is not PydanticUndefined else field.default_factory()  # type: ignore[call-arg,misc]
+    if isinstance(value, BaseModel):
+        return "see below"
+    words = {None: "null", True: "true", False: "false"}
+    if value is None or isinstance(value, bool):
+        return f"`{words[value]}`"
+    return f"`{list(value) if isinstance(value, tuple) else value}`"
+
+
+def _upstream(home: str, model: type[BaseModel]) -> str:
+    names = grpo_fields.names_in(typing.cast(grpo_fields.Home, home))
+    return ", ".join(f"`{name}`" for name in sorted(names) if name not in model.model_fields)
+
+
+if __name__ == "__main__":
+    sys.exit(write_all())

@@ -1,0 +1,200 @@
+"""Trainings from recipe to weights: real processes, a tiny random model, on the CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.integration.conftest import RECIPE, Workshop
+
+LORA = "dtype: float32\n  lora: {{r: 4, lora_alpha: 8}}"
+
+
+def weights_of(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_a_recipe_trains_a_model_and_leaves_everything_in_the_run_folder(workshop):
+    done = workshop.grpo("train", workshop.write(), "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    run = workshop.run
+    assert summary["state"] == "completed"
+    assert summary["steps"] == summary["total_steps"] == 2
+    assert {"length", "has_a"} == set(summary["before"]["rewards"])
+    assert summary["after"]["prompts"] == 2
+
+    trained, base = weights_of(run / "model"), weights_of(workshop.model)
+    assert any(not torch.equal(trained[name], base[name]) for name in base)
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    assert tokenizer.chat_template
+
+    steps = workshop.records("train")
+    assert [record["step"] for record in steps] == [1, 2]
+    for key in ("reward", "rewards/length/mean", "frac_reward_zero_std", "tokens_per_s", "loss"):
+        assert steps[0][key] is not None, key
+    groups = [json.loads(line) for line in (run / "completions" / "rank_0.jsonl").open()]
+    assert [group["step"] for group in groups] == [0, 0, 1, 1]
+    assert all(len(group["completions"]) == 2 for group in groups)
+    assert set(groups[0]["rewards"]) == {"length", "has_a"}
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["data"]["train_rows"] == 8
+    assert len(manifest["data"]["fingerprint"]) == 64
+    assert "step 2/2" in done.stderr
+
+
+def test_the_weighted_sum_is_what_trl_reports(workshop):
+    assert workshop.grpo("train", workshop.write()).returncode == 0
+    for record in workshop.records("train"):
+        expected = 0.5 * record["rewards/length/mean"] + record["rewards/has_a/mean"]
+        assert record["reward"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_adapter_loads_on_its_base_with_plain_peft(workshop):
+    done = workshop.grpo("train", workshop.write(RECIPE.replace("dtype: float32", LORA)))
+    assert done.returncode == 0, done.stderr
+    base = AutoModelForCausalLM.from_pretrained(workshop.model)
+    adapted = PeftModel.from_pretrained(base, workshop.run / "model")
+    changed = [
+        name for name, value in adapted.named_parameters() if "lora_B" in name and value.any()
+    ]
+    assert changed
+
+
+def test_a_base_model_without_chat_template_trains_on_plain_text(tmp_path, base_model):
+    workshop = Workshop(tmp_path, base_model)
+    done = workshop.grpo("train", workshop.write())
+    assert done.returncode == 0, done.stderr
+    group = json.loads((workshop.run / "completions" / "rank_0.jsonl").open().readline())
+    assert isinstance(group["prompt"], str)
+
+
+def test_a_tiny_model_learns_what_is_rewarded(workshop):
+    """Of 256 bytes, the letter a: a random model hardly ever writes it."""
+    (workshop.folder / "own.py").write_text(
+        "def share(completions, **kwargs):\n"
+        "    texts = [completion[0]['content'] for completion in completions]\n"
+        "    return [text.count('a') / max(len(text), 1) for text in texts]\n"
+    )
+    text = RECIPE.replace(
+        '  - {{kind: regex, pattern: "a", name: has_a}}', "  - {{kind: python, path: own.py:share}}"
+    ).replace("  - {{kind: length, target: 4, scale: 0.1, weight: 0.5}}\n", "")
+    text = text.replace("max_steps: 2", "max_steps: 40").replace("1e-3", "1e-2")
+    text = text.replace("num_generations: 2", "num_generations: 16")
+    text = text.replace("per_device_train_batch_size: 4", "per_device_train_batch_size: 64")
+    done = workshop.grpo(
+        "train", workshop.write(text), "--json", "--set", "evaluation.temperature=1"
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["reward_first"] < 0.1
+    assert summary["reward_last"] > 0.5
+    assert summary["after"]["reward"] > summary["before"]["reward"]
+
+
+def test_trls_own_fields_reach_the_trainer(workshop):
+    extra = "max_steps: 2\n  beta: 0.1\n  lr_scheduler_type: cosine\n  eval_strategy: steps\n  eval_steps: 1"
+    text = RECIPE.replace("max_steps: 2", extra).replace(
+        "per_device_train_batch_size: 4",
+        "per_device_train_batch_size: 4\n  per_device_eval_batch_size: 2",
+    )
+    done = workshop.grpo("train", workshop.write(text))
+    assert done.returncode == 0, done.stderr
+    assert all(record["kl"] is not None for record in workshop.records("train"))
+    assert len(workshop.records("eval")) == 2
+    groups = [json.loads(line) for line in (workshop.run / "completions" / "rank_0.jsonl").open()]
+    assert {group["split"] for group in groups} == {"train", "eval"}
+
+
+def test_a_reward_that_raises_names_itself_and_keeps_what_was_done(workshop):
+    (workshop.folder / "own.py").write_text(
+        "def moody(completions, trainer_state, **kwargs):\n"
+        "    if trainer_state is not None and trainer_state.global_step == 2:\n"
+        "        raise ZeroDivisionError('no mood')\n"
+        "    return [float(len(completion[0]['content'])) for completion in completions]\n"
+    )
+    text = RECIPE.replace(
+        '{{kind: regex, pattern: "a", name: has_a}}', "{{kind: python, path: own.py:moody}}"
+    )
+    text = text.replace("max_steps: 2", "max_steps: 4\n  save_steps: 1")
+    done = workshop.grpo("train", workshop.write(text))
+    assert done.returncode == 1
+    assert "reward 'python' (python) failed" in done.stderr
+    assert "own.py" in done.stderr
+    assert "no mood" in done.stderr
+    status = workshop.status()
+    assert (status["state"], status["step"]) == ("failed", 2)
+    assert len(workshop.records("train")) == 2
+    assert (workshop.run / "checkpoints" / "checkpoint-2" / "trainer_state.json").exists()
+    assert not (workshop.run / "model").exists()
+
+
+def test_two_processes_share_one_training(workshop):
+    text = RECIPE.replace("use_cpu: true", "use_cpu: true, num_processes: 2")
+    text = text.replace("per_device_train_batch_size: 4", "per_device_train_batch_size: 2")
+    done = workshop.grpo("train", workshop.write(text), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["after"]["prompts"] == 2
+    assert {path.name for path in (workshop.run / "completions").iterdir()} == {
+        "rank_0.jsonl",
+        "rank_1.jsonl",
+    }
+    assert len(workshop.records("train")) == 2
+
+
+def alive_workers(run):
+    """Processes whose command line names the run folder."""
+    found = subprocess.run(["pgrep", "-f", str(run)], capture_output=True, text=True)
+    return found.stdout.split()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(workshop, processes, number):
+    text = RECIPE.replace("use_cpu: true", f"use_cpu: true, num_processes: {processes}")
+    text = text.replace("max_steps: 2", "max_steps: 100000")
+    process = subprocess.Popen(
+        **workshop.command("train", workshop.write(text)), stderr=subprocess.PIPE
+    )
+    wait_for_step(workshop, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, errors
+    status = workshop.status()
+    assert status["state"] == "stopped"
+    assert status["step"] >= 1
+    checkpoint = workshop.run / "checkpoints" / f"checkpoint-{status['step']}"
+    assert (checkpoint / "trainer_state.json").exists()
+    assert alive_workers(workshop.run) == []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_worker_outlives_a_killed_supervisor(workshop, processes):
+    text = RECIPE.replace("use_cpu: true", f"use_cpu: true, num_processes: {processes}")
+    text = text.replace("max_steps: 2", "max_steps: 100000")
+    process = subprocess.Popen(
+        **workshop.command("train", workshop.write(text)), stderr=subprocess.DEVNULL
+    )
+    wait_for_step(workshop, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 60
+    while alive_workers(workshop.run) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert alive_workers(workshop.run) == []
+
+
+def wait_for_step(workshop, process):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if list(workshop.folder.glob("runs/*/*/metrics.jsonl")) and workshop.records("train"):
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"no step was trained: {process.poll()} {process.stderr}")
