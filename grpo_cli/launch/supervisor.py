@@ -164,6 +164,9 @@ def _settle(folder: RunFolder, returncode: int, log: Path, signals: _Signals) ->
         return status
     if signals.count:
         return file.update(state="stopped", reason="stopped before the first step ended")
+    if returncode == 0:
+        # Another machine holds the main process; this one has done its part.
+        return file.update(state="completed", phase="done")
     return file.update(state="failed", reason=_explain_exit(returncode), traceback=_tail(log))
 
 

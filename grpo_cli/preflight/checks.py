@@ -191,6 +191,14 @@ def _check_evaluation(recipe: Recipe, seen: Peek | None) -> Iterator[Problem]:
             "`eval_fraction`), or set `eval_strategy: no`",
             path="training.eval_strategy",
         )
+    saves = training.extras.get("save_strategy", "steps")
+    if training.extras.get("load_best_model_at_end") and saves != training.eval_strategy:
+        yield Problem(
+            f"the best model is known only where both evaluation (`{training.eval_strategy}`) and "
+            f"saving (`{saves}`) happen",
+            "give `eval_strategy` and `save_strategy` the same value",
+            path="training.load_best_model_at_end",
+        )
     if training.early_stopping and not evaluates:
         yield Problem(
             "early stopping reads an evaluation metric, and `eval_strategy` is `no`",

@@ -1,6 +1,6 @@
 """The `training` section: optimization, schedule, checkpoints."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -35,8 +35,8 @@ class TrainingConfig(OpenSection):
     """Optimizer steps in all; -1 leaves it to `num_train_epochs`."""
     learning_rate: Number = Field(default=1e-6, ge=0)
     """Peak learning rate. The default suits full fine-tuning; LoRA wants 1e-5 to 5e-4."""
-    eval_strategy: str = "no"
-    """When to evaluate during training: `no`, `steps` or `epoch`."""
+    eval_strategy: Literal["no", "steps", "epoch"] = "no"
+    """When to evaluate during training."""
     early_stopping: EarlyStoppingConfig | None = None
     """Stop when an evaluation metric no longer gets better."""
 

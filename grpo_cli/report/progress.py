@@ -46,28 +46,20 @@ class _Follower:
         self.steps: deque[StepRecord] = deque(maxlen=_HISTORY)
         self.status = Status()
         self._tail = RecordTail(folder.metrics)
-        self._status_seen = 0.0
 
-    def read(self) -> tuple[list[dict[str, Any]], bool]:
-        """New records, and whether the status changed."""
+    def read(self) -> list[dict[str, Any]]:
+        """New records; the status and the steps are kept."""
+        # The status first: a record that came before it is then never missed.
+        self.status = StatusFile(self.folder.status).read()
         fresh = list(self._tail.read_new())
         self.steps.extend(step for record in fresh if (step := read_step(record)))
-        changed = False
-        try:
-            written = self.folder.status.stat().st_mtime
-        except FileNotFoundError:
-            written = 0.0
-        if written > self._status_seen:
-            self._status_seen = written
-            self.status = StatusFile(self.folder.status).read()
-            changed = True
-        return fresh, changed
+        return fresh
 
     def seconds_left(self) -> float | None:
         """Time left, from the pace of the last 20 records."""
         recent = [step.step_time_s for step in list(self.steps)[-20:] if step.step_time_s]
         total = self.status.total_steps
-        if not recent or total is None:
+        if not recent or total is None or not self.steps:
             return None
         return sum(recent) / len(recent) * max(total - self.steps[-1].step, 0)
 
@@ -95,18 +87,16 @@ class PlainView:
 
     def refresh(self) -> None:
         """Prints the lines of what came since the last call."""
-        fresh, _ = self._follower.read()
+        for record in self._follower.read():
+            step = read_step(record)
+            left_s = self._follower.seconds_left()
+            line = format_step(step, left_s) if step else _format_event(record)
+            if line:
+                self._say(line)
         status = self._follower.status
         if status.phase != self._phase and status.state == "running":
             self._phase = status.phase
             self._say(f"· {status.phase}")
-        for record in fresh:
-            step = read_step(record)
-            line = (
-                format_step(step, self._follower.seconds_left()) if step else _format_event(record)
-            )
-            if line:
-                self._say(line)
 
     def stopping(self) -> None:
         """Says that a stop has been asked for."""

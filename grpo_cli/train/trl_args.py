@@ -7,6 +7,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from grpo_cli.errors import RunError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
 
@@ -19,6 +20,9 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> GRPOConfi
         folder: Checkpoints go to its `checkpoints/`.
         cpu: Whether the run is on the CPU; there bf16 autocast is off unless the recipe asks for it,
             since most processors emulate it.
+
+    Raises:
+        RunError: TRL refuses a combination that no earlier check knows of.
     """
     fields: dict[str, Any] = {
         **recipe.training.trl_fields(),
@@ -40,7 +44,12 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> GRPOConfi
         fields.setdefault("bf16", False)
         fields.setdefault("dataloader_pin_memory", False)
     fields.setdefault("run_name", f"{recipe.name}-{folder.path.name}")
-    return GRPOConfig(**fields)
+    try:
+        return GRPOConfig(**fields)
+    except ValueError as error:
+        raise RunError(
+            f"TRL refuses these settings: {error} Fix: change them in the recipe"
+        ) from error
 
 
 def _backend(recipe: Recipe) -> dict[str, bool]:

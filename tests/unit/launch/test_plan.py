@@ -1,0 +1,75 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_cli.launch.plan import plan_launch
+from grpo_cli.preflight.hardware import Hardware, count_gpus, resolve_num_processes
+from grpo_cli.recipe.launch import LaunchConfig
+from grpo_cli.recipe.loading import load_recipe
+from tests.recipe_texts import GOOD, write_recipe
+
+RUN = Path("/runs/good/1")
+CPU, FOUR_GPUS = Hardware(gpus=0, cpus=8), Hardware(gpus=4, cpus=32)
+
+
+def plan(tmp_path, launch="", hardware=CPU):
+    text = GOOD + (f"launch: {launch}\n" if launch else "")
+    return plan_launch(load_recipe(write_recipe(tmp_path, text)), RUN, hardware)
+
+
+def test_one_process_is_started_without_a_launcher(tmp_path):
+    planned = plan(tmp_path)
+    assert planned.argv == (sys.executable, "-m", "grpo_cli.train.worker", str(RUN))
+    assert (planned.strategy, planned.device, planned.num_processes) == ("single", "cpu", 1)
+    assert planned.environment["OMP_NUM_THREADS"] == "8"
+
+
+def test_several_processes_go_through_accelerate(tmp_path):
+    planned = plan(tmp_path, "{num_processes: 2}")
+    line = planned.command_line()
+    assert "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1" in line
+    assert "--main_process_port 0" in line
+    assert line.endswith(f"-m grpo_cli.train.worker {RUN}")
+    assert planned.environment["OMP_NUM_THREADS"] == "4"
+
+
+def test_auto_takes_every_visible_gpu(tmp_path):
+    planned = plan(tmp_path, hardware=FOUR_GPUS)
+    assert (planned.num_processes, planned.device, planned.strategy) == (4, "cuda", "ddp")
+    assert "MALLOC_TRIM_THRESHOLD_" not in planned.environment
+
+
+def test_the_cpu_can_be_asked_for_beside_gpus(tmp_path):
+    planned = plan(tmp_path, "{use_cpu: true}", FOUR_GPUS)
+    assert (planned.num_processes, planned.device) == (1, "cpu")
+    assert planned.environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_several_machines_meet_at_the_first(tmp_path):
+    launch = (
+        "{num_machines: 2, machine_rank: 1, main_process_ip: 10.0.0.1, main_process_port: 29500}"
+    )
+    line = plan(tmp_path, launch, FOUR_GPUS).command_line()
+    assert "--num_processes 8 --num_machines 2" in line
+    assert "--machine_rank 1 --main_process_ip 10.0.0.1" in line
+    assert "--main_process_port 29500" in line
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, 2), ("0", 1), ("0,1", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("0,1,2,3", 2)],
+)
+def test_hidden_gpus_do_not_count(tmp_path, monkeypatch, visible, expected):
+    for name in ("0000:01", "0000:02"):
+        (tmp_path / name).mkdir()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_gpus(tmp_path) == expected
+
+
+def test_a_given_number_of_processes_wins():
+    assert resolve_num_processes(LaunchConfig(num_processes=3), FOUR_GPUS) == 3
+    assert resolve_num_processes(LaunchConfig(strategy="single"), FOUR_GPUS) == 1
+    assert resolve_num_processes(LaunchConfig(num_machines=2), FOUR_GPUS) == 8
