@@ -1,6 +1,6 @@
 """How results look in a terminal: a check, a batch, a plan, the end of a run. Computes nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from rich.table import Table
 from rich.text import Text
@@ -102,7 +102,7 @@ def print_summary(summary: RunSummary) -> None:
         table.add_row("  reward", f"{change[0]:.3f} → [bold]{change[1]:.3f}[/]", note)
     for name, before, after in _compare(summary):
         note = f"[dim]{summary.before['prompts']} held-out prompts[/]" if summary.before else ""
-        table.add_row(f"  {name}", f"{before} → [bold]{after}[/]", note)
+        table.add_row(f"  {name}", f"{_format(before)} → [bold]{_format(after)}[/]", note)
     if summary.folder.model.is_dir():
         table.add_row("  model", str(summary.folder.model), "")
     table.add_row("  run", str(summary.folder.path), "")
@@ -111,13 +111,15 @@ def print_summary(summary: RunSummary) -> None:
         print_failure(summary)
 
 
-def _compare(summary: RunSummary) -> Iterable[tuple[str, str, str]]:
-    before, after = summary.before, summary.after
-    for name in (before or {}).get("rewards", {}):
-        values = [
-            _format(result["rewards"].get(name)) if result else "–" for result in (before, after)
-        ]
-        yield f"held-out {name}", values[0], values[1]
+def _compare(summary: RunSummary) -> Iterator[tuple[str, float | None, float | None]]:
+    """Accuracy of the rewards that judge answers, and means that say anything more than it."""
+    before, after = summary.before or {}, summary.after or {}
+    for key, what in (("accuracy", "accuracy"), ("rewards", "mean")):
+        for name in before.get(key, {}):
+            values = before[key][name], after.get(key, {}).get(name)
+            accuracies = before["accuracy"].get(name), after.get("accuracy", {}).get(name)
+            if key == "accuracy" or values != accuracies:
+                yield f"held-out {what} ({name})", *values
 
 
 def _format(value: float | None) -> str:

@@ -189,7 +189,9 @@ def _facts(step: StepRecord) -> list[tuple[str, str]]:
 
 def _format_event(record: dict[str, Any]) -> str | None:
     if record.get("event") == "measure":
-        scores = "  ".join(f"{name} {value:.3f}" for name, value in record["rewards"].items())
+        scored = [(f"{name} accuracy", value) for name, value in record["accuracy"].items()]
+        scored += record["rewards"].items()
+        scores = "  ".join(f"{name} {value:.3f}" for name, value in scored if value is not None)
         return f"{record['when']} training, {record['prompts']} held-out prompts: {scores}"
     if record.get("event") == "eval" and record.get("eval_reward") is not None:
         return f"step {record['step']}  eval reward {record['eval_reward']:.3f}"

@@ -38,6 +38,7 @@ class MathParams(RewardParams):
     """
 
     kind: ClassVar[str] = "math"
+    right_answer: ClassVar[float | None] = 1.0
 
     answer: str = "answer"
     """The column with the gold answer."""

@@ -70,6 +70,8 @@ class RewardParams(Section):
 
     kind: ClassVar[str]
     """The kind's name in recipes."""
+    right_answer: ClassVar[float | None] = None
+    """The score of a right answer, for kinds that judge answers; accuracy is the share that gets it."""
 
     def required_columns(self) -> tuple[str, ...]:
         """Dataset columns without which this reward cannot score."""

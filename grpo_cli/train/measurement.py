@@ -38,7 +38,8 @@ class Measurer:
         Progress goes to the status; a request to stop is heeded between batches.
 
         Returns:
-            Mean of each reward and of the weighted total, mean completion length in tokens, the
+            Mean of each reward and of the weighted total, accuracy of rewards that judge answers
+            (the share of completions with a right answer), mean completion length in tokens, the
             share cut off, the number of prompts and completions, and seconds.
         """
         started = time.monotonic()
@@ -76,31 +77,26 @@ class Measurer:
     def _score(self, rows: Dataset, sampled: list[list[Completion]]) -> list[dict[str, Any]]:
         """One record a completion, holding each reward's value."""
         flat = [(index, completion) for index, group in enumerate(sampled) for completion in group]
-        prompts = list(rows["prompt"])
+        table = {name: list(rows[name]) for name in rows.column_names}
+        repeated = {name: [values[index] for index, _ in flat] for name, values in table.items()}
+        prompts = repeated.pop("prompt")
         texts = [completion.text for _, completion in flat]
         chat = isinstance(prompts[0], list)
         batch = Batch(
-            prompts=[prompts[index] for index, _ in flat],
-            completions=[[{"role": "assistant", "content": text}] for text in texts]
-            if chat
-            else texts,
+            prompts=prompts,
+            completions=[_as_message(text) for text in texts] if chat else texts,
             completion_ids=[list(completion.token_ids) for _, completion in flat],
-            columns={
-                name: [rows[index][name] for index, _ in flat]
-                for name in rows.column_names
-                if name != "prompt"
-            },
-            extra={},
+            columns=repeated,
         )
         scores = {reward.name: reward.score(batch) for reward in self.rewards}
         return [
             {
-                "row": rows[index]["row_id"],
+                "row": repeated["row_id"][position],
                 "tokens": len(completion.token_ids),
                 "clipped": completion.clipped,
                 "rewards": {name: values[position].value for name, values in scores.items()},
             }
-            for position, (index, completion) in enumerate(flat)
+            for position, (_, completion) in enumerate(flat)
         ]
 
     def _summarize(self, scored: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
@@ -121,6 +117,11 @@ class Measurer:
             "rewards": {
                 name: _mean([record["rewards"][name] for record in scored]) for name in weights
             },
+            "accuracy": {
+                reward.name: _share_right(reward, scored)
+                for reward in self.rewards
+                if reward.params.right_answer is not None
+            },
             "completion_length": _mean([record["tokens"] for record in scored]),
             "clipped": _mean([float(record["clipped"]) for record in scored]),
             "temperature": self.session.recipe.evaluation.temperature,
@@ -133,6 +134,17 @@ def select_rows(rows: Dataset | None, limit: int | None) -> Dataset | None:
     if rows is None or limit == 0 or len(rows) == 0:
         return None
     return rows.select(range(min(limit, len(rows)))) if limit else rows
+
+
+def _as_message(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+def _share_right(reward: Reward, scored: list[dict[str, Any]]) -> float | None:
+    values = [record["rewards"][reward.name] for record in scored]
+    return _mean(
+        [float(value == reward.params.right_answer) for value in values if value is not None]
+    )
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
