@@ -32,13 +32,13 @@ Source: `GRPOTrainer._calculate_rewards` and `_generate_and_score_completions`, 
 """
 
 
-def apply_columns(
+def extract_columns(
     rows: Sequence[Row],
     columns: Mapping[str, ColumnConfig],
     *,
     numbers: Sequence[int] | None = None,
     split: str = "training",
-) -> tuple[list[Row], int]:
+) -> list[Row | None]:
     """Adds the recipe's columns to the rows; the columns they come from stay.
 
     Args:
@@ -48,24 +48,8 @@ def apply_columns(
         split: `training` or `evaluation`, for messages.
 
     Returns:
-        The rows with the new columns, and how many were dropped because a pattern was not found.
-
-    Raises:
-        RecipeError: With a problem for each column that cannot be made.
-    """
-    extracted = extract_columns(rows, columns, numbers=numbers, split=split)
-    kept = [row for row in extracted if row is not None]
-    return kept, len(rows) - len(kept)
-
-
-def extract_columns(
-    rows: Sequence[Row],
-    columns: Mapping[str, ColumnConfig],
-    *,
-    numbers: Sequence[int] | None = None,
-    split: str = "training",
-) -> list[Row | None]:
-    """As `apply_columns`, with None in the place of each dropped row.
+        The rows with the new columns; None in the place of each row dropped because a pattern was
+        not found.
 
     Raises:
         RecipeError: With a problem for each column that cannot be made.

@@ -152,11 +152,6 @@ class Renderer:
         return [{"role": "system", "content": _render(text, row, where, SYSTEM)}]
 
 
-def render_prompt(row: Row, prompt: PromptConfig, style: Style, where: str = "the row") -> Prompt:
-    """Makes the prompt of one row; `Renderer.render` without the renderer."""
-    return Renderer(prompt, style).render(row, where)
-
-
 def _user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 

@@ -34,8 +34,6 @@ class Status:
     """Seconds since the epoch."""
     updated_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
-    summary: dict[str, Any] = field(default_factory=dict)
-    """What the end of the run has to say: evaluations, data counts, paths."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -55,10 +53,8 @@ class StatusFile:
         return Status(**known)
 
     def update(self, **changes: Any) -> Status:
-        """Changes some fields and writes the file; `summary` is merged, not replaced."""
+        """Changes some fields and writes the file; a new phase starts without a detail."""
         status = self.read()
-        if "summary" in changes:
-            changes["summary"] = {**status.summary, **changes["summary"]}
         if "phase" in changes:
             changes.setdefault("detail", "")
         status = replace(status, **changes, updated_at=time.time())

@@ -2,11 +2,17 @@ import json
 
 import pytest
 
-from grpo_cli.data.columns import RESERVED, apply_columns, drop_reserved
+from grpo_cli.data.columns import RESERVED, drop_reserved, extract_columns
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.dataset import ColumnConfig
 
 ROWS = [{"q": "a", "solution": "long #### 1"}, {"q": "b", "solution": "longer #### 2 "}]
+
+
+def apply_columns(rows, columns, **keys):
+    """The rows that were kept, and how many were not."""
+    kept = [row for row in extract_columns(rows, columns, **keys) if row is not None]
+    return kept, len(rows) - len(kept)
 
 
 def column(source: str, **keys) -> ColumnConfig:

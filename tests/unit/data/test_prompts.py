@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from grpo_cli.data.prompts import Renderer, render_prompt, resolve_style, template_columns
+from grpo_cli.data.prompts import Renderer, resolve_style, template_columns
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.dataset import PromptConfig
 
@@ -12,7 +12,7 @@ ROW = {"question": "1 + 1", "answer": "2", "hint": None}
 
 
 def render(row, resolved="chat", **keys):
-    return render_prompt(row, PromptConfig(**keys), resolved, "training row 7")
+    return Renderer(PromptConfig(**keys), resolved).render(row, "training row 7")
 
 
 def problem_of(row, resolved="chat", **keys):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from grpo_cli.runs.files import whole_folder, write_json, write_text
+from grpo_cli.runs.files import write_json, write_text
 from grpo_cli.runs.metrics import RecordTail, append_record, read_records
 
 
@@ -22,21 +22,6 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
         write_text(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def break_off(folder):
-    (folder / "half").write_text("x")
-    (folder / "half" / "below").mkdir()
-
-
-def test_a_folder_appears_only_when_it_is_complete(tmp_path):
-    path = tmp_path / "model"
-    with pytest.raises(NotADirectoryError), whole_folder(path) as temporary:
-        break_off(temporary)
-    assert list(tmp_path.iterdir()) == []
-    with whole_folder(path) as temporary:
-        (temporary / "weights").write_text("x")
-    assert [item.name for item in path.iterdir()] == ["weights"]
 
 
 def test_records_are_json_even_where_a_metric_is_not_a_number(tmp_path):

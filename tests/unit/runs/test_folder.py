@@ -37,12 +37,12 @@ def test_checking_a_root_leaves_nothing_behind(tmp_path):
         check_writable(tmp_path / "file" / "runs")
 
 
-def test_a_status_merges_its_summary_and_ignores_keys_of_later_versions(tmp_path):
+def test_a_new_phase_starts_afresh_and_keys_of_later_versions_are_ignored(tmp_path):
     file = StatusFile(tmp_path / "status.json")
     assert file.read().state == "pending"
-    file.update(state="running", phase="training", detail="3/4", summary={"a": 1})
-    status = file.update(phase="saving", summary={"b": 2})
-    assert (status.detail, status.summary) == ("", {"a": 1, "b": 2})
+    file.update(state="running", phase="training", detail="3/4")
+    status = file.update(phase="saving")
+    assert (status.state, status.detail) == ("running", "")
     values = json.loads(file.path.read_text()) | {"from_the_future": 1}
     file.path.write_text(json.dumps(values))
     assert isinstance(file.read(), Status)
