@@ -1,20 +1,22 @@
 """How results look in a terminal: a check, a batch, a plan, the end of a run. Computes nothing."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.batch import BatchPlan, derive
 from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
-from grpo_cli.launch.plan import LaunchPlan
-from grpo_cli.preflight.checks import CheckedRecipe
-from grpo_cli.report.progress import format_duration
-from grpo_cli.report.summary import RunSummary
-from grpo_cli.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from grpo_cli.launch.plan import LaunchPlan
+    from grpo_cli.preflight.checks import CheckedRecipe
+    from grpo_cli.report.summary import RunSummary
+    from grpo_cli.runs.folder import RunFolder
 
 
-def print_check(checked: CheckedRecipe) -> None:
+def print_check(checked: "CheckedRecipe") -> None:
     """Prints what a recipe that passed comes to."""
     console, recipe, seen = stdout(), checked.recipe, checked.peek
     table = Table.grid(padding=(0, 2))
@@ -36,7 +38,7 @@ def print_check(checked: CheckedRecipe) -> None:
     )
 
 
-def _count_rows(checked: CheckedRecipe) -> str:
+def _count_rows(checked: "CheckedRecipe") -> str:
     seen = checked.peek
     if seen is None or seen.train_rows is None:
         return "not looked at (it is loaded when training starts)"
@@ -73,7 +75,7 @@ def print_batch(plan: BatchPlan) -> None:
     print_problems(plan.problems)
 
 
-def print_plan(folder: RunFolder, plan: LaunchPlan, *, as_json: bool) -> None:
+def print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> None:
     """Prints what a launch would start."""
     if as_json:
         print_json({"run": str(folder.path), **plan.as_json()})
@@ -88,12 +90,12 @@ def print_plan(folder: RunFolder, plan: LaunchPlan, *, as_json: bool) -> None:
     console.print(f"command     {plan.command_line()}", markup=False)
 
 
-def print_summary(summary: RunSummary) -> None:
+def print_summary(summary: "RunSummary") -> None:
     """Prints how a run ended and what to do next."""
     console, status = stdout(), summary.status
     mark = "[green]✓[/]" if status.state == "completed" else "[red]✗[/]"
     total = f"/{status.total_steps}" if status.total_steps else ""
-    took = format_duration(summary.seconds)
+    took = summary.duration()
     console.print(f"{mark} {status.state}: {status.step}{total} steps in {took}")
     table = Table.grid(padding=(0, 2))
     change = summary.reward_change()
@@ -111,7 +113,7 @@ def print_summary(summary: RunSummary) -> None:
         print_failure(summary)
 
 
-def _compare(summary: RunSummary) -> Iterator[tuple[str, float | None, float | None]]:
+def _compare(summary: "RunSummary") -> Iterator[tuple[str, float | None, float | None]]:
     """Accuracy of the rewards that judge answers, and means that say anything more than it."""
     before, after = summary.before or {}, summary.after or {}
     for key, what in (("accuracy", "accuracy"), ("rewards", "mean")):
@@ -126,7 +128,7 @@ def _format(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def print_failure(summary: RunSummary) -> None:
+def print_failure(summary: "RunSummary") -> None:
     """Prints why a run did not complete, to stderr."""
     console, status = stderr(), summary.status
     if status.traceback:

@@ -2,18 +2,22 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpo_cli.batch import BatchInputs, BatchPlan, plan_batch
-from grpo_cli.data.peek import peek
 from grpo_cli.errors import UsageError
-from grpo_cli.preflight.hardware import read_hardware, resolve_num_processes
-from grpo_cli.recipe.launch import LaunchConfig
-from grpo_cli.recipe.loading import load_recipe
-from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.preflight.hardware import (
+    processes_per_machine,
+    read_hardware,
+    resolve_num_processes,
+)
+
+if TYPE_CHECKING:
+    from grpo_cli.recipe.recipe import Recipe
 
 
 def batch_inputs(
-    recipe: Recipe, num_processes: int, prompts: int | None, eval_prompts: int | None = None
+    recipe: "Recipe", num_processes: int, prompts: int | None, eval_prompts: int | None = None
 ) -> BatchInputs:
     """The batch arithmetic of a recipe.
 
@@ -60,14 +64,21 @@ def plan_from_flags(
             "there is nothing to check. Fix: name a recipe, or give flags such as "
             "--per-device-train-batch-size 8 --num-generations 8 --dataset-size 1000"
         )
-    hardware = read_hardware()
     if recipe_path is None:
-        inputs = BatchInputs(num_processes=resolve_num_processes(LaunchConfig(), hardware))
+        inputs = BatchInputs(num_processes=processes_per_machine(read_hardware()))
     else:
-        recipe = load_recipe(recipe_path, overrides)
-        processes = resolve_num_processes(recipe.launch, hardware)
-        seen = peek(recipe.dataset, recipe.seed)
-        inputs = batch_inputs(recipe, processes, seen.train_rows, seen.eval_rows)
+        inputs = _inputs_of(recipe_path, overrides)
     if given.keys() & {"per_device_eval_batch_size", "num_generations_eval"}:
         given["evaluates"] = True
     return plan_batch(replace(inputs, **given))  # type: ignore[arg-type]
+
+
+def _inputs_of(recipe_path: Path, overrides: list[str] | None) -> BatchInputs:
+    # The schema takes half of a command's time to import, and flags alone do without it.
+    from grpo_cli.data.peek import peek
+    from grpo_cli.recipe.loading import load_recipe
+
+    recipe = load_recipe(recipe_path, overrides)
+    processes = resolve_num_processes(recipe.launch, read_hardware())
+    seen = peek(recipe.dataset, recipe.seed)
+    return batch_inputs(recipe, processes, seen.train_rows, seen.eval_rows)

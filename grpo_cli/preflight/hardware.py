@@ -4,9 +4,12 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.runs.manifest import usable_cpus
+
+if TYPE_CHECKING:
+    from grpo_cli.recipe.launch import LaunchConfig
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,15 @@ def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
     return min(present, hidden)
 
 
-def resolve_num_processes(launch: LaunchConfig, hardware: Hardware) -> int:
+def resolve_num_processes(launch: "LaunchConfig", hardware: Hardware) -> int:
     """Worker processes over all machines, with `auto` worked out for this one."""
     if launch.num_processes != "auto":
         return launch.num_processes
     if launch.strategy == "single":
         return 1
-    per_machine = 1 if launch.use_cpu else max(hardware.gpus, 1)
-    return per_machine * launch.num_machines
+    return (1 if launch.use_cpu else processes_per_machine(hardware)) * launch.num_machines
+
+
+def processes_per_machine(hardware: Hardware) -> int:
+    """What `auto` means on this machine: one process for each visible GPU, and 1 on a CPU."""
+    return max(hardware.gpus, 1)

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from grpo_cli.report.series import StepRecord, read_step
+from grpo_cli.report.series import StepRecord, format_duration, read_step
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import RecordTail
 from grpo_cli.runs.status import Status, StatusFile
@@ -160,15 +160,6 @@ def format_step(step: StepRecord, left_s: float | None) -> str:
     if left_s is not None:
         parts.append(f"left {format_duration(left_s)}")
     return "  ".join(parts)
-
-
-def format_duration(seconds: float) -> str:
-    """`75` as `1m15s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
 def _facts(step: StepRecord) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_cli.report.series import StepRecord, read_step
+from grpo_cli.report.series import StepRecord, format_duration, read_step
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.status import Status, StatusFile
@@ -25,6 +25,10 @@ class RunSummary:
     def seconds(self) -> float:
         """From the start to the last sign of life."""
         return self.status.updated_at - self.status.started_at
+
+    def duration(self) -> str:
+        """The same for people, such as `5m23s`."""
+        return format_duration(self.seconds)
 
     def reward_change(self) -> tuple[float, float, int] | None:
         """Mean reward over the first and the last records, and over how many.

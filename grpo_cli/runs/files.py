@@ -1,10 +1,13 @@
-"""Writing files so that each is whole or not there at all."""
+"""Writing files so that each is whole or not there at all, and the version of what is written."""
 
 import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
+
+SCHEMA_VERSION = 1
+"""Version of a run folder's layout and of every record in it."""
 
 
 def write_text(path: Path, text: str) -> None:

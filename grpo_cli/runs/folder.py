@@ -12,10 +12,7 @@ from pathlib import Path
 
 from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.runs.files import write_json, write_text
-
-SCHEMA_VERSION = 1
-"""Version of the layout and of every record in a run folder."""
+from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
 
 
 @dataclass(frozen=True)

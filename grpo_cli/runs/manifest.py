@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.runs.folder import SCHEMA_VERSION
+from grpo_cli.runs.files import SCHEMA_VERSION
 
 PACKAGES = (
     "grpo-cli trl transformers torch accelerate peft datasets tokenizers vllm math-verify "

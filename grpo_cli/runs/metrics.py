@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.runs.folder import SCHEMA_VERSION
+from grpo_cli.runs.files import SCHEMA_VERSION
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:

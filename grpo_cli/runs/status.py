@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_cli.runs.files import write_json
-from grpo_cli.runs.folder import SCHEMA_VERSION
+from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 
 State = Literal["pending", "running", "completed", "stopped", "failed"]
 FINAL: frozenset[State] = frozenset({"completed", "stopped", "failed"})

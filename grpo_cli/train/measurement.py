@@ -16,8 +16,7 @@ from datasets import Dataset
 from grpo_cli.models.sampling import Completion, sample_completions
 from grpo_cli.rewards.contract import Batch
 from grpo_cli.rewards.scoring import Reward
-from grpo_cli.runs.files import write_json
-from grpo_cli.runs.folder import SCHEMA_VERSION
+from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.train.session import Session
 

@@ -5,6 +5,7 @@ Reads top to bottom in the order in which things happen. It leaves the algorithm
 
 import os
 import shutil
+from functools import partial
 from typing import Any
 
 import datasets
@@ -18,7 +19,7 @@ from grpo_cli.batch import plan_batch
 from grpo_cli.data.build import BuiltData, build_datasets
 from grpo_cli.errors import RunError, SetupError
 from grpo_cli.models.loading import build_peft_config, load_model, load_tokenizer
-from grpo_cli.models.sampling import count_prompt_tokens
+from grpo_cli.models.sampling import all_eos_token_ids, count_prompt_tokens
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.rewards.contract import RewardContext
 from grpo_cli.rewards.scoring import Reward, build_rewards
@@ -87,7 +88,11 @@ def _build_data(session: Session, tokenizer: PreTrainedTokenizerBase) -> BuiltDa
         data = build_datasets(
             session.recipe,
             has_chat_template=bool(tokenizer.chat_template),
-            count_tokens=lambda prompt: count_prompt_tokens(tokenizer, prompt),
+            count_tokens=partial(
+                count_prompt_tokens,
+                tokenizer,
+                chat_template_kwargs=session.recipe.generation.extras.get("chat_template_kwargs"),
+            ),
         )
     session.annotate_manifest(data=data.report.as_json(), accelerator=_describe_device(session))
     processes = session.processes.num_processes
@@ -111,10 +116,11 @@ def _build_trainer(
     session.report("loading the rewards")
     context = RewardContext(max_completion_length=recipe.generation.max_completion_length)
     rewards = build_rewards(recipe.rewards, context)
-    log = _open_completion_log(session, [reward.name for reward in rewards], tokenizer)
     session.report("loading the model")
     with session.processes.local_main_process_first():
         model = load_model(recipe.model, tokenizer, device_is_cuda=not session.cpu)
+    ends = [*all_eos_token_ids(model, tokenizer), tokenizer.pad_token_id]
+    log = _open_completion_log(session, rewards, ends)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=build_reward_functions(rewards, log),
@@ -133,11 +139,11 @@ def _build_trainer(
 
 
 def _open_completion_log(
-    session: Session, names: list[str], tokenizer: PreTrainedTokenizerBase
+    session: Session, rewards: list[Reward], eos_token_ids: list[int]
 ) -> CompletionLog:
     path = session.folder.completions / f"rank_{session.processes.process_index}.jsonl"
-    ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
-    return CompletionLog(path if session.recipe.logging.log_completions else None, names, ends)
+    wanted = path if session.recipe.logging.log_completions else None
+    return CompletionLog(wanted, [reward.name for reward in rewards], eos_token_ids)
 
 
 def _build_measurer(
