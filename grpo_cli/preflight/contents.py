@@ -14,7 +14,7 @@ from grpo_cli.data.peek import Peek, peek
 from grpo_cli.data.prompts import template_columns
 from grpo_cli.errors import Problem, ProblemsError, RewardError, nearest
 from grpo_cli.recipe.dataset import DatasetConfig
-from grpo_cli.recipe.explanation import explain, unknown_key
+from grpo_cli.recipe.explanation import explain, split_path, unknown_key
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.contract import RewardParams
@@ -83,7 +83,7 @@ def _name_reward_keys(
     """An unknown parameter may also be a misspelt key that every reward has."""
     if not problem.message.startswith("unknown key"):
         return problem
-    steps = tuple(int(step) if step.isdigit() else step for step in problem.path.split("."))
+    steps = split_path(problem.path)
     valid = [*schema.model_fields, *RewardConfig.model_fields]
     return unknown_key(loaded.tree, steps, valid)
 

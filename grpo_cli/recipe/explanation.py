@@ -39,6 +39,13 @@ def dotted(path: Iterable[str | int]) -> str:
     return ".".join(map(str, path))
 
 
+def split_path(path: str) -> Path:
+    """`rewards.0.kind` as `("rewards", 0, "kind")`."""
+    return tuple(
+        int(step) if step.isascii() and step.isdigit() else step for step in path.split(".")
+    )
+
+
 def locate(tree: Node, path: Path, *, key: bool = False) -> Location:
     """Where the value (or its key) stands; the nearest ancestor's place where it was not written."""
     node = tree

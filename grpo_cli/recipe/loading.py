@@ -31,7 +31,7 @@ class LoadedRecipe:
         """The same problem with the line its dotted path was written on."""
         if problem.location is not None or not problem.path:
             return problem
-        steps = tuple(int(step) if step.isdigit() else step for step in problem.path.split("."))
+        steps = explanation.split_path(problem.path)
         return replace(problem, location=explanation.locate(self.tree, steps))
 
 
@@ -136,7 +136,11 @@ def _merge(base: Node, over: Node) -> Node:
 
 
 def anchor_paths(tree: Node) -> None:
-    """Makes local paths absolute: relative to the file that wrote them, or the working directory for flags."""
+    """Makes local paths absolute: relative to the file that wrote them, or the working directory for flags.
+
+    Raises:
+        RecipeError: A path is none: too long, with a null byte, or of an unknown user.
+    """
     model = tree.child("model")
     for key in ("path", "chat_template"):
         _anchor(model.child(key) if model else None, only_local=True)
@@ -157,7 +161,13 @@ def _anchor(node: Node | None, *, only_local: bool = False) -> None:
     source = node.location.source
     folder = Path.cwd() if source.startswith("--set") else Path(source).resolve().parent
     file, colon, function = text.partition(".py:")
-    candidate = folder / Path(f"{file}.py" if colon else text).expanduser()
     looks_local = text.startswith((".", "/", "~")) or bool(colon) or text.endswith(".gguf")
-    if looks_local or not only_local or candidate.exists():
-        node.value = f"{candidate.resolve()}{':' + function if colon else ''}"
+    try:
+        candidate = (folder / Path(f"{file}.py" if colon else text).expanduser()).resolve()
+        exists = candidate.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".").lower()
+        problem = Problem(f"is not a path ({reason})", "correct it", location=node.location)
+        raise RecipeError([problem]) from None
+    if looks_local or not only_local or exists:
+        node.value = f"{candidate}{':' + function if colon else ''}"
