@@ -87,7 +87,7 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> Node:
         return tree
     base: Node | None = None
     for name, node in _parent_names(parents):
-        parent = (path.parent / Path(name).expanduser()).resolve()
+        parent = _absolute(path.parent, name, node)
         if parent in (*children, resolved):
             problem = Problem(f"`{name}` extends itself", "remove it", "extends", node.location)
             raise RecipeError([problem])
@@ -162,12 +162,18 @@ def _anchor(node: Node | None, *, only_local: bool = False) -> None:
     folder = Path.cwd() if source.startswith("--set") else Path(source).resolve().parent
     file, colon, function = text.partition(".py:")
     looks_local = text.startswith((".", "/", "~")) or bool(colon) or text.endswith(".gguf")
+    candidate = _absolute(folder, f"{file}.py" if colon else text, node)
+    if looks_local or not only_local or candidate.exists():
+        node.value = f"{candidate}{':' + function if colon else ''}"
+
+
+def _absolute(folder: Path, text: str, node: Node) -> Path:
+    """A path as written at `node`, relative to `folder`; one that the system can look up."""
     try:
-        candidate = (folder / Path(f"{file}.py" if colon else text).expanduser()).resolve()
-        exists = candidate.exists()
+        path = (folder / Path(text).expanduser()).resolve()
+        path.exists()
     except (OSError, RuntimeError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".").lower()
+        reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         problem = Problem(f"is not a path ({reason})", "correct it", location=node.location)
         raise RecipeError([problem]) from None
-    if looks_local or not only_local or exists:
-        node.value = f"{candidate}{':' + function if colon else ''}"
+    return path
