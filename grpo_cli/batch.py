@@ -47,6 +47,8 @@ _EVAL_KNOBS = {"per_device_eval_batch_size", "num_generations_eval", "num_proces
 _EVAL_ONLY = _EVAL_KNOBS - {"num_processes"}
 _NOT_BATCH = _EVAL_ONLY | _TIME | {"eval_dataset_size"}
 """Fields the training batch can be computed without."""
+_MOST_EPOCHS = 1e9
+"""More is a slip of the pen; keeps steps far from where floats lose whole numbers."""
 _MAX_CANDIDATES = 4096
 """Values tried on each side of a knob; only groups of thousands could ever need more."""
 
@@ -205,7 +207,7 @@ def _duration_problem(inputs: BatchInputs) -> dict[str, Problem]:
     if inputs.max_steps < 0:  # any positive value overrides the epochs, whatever they are
         field, fix = "num_train_epochs", "set training.num_train_epochs above 0"
     value = getattr(inputs, field)
-    fine = inputs.max_steps > 0 or 0 < value < math.inf
+    fine = inputs.max_steps > 0 or 0 < value <= _MOST_EPOCHS
     text = f"{field} is {value}, which trains for no time or without end"
     return {} if fine else {field: Problem(text, fix, f"training.{field}")}
 

@@ -3,10 +3,11 @@
 Owns the two consoles, JSON and problems; how results look is `views.py`.
 """
 
+import io
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -18,19 +19,33 @@ _PIPE_WIDTH = 160
 """Columns where there is no terminal to ask."""
 
 
+class _Console(Console):
+    """A console that falls silent when its reader has gone; rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Says no more: a run must not die with the pipe it is watched through."""
+        self.quiet = True
+        self.file = io.StringIO()
+
+
 def stdout() -> Console:
     """Where results go."""
-    return _console(sys.stdout.isatty())
+    return _console(_is_terminal(sys.stdout))
 
 
 def stderr() -> Console:
     """Where hints, progress and errors go."""
-    return _console(sys.stderr.isatty(), stderr=True)
+    return _console(_is_terminal(sys.stderr), stderr=True)
 
 
 def _console(terminal: bool, *, stderr: bool = False) -> Console:
     width = None if terminal else _PIPE_WIDTH
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=width)
+    return _Console(stderr=stderr, highlight=False, soft_wrap=True, width=width)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal; one that was closed before the start is None."""
+    return stream is not None and stream.isatty()
 
 
 def print_json(value: Any) -> None:

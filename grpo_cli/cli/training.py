@@ -14,7 +14,7 @@ from grpo_cli.preflight.hardware import read_hardware
 from grpo_cli.report.progress import LiveView, PlainView, ProgressView, SilentView
 from grpo_cli.report.summary import RunSummary, read_summary
 from grpo_cli.runs.files import write_json
-from grpo_cli.runs.folder import RunFolder, check_writable, create_run
+from grpo_cli.runs.folder import RunFolder, check_writable, create_run, removed_on_failure
 from grpo_cli.runs.manifest import describe_origin
 from grpo_cli.runs.status import StatusFile
 
@@ -39,11 +39,12 @@ def prepare(path: Path, overrides: list[str] | None, root: Path) -> PreparedRun:
     recipe = checked.recipe
     check_writable(root)
     print_problems(problem for problem in checked.problems if problem.level != "error")
-    folder = create_run(root, recipe, path.read_text(encoding="utf-8-sig"))
+    folder = create_run(root, recipe, checked.loaded.text)
     plan = plan_launch(recipe, folder.path, hardware)
-    write_json(folder.manifest, describe_origin(sys.argv, path, recipe.seed))
-    write_json(folder.launch / "plan.json", plan.as_json())
-    StatusFile(folder.status).update(state="pending")
+    with removed_on_failure(folder):
+        write_json(folder.manifest, describe_origin(sys.argv, path, recipe.seed))
+        write_json(folder.launch / "plan.json", plan.as_json())
+        StatusFile(folder.status).update(state="pending")
     return PreparedRun(folder, plan)
 
 
@@ -51,8 +52,19 @@ def run(prepared: PreparedRun, *, quiet: bool) -> tuple[RunSummary, int]:
     """Launches a prepared run and shows it until it ends; gives its summary and the exit code."""
     folder = prepared.folder
     view = _choose_view(folder, quiet=quiet)
+    failures: list[Exception] = []
+
+    def refresh() -> None:
+        # A display that breaks is said once and left out: the training goes on.
+        if not failures:
+            try:
+                view.refresh()
+            except Exception as error:
+                failures.append(error)
+                stderr().print(f"the display failed and is off ({error!r}); training goes on")
+
     try:
-        outcome = supervise(prepared.plan, folder, view.refresh, view.stopping)
+        outcome = supervise(prepared.plan, folder, refresh, view.stopping)
     finally:
         view.close()
     return read_summary(folder), _exit_code(outcome)

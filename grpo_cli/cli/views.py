@@ -72,7 +72,12 @@ def print_batch(plan: BatchPlan) -> None:
         console.print(f"  {suggestion.knob}: {suggestion.value} → {values}{rest}")
     if plan.valid:
         console.print("[green]✓[/] the batch sizes fit together")
-    print_problems(plan.problems)
+    # The table above already holds every way to mend these.
+    for problem in plan.problems:
+        if plan.suggestions:
+            stderr().print(f"error: {problem.path}: {problem.message}", style="red", markup=False)
+        else:
+            print_problems([problem])
 
 
 def print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> None:
@@ -105,10 +110,15 @@ def print_summary(summary: "RunSummary") -> None:
     for name, before, after in _compare(summary):
         note = f"[dim]{summary.before['prompts']} held-out prompts[/]" if summary.before else ""
         table.add_row(f"  {name}", f"{_format(before)} → [bold]{_format(after)}[/]", note)
-    if summary.folder.model.is_dir():
-        table.add_row("  model", str(summary.folder.model), "")
-    table.add_row("  run", str(summary.folder.path), "")
     console.print(table)
+    if status.state == "completed" and status.reason:
+        console.print(f"  {status.reason}", markup=False)
+    # Outside the table, which would cut long paths short.
+    if summary.folder.model.is_dir():
+        console.print(f"  model  {summary.folder.model}", markup=False)
+    console.print(f"  run    {summary.folder.path}", markup=False)
+    for warning in summary.warnings():
+        stderr().print(f"warning: {warning}", style="yellow", markup=False)
     if status.state != "completed":
         print_failure(summary)
 
@@ -116,6 +126,8 @@ def print_summary(summary: "RunSummary") -> None:
 def _compare(summary: "RunSummary") -> Iterator[tuple[str, float | None, float | None]]:
     """Accuracy of the rewards that judge answers, and means that say anything more than it."""
     before, after = summary.before or {}, summary.after or {}
+    if len(before.get("rewards", {})) > 1:
+        yield "held-out reward", before.get("reward"), after.get("reward")
     for key, what in (("accuracy", "accuracy"), ("rewards", "mean")):
         for name in before.get(key, {}):
             values = before[key][name], after.get(key, {}).get(name)

@@ -108,7 +108,7 @@ def check_columns(
         try:
             if column.regex is not None:
                 patterns[name] = re.compile(column.regex)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             message = f"{show(column.regex)} is not a regular expression: {error}"
             fix = "correct the pattern; single quotes keep YAML from reading backslashes"
             problems.append(Problem(message, fix, f"{path}.regex"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_cli.data.rows import Row, columns_of
+from grpo_cli.errors import Problem, RecipeError
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,19 @@ def encode_rows(rows: list[Row], always_json: frozenset[str] = frozenset()) -> E
         if array is None:
             (as_json if nested else as_text).append(name)
             texts = [_as_text(value, nested) for value in values]
-            array = pyarrow.array(texts, pyarrow.string())
+            array = _as_text_array(name, texts)
         arrays[name] = array
     return EncodedRows(pyarrow.table(arrays), tuple(as_json), tuple(as_text))
+
+
+def _as_text_array(name: str, texts: list[str | None]) -> Any:
+    import pyarrow
+
+    try:
+        return pyarrow.array(texts, pyarrow.string())
+    except UnicodeEncodeError as error:
+        message = f"the column `{name}` holds half a character (a lone surrogate): {error.reason}"
+        raise RecipeError([Problem(message, "correct the text in the data", "dataset")]) from error
 
 
 def _as_array(values: list[Any], nested: bool) -> Any:
@@ -56,7 +67,7 @@ def _as_array(values: list[Any], nested: bool) -> Any:
 
     try:
         array = pyarrow.array(values)
-    except (pyarrow.ArrowException, OverflowError, TypeError):
+    except (pyarrow.ArrowException, OverflowError, TypeError, UnicodeEncodeError):
         return None
     return array if not nested or array.to_pylist() == values else None
 

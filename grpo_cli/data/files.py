@@ -15,6 +15,8 @@ from typing import IO, Any
 from grpo_cli.data.rows import Row, columns_of, show, show_names, suggest
 from grpo_cli.errors import Problem, RecipeError
 
+LONGEST_CELL = 2**27
+"""Characters in a CSV cell; the library's own limit of 131,072 is less than a long document."""
 PARQUET_BATCH_ROWS = 1024
 ENDINGS = ".json, .jsonl, .csv or .parquet (the first three also with .gz)"
 
@@ -118,7 +120,7 @@ def _read_jsonl(file: RowFile) -> Iterator[Row]:
                 continue
             try:
                 value = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 message = f"line {number} is not JSON ({error}): {show(line.strip())}"
                 fix = "write one whole JSON object a line"
                 raise file.problem(message, fix) from error
@@ -138,6 +140,8 @@ def _read_json(file: RowFile) -> Iterator[Row]:
             return
         message = f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         raise file.problem(message, "correct the file there") from error
+    except (ValueError, RecursionError) as error:
+        raise file.problem(f"cannot be read as JSON: {error}", "simplify that value") from error
     if isinstance(value, dict):
         value = value.get("data", value)
     if not isinstance(value, list):
@@ -157,10 +161,13 @@ def _as_row(file: RowFile, value: Any, where: str) -> Row:
 
 
 def _read_csv(file: RowFile) -> Iterator[Row]:
+    csv.field_size_limit(LONGEST_CELL)
     with file.open(newline="") as text:
         reader = csv.DictReader(text, strict=True)
         try:
             header = list(reader.fieldnames or [])
+            if not header:
+                raise file.problem("begins with an empty line", "put the column names in line 1")
             if len(set(header)) != len(header):
                 twice = show_names(sorted({name for name in header if header.count(name) > 1}))
                 raise file.problem(f"the header names {twice} twice", "rename one of them")

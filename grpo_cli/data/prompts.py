@@ -33,6 +33,16 @@ SYSTEM = "dataset.prompt.system"
 STYLE = "dataset.prompt.style"
 
 
+def is_plain(text: str) -> bool:
+    """Whether a template does no more than name columns, as most do.
+
+    Such a template needs no Jinja to be checked, whose import takes as long as all other checks.
+    """
+    rest = _PLAIN_COLUMN.sub("", text)
+    names = set(_PLAIN_COLUMN.findall(text))
+    return not names & _NOT_COLUMNS and not any(mark in rest for mark in ("{{", "{%", "{#", "}}"))
+
+
 def template_columns(text: str, path: str = USER) -> frozenset[str]:
     """The columns a template reads.
 
@@ -43,17 +53,16 @@ def template_columns(text: str, path: str = USER) -> frozenset[str]:
     Raises:
         RecipeError: The template has a syntax error; with its line.
     """
-    # Importing Jinja takes as long as the rest of a check; most templates do no more than name columns.
-    names = frozenset(_PLAIN_COLUMN.findall(text))
-    rest = _PLAIN_COLUMN.sub("", text)
-    if not names & _NOT_COLUMNS and not any(mark in rest for mark in ("{{", "{%", "{#", "}}")):
-        return names
+    if is_plain(text):
+        return frozenset(_PLAIN_COLUMN.findall(text))
     from jinja2 import TemplateSyntaxError, meta
 
     environment = _environment()
     try:
         found = meta.find_undeclared_variables(environment.parse(text))
         return frozenset(found - environment.globals.keys())
+    except RecursionError as error:
+        raise _error("the template is nested too deep", "flatten it", path) from error
     except TemplateSyntaxError as error:
         reason = (error.message or "").rstrip(".")
         message = f"line {error.lineno} of the template is wrong: {reason}"
@@ -180,7 +189,10 @@ def _environment() -> "ImmutableSandboxedEnvironment":
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, finalize=_refuse_none)
+    # Without the optimizer, which would work out `"a" * 10**10` while compiling.
+    environment = ImmutableSandboxedEnvironment(
+        undefined=StrictUndefined, finalize=_refuse_none, optimized=False
+    )
     del environment.globals["lipsum"], environment.filters["random"]
     return environment
 

@@ -24,6 +24,7 @@ class LaunchPlan:
     num_processes: int
     """Over all machines."""
     num_machines: int
+    machine_rank: int
     device: Literal["cpu", "cuda"]
 
     def command_line(self) -> str:
@@ -55,6 +56,7 @@ def plan_launch(recipe: Recipe, run: Path, hardware: Hardware) -> LaunchPlan:
         strategy="single" if single else "ddp",
         num_processes=processes,
         num_machines=recipe.launch.num_machines,
+        machine_rank=recipe.launch.machine_rank,
         device="cpu" if cpu else "cuda",
     )
 

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,13 +19,15 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from grpo_cli.errors import RunError
 from grpo_cli.launch.plan import LaunchPlan
-from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import FINAL, Status, StatusFile
 
 TICK_S = 0.2
 _PR_SET_PDEATHSIG = 1
+_HANG_UP = re.compile(r"Connection|connection|Read error|gloo|NCCL")
+"""What a process says whose peer has died."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,10 @@ def supervise(
         folder: The run's folder; logs go to its first attempt.
         on_tick: Called a few times a second, and once at the end.
         on_stopping: Called when a stop has been asked for.
+
+    Raises:
+        RunError: The run folder has gone.
     """
-    write_json(folder.launch / "plan.json", plan.as_json())
     log = folder.attempt(1) / "worker.log"
     signals = _Signals()
     with signals.installed(), log.open("ab") as output:
@@ -85,9 +90,11 @@ def supervise(
         try:
             _watch(process, folder, signals, on_tick, on_stopping)
         finally:
+            # Whatever broke the watch, nothing stays behind and the status tells the end.
             _end(process, folder)
+            status = _settle(plan, folder, process.returncode, signals)
     on_tick()
-    return Outcome(_settle(folder, process.returncode, log, signals), signals.last)
+    return Outcome(status, signals.last)
 
 
 def _start(plan: LaunchPlan, output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -121,7 +128,8 @@ def _watch(
             handled = signals.count
             if handled > 1:
                 return
-            (folder.launch / "stop").touch()
+            with contextlib.suppress(OSError):
+                (folder.launch / "stop").touch()
             on_stopping()
         on_tick()
         time.sleep(TICK_S)
@@ -153,8 +161,10 @@ def _command_line(pid: int) -> str:
         return ""
 
 
-def _settle(folder: RunFolder, returncode: int, log: Path, signals: _Signals) -> Status:
-    """The final status; where the workers left none, what their end says."""
+def _settle(plan: LaunchPlan, folder: RunFolder, returncode: int, signals: _Signals) -> Status:
+    """The final status: the workers' own, or what their end says where they left none."""
+    if not folder.path.is_dir():
+        raise RunError(f"the run folder {folder.path} has gone. Fix: start the run again")
     file = StatusFile(folder.status)
     status = file.read()
     failure = _first_failure(folder)
@@ -162,18 +172,36 @@ def _settle(folder: RunFolder, returncode: int, log: Path, signals: _Signals) ->
         return file.update(state="failed", reason=failure["reason"], traceback=failure["traceback"])
     if status.state in FINAL:
         return status
-    if signals.count:
-        return file.update(state="stopped", reason="stopped before the first step ended")
-    if returncode == 0:
-        # Another machine holds the main process; this one has done its part.
+    if signals.count > 1:
+        lost = f"ended at once after step {status.step}; steps since the last checkpoint are lost"
+        return file.update(state="stopped", reason=lost)
+    if returncode == 0 and plan.machine_rank > 0:
+        # Machine 0 holds the main process; this one has done its part.
         return file.update(state="completed", phase="done")
-    return file.update(state="failed", reason=_explain_exit(returncode), traceback=_tail(log))
+    return file.update(state="failed", reason=_explain_exit(returncode), traceback=_tail(folder))
 
 
 def _first_failure(folder: RunFolder) -> dict[str, str] | None:
     """What the rank that failed first wrote down: the others only see it hang up."""
-    found = [json.loads(path.read_text()) for path in folder.attempt(1).glob("failure_*.json")]
-    return min(found, key=lambda failure: failure["time"]) if found else None
+    written = {
+        path.stem.partition("_")[2]: path for path in folder.attempt(1).glob("failure_*.json")
+    }
+    if not written:
+        return None
+    found = [json.loads(path.read_text()) for path in written.values()]
+    first = min(found, key=lambda failure: failure["time"])
+    silent = sorted(_ranks(folder.launch) - written.keys())
+    if silent and _HANG_UP.search(first["reason"]):
+        who = ", ".join(silent)
+        first["reason"] = (
+            f"process {who} ended without a word (killed, or by os._exit); "
+            f"process {first['rank']} then lost the connection: {first['reason']}"
+        )
+    return first
+
+
+def _ranks(launch: Path) -> set[str]:
+    return {path.stem.partition("_")[2] for path in launch.glob("rank_*.pid")}
 
 
 def _explain_exit(returncode: int) -> str:
@@ -181,8 +209,11 @@ def _explain_exit(returncode: int) -> str:
         return "the worker was killed (signal 9), most often because memory ran out"
     if returncode < 0:
         return f"the worker ended with signal {-returncode} ({signal.Signals(-returncode).name})"
+    if returncode == 0:
+        return "the worker ended before the run was finished, without an error"
     return f"the worker ended with exit code {returncode} without saying why"
 
 
-def _tail(log: Path, lines: int = 30) -> str:
+def _tail(folder: RunFolder, lines: int = 30) -> str:
+    log = folder.attempt(1) / "worker.log"
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

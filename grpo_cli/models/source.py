@@ -161,7 +161,7 @@ def _check_folder(folder: Path, text: str) -> None:
     if files:
         fix = f"name the file: {text.rstrip('/')}/{files[0]}"
     elif "adapter_config.json" in names:
-        fix = "this is a LoRA adapter: merge it with `grpo export`, and name the merged folder"
+        fix = "this is a LoRA adapter: merge it into its base (peft: `merge_and_unload`), and name that folder"
     else:
         fix = "name the folder that holds config.json, the weights and the tokenizer"
     raise _path_error(f"{text} holds no config.json but {_enumerate(names)}", fix)

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from grpo_cli.data.columns import check_columns
+from grpo_cli.data.columns import check_columns, extract_columns
 from grpo_cli.data.peek import Peek, peek
-from grpo_cli.data.prompts import template_columns
+from grpo_cli.data.prompts import Renderer, is_plain, template_columns
 from grpo_cli.errors import Problem, ProblemsError, RewardError, nearest
 from grpo_cli.recipe.dataset import DatasetConfig
 from grpo_cli.recipe.explanation import explain, split_path, unknown_key
@@ -102,7 +102,8 @@ def check_data(
         problems += error.problems
         return None
     if seen.columns is not None:
-        problems += _check_prompt(dataset, seen.columns)
+        found = list(_check_prompt(dataset, seen.columns))
+        problems += found or collect(partial(_try_sample, dataset, seen))
         problems += collect(lambda: check_columns(dataset.columns, seen.columns or ()))
         available = seen.columns | set(dataset.columns) | {"prompt", "row_id"}
         problems += _check_reward_columns(params, available)
@@ -118,6 +119,19 @@ def _dataset_alone(loaded: LoadedRecipe) -> Any:
         return TypeAdapter(DatasetConfig).validate_python(node.plain()) if node else None
     except ValidationError:
         return None
+
+
+def _try_sample(dataset: Any, seen: Peek) -> None:
+    """Makes the prompts of the first rows, as training will.
+
+    Raises:
+        RecipeError: A pattern is not found, or a template fails on a row.
+    """
+    sample = [row for row in extract_columns(seen.sample, dataset.columns) if row is not None]
+    renderer = Renderer(dataset.prompt, "text" if dataset.prompt.style == "text" else "chat")
+    if not is_plain(dataset.prompt.user or "") or not is_plain(dataset.prompt.system or ""):
+        for number, row in enumerate(sample, 1):
+            renderer.render(row, f"training row {number}")
 
 
 def _check_templates(dataset: Any) -> Iterator[Problem]:
@@ -170,7 +184,7 @@ def _missing_column(name: str, known: frozenset[str], path: str, who: str) -> Pr
     fix = f"use `{close}`, or " if close else ""
     return Problem(
         f"{who} the column `{name}`, which the data lacks (columns: {_list(known)})",
-        f"{fix}add it under `dataset.columns`, such as `{name}: {close or next(iter(sorted(known)), 'source')}`",
+        f"{fix}add it under `dataset.columns`, such as `{name}: {close or '<the column that holds it>'}`",
         path=path,
     )
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from grpo_cli.errors import UsageError
 from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
@@ -38,8 +39,17 @@ def build_schema() -> dict[str, Any]:
 
 
 def write_schema(path: Path) -> None:
-    """Writes the schema to a file."""
-    write_json(path, build_schema())
+    """Writes the schema to a file.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    try:
+        write_json(path, build_schema())
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written ({error.strerror}). Fix: give another place with --output FILE"
+        ) from None
 
 
 def _add_trl_fields(section: dict[str, Any], home: grpo_fields.Home) -> None:

@@ -10,6 +10,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
 )
@@ -55,8 +56,8 @@ def _refuse_boolean(expected: str) -> Callable[[Any], Any]:
 
 Integer = Annotated[int, BeforeValidator(_refuse_boolean("a whole number"))]
 """A whole number; `true` is not 1."""
-Number = Annotated[float, BeforeValidator(_refuse_boolean("a number"))]
-"""A number; `1e-6` and `"1e-6"` both work, `true` does not."""
+Number = Annotated[float, BeforeValidator(_refuse_boolean("a number")), Field(allow_inf_nan=False)]
+"""A finite number; `1e-6` and `"1e-6"` both work, `true` does not."""
 
 
 class _OneOrMany:

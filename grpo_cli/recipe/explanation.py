@@ -31,7 +31,19 @@ def explain(
     for entry in error.errors(include_url=False):
         path = _walk_into(tree, at, entry["loc"], entry["type"])
         found.setdefault(path, []).append(typing.cast(dict[str, Any], entry))
-    return [_explain_place(path, entries, model, tree, at) for path, entries in found.items()]
+    return [
+        _explain_place(path, entries, model, tree, at)
+        for path, entries in found.items()
+        if not _is_echo(entries, tree, path)
+    ]
+
+
+def _is_echo(entries: list[dict[str, Any]], tree: Node, path: Path) -> bool:
+    """Whether a list is called too short only because its entries are wrong."""
+    node: Node | None = tree
+    for step in path:
+        node = node.child(step) if node else None
+    return entries[0]["type"] == "too_short" and node is not None and bool(node.value)
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -177,6 +189,10 @@ def _expectation(entries: list[dict[str, Any]], seen: Any) -> tuple[str, str]:
             nouns.append(_NOUNS[kind.rsplit("_", 1)[0]])
         elif kind == "int_from_float":
             nouns.append("a whole number")
+        elif kind == "finite_number":
+            nouns.append("a finite number")
+        elif kind == "model_attributes_type":
+            nouns.append(_NOUNS["mapping"])
         elif kind == "too_short":
             return "is empty", "add at least one entry"
         elif kind in {"string_too_short", "string_pattern_mismatch"}:
@@ -191,6 +207,8 @@ def _expectation(entries: list[dict[str, Any]], seen: Any) -> tuple[str, str]:
 
 def _combine(nouns: list[str], choices: list[str], seen: Any) -> tuple[str, str]:
     expected = " or ".join([*([f"one of {', '.join(choices)}"] if choices else []), *nouns])
+    if seen is None and nouns == [_NOUNS["mapping"]]:
+        return "is empty", "write its keys beneath it, indented, or remove it"
     close = nearest(str(seen), choices) if choices else None
     if close:
         return f"should be {expected}", f"write `{close}`"

@@ -27,6 +27,14 @@ class GenerationConfig(OpenSection):
     """Longest completion, in tokens."""
     temperature: Number = Field(default=1.0, gt=0)
     """Sampling temperature."""
+    top_p: Number = Field(default=1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this much probability."""
+    top_k: Integer = Field(default=0, ge=0)
+    """Sample from this many of the likeliest tokens; 0 is all."""
+    min_p: Number | None = Field(default=None, ge=0, le=1)
+    """Leave out tokens below this share of the likeliest one's probability."""
+    repetition_penalty: Number = Field(default=1.0, gt=0)
+    """Above 1, tokens that have appeared become less likely."""
     steps_per_generation: Integer | None = Field(default=None, ge=1)
     """Micro-steps served by one generation batch; `gradient_accumulation_steps` where it is not given."""
     generation_batch_size: Integer | None = Field(default=None, ge=1)

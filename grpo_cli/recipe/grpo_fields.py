@@ -72,7 +72,7 @@ _REFUSED: dict[str, str] = {
     "do_train": "remove it: `grpo train` trains",
     "do_eval": "remove it: `eval_strategy` says when to evaluate",
     "do_predict": "remove it: GRPO does not predict",
-    "resume_from_checkpoint": "remove it: the command line starts and resumes runs",
+    "resume_from_checkpoint": "remove it: every run starts afresh",
     "remove_unused_columns": "remove it: rewards need the columns",
     "label_names": "remove it: GRPO has no labels",
     "auto_find_batch_size": "lower `per_device_train_batch_size`: GRPO refuses this option",

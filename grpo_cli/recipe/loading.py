@@ -14,7 +14,11 @@ from grpo_cli.recipe import explanation
 from grpo_cli.recipe.overrides import apply_overrides
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.trl_keys import check_trl_keys
-from grpo_cli.recipe.yaml_tree import Node, read_file
+from grpo_cli.recipe.yaml_tree import Node, merge, read_source, read_text
+
+MAX_FILES = 100
+"""Recipes that one recipe may build on, directly or not."""
+_OPTIONAL = ("generation", "training", "launch", "logging", "evaluation")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class LoadedRecipe:
     tree: Node
     problems: tuple[Problem, ...]
     source: Path
+    text: str
+    """The file as it was read."""
 
     def place(self, problem: Problem) -> Problem:
         """The same problem with the line its dotted path was written on."""
@@ -45,8 +51,13 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:
     Raises:
         RecipeError: The YAML itself cannot be read, so there is nothing to validate.
     """
-    tree = _read_with_parents(path, ())
+    text = read_source(path)
+    tree = _read_with_parents(path, text, {})
     tree.value.pop("extends", None)
+    if tree.value.keys() == {"schema_version", "recipe"}:
+        # A run folder's resolved.json: the same run can be started again from it.
+        tree = tree.value["recipe"]
+    _drop_empty_sections(tree)
     apply_overrides(tree, overrides or [])
     anchor_paths(tree)
     problems = check_trl_keys(tree)
@@ -57,7 +68,7 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:
     except ValidationError as error:
         found = explanation.explain(error, Recipe, tree)
         problems += [problem for problem in found if problem.path not in reported]
-    return LoadedRecipe(recipe, tree, tuple(problems), path)
+    return LoadedRecipe(recipe, tree, tuple(problems), path, text)
 
 
 def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
@@ -72,9 +83,23 @@ def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
     return loaded.recipe
 
 
-def _read_with_parents(path: Path, children: tuple[Path, ...]) -> Node:
-    resolved = path.resolve()
-    tree = read_file(path)
+def _drop_empty_sections(tree: Node) -> None:
+    """A section whose keys are all commented out is as good as absent."""
+    for key in _OPTIONAL:
+        node = tree.child(key)
+        if node is not None and node.value is None:
+            del tree.value[key]
+
+
+def _read_with_parents(path: Path, text: str, seen: dict[Path, Node | None]) -> Node:
+    """Reads a recipe on top of its parents.
+
+    Args:
+        path: The file.
+        text: What it holds.
+        seen: Every file read so far; None for those that are still being read, the children.
+    """
+    tree = read_text(text, str(path))
     if not isinstance(tree.value, dict):
         problem = Problem(
             "is not a recipe: the top level must be `key: value` lines",
@@ -82,18 +107,15 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> Node:
             location=tree.location,
         )
         raise RecipeError([problem])
+    here = _absolute(path.parent, path.name, tree)
+    seen[here] = None
     parents = tree.child("extends")
-    if parents is None:
-        return tree
-    base: Node | None = None
-    for name, node in _parent_names(parents):
-        parent = _absolute(path.parent, name, node)
-        if parent in (*children, resolved):
-            problem = Problem(f"`{name}` extends itself", "remove it", "extends", node.location)
-            raise RecipeError([problem])
-        read = _read_parent(parent, name, node, (*children, resolved))
-        base = read if base is None else _merge(base, read)
-    return tree if base is None else _merge(base, tree)
+    merged: Node | None = None
+    for name, node in _parent_names(parents) if parents else []:
+        parent = _read_parent(_absolute(path.parent, name, node), name, node, seen)
+        merged = parent if merged is None else merge(merged, parent)
+    seen[here] = tree if merged is None else merge(merged, tree)
+    return seen[here] or tree
 
 
 def _parent_names(node: Node) -> list[tuple[str, Node]]:
@@ -107,32 +129,22 @@ def _parent_names(node: Node) -> list[tuple[str, Node]]:
     return [(item.value, item) for item in items]
 
 
-def _read_parent(path: Path, name: str, node: Node, children: tuple[Path, ...]) -> Node:
+def _read_parent(path: Path, name: str, node: Node, seen: dict[Path, Node | None]) -> Node:
+    if path in seen:
+        known = seen[path]
+        if known is None:
+            raise _refuse_parent(f"`{name}` extends itself", "remove it", node)
+        return known
+    if len(seen) >= MAX_FILES:
+        raise _refuse_parent(f"more than {MAX_FILES} files build on each other", "merge some", node)
     if not path.is_file():
-        problem = Problem(
-            f"there is no file {path}",
-            "paths in `extends` are relative to the file that names them; correct it",
-            "extends",
-            node.location,
-        )
-        raise RecipeError([problem])
-    return _read_with_parents(path, children)
+        fix = "paths in `extends` are relative to the file that names them; correct it"
+        raise _refuse_parent(f"there is no file {path}", fix, node)
+    return _read_with_parents(path, read_source(path), seen)
 
 
-def _merge(base: Node, over: Node) -> Node:
-    """Mappings merge key by key, later wins; lists and other values replace.
-
-    A mapping of another `kind` replaces too: the parent's keys would not belong to it.
-    """
-    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
-        return over
-    kinds = [node.value["kind"].value if "kind" in node.value else None for node in (base, over)]
-    if kinds[1] is not None and kinds[0] != kinds[1]:
-        return over
-    merged = dict(base.value)
-    for key, child in over.value.items():
-        merged[key] = _merge(merged[key], child) if key in merged else child
-    return Node(merged, over.location, {**base.key_locations, **over.key_locations})
+def _refuse_parent(message: str, fix: str, node: Node) -> RecipeError:
+    return RecipeError([Problem(message, fix, "extends", node.location)])
 
 
 def anchor_paths(tree: Node) -> None:

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from grpo_cli.errors import Location, Problem, RecipeError
-from grpo_cli.recipe.yaml_tree import Node, read_text
+from grpo_cli.recipe.yaml_tree import Node, merge, read_text
 
 _PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
@@ -38,6 +38,10 @@ def _set(tree: Node, text: str) -> None:
                     location=flag,
                 )
             ]
+        )
+    if name.strip() == "extends":
+        raise RecipeError(
+            [Problem("is read before --set", "write `extends` into the recipe", "extends", flag)]
         )
     value = _read_value(raw, flag)
     *parents, last = name.strip().split(".")
@@ -82,7 +86,7 @@ def _descend(node: Node, step: str, path: str, flag: Location) -> Node:
 
 
 def _list_item(node: Node, step: str, path: str, flag: Location) -> Node:
-    if not step.isdigit() or int(step) >= len(node.value):
+    if not (step.isascii() and step.isdigit() and len(step) < 10) or int(step) >= len(node.value):
         problem = Problem(
             f"the list has {len(node.value)} entries, numbered from 0",
             f"use a number from 0 to {len(node.value) - 1}, or edit the recipe",
@@ -98,7 +102,8 @@ def _put(node: Node, last: str, value: Node, path: str, flag: Location) -> None:
         _list_item(node, last, path, flag)
         node.value[int(last)] = value
     elif isinstance(node.value, dict):
-        node.value[last] = value
+        known = node.value.get(last)
+        node.value[last] = merge(known, value) if known is not None else value
         node.key_locations[last] = flag
     else:
         raise _no_mapping(path, flag)

@@ -13,9 +13,9 @@ class RewardConfig(Section):
     model_config = ConfigDict(extra="allow")
 
     kind: str
-    """Which reward; `grpo rewards list` prints them."""
+    """Which reward; every kind has a section of its own in the recipe reference."""
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]+$")
-    """Name in logs and metrics; the kind where it is not given."""
+    """Name in logs and metrics; where it is not given the kind, or the function's name for `python`."""
     weight: Number = 1.0
     """Factor in the weighted sum."""
 

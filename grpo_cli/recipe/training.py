@@ -1,10 +1,18 @@
 """The `training` section: optimization, schedule, checkpoints."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Integer, Number, OpenSection, Section
+
+
+def _check_steps(value: int) -> int:
+    """TRL takes every negative number for -1, and trains one step for 0."""
+    if value < 1 and value != -1:
+        raise PydanticCustomError("grpo_steps", "should be at least 1, or -1 to train by epochs")
+    return value
 
 
 class EarlyStoppingConfig(Section):
@@ -31,7 +39,7 @@ class TrainingConfig(OpenSection):
     """Passes over each generation batch (μ in the GRPO paper)."""
     num_train_epochs: Number = Field(default=3.0, gt=0)
     """Passes over the prompts; `max_steps` overrides it."""
-    max_steps: Integer = -1
+    max_steps: Annotated[Integer, AfterValidator(_check_steps)] = -1
     """Optimizer steps in all; -1 leaves it to `num_train_epochs`."""
     learning_rate: Number = Field(default=1e-6, ge=0)
     """Peak learning rate. The default suits full fine-tuning; LoRA wants 1e-5 to 5e-4."""

@@ -19,6 +19,7 @@ from grpo_cli.errors import Location, Problem, RecipeError
 MAX_BYTES = 2**20
 MAX_NODES = 20_000
 MAX_DEPTH = 40
+MAX_DIGITS = 300
 
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
@@ -63,6 +64,22 @@ class Node:
         return None
 
 
+def merge(base: Node, over: Node) -> Node:
+    """Mappings merge key by key, the later wins; lists and other values replace.
+
+    A mapping of another `kind` replaces too: the earlier one's keys would not belong to it.
+    """
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict):
+        return over
+    kinds = [node.value["kind"].value if "kind" in node.value else None for node in (base, over)]
+    if kinds[1] is not None and kinds[0] != kinds[1]:
+        return over
+    merged = dict(base.value)
+    for key, child in over.value.items():
+        merged[key] = merge(merged[key], child) if key in merged else child
+    return Node(merged, over.location, {**base.key_locations, **over.key_locations})
+
+
 def read_scalar(text: str) -> Any:
     """Reads an unquoted scalar.
 
@@ -70,6 +87,8 @@ def read_scalar(text: str) -> Any:
     """
     if text in _SPECIAL:
         return _SPECIAL[text]
+    if len(text) > MAX_DIGITS:
+        return text
     if _INTEGER.fullmatch(text):
         base = {"0x": 16, "0o": 8}.get(text[:2], 10)
         return int(text.replace("_", ""), base)
@@ -78,11 +97,11 @@ def read_scalar(text: str) -> Any:
     return text
 
 
-def read_file(path: Path) -> Node:
-    """Reads one YAML file.
+def read_source(path: Path) -> str:
+    """The text of a YAML file.
 
     Raises:
-        RecipeError: The file is missing, too large, not UTF-8, or not the YAML a recipe may hold.
+        RecipeError: The file is missing, too large, or not UTF-8.
     """
     try:
         data = path.read_bytes()
@@ -97,13 +116,12 @@ def read_file(path: Path) -> Node:
             "put data into files of its own and name them in `dataset`",
         )
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise _refuse(
             Location(str(path), line, 1), "is not UTF-8 text", "save the file as UTF-8"
         ) from None
-    return read_text(text, str(path))
 
 
 def read_text(text: str, source: str) -> Node:
@@ -114,14 +132,29 @@ def read_text(text: str, source: str) -> Node:
     """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        _check_depth(text, source, loader)
         root = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         raise _refuse_syntax(error, source) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise _refuse(Location(source), f"is not YAML ({error})", "remove that character") from None
     if root is None:
         return Node({}, Location(source, 1, 1))
     return _Builder(source).build(root, ())
+
+
+def _check_depth(text: str, source: str, loader: Any) -> None:
+    """Refuses deep nesting before composing, which recurses in C and would crash."""
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            mark = event.start_mark
+            where = Location(source, mark.line + 1, mark.column + 1) if mark else Location(source)
+            raise _refuse(where, f"is nested more than {MAX_DEPTH} deep", "flatten it")
 
 
 class _Builder:

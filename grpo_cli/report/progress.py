@@ -122,7 +122,11 @@ class LiveView:
 
     def refresh(self) -> None:
         """Redraws the panel; the clock moves even when nothing is new."""
-        self._follower.read()
+        for record in self._follower.read():
+            line = _format_event(record)
+            if line:
+                # Above the panel, where it stays when the panel goes.
+                self._live.console.print(line, markup=False, highlight=False)
         for sample in self._samples.read_new():
             self._sample = sample
         self._live.update(self._draw(), refresh=True)
@@ -180,7 +184,7 @@ def _facts(step: StepRecord) -> list[tuple[str, str]]:
 
 def _format_event(record: dict[str, Any]) -> str | None:
     if record.get("event") == "measure":
-        scored = [(f"{name} accuracy", value) for name, value in record["accuracy"].items()]
+        scored = [(f"{name} accuracy", value) for name, value in record.get("accuracy", {}).items()]
         scored += record["rewards"].items()
         scores = "  ".join(f"{name} {value:.3f}" for name, value in scored if value is not None)
         return f"{record['when']} training, {record['prompts']} held-out prompts: {scores}"
@@ -192,7 +196,7 @@ def _format_event(record: dict[str, Any]) -> str | None:
 def _draw_bar(status: Status, left_s: float | None) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     elapsed = format_duration(time.time() - status.started_at)
-    if status.total_steps and status.step:
+    if status.total_steps and status.phase == "training":
         bar = ProgressBar(total=status.total_steps, completed=status.step, width=36)
         left = f"left {format_duration(left_s)}" if left_s is not None else ""
         grid.add_row(bar, f"step {status.step}/{status.total_steps}", f"elapsed {elapsed}", left)

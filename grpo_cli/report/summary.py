@@ -9,6 +9,9 @@ from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.status import Status, StatusFile
 
+NEARLY_ALL = 0.9
+"""Share of groups or completions above which something is wrong, whatever the task."""
+
 
 @dataclass(frozen=True)
 class RunSummary:
@@ -41,6 +44,26 @@ class RunSummary:
         width = max(len(rewards) // 10, 1)
         return sum(rewards[:width]) / width, sum(rewards[-width:]) / width, width
 
+    def warnings(self) -> list[str]:
+        """What a person should know before believing the run: that it could not learn, say."""
+        found = []
+        silent, clipped = self._mean("zero_signal"), self._mean("clipped")
+        if silent is not None and silent > NEARLY_ALL:
+            found.append(
+                f"{silent:.0%} of the groups had no two different rewards, so they taught nothing. "
+                "Fix: look at completions/; try easier prompts, another reward, or longer answers"
+            )
+        if clipped is not None and clipped > NEARLY_ALL:
+            found.append(
+                f"{clipped:.0%} of the completions were cut off. "
+                "Fix: raise generation.max_completion_length"
+            )
+        return found
+
+    def _mean(self, name: str) -> float | None:
+        values = [value for step in self.steps if (value := getattr(step, name)) is not None]
+        return sum(values) / len(values) if values else None
+
     def as_json(self) -> dict[str, Any]:
         """The summary as plain values."""
         change = self.reward_change()
@@ -55,6 +78,7 @@ class RunSummary:
             "reward_last": change[1] if change else None,
             "before": self.before,
             "after": self.after,
+            "warnings": self.warnings(),
             "model": str(self.folder.model) if self.folder.model.is_dir() else None,
         }
 

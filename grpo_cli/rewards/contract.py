@@ -73,6 +73,11 @@ class RewardParams(Section):
     right_answer: ClassVar[float | None] = None
     """The score of a right answer, for kinds that judge answers; accuracy is the share that gets it."""
 
+    @classmethod
+    def default_name(cls, params: Mapping[str, Any]) -> str:
+        """What a reward with these parameters (as written) is called where it has no name."""
+        return cls.kind
+
     def required_columns(self) -> tuple[str, ...]:
         """Dataset columns without which this reward cannot score."""
         return ()

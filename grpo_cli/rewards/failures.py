@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from grpo_cli.errors import RewardError
-from grpo_cli.rewards.contract import Batch, text_of
+from grpo_cli.rewards.contract import Batch
 
 SHOWN = 300
 """Characters shown of a prompt or completion."""
@@ -82,7 +82,8 @@ def _show(values: object, row: int) -> str:
     """A prompt or completion on one line; whatever it is, showing it must not fail."""
     try:
         value = values[row]  # type: ignore[index]
-        return repr(shorten(text_of(value)))
+        # As the function got it: messages taken for text are the commonest mistake.
+        return shorten(repr(value))
     except Exception:
         return "(cannot be shown)"
 

@@ -37,12 +37,13 @@ class RegexParams(RewardParams):
     def _check_pattern(self) -> "RegexParams":
         try:
             self.compiled()
-        except re.error as error:
-            where = "" if error.pos is None else f" at position {error.pos}"
+        except (re.error, OverflowError, RecursionError) as error:
+            place = getattr(error, "pos", None)
+            where = "" if place is None else f" at position {place}"
             raise PydanticCustomError(
                 "grpo_pattern",
                 "pattern is not a regular expression: {why}",
-                {"why": f"{error.msg}{where} of {self.pattern!r}"},
+                {"why": f"{getattr(error, 'msg', error)}{where} of {self.pattern!r}"},
             ) from error
         return self
 

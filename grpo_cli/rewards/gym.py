@@ -155,7 +155,7 @@ def _score(task: str, scorer: TaskScorer, answer: str | None, entry: dict[str, A
     if answer is not None and not _is_safe(task, answer):
         return Score(0.0, "answer is not one the scorer may evaluate")
     try:
-        return Score(scorer(answer, entry), task)
+        return Score(scorer(answer, entry))
     except Exception as error:
         # Some scorers raise on malformed answers; a scorer that cannot score the gold is broken.
         scorer(entry["answer"], entry)

@@ -5,6 +5,7 @@ what it raises or returns wrongly is reported by `scoring.py`.
 """
 
 import atexit
+import copy
 import importlib
 import importlib.util
 import sys
@@ -52,6 +53,12 @@ class PythonParams(RewardParams):
     """`file.py:function`, relative to the recipe, or `package.module:function`."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """More arguments for the function; they win over columns of the same name."""
+
+    @classmethod
+    def default_name(cls, params: Mapping[str, Any]) -> str:
+        """The function's name, as TRL calls it in its metrics."""
+        function = str(params.get("path", "")).rpartition(":")[2]
+        return function if function.isidentifier() else cls.kind
 
     @field_validator("path")
     @classmethod
@@ -199,9 +206,10 @@ def _arguments(batch: Batch) -> dict[str, Any]:
         "log_extra": _log_nothing,
         "log_metric": _log_nothing,
         **batch.extra,
-        "prompts": batch.prompts,
-        "completions": batch.completions,
-        "completion_ids": batch.completion_ids,
+        # Copies: a function that changes its arguments must not change the next reward's.
+        "prompts": copy.deepcopy(batch.prompts),
+        "completions": copy.deepcopy(batch.completions),
+        "completion_ids": copy.deepcopy(batch.completion_ids),
     }
 
 

@@ -68,7 +68,7 @@ class Reward:
         except RowError as error:
             cause = error.__cause__ or error
             raise RewardError(failures.of_row(self, batch, error.row, cause)) from cause
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             row = None if isinstance(error, RewardError) else self._find_row(batch, error)
             raise RewardError(failures.of_batch(self, batch, row, error)) from error
 
@@ -80,7 +80,7 @@ class Reward:
                 break
             try:
                 self.scorer(batch.only(row))
-            except (Exception, SystemExit) as again:
+            except (Exception, SystemExit, KeyboardInterrupt) as again:
                 if type(again) is type(error):
                     return row
         return None
@@ -112,7 +112,7 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
 
 
 def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
-    """The rewards' names: their own, else their kind, with `_2`, `_3`, … where that is taken.
+    """The rewards' names: their own, else their kind's usual one, with `_2`, `_3`, … where that is taken.
 
     Raises:
         RewardError: Two rewards were given the same name.
@@ -124,7 +124,9 @@ def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
     taken = set(given)
     names = []
     for config in configs:
-        name = config.name or _free_name(config.kind, taken)
+        schema = KINDS.get(config.kind)
+        usual = schema.default_name(config.params) if schema else config.kind
+        name = config.name or _free_name(usual, taken)
         taken.add(name)
         names.append(name)
     return names
@@ -159,7 +161,7 @@ def _build(config: RewardConfig, name: str, context: RewardContext) -> Reward:
         scorer = params.build(context)
     except (RewardError, SetupError) as error:
         raise type(error)(f"reward {name!r} ({config.kind}): {error}") from error
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         raise RewardError(failures.of_build(name, config.kind, error)) from error
     return Reward(name, config.weight, config.kind, params, scorer)
 

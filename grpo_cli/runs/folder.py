@@ -6,6 +6,9 @@ what the files say.
 
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -103,12 +106,27 @@ def create_run(root: Path, recipe: Recipe, recipe_text: str) -> RunFolder:
         UsageError: The folder cannot be written.
     """
     folder = RunFolder(_claim(root / recipe.name))
-    write_text(folder.recipe, recipe_text)
-    resolved = {"schema_version": SCHEMA_VERSION, "recipe": recipe.model_dump(mode="json")}
-    write_json(folder.resolved, resolved)
-    for child in (folder.completions, folder.launch, folder.checkpoints, folder.attempt(1)):
-        child.mkdir(parents=True)
+    with removed_on_failure(folder):
+        write_text(folder.recipe, recipe_text)
+        resolved = {"schema_version": SCHEMA_VERSION, "recipe": recipe.model_dump(mode="json")}
+        write_json(folder.resolved, resolved)
+        for child in (folder.completions, folder.launch, folder.checkpoints, folder.attempt(1)):
+            child.mkdir(parents=True)
     return folder
+
+
+@contextmanager
+def removed_on_failure(folder: RunFolder) -> Iterator[None]:
+    """Takes a half-made run folder away where its files cannot be written (a full disk, say).
+
+    Raises:
+        UsageError: In the place of the `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise unwritable(folder.path.parent, error) from None
 
 
 def _claim(parent: Path) -> Path:
@@ -135,8 +153,11 @@ def check_writable(root: Path) -> None:
         UsageError: Neither the root nor, where it does not exist yet, its nearest parent is writable.
     """
     existing = root.absolute()
-    while not existing.exists():
-        existing = existing.parent
+    try:
+        while not existing.exists():
+            existing = existing.parent
+    except OSError as error:
+        raise unwritable(root, error) from None
     if not existing.is_dir():
         raise unwritable(root, NotADirectoryError(20, f"{existing} is a file"))
     if not os.access(existing, os.W_OK | os.X_OK):

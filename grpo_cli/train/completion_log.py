@@ -33,7 +33,14 @@ class CompletionLog:
         self._scores: dict[str, Sequence[Score]] = {}
 
     def add(self, name: str, batch: Batch, scores: Sequence[Score], *, step: int) -> None:
-        """Takes one reward's scores of a batch; the last reward's write the batch."""
+        """Takes one reward's scores of a batch; the last reward's write the batch.
+
+        Args:
+            name: The reward.
+            batch: What was scored.
+            scores: One a completion.
+            step: Optimizer steps done so far.
+        """
         if self.path is None:
             return
         self._scores[name] = scores
@@ -50,7 +57,8 @@ class CompletionLog:
     def _describe(self, batch: Batch, row: Any, members: list[int], step: int) -> dict[str, Any]:
         ids = batch.completion_ids or [[] for _ in batch.completions]
         return {
-            "step": step,
+            # The step that learns from these completions, as metrics.jsonl counts.
+            "step": step + 1 if self.training else step,
             "split": "train" if self.training else "eval",
             "row": row,
             "prompt": batch.prompts[members[0]],

@@ -4,6 +4,7 @@ Owns sharing the rows among the processes and the record that is written. Sampli
 `models.sampling`, scoring is `rewards.scoring`.
 """
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from datasets import Dataset
 from grpo_cli.models.sampling import Completion, sample_completions
 from grpo_cli.rewards.contract import Batch
 from grpo_cli.rewards.scoring import Reward
-from grpo_cli.runs.files import SCHEMA_VERSION, write_json
+from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.train.session import Session
 
@@ -32,7 +33,7 @@ class Measurer:
     rows: Dataset
 
     def measure(self, when: When, model: Any, tokenizer: Any) -> dict[str, Any]:
-        """Samples, scores, and writes `eval/<when>.json` and a metrics record.
+        """Samples, scores, and writes `eval/<when>.json`, its samples, and a metrics record.
 
         Progress goes to the status; a request to stop is heeded between batches.
 
@@ -43,13 +44,17 @@ class Measurer:
         """
         started = time.monotonic()
         rank, world = self.session.processes.process_index, self.session.processes.num_processes
+        self.session.report(f"measuring {when} training")
         shard = self.rows.select(range(rank, len(self.rows), world))
         scored = (
             self._score(shard, self._sample(when, shard, model, tokenizer)) if len(shard) else []
         )
-        result = self._summarize(gather_object(scored), time.monotonic() - started)
+        everyone = sorted(gather_object(scored), key=lambda record: record["row"])
+        result = self._summarize(everyone, time.monotonic() - started)
         if self.session.processes.is_main_process:
             self.session.folder.evaluations.mkdir(exist_ok=True)
+            samples = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in everyone)
+            write_text(self.session.folder.evaluations / f"{when}.jsonl", samples)
             write_json(self.session.folder.evaluations / f"{when}.json", result)
             append_record(self.session.folder.metrics, {"event": "measure", "when": when, **result})
         return result
@@ -91,6 +96,8 @@ class Measurer:
         return [
             {
                 "row": repeated["row_id"][position],
+                "prompt": prompts[position],
+                "completion": completion.text,
                 "tokens": len(completion.token_ids),
                 "clipped": completion.clipped,
                 "rewards": {name: values[position].value for name, values in scores.items()},

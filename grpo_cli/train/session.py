@@ -34,10 +34,12 @@ class Session:
         if self.stop.seen_here():
             raise Stopped(f"stopped while {phase}; no step was cut short")
 
-    def finish(self, step: int) -> None:
-        """Marks the run as completed (main process)."""
+    def finish(self, step: int, reason: str | None) -> None:
+        """Marks the run as completed (main process); `reason` says why before its last step."""
         if self.processes.is_main_process:
-            StatusFile(self.folder.status).update(state="completed", phase="done", step=step)
+            StatusFile(self.folder.status).update(
+                state="completed", phase="done", step=step, reason=reason
+            )
 
     def annotate_manifest(self, **entries: Any) -> None:
         """Adds what only the worker sees to `manifest.json` (main process)."""

@@ -40,6 +40,7 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
         Stopped: Somebody asked to stop; what was trained is in the last checkpoint.
         GrpoError: Something that a person can mend.
     """
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder.path / "tensorboard"))
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     recipe = folder.read_recipe()
@@ -66,7 +67,7 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
         measurer.measure("after", trainer.model, tokenizer)
     session.report("saving the model")
     _save_model(session, trainer)
-    session.finish(step=trainer.state.global_step)
+    session.finish(step=trainer.state.global_step, reason=_early_end(trainer))
 
 
 def _check_world(session: Session) -> None:
@@ -167,6 +168,15 @@ def _check_steps(session: Session, trainer: GRPOTrainer) -> None:
         )
 
 
+def _early_end(trainer: GRPOTrainer) -> str | None:
+    """Why training ended before its last step, where early stopping ended it."""
+    state = trainer.state
+    if state.global_step >= state.max_steps:
+        return None
+    metric, best = trainer.args.metric_for_best_model, state.best_metric
+    return f"stopped early: {metric} no longer got better (best {best})"
+
+
 def _save_model(session: Session, trainer: GRPOTrainer) -> None:
     """Writes the final weights (or adapter) and tokenizer to `model/`, whole or not at all."""
     partial = session.folder.path / ".model.partial"
@@ -178,4 +188,6 @@ def _save_model(session: Session, trainer: GRPOTrainer) -> None:
     if session.processes.is_main_process:
         # A pickle of the arguments: of no use beside resolved.json, and unsafe to load.
         (partial / "training_args.bin").unlink(missing_ok=True)
+        # peft's card is a form with nothing filled in.
+        (partial / "README.md").unlink(missing_ok=True)
         os.replace(partial, session.folder.model)

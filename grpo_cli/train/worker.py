@@ -37,7 +37,8 @@ def main(argv: list[str]) -> int:
         if rank == 0:
             status.update(state="stopped", reason=str(reason))
         return ExitCode.INTERRUPTED
-    except Exception as error:
+    except BaseException as error:
+        # A reward may raise anything, even SystemExit; signals do not come this way.
         _write_failure(folder, rank, error)
         traceback.print_exc()
         if rank == 0:
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
     return ExitCode.OK
 
 
-def _write_failure(folder: RunFolder, rank: int, error: Exception) -> None:
+def _write_failure(folder: RunFolder, rank: int, error: BaseException) -> None:
     failure = {
         "time": time.time(),
         "rank": rank,
@@ -56,12 +57,12 @@ def _write_failure(folder: RunFolder, rank: int, error: Exception) -> None:
     write_json(folder.attempt(1) / f"failure_{rank}.json", failure)
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     text = str(error).strip()
     return text if isinstance(error, GrpoError) else f"{type(error).__name__}: {text}"
 
 
-def _trace(error: Exception) -> str | None:
+def _trace(error: BaseException) -> str | None:
     """The traceback, where the message is not meant to speak for itself."""
     return None if isinstance(error, GrpoError) else "".join(traceback.format_exception(error))
 

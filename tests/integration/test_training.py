@@ -41,7 +41,7 @@ def test_a_recipe_trains_a_model_and_leaves_everything_in_the_run_folder(worksho
     for key in ("reward", "rewards/length/mean", "frac_reward_zero_std", "tokens_per_s", "loss"):
         assert steps[0][key] is not None, key
     groups = [json.loads(line) for line in (run / "completions" / "rank_0.jsonl").open()]
-    assert [group["step"] for group in groups] == [0, 0, 1, 1]
+    assert [group["step"] for group in groups] == [1, 1, 2, 2]
     assert all(len(group["completions"]) == 2 for group in groups)
     assert set(groups[0]["rewards"]) == {"length", "has_a"}
     manifest = json.loads((run / "manifest.json").read_text())
@@ -126,7 +126,7 @@ def test_a_reward_that_raises_names_itself_and_keeps_what_was_done(workshop):
     text = text.replace("max_steps: 2", "max_steps: 4\n  save_steps: 1")
     done = workshop.grpo("train", workshop.write(text))
     assert done.returncode == 1
-    assert "reward 'python' (python) failed" in done.stderr
+    assert "reward 'moody' (python) failed" in done.stderr
     assert "own.py" in done.stderr
     assert "no mood" in done.stderr
     status = workshop.status()
@@ -134,6 +134,71 @@ def test_a_reward_that_raises_names_itself_and_keeps_what_was_done(workshop):
     assert len(workshop.records("train")) == 2
     assert (workshop.run / "checkpoints" / "checkpoint-2" / "trainer_state.json").exists()
     assert not (workshop.run / "model").exists()
+
+
+def own_reward(workshop, body):
+    (workshop.folder / "own.py").write_text(
+        f"import os\ndef f(completions, **kwargs):\n    {body}\n"
+    )
+    return workshop.write(
+        RECIPE.replace(
+            '{{kind: regex, pattern: "a", name: has_a}}', "{{kind: python, path: own.py:f}}"
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("os._exit(0)", "ended before the run was finished"),
+        ("os.kill(os.getpid(), 9)", "was killed (signal 9)"),
+        ("raise KeyboardInterrupt", "reward 'f' (python) failed"),
+        ("return [float('nan')] * len(completions)", "reward 'f' (python) returned nan"),
+        ("return [1.0]", "returned 1 scores for"),
+    ],
+)
+def test_a_worker_that_ends_badly_is_a_failed_run(workshop, body, said):
+    done = workshop.grpo("train", own_reward(workshop, body), "--set", "evaluation.limit=0")
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert workshop.status()["state"] == "failed"
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(workshop):
+    command = workshop.command("train", workshop.write())
+    process = subprocess.Popen(**command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process.stderr.readline()
+    process.stderr.close()
+    assert process.wait(timeout=120) == 0
+    assert workshop.status()["state"] == "completed"
+
+
+def test_a_rank_that_dies_is_named_and_not_its_neighbour(workshop):
+    body = "if os.environ['RANK'] == '1': os._exit(0)\n    return [1.0] * len(completions)"
+    path = own_reward(workshop, body)
+    flags = ["--set", "launch.num_processes=2", "--set", "evaluation.limit=0"]
+    done = workshop.grpo("train", path, *flags)
+    assert done.returncode == 1
+    assert "process 1 ended without a word" in workshop.status()["reason"]
+
+
+def test_early_stopping_says_why_it_ended(workshop):
+    extra = (
+        "max_steps: 6\n  eval_strategy: steps\n  eval_steps: 1\n  per_device_eval_batch_size: 2\n"
+        "  save_strategy: no\n  early_stopping: {{patience: 1, min_delta: 1000.0}}"
+    )
+    done = workshop.grpo("train", workshop.write(RECIPE.replace("max_steps: 2", extra)))
+    assert done.returncode == 0, done.stderr
+    assert workshop.status()["step"] < 6
+    assert "stopped early: eval_reward no longer got better" in done.stdout
+
+
+def test_the_held_out_answers_are_kept(workshop):
+    assert workshop.grpo("train", workshop.write()).returncode == 0
+    lines = (workshop.run / "eval" / "after.jsonl").read_text().splitlines()
+    first = json.loads(lines[0])
+    assert len(lines) == 2
+    assert {"row", "prompt", "completion", "rewards", "clipped"} <= first.keys()
 
 
 def test_two_processes_share_one_training(workshop):

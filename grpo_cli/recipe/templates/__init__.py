@@ -1,5 +1,6 @@
 """The recipes that `grpo init` writes: one YAML file a template, commented for first-time readers."""
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -26,6 +27,10 @@ def write_template(template: str, name: str) -> Path:
         hint = f"use --template {close}" if close else f"use one of {', '.join(known)}"
         raise UsageError(f"there is no template `{template}`. Fix: {hint}")
     path = Path(f"{name.removesuffix('.yaml')}.yaml")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", path.stem):
+        raise UsageError(
+            f"`{path.stem}` is not a name. Fix: use letters, digits, `_`, `.` and `-` alone"
+        )
     text = (files(__name__) / f"{template}.yaml").read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:

@@ -162,3 +162,66 @@ def test_text_that_yaml_reads_as_a_number_is_asked_for_in_quotes(tmp_path):
 def test_what_is_no_mapping_is_no_recipe(tmp_path, text):
     said = messages(write_recipe(tmp_path, text))
     assert said
+
+
+def test_diamonds_of_parents_are_read_once(tmp_path):
+    write_recipe(tmp_path, GOOD, "f30.yaml")
+    for i in range(30):
+        write_recipe(tmp_path, f"extends: [f{i + 1}.yaml, f{i + 1}.yaml]\n", f"f{i}.yaml")
+    assert load_recipe(tmp_path / "f0.yaml").name == "good"
+
+
+def test_a_chain_of_parents_has_an_end(tmp_path):
+    for i in range(300):
+        write_recipe(tmp_path, f"extends: f{i + 1}.yaml\n", f"f{i}.yaml")
+    assert "more than 100 files build on each other" in messages(tmp_path / "f0.yaml")[0]
+
+
+def test_a_loop_of_links_is_refused(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert messages(tmp_path / "a")
+
+
+def test_a_mapping_by_flag_merges_as_extends_does(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path), ["training={max_steps: 9}"])
+    assert (recipe.training.max_steps, recipe.training.per_device_train_batch_size) == (9, 4)
+
+
+def test_a_section_whose_keys_are_commented_out_is_absent(tmp_path):
+    text = GOOD[: GOOD.index("training:")] + "training:\n  # max_steps: 2\nlogging:\n"
+    assert load_recipe(write_recipe(tmp_path, text)).training.max_steps == -1
+
+
+def test_a_mistake_in_the_only_reward_is_one_problem(tmp_path):
+    (said,) = messages(
+        write_recipe(tmp_path, GOOD.replace("{kind: math", "{weight: x, kind: math"))
+    )
+    assert "rewards.0.weight: should be a number" in said
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "rewards.0.weight=.nan",
+        "training.learning_rate=.inf",
+        "generation.top_p=5",
+        "generation.top_k=-3",
+        "training.max_steps=0",
+        "training.max_steps=-5",
+        "rewards.²=1",
+        "extends=base.yaml",
+        f"training.max_steps=1{'0' * 5000}",
+    ],
+)
+def test_values_that_train_nothing_or_never_are_refused(tmp_path, flag):
+    assert messages(write_recipe(tmp_path), [flag])
+
+
+def test_the_resolved_recipe_of_a_run_is_a_recipe(tmp_path):
+    import json
+
+    recipe = load_recipe(write_recipe(tmp_path))
+    path = tmp_path / "resolved.json"
+    path.write_text(json.dumps({"schema_version": 1, "recipe": recipe.model_dump(mode="json")}))
+    assert load_recipe(path) == recipe

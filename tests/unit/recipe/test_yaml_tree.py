@@ -1,7 +1,7 @@
 import pytest
 
 from grpo_cli.errors import RecipeError
-from grpo_cli.recipe.yaml_tree import MAX_BYTES, read_file, read_scalar, read_text
+from grpo_cli.recipe.yaml_tree import MAX_BYTES, read_scalar, read_source, read_text
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,25 @@ def test_files_that_are_no_recipe_are_refused(tmp_path):
     large.write_bytes(b"#" * (MAX_BYTES + 1))
     binary.write_bytes(b"a: 1\nb: \xff\xfe\n")
     with pytest.raises(RecipeError, match="at most"):
-        read_file(large)
+        read_source(large)
     with pytest.raises(RecipeError, match=r"binary\.yaml:2:1: is not UTF-8"):
-        read_file(binary)
+        read_source(binary)
     with pytest.raises(RecipeError, match=r"cannot be read.*binary.yaml, large.yaml"):
-        read_file(tmp_path / "missing.yaml")
+        read_source(tmp_path / "missing.yaml")
     with pytest.raises(RecipeError, match="name a file, not a folder"):
-        read_file(tmp_path)
+        read_source(tmp_path)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_bytes(b"\xef\xbb\xbfname: x\n")
-    assert read_file(path).plain() == {"name": "x"}
+    assert read_text(read_source(path), "r").plain() == {"name": "x"}
+
+
+def test_nesting_that_would_crash_the_composer_is_refused():
+    with pytest.raises(RecipeError, match="is nested more than"):
+        read_text("a: " + "[" * 100_000, "r")
+
+
+def test_a_number_of_thousands_of_digits_is_text():
+    assert read_scalar("1" * 5000) == "1" * 5000

@@ -184,7 +184,7 @@ def test_an_error_in_the_file_is_shown_as_itself(write, source, text):
     with pytest.raises(RewardError) as caught:
         run(f"{path}:f", BATCH)
     message = str(caught.value)
-    assert "reward 'python' (python) could not be loaded" in message
+    assert "reward 'f' (python) could not be loaded" in message
     assert text in message
     assert "mine.py" in message
     assert "grpo_cli" not in message

@@ -1,0 +1,21 @@
+"""What the project says of itself is true: every command it names exists."""
+
+import re
+from pathlib import Path
+
+from grpo_cli.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+TEXTS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").glob("*.yaml")]
+SOURCES = sorted((ROOT / "grpo_cli").rglob("*.py")) + sorted((ROOT / "grpo_cli").rglob("*.yaml"))
+COMMAND = re.compile(r"(?:`|\$ |^#?\s*)grpo ([a-z][a-z-]*)", re.MULTILINE)
+
+
+def test_every_command_named_anywhere_exists():
+    known = {
+        info.name or info.callback.__name__.replace("_", "-") for info in app.registered_commands
+    }
+    assert known == {"init", "check", "check-batch", "train", "schema"}
+    for path in [*TEXTS, *SOURCES]:
+        for name in COMMAND.findall(path.read_text(encoding="utf-8")):
+            assert name in known, f"{path.relative_to(ROOT)} names `grpo {name}`"
