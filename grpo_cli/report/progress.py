@@ -4,6 +4,7 @@ Owns the live view in a terminal and the plain lines elsewhere. Draws what `stat
 `metrics.jsonl` and `completions/` say; knows nothing of the processes behind them.
 """
 
+import contextlib
 import time
 from collections import deque
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.report.series import StepRecord, format_duration, read_step
+from grpo_cli.report.terminal import without_control_echo
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import RecordTail
 from grpo_cli.runs.status import Status, StatusFile
@@ -118,7 +120,9 @@ class LiveView:
         self._samples = RecordTail(folder.completions / "rank_0.jsonl")
         self._notice = ""
         self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._live.start()
+        self._opened = contextlib.ExitStack()
+        self._opened.enter_context(without_control_echo())
+        self._opened.enter_context(self._live)
 
     def refresh(self) -> None:
         """Redraws the panel; the clock moves even when nothing is new."""
@@ -137,7 +141,7 @@ class LiveView:
 
     def close(self) -> None:
         """Takes the panel away."""
-        self._live.stop()
+        self._opened.close()
 
     def _draw(self) -> RenderableType:
         follower, status = self._follower, self._follower.status
@@ -169,7 +173,8 @@ def format_step(step: StepRecord, left_s: float | None) -> str:
 def _facts(step: StepRecord) -> list[tuple[str, str]]:
     facts: list[tuple[str, float | None, str]] = [
         ("reward", step.reward, "{:.3f}"),
-        *((name, value, "{:.3f}") for name, value in step.rewards.items()),
+        # Under TRL's names: a reward may be called `length` too.
+        *((f"rewards/{name}", value, "{:.3f}") for name, value in step.rewards.items()),
         ("zero-signal", step.zero_signal, "{:.0%}"),
         ("length", step.completion_length, "{:.1f}"),
         ("clipped", step.clipped, "{:.0%}"),
@@ -177,15 +182,17 @@ def _facts(step: StepRecord) -> list[tuple[str, str]]:
         ("kl", step.kl, "{:.4f}"),
         ("grad", step.grad_norm, "{:.3g}"),
         ("tokens/s", step.tokens_per_s, "{:.0f}"),
-        ("s/step", step.step_time_s, "{:.1f}"),
+        ("s/step", step.step_time_s, "{:.2f}"),
     ]
     return [(name, form.format(value)) for name, value, form in facts if value is not None]
 
 
 def _format_event(record: dict[str, Any]) -> str | None:
     if record.get("event") == "measure":
-        scored = [(f"{name} accuracy", value) for name, value in record.get("accuracy", {}).items()]
-        scored += record["rewards"].items()
+        accuracy = record.get("accuracy", {})
+        scored = [(f"{name} accuracy", value) for name, value in accuracy.items()]
+        # Where every score is 0 or 1, the mean says nothing more.
+        scored += [item for item in record["rewards"].items() if item not in accuracy.items()]
         scores = "  ".join(f"{name} {value:.3f}" for name, value in scored if value is not None)
         return f"{record['when']} training, {record['prompts']} held-out prompts: {scores}"
     if record.get("event") == "eval" and record.get("eval_reward") is not None:

@@ -16,8 +16,10 @@ def test_plain_lines_say_the_step_the_scores_and_the_time_left(tmp_path):
     view = PlainView(make_run(tmp_path), Console(file=out, width=300))
     view.refresh()
     lines = out.getvalue().splitlines()
-    assert lines[2].startswith("step 3/10  reward 0.300  math 0.300  zero-signal 25%  length 13.0")
-    assert lines[2].endswith("tokens/s 123  s/step 2.0  left 14s")
+    assert lines[2].startswith(
+        "step 3/10  reward 0.300  rewards/math 0.300  zero-signal 25%  length 13.0"
+    )
+    assert lines[2].endswith("tokens/s 123  s/step 2.00  left 14s")
     assert lines[3] == "· training"
     view.refresh()
     assert out.getvalue().splitlines() == lines
