@@ -183,7 +183,12 @@ def _save_model(session: Session, trainer: GRPOTrainer) -> None:
     if session.processes.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
     session.processes.wait_for_everyone()
-    trainer.save_model(str(partial))
+    try:
+        trainer.save_model(str(partial))
+    except BaseException:
+        # A full disk, most often: what could not be finished must not fill it either.
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     session.processes.wait_for_everyone()
     if session.processes.is_main_process:
         # A pickle of the arguments: of no use beside resolved.json, and unsafe to load.
