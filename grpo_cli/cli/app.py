@@ -164,6 +164,39 @@ def schema(
         write_schema(output)
 
 
+rewards = typer.Typer(help="The reward kinds that recipes can name.", no_args_is_help=True)
+app.add_typer(rewards, name="rewards")
+
+
+@rewards.command("list")
+def list_rewards(json: AsJson = False) -> None:
+    """List every reward kind with what it rewards."""
+    from grpo_cli.cli import output, views
+    from grpo_cli.rewards.description import list_kinds
+
+    kinds = list_kinds()
+    if json:
+        output.print_json([kind.as_json() for kind in kinds])
+    else:
+        views.print_kinds(kinds)
+
+
+@rewards.command("show")
+def show_reward(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="A reward kind.")],
+    json: AsJson = False,
+) -> None:
+    """Show a reward kind: formula, range, source, and its parameters."""
+    from grpo_cli.cli import output, views
+    from grpo_cli.rewards.description import describe_kind
+
+    described = describe_kind(kind)
+    if json:
+        output.print_json(described.as_json())
+    else:
+        views.print_kind(described)
+
+
 def main() -> None:
     """Entry point of the `grpo` command."""
     sys.exit(run_guarded(lambda: app(prog_name="grpo", standalone_mode=False)))

@@ -1,5 +1,6 @@
 """How results look in a terminal: a check, a batch, a plan, the end of a run. Computes nothing."""
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from grpo_cli.launch.plan import LaunchPlan
     from grpo_cli.preflight.checks import CheckedRecipe
     from grpo_cli.report.summary import RunSummary
+    from grpo_cli.rewards.description import KindDescription
     from grpo_cli.runs.folder import RunFolder
 
 
@@ -93,6 +95,28 @@ def print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> Non
     for name, value in plan.environment.items():
         console.print(f"environment {name}={value}", markup=False)
     console.print(f"command     {plan.command_line()}", markup=False)
+
+
+def print_kinds(kinds: "list[KindDescription]") -> None:
+    """Prints reward kinds, one a line."""
+    table = Table.grid(padding=(0, 2))
+    for kind in kinds:
+        table.add_row(Text(kind.kind, style="bold"), Text(kind.summary))
+    stdout().print(table)
+
+
+def print_kind(kind: "KindDescription") -> None:
+    """Prints one reward kind: its documentation, then its parameters."""
+    console = stdout()
+    console.print(Text(kind.kind, style="bold"))
+    console.print(Text(kind.doc))
+    table = Table.grid(padding=(0, 2))
+    for parameter in kind.parameters:
+        default = "required" if parameter.required else json.dumps(parameter.default)
+        table.add_row(Text(f"  {parameter.name}", style="bold"), default, Text(parameter.doc))
+    if kind.parameters:
+        console.print("\nparameters")
+        console.print(table)
 
 
 def print_summary(summary: "RunSummary") -> None:

@@ -52,6 +52,7 @@ def loaded_by(arguments, cwd):
         ["check-batch", "recipe.yaml"],
         ["check-batch", "--dataset-size", "100"],
         ["schema"],
+        ["rewards", "list"],
         ["init", "fresh"],
         ["train", "recipe.yaml", "--dry-run"],
     ],

@@ -203,3 +203,17 @@ def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path):
 def test_debug_shows_the_traceback_of_our_own_errors(tmp_path):
     done = grpo("check", "nowhere.yaml", cwd=tmp_path, GRPO_DEBUG="1")
     assert "Traceback" in done.stderr
+
+
+def test_rewards_are_listed_and_shown(tmp_path):
+    listed = grpo("rewards", "list", cwd=tmp_path)
+    assert listed.returncode == 0
+    kinds = json.loads(grpo("rewards", "list", "--json", cwd=tmp_path).stdout)
+    assert {"math", "length", "python"} <= {kind["kind"] for kind in kinds}
+    assert all(kind["kind"] in listed.stdout and kind["summary"] for kind in kinds)
+    shown = grpo("rewards", "show", "length", cwd=tmp_path)
+    assert "target" in shown.stdout
+    assert "required" in shown.stdout
+    wrong = grpo("rewards", "show", "lenght", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "grpo rewards show length" in wrong.stderr
