@@ -189,12 +189,29 @@ def _environment() -> "ImmutableSandboxedEnvironment":
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    class Sandbox(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _refuse_explosion(operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
     # Without the optimizer, which would work out `"a" * 10**10` while compiling.
-    environment = ImmutableSandboxedEnvironment(
-        undefined=StrictUndefined, finalize=_refuse_none, optimized=False
-    )
+    environment = Sandbox(undefined=StrictUndefined, finalize=_refuse_none, optimized=False)
     del environment.globals["lipsum"], environment.filters["random"]
     return environment
+
+
+def _refuse_explosion(operator: str, left: Any, right: Any) -> None:
+    """Stops `"a" * 10**10` and `9 ** 10**9` before they fill the memory."""
+    if operator == "**":
+        if isinstance(right, int | float) and abs(right) > MOST_ROUNDS:
+            raise OverflowError(f"a power of {right} is too large for a prompt")
+        return
+    for many, value in ((left, right), (right, left)):
+        length = len(value) if hasattr(value, "__len__") else 0
+        if isinstance(many, int) and many * length > LONGEST_PROMPT_CHARACTERS:
+            raise OverflowError(f"the text passes {LONGEST_PROMPT_CHARACTERS:,} characters")
 
 
 def _refuse_none(value: Any) -> Any:

@@ -53,6 +53,9 @@ def _set(tree: Node, text: str) -> None:
 
 def _read_value(raw: str, flag: Location) -> Node:
     """Reads the value alone, every node of it placed at the flag."""
+    if raw.strip().startswith("{{"):
+        # A template, which a shell has already stripped of the quotes that YAML would want.
+        return Node(raw.strip(), flag)
     try:
         wrapped = read_text(f"value: {raw}" if raw.strip() else "value: ''", flag.source)
     except RecipeError as error:

@@ -61,3 +61,26 @@ def test_a_spoiled_recipe_gets_problems_with_a_place_and_a_fix(tmp_path, seed):
         for problem in problems:
             assert problem.fix, problem
             assert problem.location is not None, problem
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ question.zzz }}",
+        "{{ ''.__class__ }}",
+        "{{ none }}",
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ 9 ** 999999 }}",
+    ],
+)
+def test_a_template_that_fails_on_the_data_is_found_before_launch(tmp_path, template):
+    path = write_recipe(tmp_path)
+    checked = check_recipe(path, [f"dataset.prompt.user={template}"], Hardware(gpus=0, cpus=2))
+    (problem,) = checked.errors
+    assert problem.path == "dataset.prompt.user"
+
+
+def test_a_pattern_that_finds_nothing_is_found_before_launch(tmp_path):
+    flags = ["dataset.columns={gold: {from: answer, regex: zzz}}"]
+    (problem,) = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2)).errors
+    assert problem.path == "dataset.columns.gold.regex"

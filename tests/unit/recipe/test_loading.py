@@ -225,3 +225,8 @@ def test_the_resolved_recipe_of_a_run_is_a_recipe(tmp_path):
     path = tmp_path / "resolved.json"
     path.write_text(json.dumps({"schema_version": 1, "recipe": recipe.model_dump(mode="json")}))
     assert load_recipe(path) == recipe
+
+
+def test_a_template_by_flag_needs_no_quotes_inside(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path), ["dataset.prompt.user={{ answer }} is what?"])
+    assert recipe.dataset.prompt.user == "{{ answer }} is what?"
