@@ -1,8 +1,9 @@
 """The `rewards` list: what every reward has. The parameters of each kind belong to `grpo_cli.rewards`."""
 
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Number, Section
 
@@ -18,6 +19,17 @@ class RewardConfig(Section):
     """Name in logs and metrics; where it is not given the kind, or the function's name for `python`."""
     weight: Number = 1.0
     """Factor in the weighted sum."""
+    on_error: Literal["raise", "zero", "skip"] = "raise"
+    """What a completion gets whose scoring fails: `raise` ends the run, `zero` scores 0, `skip` gives no
+    score, so that the other rewards decide. Failures are logged and their share is a metric."""
+    clip: tuple[Number, Number] | None = None
+    """Lowest and highest score; what lies beyond is moved to the nearer of the two."""
+
+    @model_validator(mode="after")
+    def _check_clip(self) -> Self:
+        if self.clip is not None and self.clip[0] >= self.clip[1]:
+            raise PydanticCustomError("grpo_clip", "clip should be [lowest, highest]")
+        return self
 
     @property
     def params(self) -> dict[str, Any]:

@@ -18,6 +18,8 @@ class Score(NamedTuple):
     """The score; None where this reward does not apply to the row."""
     reason: str = ""
     """Why, in a few words, for logs."""
+    failed: bool = False
+    """Whether scoring failed and the recipe's `on_error` gave this score."""
 
 
 @dataclass(frozen=True)

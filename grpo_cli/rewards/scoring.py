@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -40,9 +40,13 @@ class Reward:
     kind: str
     params: RewardParams
     scorer: Scorer
+    on_error: Literal["raise", "zero", "skip"] = "raise"
+    clip: tuple[float, float] | None = None
 
     def score(self, batch: Batch) -> list[Score]:
-        """Scores a batch.
+        """Scores a batch, as the recipe's `on_error` and `clip` want it.
+
+        Where a batch fails and `on_error` forgives, its rows are scored one by one.
 
         Args:
             batch: The completions.
@@ -52,8 +56,31 @@ class Reward:
 
         Raises:
             RewardError: The reward raised, returned another number of scores, or one that is not
-                a usable number. Its text names the reward and the row.
+                a usable number, and `on_error` is `raise`. Its text names the reward and the row.
         """
+        try:
+            scores = self._score_strictly(batch)
+        except RewardError:
+            if self.on_error == "raise":
+                raise
+            rows = range(len(batch.completions))
+            scores = [self._score_forgivingly(batch.only(row)) for row in rows]
+        return [self._clip(score) for score in scores]
+
+    def _score_forgivingly(self, single: Batch) -> Score:
+        try:
+            return self._score_strictly(single)[0]
+        except RewardError as error:
+            value = 0.0 if self.on_error == "zero" else None
+            return Score(value, str(error).partition("\n")[0], failed=True)
+
+    def _clip(self, score: Score) -> Score:
+        if self.clip is None or score.value is None:
+            return score
+        low, high = self.clip
+        return score._replace(value=min(max(score.value, low), high))
+
+    def _score_strictly(self, batch: Batch) -> list[Score]:
         scores = self._call(batch)
         if len(scores) != len(batch.completions):
             raise RewardError(
@@ -92,7 +119,7 @@ class Reward:
         fault = _fault(value, self.weight)
         if value is None or fault:
             raise RewardError(failures.of_value(self, batch, row, score.value, fault))
-        return Score(value, score.reason)
+        return score._replace(value=value)
 
 
 def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> list[Reward]:
@@ -163,7 +190,7 @@ def _build(config: RewardConfig, name: str, context: RewardContext) -> Reward:
         raise type(error)(f"reward {name!r} ({config.kind}): {error}") from error
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         raise RewardError(failures.of_build(name, config.kind, error)) from error
-    return Reward(name, config.weight, config.kind, params, scorer)
+    return Reward(name, config.weight, config.kind, params, scorer, config.on_error, config.clip)
 
 
 def _read_params(config: RewardConfig, name: str) -> RewardParams:

@@ -4,6 +4,7 @@ TRL calls each reward once for each batch, with the columns of the dataset as ke
 (trl 1.16.0, `GRPOTrainer._calculate_rewards`).
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,9 +38,20 @@ class RewardFunction:
             columns={key: value for key, value in given.items() if key not in _NOT_COLUMNS},
             extra={key: value for key, value in given.items() if key in _NOT_COLUMNS},
         )
+        started = time.perf_counter()
         scores = self.reward.score(batch)
+        # TRL averages these over the processes and logs them beside its own reward metrics.
+        measure = given.get("log_metric", _ignore)
+        measure(f"rewards/{self.reward.name}/seconds", time.perf_counter() - started)
+        if self.reward.on_error != "raise":
+            failed = sum(score.failed for score in scores) / max(len(scores), 1)
+            measure(f"rewards/{self.reward.name}/error_share", failed)
         self.log.add(self.reward.name, batch, scores, step=given["trainer_state"].global_step)
         return [score.value for score in scores]
+
+
+def _ignore(name: str, value: float) -> None:
+    """Stands for TRL's `log_metric` where there is none."""
 
 
 def build_reward_functions(

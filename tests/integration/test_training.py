@@ -171,6 +171,19 @@ def test_a_worker_that_ends_badly_is_a_failed_run(workshop, body, said):
     assert workshop.status()["state"] == "failed"
 
 
+def test_a_forgiven_reward_goes_on_and_its_failures_are_counted(workshop):
+    path = own_reward(workshop, "raise ValueError('always')")
+    flags = ["--set", "rewards.1.on_error=skip", "--set", "evaluation.limit=0"]
+    done = workshop.grpo("train", path, *flags)
+    assert done.returncode == 0, done.stderr
+    first = workshop.records("train")[0]
+    assert first["rewards/f/error_share"] == 1.0
+    assert first["rewards/length/seconds"] > 0
+    group = json.loads((workshop.run / "completions" / "rank_0.jsonl").open().readline())
+    assert group["rewards"]["f"] == [None, None]
+    assert "always" in group["reasons"]["f"][0]
+
+
 def test_a_reader_that_goes_away_does_not_end_the_run(workshop):
     command = workshop.command("train", workshop.write())
     process = subprocess.Popen(**command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
