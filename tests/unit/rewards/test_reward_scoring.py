@@ -38,7 +38,7 @@ def test_the_registry_loads_nothing_heavy():
 
 
 def test_every_kind_says_what_it_rewards():
-    assert set(KINDS) == {"math", "reasoning_gym", "regex", "think_format", "length", "python"}
+    assert {"math", "reasoning_gym", "regex", "think_format", "length", "python"} <= set(KINDS)
     for kind, params in KINDS.items():
         assert params.kind == kind
         for part in ("Formula:", "Range:", "Source:"):
