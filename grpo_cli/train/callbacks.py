@@ -8,16 +8,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
-from grpo_cli.train.completion_log import CompletionLog
 from grpo_cli.train.session import Session
 
 
 class RunCallback(TrainerCallback):
     """Writes metrics and status as they come (main process), and stops when asked (all)."""
 
-    def __init__(self, session: Session, completions: CompletionLog) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
-        self.completions = completions
         self.stopped = False
         """Whether the loop ended because somebody asked."""
         self._tokens = 0.0
@@ -39,18 +37,6 @@ class RunCallback(TrainerCallback):
             self.stopped = True
             control.should_save = True
             control.should_training_stop = True
-
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Marks what comes next as evaluation."""
-        self.completions.training = False
-
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Marks what comes next as training."""
-        self.completions.training = True
 
     def on_log(
         self,

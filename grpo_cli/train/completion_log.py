@@ -4,7 +4,7 @@ One record a group: the prompt once, its completions side by side. A group that 
 several processes has a part in each one's file, under the same step and row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,11 @@ class CompletionLog:
     """Collects the scores of a batch, reward by reward, and writes the batch when it is complete."""
 
     def __init__(
-        self, path: Path | None, reward_names: Sequence[str], eos_token_ids: Sequence[int]
+        self,
+        path: Path | None,
+        reward_names: Sequence[str],
+        eos_token_ids: Sequence[int],
+        is_training: Callable[[], bool],
     ) -> None:
         """Starts a log.
 
@@ -24,10 +28,10 @@ class CompletionLog:
             path: The file to append to; None writes nothing.
             reward_names: In the order in which they are called.
             eos_token_ids: A completion that ends in none of them was cut off.
+            is_training: Whether the batch in hand is for training, or for TRL's evaluation loop.
         """
         self.path = path
-        self.training = True
-        """Whether the batch in hand is for training or for TRL's evaluation loop."""
+        self._is_training = is_training
         self._names = tuple(reward_names)
         self._eos = frozenset(eos_token_ids)
         self._scores: dict[str, Sequence[Score]] = {}
@@ -56,10 +60,11 @@ class CompletionLog:
 
     def _describe(self, batch: Batch, row: Any, members: list[int], step: int) -> dict[str, Any]:
         ids = batch.completion_ids or [[] for _ in batch.completions]
+        training = self._is_training()
         return {
             # The step that learns from these completions, as metrics.jsonl counts.
-            "step": step + 1 if self.training else step,
-            "split": "train" if self.training else "eval",
+            "step": step + 1 if training else step,
+            "split": "train" if training else "eval",
             "row": row,
             "prompt": batch.prompts[members[0]],
             "completions": [batch.texts[index] for index in members],

@@ -5,6 +5,7 @@ Reads top to bottom in the order in which things happen. It leaves the algorithm
 
 import os
 import shutil
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -121,7 +122,8 @@ def _build_trainer(
     with session.processes.local_main_process_first():
         model = load_model(recipe.model, tokenizer, device_is_cuda=not session.cpu)
     ends = [*all_eos_token_ids(model, tokenizer), tokenizer.pad_token_id]
-    log = _open_completion_log(session, rewards, ends)
+    # TRL tells training from evaluation in the same way.
+    log = _open_completion_log(session, rewards, ends, lambda: model.training)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=build_reward_functions(rewards, log),
@@ -131,7 +133,7 @@ def _build_trainer(
         processing_class=tokenizer,
         peft_config=build_peft_config(recipe.model.lora),
     )
-    callback = RunCallback(session, log)
+    callback = RunCallback(session)
     trainer.add_callback(callback)
     if recipe.training.early_stopping:
         stopping = recipe.training.early_stopping
@@ -140,11 +142,15 @@ def _build_trainer(
 
 
 def _open_completion_log(
-    session: Session, rewards: list[Reward], eos_token_ids: list[int]
+    session: Session,
+    rewards: list[Reward],
+    eos_token_ids: list[int],
+    is_training: Callable[[], bool],
 ) -> CompletionLog:
     path = session.folder.completions / f"rank_{session.processes.process_index}.jsonl"
     wanted = path if session.recipe.logging.log_completions else None
-    return CompletionLog(wanted, [reward.name for reward in rewards], eos_token_ids)
+    names = [reward.name for reward in rewards]
+    return CompletionLog(wanted, names, eos_token_ids, is_training)
 
 
 def _build_measurer(

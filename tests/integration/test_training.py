@@ -117,7 +117,10 @@ def test_trls_own_fields_reach_the_trainer(workshop):
     assert all(record["kl"] is not None for record in workshop.records("train"))
     assert len(workshop.records("eval")) == 2
     groups = [json.loads(line) for line in (workshop.run / "completions" / "rank_0.jsonl").open()]
-    assert {group["split"] for group in groups} == {"train", "eval"}
+    # Two steps of two groups, and after each an evaluation of the two held-out prompts.
+    splits = [(group["split"], group["step"]) for group in groups]
+    expected = [("train", 1), ("eval", 1), ("train", 2), ("eval", 2)]
+    assert splits == [split for split in expected for _ in range(2)]
 
 
 def test_a_reward_that_raises_names_itself_and_keeps_what_was_done(workshop):
