@@ -42,15 +42,15 @@ class Batch:
         """The text of each completion."""
         return [text_of(completion) for completion in self.completions]
 
-    def only(self, row: int) -> "Batch":
-        """The batch that holds nothing but `row`, and logs nothing."""
+    def take(self, rows: Sequence[int]) -> "Batch":
+        """The batch that holds nothing but `rows`, and logs nothing."""
         ids = self.completion_ids
         return replace(
             self,
-            prompts=[self.prompts[row]],
-            completions=[self.completions[row]],
-            completion_ids=None if ids is None else [ids[row]],
-            columns={name: [values[row]] for name, values in self.columns.items()},
+            prompts=[self.prompts[row] for row in rows],
+            completions=[self.completions[row] for row in rows],
+            completion_ids=None if ids is None else [ids[row] for row in rows],
+            columns={name: [values[row] for row in rows] for name, values in self.columns.items()},
             extra={"trainer_state": self.extra.get("trainer_state")},
         )
 
@@ -65,6 +65,8 @@ class RewardContext:
 
     max_completion_length: int
     """Longest completion, in tokens."""
+    device: str = "cpu"
+    """Where a reward that is a model of its own should run, as torch names it."""
 
 
 class RewardParams(Section):
@@ -74,6 +76,12 @@ class RewardParams(Section):
     """The kind's name in recipes."""
     right_answer: ClassVar[float | None] = None
     """The score of a right answer, for kinds that judge answers; accuracy is the share that gets it."""
+    default_timeout_s: ClassVar[float | None] = None
+    """Seconds a completion may take where the recipe sets no `timeout_s`; None is no limit. With a
+    limit, rows are scored one by one in processes of their own, which can be killed."""
+    late_score: ClassVar[float | None] = None
+    """What a completion gets that takes too long; None where that is a failure, as with a user's
+    own code. Kinds whose time is spent on what the model wrote give a score."""
 
     @classmethod
     def default_name(cls, params: Mapping[str, Any]) -> str:
@@ -87,6 +95,18 @@ class RewardParams(Section):
     def problems(self) -> list[tuple[str, str, str]]:
         """What the disk says is wrong: (parameter path, message, fix). Imports nothing heavy."""
         return []
+
+    def conflicts(self, context: RewardContext) -> list[tuple[str, str, str]]:
+        """What contradicts the recipe around it: (parameter path, message, fix)."""
+        return []
+
+    def gold(self, batch: Batch, row: int) -> str | None:
+        """A short text that answers the row rightly, for kinds that judge answers; None where there is none."""
+        return None
+
+    def score_easily(self, batch: Batch, row: int) -> Score | None:
+        """The score of a row that needs no time limit; None where it may take long."""
+        return None
 
     def build(self, context: RewardContext) -> Scorer:
         """Loads what scoring needs (libraries, the user's own code) and returns the scorer."""

@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from grpo_cli.rewards.answers import MathParams
-from grpo_cli.rewards.choice import ChoiceParams
 from grpo_cli.rewards.contract import RewardParams
-from grpo_cli.rewards.form import RegexParams, ThinkFormatParams
-from grpo_cli.rewards.gym import ReasoningGymParams
-from grpo_cli.rewards.length import LengthParams
-from grpo_cli.rewards.matching import ContainsParams, ExactParams
-from grpo_cli.rewards.overlong import CosineLengthParams, SoftOverlongParams
-from grpo_cli.rewards.own import PythonParams
-from grpo_cli.rewards.prose import LanguageParams, ReasoningStepsParams
-from grpo_cli.rewards.repetition import RepetitionParams
-from grpo_cli.rewards.structure import JsonParams
-from grpo_cli.rewards.tags import AnswerFormatParams, TagCountParams
+from grpo_cli.rewards.kinds.choice import ChoiceParams
+from grpo_cli.rewards.kinds.form import RegexParams, ThinkFormatParams
+from grpo_cli.rewards.kinds.gym import ReasoningGymParams
+from grpo_cli.rewards.kinds.length import LengthParams
+from grpo_cli.rewards.kinds.matching import ContainsParams, ExactParams
+from grpo_cli.rewards.kinds.math import MathParams
+from grpo_cli.rewards.kinds.overlong import CosineLengthParams, SoftOverlongParams
+from grpo_cli.rewards.kinds.own import PythonParams
+from grpo_cli.rewards.kinds.prose import LanguageParams, ReasoningStepsParams
+from grpo_cli.rewards.kinds.repetition import RepetitionParams
+from grpo_cli.rewards.kinds.structure import JsonParams
+from grpo_cli.rewards.kinds.tags import AnswerFormatParams, TagCountParams
 
 _CLASSES: tuple[type[RewardParams], ...] = (
     MathParams,

@@ -64,7 +64,7 @@ class Reward:
             if self.on_error == "raise":
                 raise
             rows = range(len(batch.completions))
-            scores = [self._score_forgivingly(batch.only(row)) for row in rows]
+            scores = [self._score_forgivingly(batch.take([row])) for row in rows]
         return [self._clip(score) for score in scores]
 
     def _score_forgivingly(self, single: Batch) -> Score:
@@ -106,7 +106,7 @@ class Reward:
             if time.monotonic() > deadline:
                 break
             try:
-                self.scorer(batch.only(row))
+                self.scorer(batch.take([row]))
             except (Exception, SystemExit, KeyboardInterrupt) as again:
                 if type(again) is type(error):
                     return row

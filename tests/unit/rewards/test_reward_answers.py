@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from grpo_cli.rewards.choice import ChoiceParams
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.matching import ContainsParams, ExactParams
+from grpo_cli.rewards.kinds.choice import ChoiceParams
+from grpo_cli.rewards.kinds.matching import ContainsParams, ExactParams
 
 QUESTION = (
     "Which city is it, I think? A. Rome B. Paris\nSay: The answer is (B) or (A). Paris counts."

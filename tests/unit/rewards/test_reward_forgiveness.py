@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.contract import Batch, Score
-from grpo_cli.rewards.length import LengthParams
+from grpo_cli.rewards.kinds.length import LengthParams
 from grpo_cli.rewards.scoring import Reward
 
 BATCH = Batch(["p"] * 4, ["fine", "boom", "nan", "huge"])

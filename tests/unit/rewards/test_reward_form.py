@@ -2,8 +2,8 @@ import pytest
 from pydantic import ValidationError
 
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.form import RegexParams, ThinkFormatParams
-from grpo_cli.rewards.length import LengthParams
+from grpo_cli.rewards.kinds.form import RegexParams, ThinkFormatParams
+from grpo_cli.rewards.kinds.length import LengthParams
 from grpo_cli.rewards.scoring import Reward
 
 CONTEXT = RewardContext(max_completion_length=64)

@@ -6,8 +6,8 @@ from pydantic import ValidationError
 
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.overlong import CosineLengthParams, SoftOverlongParams, cosine
-from grpo_cli.rewards.repetition import RepetitionParams, repeated_share
+from grpo_cli.rewards.kinds.overlong import CosineLengthParams, SoftOverlongParams, cosine
+from grpo_cli.rewards.kinds.repetition import RepetitionParams, repeated_share
 
 CONTEXT = RewardContext(max_completion_length=100)
 MATH = {"kind": "math", "answer": "answer"}

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from grpo_cli.errors import RewardError, SetupError
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.structure import JsonParams
+from grpo_cli.rewards.kinds.structure import JsonParams
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
 

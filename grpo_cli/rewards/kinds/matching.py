@@ -1,6 +1,6 @@
 """Rewards for an answer that is a text: `exact` compares it, `contains` looks for it.
 
-Owns what counts as the same text. Mathematical equality is for `answers.py`.
+Owns what counts as the same text. Mathematical equality is for `math.py`.
 """
 
 import re
@@ -11,9 +11,9 @@ from pydantic import Field
 
 from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
-from grpo_cli.rewards.extraction import TextOrPlace, after_thinking, find_answer
-from grpo_cli.rewards.golds import own_text, read_golds
-from grpo_cli.rewards.quantities import parse_number, same_quantity, unwrap
+from grpo_cli.rewards.reading.extraction import TextOrPlace, after_thinking, find_answer
+from grpo_cli.rewards.reading.golds import own_text, read_golds
+from grpo_cli.rewards.reading.quantities import parse_number, same_quantity, unwrap
 from grpo_cli.rewards.rows import score_rows
 
 _PUNCTUATION = re.compile(r"[;!?\"()\[\]{}…«»“”‘’¿¡。、，！？；：「」*_`]|[.,:'](?![0-9])")

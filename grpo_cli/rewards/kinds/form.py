@@ -7,7 +7,7 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
-from grpo_cli.rewards.extraction import after_thinking
+from grpo_cli.rewards.reading.extraction import after_thinking
 from grpo_cli.rewards.rows import score_rows
 
 Flag = Literal["ignorecase", "multiline", "dotall", "verbose", "ascii"]

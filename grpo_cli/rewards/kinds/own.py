@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
-from grpo_cli.rewards.signatures import (
+from grpo_cli.rewards.kinds.signatures import (
     TRL_PARAMETERS,
     Signature,
     SourceError,

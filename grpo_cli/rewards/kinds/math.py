@@ -11,9 +11,9 @@ from pydantic import Field
 from grpo_cli.errors import RewardError
 from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
-from grpo_cli.rewards.expressions import is_explosive, parse_expression, same_expression
-from grpo_cli.rewards.extraction import Place, find_answer
-from grpo_cli.rewards.quantities import Quantity, parse_number, same_quantity, tidy, unwrap
+from grpo_cli.rewards.reading.expressions import is_explosive, parse_expression, same_expression
+from grpo_cli.rewards.reading.extraction import Place, find_answer
+from grpo_cli.rewards.reading.quantities import Quantity, parse_number, same_quantity, tidy, unwrap
 from grpo_cli.rewards.rows import score_rows
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.-]*")

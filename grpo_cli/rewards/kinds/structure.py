@@ -17,8 +17,8 @@ from pydantic_core import PydanticCustomError
 from grpo_cli.errors import RewardError, SetupError
 from grpo_cli.recipe.base import Number, OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
-from grpo_cli.rewards.extraction import after_thinking
-from grpo_cli.rewards.golds import read_cell
+from grpo_cli.rewards.reading.extraction import after_thinking
+from grpo_cli.rewards.reading.golds import read_cell
 from grpo_cli.rewards.rows import score_rows
 
 JsonPlace = Literal["block", "answer_tag", "text"]

@@ -19,11 +19,11 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from grpo_cli.errors import RewardError
 from grpo_cli.recipe.base import Integer, Number
-from grpo_cli.rewards.answers import MathParams
-from grpo_cli.rewards.choice import ChoiceParams
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
-from grpo_cli.rewards.gym import ReasoningGymParams
-from grpo_cli.rewards.matching import ContainsParams, ExactParams
+from grpo_cli.rewards.kinds.choice import ChoiceParams
+from grpo_cli.rewards.kinds.gym import ReasoningGymParams
+from grpo_cli.rewards.kinds.matching import ContainsParams, ExactParams
+from grpo_cli.rewards.kinds.math import MathParams
 from grpo_cli.rewards.rows import score_rows
 
 

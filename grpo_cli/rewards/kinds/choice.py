@@ -12,9 +12,9 @@ from pydantic import Field
 
 from grpo_cli.recipe.base import Integer
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
-from grpo_cli.rewards.extraction import after_thinking, find_answer
-from grpo_cli.rewards.golds import own_text, read_cell
-from grpo_cli.rewards.quantities import tidy
+from grpo_cli.rewards.reading.extraction import after_thinking, find_answer
+from grpo_cli.rewards.reading.golds import own_text, read_cell
+from grpo_cli.rewards.reading.quantities import tidy
 from grpo_cli.rewards.rows import score_rows
 
 

@@ -1,6 +1,6 @@
 r"""Where in a completion the answer stands: `\boxed{}`, `####`, `<answer>`, the last number.
 
-Owns finding only. What an answer is worth is for `answers.py` and `gym.py`.
+Owns finding only. What an answer is worth is for the kinds.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from grpo_cli.rewards.quantities import NUMBER, parse_number
+from grpo_cli.rewards.reading.quantities import NUMBER, parse_number
 
 Place = Literal["boxed", "hashes", "answer_tag", "last_number"]
 TextOrPlace = Literal["text", "boxed", "hashes", "answer_tag", "last_number"]

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from grpo_cli.recipe.base import Integer, OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
-from grpo_cli.rewards.extraction import after_thinking
+from grpo_cli.rewards.reading.extraction import after_thinking
 from grpo_cli.rewards.rows import score_rows
 
 Script = Literal[

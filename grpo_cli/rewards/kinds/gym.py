@@ -16,8 +16,8 @@ from pydantic import Field
 from grpo_cli.errors import RewardError, SetupError, nearest
 from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
-from grpo_cli.rewards.expressions import is_explosive
-from grpo_cli.rewards.extraction import TextOrPlace, find_answer
+from grpo_cli.rewards.reading.expressions import is_explosive
+from grpo_cli.rewards.reading.extraction import TextOrPlace, find_answer
 from grpo_cli.rewards.rows import score_rows
 
 TaskScorer = Callable[[str | None, dict[str, Any]], float]
