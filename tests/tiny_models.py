@@ -14,6 +14,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -58,6 +59,44 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _make_model(kind, tokenizer, hidden_size, context_length)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_tiny_classifier(
+    folder: Path,
+    *,
+    labels: Sequence[str] = ("LABEL_0",),
+    chat: bool = True,
+    pad: bool = True,
+    context_length: int = 512,
+    seed: int = 0,
+) -> Path:
+    """Writes a two-layer llama that classifies texts, with the tokenizer of the tiny models.
+
+    Args:
+        folder: Where to; made if it is not there.
+        labels: The labels' names; one makes a reward model.
+        chat: Whether there is a ChatML template.
+        pad: Whether there is a padding token.
+        context_length: Positions the model knows.
+        seed: Seed of the weights.
+
+    Returns:
+        `folder`.
+    """
+    tokenizer = make_tiny_tokenizer(chat=chat)
+    tokenizer.model_max_length = context_length
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = _make_model("llama", tokenizer, 32, context_length).config
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: index for index, label in enumerate(labels)}
+        model = LlamaForSequenceClassification(config)
+    if not pad:
+        tokenizer.pad_token = None
+        model.config.pad_token_id = None
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -164,7 +164,7 @@ def schema(
         write_schema(output)
 
 
-rewards = typer.Typer(help="The reward kinds that recipes can name.", no_args_is_help=True)
+rewards = typer.Typer(help="Reward kinds, and rewards tried on answers.", no_args_is_help=True)
 app.add_typer(rewards, name="rewards")
 
 
@@ -195,6 +195,35 @@ def show_reward(
         output.print_json(described.as_json())
     else:
         views.print_kind(described)
+
+
+@rewards.command("test")
+def score_answers(
+    recipe: RecipePath,
+    set_: Overrides = None,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(help="Try this answer too; {{ name }} is a column. May be repeated."),
+    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows to try.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Score the gold, wrong and degenerate answers to a recipe's own rows, before training.
+
+    Exit code 1 where the gold does not win, cannot be read, or a degenerate answer scores as well.
+    """
+    from grpo_cli.cli import output, views
+    from grpo_cli.preflight.checks import check_recipe
+    from grpo_cli.preflight.trial.procedure import try_recipe
+
+    with output.progress("checking the recipe") as report:
+        checked = check_recipe(recipe, set_)
+        trial = try_recipe(checked, rows=rows, answers=answer or (), on_progress=report)
+    if json:
+        output.print_json(trial.as_json())
+    else:
+        views.print_trial(trial)
+    raise typer.Exit(ExitCode.FAILED if trial.failed else ExitCode.OK)
 
 
 def main() -> None:

@@ -6,10 +6,12 @@ Owns the two consoles, JSON and problems; how results look is `views.py`.
 import io
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
 from grpo_cli.errors import Level, Problem
@@ -46,6 +48,17 @@ def _console(terminal: bool, *, stderr: bool = False) -> Console:
 def _is_terminal(stream: TextIO | None) -> bool:
     """Whether a stream is a terminal; one that was closed before the start is None."""
     return stream is not None and stream.isatty()
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[str], None]]:
+    """Shows on stderr what is being done, where that is a terminal; gives the way to change it."""
+    console = stderr()
+    if not console.is_terminal:
+        yield lambda what: None
+        return
+    with console.status(what) as status:
+        yield lambda what: status.update(escape(what))
 
 
 def print_json(value: Any) -> None:

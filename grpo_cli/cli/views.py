@@ -13,6 +13,7 @@ from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
 if TYPE_CHECKING:
     from grpo_cli.launch.plan import LaunchPlan
     from grpo_cli.preflight.checks import CheckedRecipe
+    from grpo_cli.preflight.trial.procedure import Trial
     from grpo_cli.report.summary import RunSummary
     from grpo_cli.rewards.description import KindDescription
     from grpo_cli.runs.folder import RunFolder
@@ -117,6 +118,32 @@ def print_kind(kind: "KindDescription") -> None:
     if kind.parameters:
         console.print("\nparameters")
         console.print(table)
+
+
+def print_trial(trial: "Trial") -> None:
+    """Prints what every kind of answer scored, then what is wrong."""
+    console = stdout()
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("answer", style="bold")
+    names = list(trial.seconds)
+    for name in [*names, "total"] if len(names) > 1 else names:
+        table.add_column(name, justify="right")
+    table.add_column("example", no_wrap=True, overflow="ellipsis", style="dim")
+    for result in trial.results:
+        scores = [_format(result.rewards[name]) for name in names]
+        total = [_format(result.total)] if len(names) > 1 else []
+        example = " ".join(result.example.split())
+        table.add_row(Text(result.name), *scores, *total, Text(example[:60]))
+    console.print(table)
+    console.print(f"\n{trial.rows} rows; means over the rows a reward applies to", style="dim")
+    for name, form in trial.forms.items():
+        console.print(Text(f"the gold of {name} is written as {form}", style="dim"))
+    slow = [f"{name} {spent:.2g} s" for name, spent in trial.seconds.items() if spent >= 0.05]
+    if slow:
+        console.print(Text(f"time for a completion: {', '.join(slow)}", style="dim"))
+    print_problems(trial.problems)
+    if not trial.failed:
+        console.print("[green]✓[/] right answers win, and nothing else does")
 
 
 def print_summary(summary: "RunSummary") -> None:

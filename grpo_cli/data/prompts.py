@@ -5,24 +5,21 @@ is a list of messages.
 """
 
 import re
-from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_cli.data.rows import Row, show, show_names, suggest
 from grpo_cli.errors import Problem, RecipeError
 from grpo_cli.recipe.dataset import PromptConfig
+from grpo_cli.templating import LONGEST_TEXT, bounded_range, environment
 
 if TYPE_CHECKING:
     from jinja2 import Template
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Style = Literal["chat", "text"]
 Prompt = str | list[dict[str, Any]]
 """Plain text, or messages with `role` and `content`."""
 
-LONGEST_PROMPT_CHARACTERS = 1_000_000
-MOST_ROUNDS = 100_000
 _PLAIN_COLUMN = re.compile(r"\{\{-?\s*([A-Za-z_]\w*)\s*-?\}\}")
 _NOT_COLUMNS = frozenset(
     "true false none True False None range dict cycler joiner namespace".split()
@@ -57,10 +54,10 @@ def template_columns(text: str, path: str = USER) -> frozenset[str]:
         return frozenset(_PLAIN_COLUMN.findall(text))
     from jinja2 import TemplateSyntaxError, meta
 
-    environment = _environment()
+    sandbox = environment()
     try:
-        found = meta.find_undeclared_variables(environment.parse(text))
-        return frozenset(found - environment.globals.keys())
+        found = meta.find_undeclared_variables(sandbox.parse(text))
+        return frozenset(found - sandbox.globals.keys())
     except RecursionError as error:
         raise _error("the template is nested too deep", "flatten it", path) from error
     except TemplateSyntaxError as error:
@@ -183,61 +180,9 @@ def _no_prompt(row: Row, where: str) -> RecipeError:
     return _error(message, f'set dataset.prompt.user: "{{{{ {example} }}}}"', USER)
 
 
-@lru_cache(maxsize=1)
-def _environment() -> "ImmutableSandboxedEnvironment":
-    """The sandbox: no files, no randomness, no undefined names, and no None printed as text."""
-    from jinja2 import StrictUndefined
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Sandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset({"*", "**"})
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            _refuse_explosion(operator, left, right)
-            return super().call_binop(context, operator, left, right)
-
-    # Without the optimizer, which would work out `"a" * 10**10` while compiling.
-    environment = Sandbox(undefined=StrictUndefined, finalize=_refuse_none, optimized=False)
-    del environment.globals["lipsum"], environment.filters["random"]
-    return environment
-
-
-def _refuse_explosion(operator: str, left: Any, right: Any) -> None:
-    """Stops `"a" * 10**10` and `9 ** 10**9` before they fill the memory."""
-    if operator == "**":
-        if isinstance(right, int | float) and abs(right) > MOST_ROUNDS:
-            raise OverflowError(f"a power of {right} is too large for a prompt")
-        return
-    for many, value in ((left, right), (right, left)):
-        length = len(value) if hasattr(value, "__len__") else 0
-        if isinstance(many, int) and many * length > LONGEST_PROMPT_CHARACTERS:
-            raise OverflowError(f"the text passes {LONGEST_PROMPT_CHARACTERS:,} characters")
-
-
-def _refuse_none(value: Any) -> Any:
-    if value is None:
-        raise ValueError("a value is empty (None) and would be printed as the word None")
-    return value
-
-
-def _bounded_range() -> Callable[..., range]:
-    """The templates' `range`: the sandbox bounds each one, this bounds all of a prompt together."""
-    rounds = 0
-
-    def bounded(*limits: int) -> range:
-        nonlocal rounds
-        numbers = range(*limits)
-        rounds += len(numbers)
-        if rounds > MOST_ROUNDS:
-            raise OverflowError(f"the loops pass {MOST_ROUNDS:,} rounds")
-        return numbers
-
-    return bounded
-
-
 @lru_cache(maxsize=64)
 def _compile(text: str) -> "Template":
-    return _environment().from_string(text)
+    return environment().from_string(text)
 
 
 def _render(text: str, row: Row, where: str, path: str) -> str:
@@ -246,10 +191,10 @@ def _render(text: str, row: Row, where: str, path: str) -> str:
     parts: list[str] = []
     length = 0
     try:
-        for part in _compile(text).generate({"range": _bounded_range(), **row}):
+        for part in _compile(text).generate({"range": bounded_range(), **row}):
             length += len(part)
-            if length > LONGEST_PROMPT_CHARACTERS:
-                raise OverflowError(f"the text passes {LONGEST_PROMPT_CHARACTERS:,} characters")
+            if length > LONGEST_TEXT:
+                raise OverflowError(f"the text passes {LONGEST_TEXT:,} characters")
             parts.append(part)
     except UndefinedError as error:
         raise _explain_undefined(text, row, where, path, str(error)) from error

@@ -12,14 +12,17 @@ from pydantic import TypeAdapter, ValidationError
 from grpo_cli.data.columns import check_columns, extract_columns
 from grpo_cli.data.peek import Peek, peek
 from grpo_cli.data.prompts import Renderer, is_plain, template_columns
+from grpo_cli.data.rows import Row, columns_of
 from grpo_cli.errors import Problem, ProblemsError, RewardError, nearest
 from grpo_cli.recipe.dataset import DatasetConfig
 from grpo_cli.recipe.explanation import explain, split_path, unknown_key
 from grpo_cli.recipe.loading import LoadedRecipe
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.rewards.contract import RewardParams
+from grpo_cli.rewards.building import name_rewards
+from grpo_cli.rewards.conditions import Condition
+from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams
 from grpo_cli.rewards.registry import KINDS
-from grpo_cli.rewards.scoring import name_rewards
 
 
 def collect(check: Callable[[], object]) -> Iterable[Problem]:
@@ -53,12 +56,19 @@ def check_rewards(loaded: LoadedRecipe, problems: list[Problem]) -> dict[int, Re
                 for problem in explain(error, schema, loaded.tree, path)
             ]
             continue
+        found = valid[index].problems()
+        if loaded.recipe is not None:
+            found += valid[index].conflicts(reward_context(loaded.recipe))
         problems += [
-            Problem(message, fix, path=f"rewards.{index}.{name}")
-            for name, message, fix in valid[index].problems()
+            Problem(message, fix, path=f"rewards.{index}.{name}") for name, message, fix in found
         ]
     problems += _check_names(loaded)
     return valid
+
+
+def reward_context(recipe: Recipe, device: str = "cpu") -> RewardContext:
+    """What rewards may know about a recipe."""
+    return RewardContext(recipe.generation.max_completion_length, device)
 
 
 def _check_names(loaded: LoadedRecipe) -> Iterator[Problem]:
@@ -103,12 +113,15 @@ def check_data(
         return None
     if seen.columns is not None:
         found = list(_check_prompt(dataset, seen.columns))
-        problems += found or collect(partial(_try_sample, dataset, seen))
+        sample: list[Row] = []
+        problems += found or collect(partial(_try_sample, dataset, seen, sample))
         problems += collect(lambda: check_columns(dataset.columns, seen.columns or ()))
         available = seen.columns | set(dataset.columns) | {"prompt", "row_id"}
         problems += _check_reward_columns(params, available)
+        problems += _check_conditions(loaded, available, sample)
     else:
         problems += _check_templates(dataset)
+        problems += _check_conditions(loaded, None, [])
     return seen
 
 
@@ -121,13 +134,13 @@ def _dataset_alone(loaded: LoadedRecipe) -> Any:
         return None
 
 
-def _try_sample(dataset: Any, seen: Peek) -> None:
-    """Makes the prompts of the first rows, as training will.
+def _try_sample(dataset: Any, seen: Peek, sample: list[Row]) -> None:
+    """Makes the first rows and their prompts, as training will; puts the rows into `sample`.
 
     Raises:
         RecipeError: A pattern is not found, or a template fails on a row.
     """
-    sample = [row for row in extract_columns(seen.sample, dataset.columns) if row is not None]
+    sample += [row for row in extract_columns(seen.sample, dataset.columns) if row is not None]
     renderer = Renderer(dataset.prompt, "text" if dataset.prompt.style == "text" else "chat")
     if not is_plain(dataset.prompt.user or "") or not is_plain(dataset.prompt.system or ""):
         for number, row in enumerate(sample, 1):
@@ -177,6 +190,35 @@ def _check_reward_columns(
                 yield _missing_column(
                     name, available - {"prompt", "row_id"}, path, "the reward needs"
                 )
+
+
+def _check_conditions(
+    loaded: LoadedRecipe, available: frozenset[str] | None, rows: list[Row]
+) -> Iterator[Problem]:
+    """Whether each `when` can be read, names columns that exist, and holds or not on the first rows."""
+    for index, reward in enumerate(loaded.recipe.rewards if loaded.recipe else ()):
+        if reward.when is None:
+            continue
+        path = f"rewards.{index}.when"
+        condition = Condition(reward.when)
+        try:
+            unknown = condition.columns() - (available or condition.columns())
+            if not unknown:
+                _try_condition(condition, rows)
+        except RewardError as error:
+            message, _, fix = str(error).partition(". Fix: ")
+            yield Problem(message, fix, path=path)
+            continue
+        for name in sorted(unknown):
+            yield _missing_column(name, available or frozenset(), path, "the expression names")
+
+
+def _try_condition(condition: Condition, rows: list[Row]) -> None:
+    """Evaluates a condition on the first rows; raises `RewardError` where it fails."""
+    columns = {name: [row.get(name) for row in rows] for name in columns_of(rows)}
+    batch = Batch([""] * len(rows), [""] * len(rows), columns=columns)
+    for row in range(len(rows)):
+        condition.holds(batch, row)
 
 
 def _missing_column(name: str, known: frozenset[str], path: str, who: str) -> Problem:

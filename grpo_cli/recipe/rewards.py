@@ -19,6 +19,14 @@ class RewardConfig(Section):
     """Name in logs and metrics; where it is not given the kind, or the function's name for `python`."""
     weight: Number = 1.0
     """Factor in the weighted sum."""
+    when: str | None = None
+    """Rows it applies to: an expression on the dataset's columns in Jinja's language, such as
+    `task == "math"` or `level >= 3 and answer`; other rows get no score from it. Leave out for all rows."""
+    timeout_s: Number | None = Field(default=None, gt=0)
+    """Seconds for one completion. With it, completions are scored one by one, several at a time, in
+    processes that are killed when they take longer. Kinds that read what the model wrote (math, regex,
+    reasoning_gym) have a limit of their own, and score 0 beyond it; elsewhere `on_error` decides.
+    A `python` function then sees one completion at a time."""
     on_error: Literal["raise", "zero", "skip"] = "raise"
     """What a completion gets whose scoring fails: `raise` ends the run, `zero` scores 0, `skip` gives no
     score, so that the other rewards decide. Failures are logged and their share is a metric."""

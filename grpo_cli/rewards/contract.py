@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
+from grpo_cli.errors import RewardError
 from grpo_cli.recipe.base import Section
 
 
@@ -36,6 +37,8 @@ class Batch:
     """The dataset's columns."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What else TRL passes: `trainer_state`, `log_extra`, `log_metric`."""
+    places: Sequence[int] | None = None
+    """Where the rows stood in the batch they were taken from; None where this is that batch."""
 
     @cached_property
     def texts(self) -> list[str]:
@@ -44,7 +47,7 @@ class Batch:
 
     def take(self, rows: Sequence[int]) -> "Batch":
         """The batch that holds nothing but `rows`, and logs nothing."""
-        ids = self.completion_ids
+        ids, places = self.completion_ids, self.places
         return replace(
             self,
             prompts=[self.prompts[row] for row in rows],
@@ -52,11 +55,17 @@ class Batch:
             completion_ids=None if ids is None else [ids[row] for row in rows],
             columns={name: [values[row] for row in rows] for name, values in self.columns.items()},
             extra={"trainer_state": self.extra.get("trainer_state")},
+            places=[row if places is None else places[row] for row in rows],
         )
 
 
-Scorer = Callable[[Batch], Sequence[Score]]
-"""Scores a batch: one `Score` a completion, in order."""
+Scorer = Callable[[Batch], Sequence[Score | Exception]]
+"""Scores a batch: one `Score` a completion, in order, or the error that stands in its way. An error
+that is raised instead is the whole batch's."""
+
+
+class DescribedError(RewardError):
+    """A row's failure whose text names the reward and the row already."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +85,13 @@ class RewardParams(Section):
     """The kind's name in recipes."""
     right_answer: ClassVar[float | None] = None
     """The score of a right answer, for kinds that judge answers; accuracy is the share that gets it."""
-    default_timeout_s: ClassVar[float | None] = None
-    """Seconds a completion may take where the recipe sets no `timeout_s`; None is no limit. With a
-    limit, rows are scored one by one in processes of their own, which can be killed."""
-    late_score: ClassVar[float | None] = None
-    """What a completion gets that takes too long; None where that is a failure, as with a user's
-    own code. Kinds whose time is spent on what the model wrote give a score."""
+
+    highest: ClassVar[float | None] = None
+    """The best score there is, for kinds that judge form; None where it depends on parameters."""
+    gold_needed: ClassVar[bool] = True
+    """Whether a kind that judges answers scores nothing where `gold` gives None."""
+    costly: ClassVar[bool] = False
+    """Whether each score takes seconds or money."""
 
     @classmethod
     def default_name(cls, params: Mapping[str, Any]) -> str:
@@ -103,6 +113,27 @@ class RewardParams(Section):
     def gold(self, batch: Batch, row: int) -> str | None:
         """A short text that answers the row rightly, for kinds that judge answers; None where there is none."""
         return None
+
+    def reads_tokens(self) -> bool:
+        """Whether it cannot score completions without token ids."""
+        return False
+
+    def default_timeout_s(self) -> float | None:
+        """Seconds a completion may take where the recipe sets no `timeout_s`; None is no limit.
+
+        With a limit, rows are scored one by one in processes of their own, which can be killed.
+        """
+        return None
+
+    def late_score(self) -> float | None:
+        """What a completion gets that takes too long; None where that is a failure.
+
+        Kinds whose time is spent on what the model wrote give a score; a user's own code fails.
+        """
+        return None
+
+    def warm_up(self) -> None:
+        """Loads, before a time limit runs, what the first row would load."""
 
     def score_easily(self, batch: Batch, row: int) -> Score | None:
         """The score of a row that needs no time limit; None where it may take long."""

@@ -70,7 +70,8 @@ def shorten(text: str, limit: int = SHOWN) -> str:
 
 def _row(batch: Batch, row: int) -> str:
     ids = batch.columns.get("row_id")
-    return f"row {row} of the batch" + ("" if ids is None else f" (row_id {ids[row]})")
+    place = row if batch.places is None else batch.places[row]
+    return f"row {place} of the batch" + ("" if ids is None else f" (row_id {ids[row]})")
 
 
 def _seen(batch: Batch, row: int) -> list[str]:

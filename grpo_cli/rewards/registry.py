@@ -5,11 +5,14 @@ from types import MappingProxyType
 
 from grpo_cli.rewards.contract import RewardParams
 from grpo_cli.rewards.kinds.choice import ChoiceParams
+from grpo_cli.rewards.kinds.code import CodeParams
 from grpo_cli.rewards.kinds.form import RegexParams, ThinkFormatParams
 from grpo_cli.rewards.kinds.gym import ReasoningGymParams
+from grpo_cli.rewards.kinds.judge import JudgeParams
 from grpo_cli.rewards.kinds.length import LengthParams
 from grpo_cli.rewards.kinds.matching import ContainsParams, ExactParams
 from grpo_cli.rewards.kinds.math import MathParams
+from grpo_cli.rewards.kinds.model import ModelParams
 from grpo_cli.rewards.kinds.overlong import CosineLengthParams, SoftOverlongParams
 from grpo_cli.rewards.kinds.own import PythonParams
 from grpo_cli.rewards.kinds.prose import LanguageParams, ReasoningStepsParams
@@ -23,6 +26,7 @@ _CLASSES: tuple[type[RewardParams], ...] = (
     ChoiceParams,
     ContainsParams,
     JsonParams,
+    CodeParams,
     ReasoningGymParams,
     RegexParams,
     ThinkFormatParams,
@@ -34,6 +38,8 @@ _CLASSES: tuple[type[RewardParams], ...] = (
     CosineLengthParams,
     SoftOverlongParams,
     RepetitionParams,
+    ModelParams,
+    JudgeParams,
     PythonParams,
 )
 

@@ -22,8 +22,9 @@ from grpo_cli.errors import RunError, SetupError
 from grpo_cli.models.loading import build_peft_config, load_model, load_tokenizer
 from grpo_cli.models.sampling import all_eos_token_ids, count_prompt_tokens
 from grpo_cli.preflight.arithmetic import batch_inputs
-from grpo_cli.rewards.contract import RewardContext
-from grpo_cli.rewards.scoring import Reward, build_rewards
+from grpo_cli.preflight.contents import reward_context
+from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.train.callbacks import RunCallback
 from grpo_cli.train.completion_log import CompletionLog
@@ -116,7 +117,7 @@ def _build_trainer(
 ) -> tuple[GRPOTrainer, list[Reward], RunCallback]:
     recipe = session.recipe
     session.report("loading the rewards")
-    context = RewardContext(max_completion_length=recipe.generation.max_completion_length)
+    context = reward_context(recipe, str(session.processes.device))
     rewards = build_rewards(recipe.rewards, context)
     session.report("loading the model")
     with session.processes.local_main_process_first():

@@ -45,6 +45,10 @@ class ChoiceParams(RewardParams):
         """The gold's column."""
         return (self.answer,)
 
+    def gold(self, batch: Batch, row: int) -> str | None:
+        """The letter."""
+        return self._read_gold(read_cell(batch, self.answer, row), read_phrasings(self.choices))
+
     def build(self, context: RewardContext) -> Scorer:
         """Compiles the phrasings for these letters."""
         phrasings = read_phrasings(self.choices)

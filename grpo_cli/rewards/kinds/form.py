@@ -23,6 +23,7 @@ class RegexParams(RewardParams):
     """
 
     kind: ClassVar[str] = "regex"
+    highest: ClassVar[float | None] = 1.0
 
     pattern: str
     """The regular expression; quote it with '…' in YAML so that backslashes stay."""
@@ -58,6 +59,14 @@ class RegexParams(RewardParams):
             flags |= re.RegexFlag[name.upper()]
         return re.compile(self.pattern, flags)
 
+    def default_timeout_s(self) -> float:
+        """Nested repetitions can keep a pattern busy for ever on a text that nearly matches."""
+        return 2.0
+
+    def late_score(self) -> float:
+        """A match that was not found in time is none."""
+        return 0.0
+
     def build(self, context: RewardContext) -> Scorer:
         """Compiles the pattern."""
         pattern = self.compiled()
@@ -82,6 +91,7 @@ class ThinkFormatParams(RewardParams):
     """
 
     kind: ClassVar[str] = "think_format"
+    highest: ClassVar[float | None] = 1.0
 
     prefilled: bool = False
     """The chat template already ends the prompt with `<think>`, so completions start inside it.

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -53,6 +54,7 @@ class ReasoningGymParams(RewardParams):
 
     kind: ClassVar[str] = "reasoning_gym"
     right_answer: ClassVar[float | None] = 1.0
+    gold_needed: ClassVar[bool] = False
 
     task: str | None = None
     """The task; leave out to read it from each row's metadata (`source_dataset`)."""
@@ -70,21 +72,47 @@ class ReasoningGymParams(RewardParams):
             return []
         return [("kind", "reasoning-gym is not installed", _INSTALL)]
 
+    def default_timeout_s(self) -> float:
+        """Some scorers evaluate an answer, which may take for ever."""
+        return 5.0
+
+    def late_score(self) -> float:
+        """What cannot be evaluated is not right."""
+        return 0.0
+
+    def gold(self, batch: Batch, row: int) -> str | None:
+        """The task's own answer; some tasks have none."""
+        return _entry(batch, row)["answer"]
+
+    def score_easily(self, batch: Batch, row: int) -> Score | None:
+        """The score of a task whose scorer only compares texts, as most do."""
+        entry = _entry(batch, row)
+        return (
+            self._score(batch, row, entry) if _scorers().only_compares(self._task(entry)) else None
+        )
+
     def build(self, context: RewardContext) -> Scorer:
         """Imports reasoning-gym (about a second)."""
-        scorers = _Scorers()
+        scorers = _scorers()
         if self.task is not None:
             scorers.find(self.task)
+        return score_rows(lambda batch, row: self._score(batch, row, _entry(batch, row)))
 
-        def score(batch: Batch, row: int) -> Score:
-            entry = _entry(batch, row)
-            task = self.task or entry["metadata"].get("source_dataset")
-            if task is None:
-                raise RewardError("metadata names no source_dataset; set the parameter task")
-            found = find_answer(batch.texts[row], self.extract)
-            return _score(task, scorers.find(task), found.text if found else None, entry)
+    def _score(self, batch: Batch, row: int, entry: dict[str, Any]) -> Score:
+        task = self._task(entry)
+        found = find_answer(batch.texts[row], self.extract)
+        return _score(task, _scorers().find(task), found.text if found else None, entry)
 
-        return score_rows(score)
+    def _task(self, entry: dict[str, Any]) -> str:
+        task = self.task or entry["metadata"].get("source_dataset")
+        if task is None:
+            raise RewardError("metadata names no source_dataset; set the parameter task")
+        return task
+
+
+@lru_cache(maxsize=1)
+def _scorers() -> "_Scorers":
+    return _Scorers()
 
 
 class _Scorers:
@@ -109,6 +137,13 @@ class _Scorers:
                 raise RewardError(f"reasoning-gym has no task {task!r}.{hint}")
             self._found[task] = self._factory.get_score_answer_fn(task)
         return self._found[task]
+
+    def only_compares(self, task: str) -> bool:
+        """Whether a task leaves scoring to reasoning-gym's comparison of texts."""
+        from reasoning_gym.dataset import ProceduralDataset
+
+        owner = type(getattr(self.find(task), "__self__", None))
+        return getattr(owner, "score_answer", None) is ProceduralDataset.score_answer
 
 
 def _is_safe(task: str, answer: str) -> bool:

@@ -32,6 +32,10 @@ class LengthParams(RewardParams):
     max_penalty: Number | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Largest penalty; leave out for none."""
 
+    def reads_tokens(self) -> bool:
+        """Where it counts them."""
+        return self.unit == "tokens"
+
     def build(self, context: RewardContext) -> Scorer:
         """Returns the scorer; nothing has to be loaded."""
         return score_rows(self._score)

@@ -58,6 +58,10 @@ class ExactParams(RewardParams):
         """The gold's column."""
         return (self.answer,)
 
+    def gold(self, batch: Batch, row: int) -> str | None:
+        """The first accepted text."""
+        return next(iter(read_golds(batch, self.answer, row)), None)
+
     def build(self, context: RewardContext) -> Scorer:
         """Returns the scorer; nothing has to be loaded."""
         return score_rows(self._score)
@@ -117,6 +121,11 @@ class ContainsParams(RewardParams):
     def required_columns(self) -> tuple[str, ...]:
         """The gold's column."""
         return (self.answer,)
+
+    def gold(self, batch: Batch, row: int) -> str | None:
+        """The texts to find."""
+        golds = read_golds(batch, self.answer, row)
+        return ", ".join(golds if self.match == "all" else golds[:1]) or None
 
     def build(self, context: RewardContext) -> Scorer:
         """Returns the scorer; nothing has to be loaded."""

@@ -8,14 +8,16 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from grpo_cli.errors import RewardError
 from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
 from grpo_cli.rewards.reading.expressions import is_explosive, parse_expression, same_expression
-from grpo_cli.rewards.reading.extraction import Place, find_answer
+from grpo_cli.rewards.reading.extraction import Found, Place, find_answer
+from grpo_cli.rewards.reading.golds import read_cell
 from grpo_cli.rewards.reading.quantities import Quantity, parse_number, same_quantity, tidy, unwrap
 from grpo_cli.rewards.rows import score_rows
 
+TIMEOUT_S = 5.0
+"""Seconds for one answer where the recipe gives no `timeout_s`."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.-]*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _FUNCTIONS = frozenset("sin cos tan cot sec csc sqrt log exp arcsin arccos arctan det".split())
@@ -51,18 +53,50 @@ class MathParams(RewardParams):
         """The gold's column."""
         return (self.answer,)
 
+    def default_timeout_s(self) -> float:
+        """Some expressions of a few characters keep sympy busy for ever."""
+        return TIMEOUT_S
+
+    def late_score(self) -> float:
+        """What cannot be evaluated is not right."""
+        return 0.0
+
+    def warm_up(self) -> None:
+        """Builds math-verify's parser."""
+        same_expression("x + 1", "1 + x")
+
+    def gold(self, batch: Batch, row: int) -> str | None:
+        """The gold, without the solution around it."""
+        gold = self._gold(batch, row)
+        return None if gold is None else gold.text
+
+    def score_easily(self, batch: Batch, row: int) -> Score | None:
+        """The score where no expression has to be evaluated."""
+        if self.answer not in batch.columns:
+            return None
+        gold = self._gold(batch, row)
+        if gold is None:
+            return Score(None, f"gold cannot be read: {read_cell(batch, self.answer, row)!r:.60}")
+        found = find_answer(batch.texts[row], self.extract)
+        if found is None:
+            return Score(0.0, "no answer found")
+        same = _is_plainly_same(gold, found.text)
+        return None if same is None else _verdict(gold, found, same)
+
     def build(self, context: RewardContext) -> Scorer:
         """Returns the scorer; math-verify is loaded by the first answer that needs it."""
         return score_rows(self._score)
 
     def _score(self, batch: Batch, row: int) -> Score:
-        if self.answer not in batch.columns:
-            raise RewardError(f"there is no column {self.answer!r} with the gold answers")
-        written = batch.columns[self.answer][row]
-        gold = None if written is None else read_gold(str(written))
-        if gold is None:
-            return Score(None, f"gold cannot be read: {str(written)[:60]!r}")
-        return compare(gold, batch.texts[row], self.extract)
+        easily = self.score_easily(batch, row)
+        if easily is not None:
+            return easily
+        gold = read_gold(str(read_cell(batch, self.answer, row)))
+        return compare(gold, batch.texts[row], self.extract) if gold else Score(None)
+
+    def _gold(self, batch: Batch, row: int) -> "Gold | None":
+        written = read_cell(batch, self.answer, row)
+        return None if written is None else read_gold(str(written))
 
 
 @dataclass(frozen=True)
@@ -98,10 +132,15 @@ def compare(gold: Gold, completion: str, places: Sequence[Place]) -> Score:
     found = find_answer(completion, places)
     if found is None:
         return Score(0.0, "no answer found")
+    same = _is_plainly_same(gold, found.text)
+    if same is None:
+        same = same_expression(gold.text, unwrap(found.text))
+    return _verdict(gold, found, same)
+
+
+def _verdict(gold: Gold, found: Found, same: bool) -> Score:
     shown = f"{found.text[:60]!r} from {found.place}"
-    if _is_same(gold, found.text):
-        return Score(1.0, shown)
-    return Score(0.0, f"{shown}, not {gold.text[:60]!r}")
+    return Score(1.0, shown) if same else Score(0.0, f"{shown}, not {gold.text[:60]!r}")
 
 
 def is_words(text: str) -> bool:
@@ -116,7 +155,8 @@ def _is_prose(text: str) -> bool:
     return len([word for word in words if word.lower() not in _FUNCTIONS]) > 1
 
 
-def _is_same(gold: Gold, text: str) -> bool:
+def _is_plainly_same(gold: Gold, text: str) -> bool | None:
+    """Whether two answers are equal; None where only evaluating them can tell."""
     text = unwrap(text)
     quantity = parse_number(text)
     if gold.quantity is not None and quantity is not None:
@@ -125,7 +165,7 @@ def _is_same(gold: Gold, text: str) -> bool:
         return True
     if is_words(gold.text) or is_words(text) or is_explosive(text):
         return False
-    return same_expression(gold.text, text)
+    return None
 
 
 def _folded(text: str) -> str:

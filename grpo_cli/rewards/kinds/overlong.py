@@ -127,14 +127,36 @@ class CosineLengthParams(RewardParams):
         """What the nested reward reports."""
         return [(f"of.{path}", message, fix) for path, message, fix in self.of.problems()]
 
+    def default_timeout_s(self) -> float | None:
+        """The nested reward's."""
+        return self.of.default_timeout_s()
+
+    def late_score(self) -> float | None:
+        """That of a wrong answer of the greatest length, where the nested reward has one."""
+        return None if self.of.late_score() is None else self.wrong_longest
+
+    def warm_up(self) -> None:
+        """What the nested reward loads."""
+        self.of.warm_up()
+
+    def gold(self, batch: Batch, row: int) -> str | None:
+        """The nested reward's."""
+        return self.of.gold(batch, row)
+
+    def reads_tokens(self) -> bool:
+        """Lengths are counted in tokens."""
+        return True
+
     def build(self, context: RewardContext) -> Scorer:
         """Builds the nested reward."""
         judge = self.of.build(context)
         longest = self.max_length or context.max_completion_length
 
-        def scorer(batch: Batch) -> Sequence[Score]:
+        def scorer(batch: Batch) -> Sequence[Score | Exception]:
             return [
-                self._shape(judged, _length(batch, row), longest)
+                judged
+                if isinstance(judged, Exception)
+                else self._shape(judged, _length(batch, row), longest)
                 for row, judged in enumerate(judge(batch))
             ]
 
@@ -180,14 +202,23 @@ class SoftOverlongParams(RewardParams):
             )
         return self
 
-    def build(self, context: RewardContext) -> Scorer:
-        """Compares `cache` with the longest completion; raises `RewardError` where it is not less."""
+    def conflicts(self, context: RewardContext) -> list[tuple[str, str, str]]:
+        """Compares `cache` with the recipe's longest completion."""
         longest = self.max_length or context.max_completion_length
-        if self.cache >= longest:
-            raise RewardError(
-                f"cache ({self.cache}) should be less than generation.max_completion_length "
-                f"({longest}). Fix: cache: {max(1, longest // 4)}"
-            )
+        if self.cache < longest:
+            return []
+        message = (
+            f"should be less than `generation.max_completion_length` ({longest}), not {self.cache}"
+        )
+        return [("cache", message, f"write `cache: {max(1, longest // 4)}`")]
+
+    def reads_tokens(self) -> bool:
+        """Lengths are counted in tokens."""
+        return True
+
+    def build(self, context: RewardContext) -> Scorer:
+        """Returns the scorer; nothing has to be loaded."""
+        longest = self.max_length or context.max_completion_length
 
         def score(batch: Batch, row: int) -> Score:
             if batch.completion_ids is None:

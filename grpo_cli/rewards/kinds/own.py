@@ -130,6 +130,10 @@ class PythonParams(RewardParams):
             ),
         ]
 
+    def reads_tokens(self) -> bool:
+        """Where the function names `completion_ids`."""
+        return "completion_ids" in self._signature().required
+
     def build(self, context: RewardContext) -> Scorer:
         """Imports the user's module; what that raises passes through."""
         function = load_function(self.source, self.function)

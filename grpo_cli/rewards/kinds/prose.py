@@ -62,6 +62,7 @@ class ReasoningStepsParams(RewardParams):
     """
 
     kind: ClassVar[str] = "reasoning_steps"
+    highest: ClassVar[float | None] = 1.0
 
     target: Integer = Field(default=3, ge=1)
     """How many steps get the full score."""
@@ -88,6 +89,7 @@ class LanguageParams(RewardParams):
     """
 
     kind: ClassVar[str] = "language"
+    highest: ClassVar[float | None] = 1.0
 
     script: OneOrMany[Script] = Field(min_length=1)
     """The script, or a list: `[han, hiragana, katakana]` is Japanese."""

@@ -33,6 +33,10 @@ class RepetitionParams(RewardParams):
     """What to count; words are separated by white space, and their case does not matter. Use
     `tokens` for languages written without spaces."""
 
+    def reads_tokens(self) -> bool:
+        """Where its n-grams are of tokens."""
+        return self.unit == "tokens"
+
     def build(self, context: RewardContext) -> Scorer:
         """Returns the scorer; nothing has to be loaded."""
         return score_rows(self._score)

@@ -43,6 +43,7 @@ class JsonParams(RewardParams):
     """
 
     kind: ClassVar[str] = "json"
+    highest: ClassVar[float | None] = 1.0
 
     json_schema: dict[str, Any] | None = None
     """A JSON Schema, written here."""
@@ -80,6 +81,14 @@ class JsonParams(RewardParams):
         except RewardError as error:
             return [("path" if self.path else "json_schema", str(error), "correct the schema")]
         return []
+
+    def default_timeout_s(self) -> float | None:
+        """A schema may hold patterns, which can keep a text that nearly matches busy for ever."""
+        return 5.0 if self.json_schema or self.path or self.column else None
+
+    def late_score(self) -> float:
+        """What was not matched in time does not match."""
+        return 0.0
 
     def build(self, context: RewardContext) -> Scorer:
         """Reads the schema, where there is one, and imports jsonschema for it."""

@@ -27,6 +27,7 @@ class AnswerFormatParams(RewardParams):
     """
 
     kind: ClassVar[str] = "answer_format"
+    highest: ClassVar[float | None] = 1.0
 
     strict: bool = True
     """Give nothing where a section is too short; false gives its share."""
@@ -65,6 +66,7 @@ class TagCountParams(RewardParams):
     """
 
     kind: ClassVar[str] = "tag_count"
+    highest: ClassVar[float | None] = 1.0
 
     tags: tuple[str, ...] = Field(default=_TAGS, min_length=1)
     """The tags, as they are written in completions."""

@@ -5,8 +5,8 @@ import pytest
 
 from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.scoring import build_rewards
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 

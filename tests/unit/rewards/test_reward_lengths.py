@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grpo_cli.errors import RewardError
+from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext
 from grpo_cli.rewards.kinds.overlong import CosineLengthParams, SoftOverlongParams, cosine
 from grpo_cli.rewards.kinds.repetition import RepetitionParams, repeated_share
@@ -29,11 +31,15 @@ def test_soft_overlong_is_dapos(length, expected):
 def test_soft_overlong_checks_its_cache():
     with pytest.raises(ValidationError, match=r"cache \(9\) should be less than max_length \(9\)"):
         SoftOverlongParams(cache=9, max_length=9)
-    with pytest.raises(RewardError, match=r"max_completion_length \(100\)"):
-        SoftOverlongParams(cache=100).build(CONTEXT)
+    [(path, message, fix)] = SoftOverlongParams(cache=100).conflicts(CONTEXT)
+    assert path == "cache"
+    assert "`generation.max_completion_length` (100)" in message
+    assert fix == "write `cache: 25`"
+    with pytest.raises(RewardError, match="cache should be less"):
+        build_rewards([RewardConfig(kind="soft_overlong", cache=100)], CONTEXT)
     assert score(SoftOverlongParams(cache=100, max_length=200), tokens=150) == -0.5
-    with pytest.raises(Exception, match="row 0"):
-        score(SoftOverlongParams(cache=5), "text")
+    [result] = SoftOverlongParams(cache=5).build(CONTEXT)(Batch([""], ["text"]))
+    assert "needs token ids" in str(result)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +142,8 @@ def test_repetition_parameters_are_checked():
     for params in ({"max_penalty": 1}, {"ngram_size": 0}, {"unit": "lines"}):
         with pytest.raises(ValidationError):
             RepetitionParams(**params)
-    with pytest.raises(Exception, match="row 0"):
-        score(RepetitionParams(unit="tokens"), "a")
+    [result] = RepetitionParams(unit="tokens").build(CONTEXT)(Batch([""], ["a"]))
+    assert "token ids" in str(result)
 
 
 @given(st.lists(st.integers(0, 3)), st.integers(1, 5))

@@ -5,9 +5,9 @@ from pydantic import ValidationError
 
 from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext
 from grpo_cli.rewards.kinds.own import PythonParams
-from grpo_cli.rewards.scoring import build_rewards
 
 CONTEXT = RewardContext(max_completion_length=64)
 

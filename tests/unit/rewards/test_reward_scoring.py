@@ -8,10 +8,11 @@ import pytest
 
 from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.building import build_rewards, name_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext, Score, text_of
 from grpo_cli.rewards.kinds.length import LengthParams
 from grpo_cli.rewards.registry import KINDS
-from grpo_cli.rewards.scoring import Reward, as_float, build_rewards, name_rewards
+from grpo_cli.rewards.scoring import Reward, as_float
 
 CONTEXT = RewardContext(max_completion_length=64)
 HEAVY = (

@@ -1,0 +1,1 @@
+"""Rewards tried on answers that nobody sampled: does the gold win, and does anything else?"""

@@ -1,0 +1,154 @@
+"""What is wrong with rewards, as their scores of made-up answers show."""
+
+from collections.abc import Iterator, Mapping
+
+from grpo_cli.errors import Level, Problem
+from grpo_cli.preflight.trial.table import Scores, Table
+
+MOST_UNREADABLE = 0.01
+"""Share of golds that may be unreadable before it is an error."""
+FEW_HACKED, MOST_HACKED = 0.05, 0.2
+"""Shares of rows on which an answer that deserves nothing counts as right: beyond the first it is a
+warning (sums such as `0 + 5` hold their answers), beyond the second an error."""
+_CLOSE = 1e-9
+_GIVEN = "--answer"
+
+
+def unreadable_share(table: Table, index: int) -> float:
+    """Share of the rows a reward applies to whose gold it cannot read."""
+    return len(table.unreadable(index)) / max(len(table.applying(index)), 1)
+
+
+def judge_golds(table: Table) -> Iterator[Problem]:
+    """Golds that cannot be read; their rows teach nothing of the answer."""
+    for index in table.judges:
+        rows = table.unreadable(index)
+        if not rows or not table.rewards[index].params.gold_needed:
+            continue
+        share = unreadable_share(table, index)
+        level: Level = "error" if share > MOST_UNREADABLE else "warning"
+        column = getattr(table.rewards[index].params, "answer", None)
+        shown = f": {table.row(rows[0]).get(column)!r:.80}" if column else ""
+        yield Problem(
+            f"the gold cannot be read in {_count(len(rows), len(table.applying(index)))}, the first "
+            f"in {table.place(rows[0])}{shown}; there the reward gives no score",
+            f"take the answer out of the column with a `regex` under `dataset.columns.{column}`, "
+            "or leave such rows out",
+            path=f"rewards.{index}",
+            level=level,
+        )
+
+
+def judge_scores(table: Table, scored: Mapping[str, Scores]) -> Iterator[Problem]:
+    """Golds that do not win, answers that deserve nothing and win, rewards that never change."""
+    gold = scored.get("gold")
+    if gold is None:
+        yield Problem(
+            "no reward of this recipe knows right answers, so there is none to compare with",
+            "look at the table: should the best answer in it be the best?",
+            path="rewards",
+            level="note",
+        )
+    else:
+        yield from _judge_gold(table, gold)
+        yield from _judge_forms(table, scored)
+        for name, scores in scored.items():
+            if name != "gold" and not name.startswith(_GIVEN):
+                yield from _judge_degenerate(table, name, scores, gold)
+    yield from _judge_variety(table, scored)
+
+
+def _judge_gold(table: Table, gold: Scores) -> Iterator[Problem]:
+    for index in table.judges:
+        best = table.rewards[index].params.right_answer
+        if best is None:
+            continue
+        mine = {
+            row: scores[index]
+            for row, scores in enumerate(gold)
+            if scores and table.owner(row) == index
+        }
+        wrong = {
+            row: score
+            for row, score in mine.items()
+            if score.value is not None and abs(score.value - table.clipped(index, best)) > _CLOSE
+        }
+        if wrong:
+            row, score = next(iter(wrong.items()))
+            yield Problem(
+                f"the gold itself does not get {best:g} in {_count(len(wrong), len(mine))}, the "
+                f"first in {table.place(row)}: {score.value:g} ({score.reason})",
+                "correct these golds, or the reward's parameters",
+                path=f"rewards.{index}",
+            )
+
+
+def _judge_forms(table: Table, scored: Mapping[str, Scores]) -> Iterator[Problem]:
+    """Rewards of form that no answer tried could satisfy."""
+    for index, reward in enumerate(table.rewards):
+        best = reward.params.highest
+        if best is None or index in table.judges:
+            continue
+        values = [
+            scores[index].value for each in scored.values() for scores in each if scores is not None
+        ]
+        known = [value for value in values if value is not None]
+        if known and max(known) < table.clipped(index, best) - _CLOSE:
+            yield Problem(
+                f"no answer tried gets the {best:g} that `{reward.name}` can give (most: {max(known):g})",
+                'try one in the form it wants: --answer "… {{ column }} …"',
+                path=f"rewards.{index}",
+                level="warning",
+            )
+
+
+def _judge_degenerate(table: Table, name: str, scores: Scores, gold: Scores) -> Iterator[Problem]:
+    shown = {"wrong": "a wrong answer", "empty": "an empty answer"}.get(name, name)
+    pairs = [(mine, best) for mine, best in zip(scores, gold, strict=True) if mine and best]
+    if pairs:
+        mean = sum(table.total(mine) for mine, _ in pairs) / len(pairs)
+        best = sum(table.total(best) for _, best in pairs) / len(pairs)
+        if mean >= best - _CLOSE:
+            yield Problem(
+                f"{shown} gets {mean:.3g} in total, the gold {best:.3g}: training will find it",
+                "give the reward for right answers more weight, or narrow the others",
+                path="rewards",
+            )
+    for index in table.judges:
+        right = table.rewards[index].params.right_answer
+        applying = [
+            row for row, each in enumerate(scores) if each and each[index].value is not None
+        ]
+        taken = [row for row in applying if (scores[row] or [])[index].value == right]
+        if right is not None and len(taken) > FEW_HACKED * len(applying):
+            level: Level = "error" if len(taken) > MOST_HACKED * len(applying) else "warning"
+            yield Problem(
+                f"{shown} counts as right in {_count(len(taken), len(applying))}, the first in "
+                f"{table.place(taken[0])}",
+                "narrow what counts, as with `extract`, or use `exact` or `choice`",
+                path=f"rewards.{index}",
+                level=level,
+            )
+
+
+def _judge_variety(table: Table, scored: Mapping[str, Scores]) -> Iterator[Problem]:
+    for index, reward in enumerate(table.rewards):
+        values = {
+            scores[index].value for each in scored.values() for scores in each if scores is not None
+        }
+        if values == {None}:
+            message, fix = "gives no score to any row tried", "correct its `when`, or remove it"
+        elif len(values - {None}) == 1:
+            [value] = values - {None}
+            message = (
+                f"gives every answer tried the same score ({value:g}): it cannot teach anything"
+            )
+            fix = "correct its parameters; a reward of form may need an --answer in that form"
+        else:
+            continue
+        path = f"rewards.{index}"
+        yield Problem(f"`{reward.name}` {message}", fix, path=path, level="warning")
+
+
+def _count(some: int, all_: int) -> str:
+    return f"{some:,} of {all_:,} rows ({some / max(all_, 1):.1%})"

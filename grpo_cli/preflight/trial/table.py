@@ -1,0 +1,131 @@
+"""Rows, rewards, and what the rewards give to answers of our own making."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from grpo_cli.rewards.contract import Batch, RewardParams, Score
+from grpo_cli.rewards.scoring import Reward
+
+Progress = Callable[[str], None]
+Encode = Callable[[str], Sequence[int]]
+"""Token ids of a completion."""
+Scores = Sequence[Sequence[Score] | None]
+"""For each row with an answer: each reward's score."""
+
+
+class Table:
+    """Rows of the data, and rewards to score answers to them."""
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        columns: dict[str, list[Any]],
+        encode: Encode | None,
+        on_progress: Progress,
+    ) -> None:
+        self.rewards = rewards
+        self.columns = dict(columns)
+        self.prompts = self.columns.pop("prompt")
+        self.judges = [
+            index
+            for index, reward in enumerate(rewards)
+            if type(reward.params).gold is not RewardParams.gold
+        ]
+        self.seconds = [0.0] * len(rewards)
+        self.completions = 0
+        self._encode = encode
+        self._on_progress = on_progress
+        self._asked = Batch(self.prompts, [""] * len(self.prompts), columns=self.columns)
+
+    def row(self, row: int) -> dict[str, Any]:
+        """A row's columns."""
+        return {name: values[row] for name, values in self.columns.items()}
+
+    def place(self, row: int) -> str:
+        """What messages call a row."""
+        ids = self.columns.get("row_id")
+        return f"row {(row if ids is None else ids[row]) + 1}"
+
+    def clipped(self, index: int, value: float) -> float:
+        """A reward's score as its `clip` lets it be."""
+        clip = self.rewards[index].clip
+        return value if clip is None else min(max(value, clip[0]), clip[1])
+
+    def applying(self, index: int) -> list[int]:
+        """The rows that a reward's `when` holds on."""
+        condition = self.rewards[index].condition
+        rows = range(len(self.prompts))
+        return [row for row in rows if condition is None or condition.holds(self._asked, row)]
+
+    def gold(self, index: int, row: int) -> str | None:
+        """The gold of a row, as a reward reads it."""
+        return self.rewards[index].params.gold(self._asked, row)
+
+    def unreadable(self, index: int) -> list[int]:
+        """The rows to which a reward should apply, and whose gold it cannot read."""
+        return [row for row in self.applying(index) if self.gold(index, row) is None]
+
+    def owner(self, row: int) -> int | None:
+        """The first reward that judges answers and has a gold for the row."""
+        for index in self.judges:
+            if row in self._applying[index] and self.gold(index, row) is not None:
+                return index
+        return None
+
+    @cached_property
+    def _applying(self) -> dict[int, set[int]]:
+        return {index: set(self.applying(index)) for index in self.judges}
+
+    def score(
+        self, texts: Sequence[str | None], what: str, *, costly: bool = True
+    ) -> list[list[Score] | None]:
+        """Every reward's scores of an answer to each row.
+
+        Args:
+            texts: One a row; None where there is no answer.
+            what: What the answers are, for progress.
+            costly: Whether rewards whose scores are dear take part; they give no score else.
+        """
+        rows = [row for row, text in enumerate(texts) if text is not None]
+        written = [text for text in texts if text is not None]
+        taken = self._asked.take(rows)
+        chat = bool(rows) and not isinstance(taken.prompts[0], str)
+        batch = replace(
+            taken,
+            completions=[_as_message(text) for text in written] if chat else written,
+            completion_ids=[self._encode(text) for text in written] if self._encode else None,
+            places=None,
+        )
+        by_reward = [
+            self._score_one(index, batch, what)
+            if costly or not reward.params.costly
+            else [Score(None)] * len(rows)
+            for index, reward in enumerate(self.rewards)
+        ]
+        found = dict(zip(rows, map(list, zip(*by_reward, strict=True)), strict=True))
+        return [found.get(row) for row in range(len(texts))]
+
+    def _score_one(self, index: int, batch: Batch, what: str) -> list[Score]:
+        reward = self.rewards[index]
+        self._on_progress(f"scoring {what} with {reward.name}")
+        started = time.perf_counter()
+        scores = reward.score(batch) if batch.completions else []
+        self.seconds[index] += time.perf_counter() - started
+        if index == 0:
+            self.completions += len(scores)
+        return scores
+
+    def total(self, scores: Sequence[Score]) -> float:
+        """The weighted sum, as TRL forms it: scores that are None do not count."""
+        return sum(
+            reward.weight * score.value
+            for reward, score in zip(self.rewards, scores, strict=True)
+            if score.value is not None
+        )
+
+
+def _as_message(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]

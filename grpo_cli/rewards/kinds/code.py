@@ -1,0 +1,218 @@
+"""Reward for programs that work: `code`, run against each row's tests in a sandbox.
+
+Owns the parameters, and finding the program in a completion. Tests are read in `cases.py`, run in
+`trials.py`, and what a program may do is the sandbox's.
+"""
+
+import contextlib
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from grpo_cli.errors import RewardError
+from grpo_cli.recipe.base import Integer, Number, OneOrMany
+from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
+from grpo_cli.rewards.pool import count_workers
+from grpo_cli.rewards.reading.extraction import after_thinking
+from grpo_cli.rewards.reading.golds import read_cell
+
+if TYPE_CHECKING:
+    from grpo_cli.rewards.kinds.trials import Trial
+
+CodePlace = Literal["python", "block", "text"]
+
+LONGEST_PROGRAM = 1_000_000
+"""Bytes of a program; longer ones are not run."""
+_OPEN = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)")
+
+
+class CodeParams(RewardParams):
+    """Rewards programs in Python that pass their row's tests.
+
+    Formula: 1 where all tests pass, else 0; with `credit: share`, the share of them that pass.
+    What follows `</think>` is looked at. A row without tests is one to which the reward does not
+    apply; tests that cannot be read are an error. A test is an input and an output (compared with
+    what is printed; where the row names a function, with what it returns), or an assertion. Every
+    test runs the program anew, in a process of its own, with an empty folder, no environment
+    variables, and nothing else of this machine that the kernel lets us hide.
+    Range: {0, 1}, or [0, 1] with `credit: share`.
+
+    What protects: limits on time, memory, output and files everywhere. On Linux, as far as the
+    machine allows, also a root folder in memory with only the interpreter in it, no network, no
+    view of other processes (namespaces), a user id of its own (for root), no files but the
+    interpreter's (Landlock), no new processes and no sockets (seccomp). Containers often forbid
+    namespaces; the last two remain. Programs that need subprocesses or the network fail.
+
+    What does not: nothing guards against faults of the kernel, or measures time that does not
+    depend on a busy machine. Without both namespaces and Landlock (macOS, old kernels) a program
+    reads what the user who trains can read, and without seccomp it can open sockets and, on
+    macOS, leave processes behind or outlive a trainer that is killed. Without namespaces, files may
+    exceed their limit for a moment, and a program that reads the folders it may read sees other
+    users' packages there.
+
+    What a program can fake: expected outputs and results never enter its process, nor does the
+    right side of `assert f(x) == literal`, so there it must know the answer. It does see the
+    text of all other assertions (`assert f(x)`, `abs(f(x) - 1) < 0.1`, loops in HumanEval's
+    `check`), and shares a process with them: ending early or printing earns nothing, but objects
+    whose comparisons always hold pass, and so does a program that searches its own process for
+    the proof those tests hand back.
+
+    Source: the forms of tests of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
+    HumanEval (Chen et al. 2021).
+    """
+
+    kind: ClassVar[str] = "code"
+    right_answer: ClassVar[float | None] = 1.0
+
+    tests: str = "tests"
+    """The column with each row's tests: a list of `{input, output}`, `{inputs: […], outputs: […]}`
+    (with `fn_name` where a function is called), or assert statements as a text or a list of
+    texts; all of these as JSON text too."""
+    function: str | None = None
+    """The column with the name of the function that tests call, such as HumanEval's `entry_point`."""
+    extract: OneOrMany[CodePlace] = Field(default=("python", "block", "text"), min_length=1)
+    """Where the program stands: the last fenced block labelled `python`, the last fenced block, or
+    all of the text. The first place that is there counts."""
+    credit: Literal["all", "share"] = "all"
+    """Whether all tests must pass, or each counts; with `all`, the first that fails is the last run."""
+    compare: Literal["tokens", "exact", "float"] = "tokens"
+    """How outputs are compared: word by word, to the letter (but for line ends after the last line),
+    or word by word with numbers nearly equal (1e-6), which then holds for results too."""
+    seconds_per_test: Number = Field(default=5.0, gt=0, le=600)
+    """Longest a test may take, by the clock, from the program's first line to its end."""
+    memory_mib: Integer = Field(default=512, ge=64)
+    """Address space of the program, in MiB; not limited on macOS."""
+    output_kib: Integer = Field(default=64, ge=1, le=65536)
+    """Most a program may print to stdout, and to stderr, beyond what is expected, in KiB."""
+    file_mib: Integer = Field(default=8, ge=1, le=4096)
+    """Most it may write to files in its folder, in MiB."""
+    packages: bool = False
+    """Whether programs may import the packages installed here, and so read their files. Numpy asks
+    for more memory than it uses: give `memory_mib: 4096`."""
+    solution: str | None = None
+    """The column with programs known to be right; `grpo rewards test` runs them."""
+
+    def required_columns(self) -> tuple[str, ...]:
+        """The tests' column, and the functions' where there is one."""
+        return (self.tests, self.function) if self.function else (self.tests,)
+
+    def problems(self) -> list[tuple[str, str, str]]:
+        """Reports systems on which a program cannot be confined at all."""
+        if sys.platform in ("linux", "darwin"):
+            return []
+        return [
+            (
+                "kind",
+                f"programs cannot be confined on this system ({sys.platform})",
+                "train on Linux or macOS; on Windows, in WSL 2",
+            )
+        ]
+
+    def gold(self, batch: Batch, row: int) -> str | None:
+        """The row's solution as a fenced block; the first one of a list."""
+        if self.solution is None or self.solution not in batch.columns:
+            return None
+        cell = batch.columns[self.solution][row]
+        if isinstance(cell, str) and cell.startswith("["):
+            with contextlib.suppress(ValueError):
+                cell = json.loads(cell)
+        if isinstance(cell, Sequence) and not isinstance(cell, str):
+            cell = cell[0] if cell else None
+        return f"```python\n{cell}\n```" if cell else None
+
+    def build(self, context: RewardContext) -> Scorer:
+        """Finds out what protects programs on this machine (half a second, once)."""
+        for _, message, fix in self.problems():
+            raise RewardError(f"{message}. Fix: {fix}")
+        from concurrent.futures import ThreadPoolExecutor
+
+        from grpo_cli.rewards.kinds.trials import Trial
+        from grpo_cli.rewards.sandbox.runner import Limits, find_protections
+
+        find_protections()
+        limits = Limits(
+            seconds=self.seconds_per_test,
+            memory_mib=self.memory_mib,
+            output_bytes=self.output_kib * 1024,
+            file_mib=self.file_mib,
+            packages=self.packages,
+        )
+        trial = Trial(limits, self.credit, self.compare)
+
+        def score(batch: Batch) -> Sequence[Score | Exception]:
+            with ThreadPoolExecutor(count_workers(), "grpo-code") as pool:
+                rows = range(len(batch.completions))
+                return list(pool.map(lambda row: self._score(trial, batch, row), rows))
+
+        return score
+
+    def _score(self, trial: "Trial", batch: Batch, row: int) -> Score | Exception:
+        try:
+            return self._score_row(trial, batch, row)
+        except Exception as error:
+            return error
+
+    def _score_row(self, trial: "Trial", batch: Batch, row: int) -> Score:
+        from grpo_cli.rewards.kinds.cases import read_cases
+
+        function = read_cell(batch, self.function, row) if self.function else None
+        cases = read_cases(read_cell(batch, self.tests, row), function or None)
+        if not cases:
+            return Score(None, "there are no tests")
+        text = find_program(batch.texts[row], self.extract)
+        if text is None:
+            return Score(0.0, "no program found")
+        try:
+            program = text.encode()
+        except UnicodeEncodeError:
+            return Score(0.0, "the program holds half a character (a surrogate)")
+        if len(program) > LONGEST_PROGRAM:
+            return Score(0.0, f"the program is longer than {LONGEST_PROGRAM} bytes")
+        return trial.run(program, cases)
+
+
+def find_program(completion: str, places: Sequence[CodePlace]) -> str | None:
+    """The program in a completion: the last one in the first place that has any."""
+    text = after_thinking(completion)
+    for place in places:
+        found = _FINDERS[place](text)
+        if found and found.strip():
+            return found
+    return None
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """The label and content of each fenced block that is closed."""
+    fence = label = ""
+    content: list[str] = []
+    # Not `splitlines`, which also splits at characters that stand in Python's texts.
+    for line in text.split("\n"):
+        if not fence:
+            if opened := _OPEN.match(line):
+                fence, label, content = opened[1], opened[2].lower(), []
+        elif line.strip().startswith(fence) and not line.strip().strip(fence[0]):
+            yield label, textwrap.dedent("\n".join(content))
+            fence = ""
+        else:
+            content.append(line)
+
+
+def _last_python(text: str) -> str | None:
+    labels = {"python", "python3", "py", "py3"}
+    return next(iter([content for label, content in _blocks(text) if label in labels][-1:]), None)
+
+
+def _last_block(text: str) -> str | None:
+    return next(iter([content for _, content in _blocks(text)][-1:]), None)
+
+
+_FINDERS: Mapping[CodePlace, Callable[[str], str | None]] = {
+    "python": _last_python,
+    "block": _last_block,
+    "text": str,
+}

@@ -1,0 +1,88 @@
+"""The child's side: one process that watches, and one that confines itself and runs the program.
+
+Owns their lives and the words they send to the runner. Both end when the trainer does.
+"""
+
+# `signal` itself takes longer to import than everything else here.
+import _signal as signal  # type: ignore[import-not-found]
+import marshal
+import os
+import resource
+import sys
+
+from grpo_cli.rewards.sandbox.confinement import Confinement
+from grpo_cli.rewards.sandbox.execution import Job, run_job
+
+READY = b"ready"
+"""Sent before the program runs; anything else is why it could not be run."""
+
+
+def main() -> None:
+    """Runs the job that the first argument describes, marshalled."""
+    settings = marshal.loads(bytes.fromhex(sys.argv[1]))
+    status, job = settings["status"], Job(**settings["job"])
+    confinement = Confinement(**settings["confinement"])
+    try:
+        confinement.prepare()
+        if os.getppid() != settings["parent"]:
+            os._exit(1)
+        child = os.fork()
+    except OSError as error:
+        _stop(status, error)
+    if child:
+        _watch(child, (job.source, job.report))
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        confinement.apply()
+    except OSError as error:
+        _stop(status, error)
+    os.write(status, READY)
+    os.close(status)
+    # The first entry is where this module was found.
+    sys.path = [*sys.path[1:], *confinement.packages]
+    run_job(job)
+
+
+def _stop(status: int, error: OSError) -> None:
+    os.write(status, str(error).encode(errors="replace"))
+    os._exit(1)
+
+
+def _watch(child: int, descriptors: tuple[int, ...]) -> None:
+    """Waits for the program's process, ends what it left behind, and ends as it did."""
+
+    def end(*_: object) -> None:
+        os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end)
+    # What stays open here would keep the runner waiting for more; the status pipe does, so that
+    # it waits for this process too.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nothing, standard)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    _, status = os.waitpid(child, 0)
+    _end_orphans()
+    if os.WIFSIGNALED(status):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _end_orphans() -> None:
+    """Kills descendants until none is left; on Linux they were handed to this process."""
+    while True:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+            if not ended:
+                with open(f"/proc/self/task/{os.getpid()}/children") as children:
+                    for pid in children.read().split():
+                        os.kill(int(pid), signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        except ChildProcessError:
+            return

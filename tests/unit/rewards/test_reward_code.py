@@ -1,0 +1,244 @@
+"""What the kind `code` reads and how it scores; what the sandbox withstands is test_sandbox.py's."""
+
+import json
+import sys
+
+import pytest
+
+from grpo_cli.errors import RewardError
+from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.contract import Batch, RewardContext
+from grpo_cli.rewards.kinds.code import CodeParams, find_program
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the sandbox needs Unix")
+
+CONTEXT = RewardContext(max_completion_length=64)
+DOUBLE = "print(int(input()) * 2)"
+CASES = [{"input": "1\n", "output": "2\n"}, {"input": "4", "output": "8"}]
+
+
+def fenced(program):
+    return f"So:\n```python\n{program}\n```\nDone."
+
+
+def score_all(completions, tests, columns=None, column="tests", **params):
+    params = {"seconds_per_test": 10, "tests": column, **params}
+    [reward] = build_rewards([RewardConfig(kind="code", **params)], CONTEXT)
+    size = len(completions)
+    cells = {name: [value] * size for name, value in {"tests": tests, **(columns or {})}.items()}
+    return reward.score(Batch([""] * size, completions, columns=cells))
+
+
+def score(program, tests, columns=None, **params):
+    return score_all([fenced(program)], tests, columns, **params)[0]
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        CASES,
+        json.dumps(CASES),
+        {"inputs": ["1", "4"], "outputs": ["2", "8"]},
+        json.dumps({"inputs": ["1", "4"], "outputs": ["2\n", "8"]}),
+        {"input": ["1", "4"], "output": ["2", "8"]},
+        {"inputs": [["1"], ["4"]], "outputs": [["2"], ["8"]]},
+    ],
+)
+def test_programs_that_read_and_print(tests):
+    assert score(DOUBLE, tests) == (1.0, "2 of 2 tests", False)
+    wrong = score("print(2)", tests)
+    assert wrong.value == 0.0
+    assert wrong.reason == "1 of 2 tests: test 2: expected '8', printed '2'"
+
+
+def test_credit_by_share():
+    tests = [*CASES, {"input": "x", "output": "xx"}]
+    assert score(DOUBLE, tests, credit="share").value == pytest.approx(2 / 3)
+    none = score("print(", tests, credit="share")
+    assert none.value == 0.0
+    assert "SyntaxError" in none.reason
+
+
+@pytest.mark.parametrize(
+    ("compare", "printed", "expected", "value"),
+    [
+        ("tokens", "1  2 \n\n", "1 2", 1.0),
+        ("tokens", "1 2", "12", 0.0),
+        ("exact", "1 2\n", "1 2", 1.0),
+        ("exact", "1 2 \n", "1 2", 0.0),
+        ("float", "0.33333333 a", "0.333333333333 a", 1.0),
+        ("float", "0.34", "0.333", 0.0),
+        ("tokens", "1.0", "1", 0.0),
+        ("tokens", "größe — 漢字 \U0001f600", "größe — 漢字 \U0001f600", 1.0),
+    ],
+)
+def test_comparisons(compare, printed, expected, value):
+    program = f"print({printed!r}, end='')"
+    assert score(program, [{"input": "", "output": expected}], compare=compare).value == value
+
+
+MBPP = [
+    "assert f(2) == 4",
+    "assert set(f([1, 2])) == set([1, 2])",
+    "assert f(1.5) == 3.0 and True",
+    "assert f((1,)) == (1, 1)",
+    "assert f('') is None or True",
+]
+
+
+@pytest.mark.parametrize("tests", [MBPP, "\n".join(MBPP), json.dumps(MBPP)])
+def test_assertions(tests):
+    assert score("def f(x): return x * 2", tests) == (1.0, "5 of 5 tests", False)
+    wrong = score("def f(x): return x * 3", tests, credit="share")
+    assert wrong.value == pytest.approx(2 / 5)
+    assert wrong.reason == "2 of 5 tests: test 1: expected 4, got 6"
+    assert score("def g(x): return x", tests).reason.endswith("NameError: name 'f' is not defined")
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("(1, [2.5, {3: None}], {'a'}, b'x', -10**400, 1j)", None),
+        ("[True, False, float('inf')]", "[True, False, float('inf')]"),
+        ("__import__('fractions').Fraction(1, 2)", "0.5"),
+        ("__import__('collections').Counter('aab')", "{'a': 2, 'b': 1}"),
+        ("{1: 2}.keys()", "{1}"),
+        ("__import__('collections').namedtuple('P', 'x y')(1, 2)", "(1, 2)"),
+    ],
+)
+def test_values_keep_their_types(given, asked):
+    asked = asked or given.replace("-10**400", "-1" + "0" * 400)
+    result = score(f"def f(): return {given}", f"assert f() == {asked}")
+    assert result.value == 1.0, result.reason
+
+
+def test_lists_are_not_tuples_and_constants_are_themselves():
+    assert score("def f(): return [1]", "assert f() == (1,)").value == 0.0
+    assert score("def f(): return 1", "assert f() is True").value == 0.0
+    assert score("def f(): return True", "assert f() is True").value == 1.0
+
+
+PLAIN_CHECK = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 9\n"
+LOOPED_CHECK = "def check(c):\n    for n in range(5):\n        assert c(n) == n * n\n"
+
+
+@pytest.mark.parametrize(
+    ("tests", "count"), [(PLAIN_CHECK, 2), (LOOPED_CHECK, 1), (PLAIN_CHECK + "check(f)\n", 2)]
+)
+def test_humaneval(tests, count):
+    given = {"columns": {"entry_point": "f"}, "function": "entry_point"}
+    right = score("def f(n): return n * n", tests, **given)
+    assert right == (1.0, f"{count} of {count} tests", False)
+    assert score("def f(n): return n + 2", tests, **given).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"fn_name": "add", "inputs": [[1, 2], [[3], [4]]], "outputs": [3, [[3, 4]]]},
+        json.dumps([{"fn_name": "add", "input": "1\n2", "output": "3"}]),
+    ],
+)
+def test_functions_that_are_called(tests):
+    assert score("def add(a, b): return a + b", tests).value == 1.0
+    method = "class Solution:\n    def add(self, a, b): return a + b"
+    assert score(method, tests).value == 1.0
+    assert "expected 3, got -1" in score("def add(a, b): return a - b", tests).reason
+
+
+@pytest.mark.parametrize("cell", [None, "", [], "[]", {}])
+def test_rows_without_tests_are_none_of_its_business(cell):
+    assert score(DOUBLE, cell) == (None, "there are no tests", False)
+
+
+@pytest.mark.parametrize(
+    "cell", [7, [1], {"a": 1}, "assert (", {"inputs": ["1"], "outputs": []}, [{"input": {}}]]
+)
+def test_malformed_tests_are_errors(cell):
+    with pytest.raises(RewardError, match=r"the tests.* (are not|list)"):
+        score(DOUBLE, cell)
+
+
+def test_a_missing_column_is_an_error():
+    with pytest.raises(RewardError, match="no column 'cases'"):
+        score_all(["x"], CASES, column="cases")
+
+
+@pytest.mark.parametrize(
+    ("completion", "found"),
+    [
+        ("```python\na\n```\n```python\nb\n```\n```sh\nc\n```", "b"),
+        ("```\na\n```", "a"),
+        ("```python\na\n```</think>b", "b"),
+        ("x </think>```py\ns = '```'\n```", "s = '```'"),
+        ("1. so\n   ```python\n   if a:\n       b\n   ```", "if a:\n    b"),
+        ("```python\n\n```", "```python\n\n```"),
+        ("````python\n```\nx\n```\n````", "```\nx\n```"),
+        (" ", None),
+    ],
+)
+def test_finding_the_program(completion, found):
+    assert find_program(completion, ("python", "block", "text")) == found
+    if found is None:
+        assert score_all([completion], CASES)[0] == (0.0, "no program found", False)
+
+
+def test_order_is_kept_among_programs_that_take_different_times():
+    programs = [f"import time; time.sleep({0.3 - i / 20}); print({i})" for i in range(6)]
+    results = score_all([fenced(each) for each in programs], [{"input": "", "output": "4"}])
+    assert [each.value for each in results] == [0, 0, 0, 0, 1, 0]
+    assert [each.reason[-3:-1] for each in results if not each.value] == [
+        f"'{i}" for i in (0, 1, 2, 3, 5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("print(x)", "NameError: name 'x' is not defined"),
+        ("print(1", "SyntaxError: '(' was never closed"),
+        ("a = '\0'", "null bytes"),
+        ("import sys; print(2); sys.exit(1)", "exit code 1"),
+        ("import numpy", "No module named 'numpy'"),
+        ("import grpo_cli", "No module named 'grpo_cli'"),
+        ("# " + "x" * 10_000_000, "longer than 1000000 bytes"),
+        ("x = '\ud800'", "surrogate"),
+        ("def f(): f()\nf()", "RecursionError: maximum recursion depth"),
+        ("raise type('E', (Exception,), {'__str__': lambda s: 1 / 0})", ": E"),
+    ],
+)
+def test_programs_that_fail_score_zero_and_say_why(program, reason):
+    result = score(program, CASES)
+    assert result.value == 0.0
+    assert reason in result.reason
+
+
+def test_threads_exit_and_installed_packages():
+    threaded = f"import threading\nthreading.Thread(target=lambda: exec({DOUBLE!r})).start()"
+    assert score(threaded, CASES).value == 1.0
+    assert score(DOUBLE + "; exit()", CASES).value == 1.0
+    pytest.importorskip("numpy")
+    program = "import numpy\nprint(numpy.arange(5).sum())"
+    tests = [{"input": "", "output": "10"}]
+    result = score(program, tests, packages=True, memory_mib=4096, seconds_per_test=30)
+    assert result.value == 1.0, result.reason
+
+
+def test_the_solution_is_a_gold():
+    params = CodeParams(solution="answer")
+    columns = {"answer": ["x = 1", ["y = 2"], None, '["z = 3"]']}
+    batch = Batch([""] * 4, [""] * 4, columns=columns)
+    golds = [params.gold(batch, row) for row in range(4)]
+    assert golds == [
+        fence and f"```python\n{fence}\n```" for fence in ("x = 1", "y = 2", None, "z = 3")
+    ]
+    assert CodeParams().gold(batch, 0) is None
+
+
+def test_other_systems_are_refused(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    [(path, message, _)] = CodeParams().problems()
+    assert (path, "win32" in message) == ("kind", True)
+    with pytest.raises(RewardError, match="cannot be confined"):
+        CodeParams().build(CONTEXT)

@@ -1,0 +1,395 @@
+"""Attacks on the sandbox, each for real: the score is 0, and nothing is left of it."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_cli.errors import RewardError
+from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.contract import Batch, RewardContext
+from grpo_cli.rewards.sandbox.values import Opaque, decode, encode
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is tested is Linux's")
+runner = pytest.importorskip("grpo_cli.rewards.sandbox.runner", exc_type=ImportError)
+CONTEXT = RewardContext(max_completion_length=64)
+PRINTS = [{"input": "", "output": "right"}]
+FULL = () if sys.platform != "linux" else runner.find_protections()
+CONTAINER = tuple(each for each in ("landlock", "seccomp") if each in FULL)
+"""What is left in a container that forbids namespaces."""
+
+
+@pytest.fixture(params=["full", "container"])
+def level(request, monkeypatch):
+    protections = {"full": FULL, "container": CONTAINER}[request.param]
+    if request.param == "container" and len(CONTAINER) < 2:
+        pytest.skip("Landlock or seccomp does not work here")
+    return use(monkeypatch, protections)
+
+
+def use(monkeypatch, protections):
+    monkeypatch.setattr(runner, "find_protections", lambda: protections)
+    return protections
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path, monkeypatch):
+    """The folder in which working folders are made; nothing may be left of them or of processes."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert not list(folder.iterdir())
+    assert_nothing_runs(folder)
+
+
+def assert_nothing_runs(folder):
+    mark = str(folder).encode().hex().encode()
+    deadline = time.monotonic() + 10
+    while running := [pid for pid in list_pids() if mark in read_command(pid)]:
+        assert time.monotonic() < deadline, running
+        time.sleep(0.05)
+
+
+def list_pids():
+    return [name for name in os.listdir("/proc") if name.isdigit()]
+
+
+def read_command(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def attack(program, tests=PRINTS, **params):
+    params = {"seconds_per_test": 1, **params}
+    [reward] = build_rewards([RewardConfig(kind="code", **params)], CONTEXT)
+    started = time.monotonic()
+    batch = Batch([""], [f"```python\n{program}\n```"], columns={"tests": [tests]})
+    [score] = reward.score(batch)
+    assert time.monotonic() - started < 20
+    return score
+
+
+REFUSED = "PermissionError"
+SLOW = "took longer than 0.3 s"
+SIMPLE = {
+    "endless loop": ("while True: pass", SLOW),
+    "endless sleep": ("import time; time.sleep(1e6)", SLOW),
+    "sleep with all descriptors closed": (
+        "import os, time; os.closerange(0, 256); time.sleep(1e6)",
+        SLOW,
+    ),
+    "deaf to signals": (
+        "import signal\nfor n in range(1, 65):\n  try: signal.signal(n, signal.SIG_IGN)\n"
+        "  except OSError: pass\n  except ValueError: pass\nwhile True: pass",
+        SLOW,
+    ),
+    "flood of stdout": ("while True: print('x' * 1000)", "wrote more than 64 KiB"),
+    "flood of stderr": (
+        "import sys\nwhile True: sys.stderr.write('x' * 1000)",
+        "wrote more than 64 KiB",
+    ),
+    "fork bomb": ("import os\nwhile True: os.fork()", REFUSED),
+    "subprocess": ("import subprocess; subprocess.run(['/bin/true'])", REFUSED),
+    "exec": ("import os, sys; os.execv(sys.executable, ['x'])", REFUSED),
+    "kill the parent": ("import os; os.kill(os.getppid(), 9)", REFUSED),
+    "kill all": ("import os; os.kill(-1, 9)", REFUSED),
+    "kill the group": ("import os; os.killpg(0, 9)", REFUSED),
+    "leave the session": ("import os; os.setsid()", REFUSED),
+    "limit the trainer": (
+        f"import resource; resource.prlimit({os.getpid()}, resource.RLIMIT_CPU, (1, 1))",
+        REFUSED,
+    ),
+    "lift the limits": (
+        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (10**5, 10**5))",
+        "",
+    ),
+    "socket": ("import socket; socket.socket()", REFUSED),
+    "memory outside the address space": ("import os; os.memfd_create('x')", REFUSED),
+    "memory bomb": ("x = bytearray(10**10)", "MemoryError"),
+    "memory bomb in pieces": ("x = []\nwhile True: x.append(bytearray(10**6))", "MemoryError"),
+    "shared memory bomb": (
+        "import mmap\nx = []\nwhile True: x.append(mmap.mmap(-1, 10**7))",
+        "Cannot allocate memory",
+    ),
+    "one big file": (
+        "f = open('x', 'wb', buffering=0)\nwhile f.write(bytes(10**6)) == 10**6: pass\n"
+        "f.write(bytes(10**6))",
+        "OSError",
+    ),
+    "thread bomb": (
+        "import threading, time\nwhile True:\n"
+        "  threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()",
+        "can't start new thread",
+    ),
+    "deep recursion": ("import sys; sys.setrecursionlimit(10**8)\ndef f(): f()\nf()", ""),
+    "deep recursion in C": (
+        "import sys; sys.setrecursionlimit(10**8)\nx = []\nfor _ in range(10**5): x = [x]\nrepr(x)",
+        "signal 11",
+    ),
+    "abort": ("import os; os.abort()", "signal"),
+    "stdin closed": ("import os; os.close(0); input()", "OSError"),
+    "stdout closed": ("import sys; print('right'); sys.stdout.flush(); sys.stdout.close()", None),
+    "null byte": ("print('right')\n\0", "null bytes"),
+    "slow to compile": ("x = " + "+".join(["1"] * 400_000), ""),
+}
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_a_program_harms_nothing(name, level):
+    program, reason = SIMPLE[name]
+    score = attack(program, seconds_per_test=0.3 if reason == SLOW else 3 if reason else 1)
+    if reason is None:
+        return
+    assert score.value == 0.0
+    assert score.reason.startswith("0 of 1 tests: test 1: ")
+    assert reason in score.reason
+
+
+def test_many_small_files_are_stopped(level):
+    program = "n = 0\nwhile True:\n  n += 1\n  with open(str(n), 'wb') as f: f.write(bytes(50_000))"
+    score = attack(program, seconds_per_test=10)
+    assert score.value == 0.0
+    assert "No space left" in score.reason or "wrote files of more than 8 MiB" in score.reason
+
+
+TREES = {
+    "locked": "os.makedirs('a/b'); open('a/b/c', 'w').close(); os.chmod('a/b', 0); os.chmod('a', 0)",
+    "deep": "for _ in range(1100): os.mkdir('d' * 20); os.chdir('d' * 20)",
+    "links": "os.symlink({victim!r}, 'link'); os.mkdir('d'); os.symlink('..', 'd/up')",
+    "gone": "os.rmdir(os.getcwd())",
+    "swapped": "os.rename(os.getcwd(), os.getcwd() + 'x'); os.symlink({victim!r}, os.getcwd()[:-1])",
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_working_folders_vanish_whatever_they_hold(name, level, tmp_path):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "kept").write_text("kept")
+    program = TREES[name].replace("; ", "\n").replace("for _ in range(1100): ", "")
+    if name == "deep":
+        program = "for _ in range(1100):\n  os.mkdir('d' * 20)\n  os.chdir('d' * 20)"
+    score = attack(f"import os\n{program.replace('{victim!r}', repr(str(victim)))}")
+    assert score.value == 0.0
+    assert (victim / "kept").read_text() == "kept"
+
+
+def test_files_of_others_cannot_be_deleted_or_read(level, tmp_path):
+    secret = tmp_path / "token"
+    secret.write_text("right")
+    tests = [{"input": "", "output": "right"}]
+    reading = attack(f"print(open({str(secret)!r}).read())", tests)
+    assert reading.value == 0.0
+    assert "Error" in reading.reason
+    attack(f"import shutil; shutil.rmtree({str(tmp_path)!r}, ignore_errors=True)")
+    attack(f"open({str(secret)!r}, 'w').close()")
+    assert secret.read_text() == "right"
+    for path in ("/etc/passwd", "/root", str(Path.home()), "/proc/self/environ", "/sys/kernel"):
+        act = "os.listdir(path)" if os.path.isdir(path) else "open(path).read()"
+        score = attack(f"import os\npath = {path!r}\n{act}\nprint('right')")
+        assert score.value == 0.0, path
+
+
+def test_the_environment_is_empty(level, monkeypatch):
+    monkeypatch.setenv("GRPO_SECRET", "right")
+    score = attack("import os; print(os.environ.get('GRPO_SECRET'))")
+    assert "printed 'None'" in score.reason
+    for place in ("environ", "cmdline", "mem", "fd/0", "maps"):
+        score = attack(f"print(open('/proc/{os.getpid()}/{place}', 'rb').read())")
+        assert score.value == 0.0
+        assert "Error" in score.reason
+
+
+def test_the_network_cannot_be_reached(level, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        port = server.getsockname()[1]
+        program = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)"
+        assert REFUSED in attack(program).reason
+        if "namespaces" in level:
+            use(monkeypatch, ("namespaces",))
+            assert "OSError" in attack(program).reason
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(1e6)
+    os._exit(0)
+os._exit(0)
+"""
+NAMESPACED = [("namespaces", "other_user"), ("user_namespaces",)]
+
+
+@pytest.mark.parametrize("protections", [(), *NAMESPACED], ids=["limits", "root", "user"])
+def test_daemons_end_with_the_program_without_seccomp_too(protections, monkeypatch):
+    if runner._try(protections):
+        pytest.skip("does not work here")
+    use(monkeypatch, protections)
+    assert attack(DAEMON).value == 0.0
+    assert attack(DAEMON.replace("os._exit(0)\n", "") + "time.sleep(1e6)").value == 0.0
+
+
+def test_a_fork_bomb_without_seccomp_is_counted_and_ended(monkeypatch):
+    if runner._try(NAMESPACED[0]):
+        pytest.skip("needs root")
+    use(monkeypatch, NAMESPACED[0])
+    program = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+    assert attack(program, seconds_per_test=0.3).reason.endswith(SLOW)
+
+
+def test_many_small_files_in_user_namespaces_have_a_size_too(monkeypatch):
+    if runner._try(NAMESPACED[1]):
+        pytest.skip("user namespaces do not work here")
+    use(monkeypatch, NAMESPACED[1])
+    program = "n = 0\nwhile True:\n  n += 1\n  open(f'/x{n}', 'wb').write(bytes(50_000))"
+    assert "Error" in attack(program).reason
+
+
+ASSERTS = ["assert f(2) == 4", "assert abs(f(3) - 9) < 1", "assert f(4) == 16"]
+FORGERS = {
+    "exit": "import sys; sys.exit(0)",
+    "hard exit": "import os; os._exit(0)",
+    "exit later": "def f(x): raise SystemExit(0)",
+    "hard exit later": "import os\ndef f(x): os._exit(0)",
+    "prints": "def f(x): return 0\nprint('3 of 3 tests', 'passed', 'OK')",
+    "writes everywhere": """
+import os
+for fd in range(64):
+    for said in (b'ready', b'{"proof": true}', b'{"proof": ""}', b'{"value": true}'):
+        try: os.write(fd, b'\\n' + said + b'\\n')
+        except OSError: pass
+os._exit(0)
+""",
+    "no assertion errors": "import builtins\nbuiltins.AssertionError = type('E', (), {})\n"
+    "def f(x): return 0",
+    "equal to all": "class Any:\n  def __eq__(self, o): return True\ndef f(x): return Any()",
+    "equal integer": "class Any(int):\n  def __eq__(self, o): return True\ndef f(x): return Any()",
+    "traces": "import sys\nsys.settrace(lambda *a: sys.exit(0))\ndef f(x): return 0",
+    "no eval": "import builtins\nbuiltins.eval = lambda *a: 4\nbuiltins.exec = lambda *a: None\n"
+    "builtins.compile = builtins.exec",
+    "own builtins": "import builtins\nbuiltins.abs = lambda x: 0\ndef f(x): return 0",
+    "own names": "def abs(x): return 0\ndef f(x): return 0",
+    "own marshal": "import marshal\nmarshal.loads = lambda b: {'kind': 'run', 'setup': ''}",
+}
+
+
+@pytest.mark.parametrize("name", FORGERS)
+def test_passing_cannot_be_claimed(name):
+    score = attack(FORGERS[name], ASSERTS, credit="share")
+    assert score.value < 1.0
+    assert attack(FORGERS[name], ASSERTS).value == 0.0
+    assert attack(FORGERS[name], ["assert abs(f(3) - 9) < 1"]).value == 0.0
+
+
+SEARCHER = """
+import gc, sys, os
+found = []
+def look(x):
+    if isinstance(x, (str, bytes)) and len(x) < 10**6 and {half!r} + '42' in str(x):
+        found.append(x)
+frame = sys._getframe()
+while frame:
+    for values in (frame.f_locals, frame.f_globals):
+        for each in list(values.values()): look(each)
+    frame = frame.f_back
+for each in gc.get_objects():
+    for inner in gc.get_referents(each): look(inner)
+for fd in range(3, 64):
+    try: look(os.pread(fd, 10**6, 0))
+    except OSError: pass
+look(' '.join(sys.orig_argv)); look(str(os.environ))
+print(len(found))
+"""
+
+
+def test_the_expected_output_is_nowhere_in_the_process():
+    tests = [{"input": "", "output": "needle-in-hay42"}]
+    score = attack(SEARCHER.replace("{half!r}", repr("needle-in-hay")), tests, seconds_per_test=10)
+    assert "printed '0'" in score.reason
+
+
+def test_no_descriptors_are_inherited(work):
+    with open(work.parent / "open", "w") as file:
+        os.set_inheritable(file.fileno(), True)
+        program = (
+            "import os\nn = 0\nfor fd in range(1024):\n"
+            "  try: os.fstat(fd); n += 1\n  except OSError: pass\nprint(n)"
+        )
+        # The three standard ones, and the report's.
+        assert attack(program, [{"input": "", "output": "4"}]).value == 1.0
+
+
+HOST = """
+import sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from grpo_cli.rewards.sandbox import runner
+protections = tuple(sys.argv[2:])
+runner._run(b"import time; time.sleep(1e6)", runner.Limits(seconds=500), b"", None, protections)
+"""
+
+
+def test_programs_die_with_a_trainer_that_is_killed(work, level):
+    host = subprocess.Popen([sys.executable, "-c", HOST, str(work), *level], cwd=Path.cwd())
+    mark = str(work).encode().hex().encode()
+    deadline = time.monotonic() + 20
+    while sum(mark in read_command(pid) for pid in list_pids()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.3)
+    host.send_signal(signal.SIGKILL)
+    host.wait()
+    assert_nothing_runs(work)
+    for left in work.iterdir():
+        shutil.rmtree(left)
+
+
+def test_programs_at_the_same_time_do_not_meet(level):
+    [reward] = build_rewards([RewardConfig(kind="code", seconds_per_test=10)], CONTEXT)
+    program = "import os\nopen('mine', 'x').write('x')\nprint(os.listdir('.'))"
+    columns = {"tests": [[{"input": "", "output": "['mine']"}]] * 8}
+    scores = reward.score(Batch([""] * 8, [f"```python\n{program}\n```"] * 8, columns=columns))
+    assert [each.value for each in scores] == [1.0] * 8
+    assert threading.active_count() < 10
+
+
+def test_a_sandbox_that_cannot_be_set_up_is_an_error_not_a_score(monkeypatch):
+    use(monkeypatch, ("user_namespaces", "other_user"))
+    [reward] = build_rewards([RewardConfig(kind="code")], CONTEXT)
+    with pytest.raises(RewardError, match="the sandbox could not be set up"):
+        reward.score(Batch([""], ["print(1)"], columns={"tests": [PRINTS]}))
+
+
+def test_the_sandbox_says_what_it_is():
+    assert runner.describe_sandbox().startswith("with limits")
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, -(10**50), 2.5, 1j, "ä\ud800", b"\0", [1, (2, {3})], {1: {"a": [None]}}]
+)
+def test_values_come_back_as_they_went(value):
+    assert decode(encode(value)) == value
+
+
+@pytest.mark.parametrize(
+    "written",
+    [7, {}, [], ["i"], ["i", 3], ["", []], ["lt", []], ["s", [["l", []]]], ["q", "1", "0"]],
+)
+def test_what_no_value_is_written_as_is_opaque(written):
+    assert isinstance(decode(written), Opaque)
