@@ -47,7 +47,7 @@ def _root(
 def init(
     name: Annotated[str, typer.Argument(help="Name of the recipe; writes NAME.yaml.")] = "recipe",
     template: Annotated[
-        str, typer.Option("--template", "-t", help="quickstart, math or format.")
+        str, typer.Option("--template", "-t", help="quickstart, math, code, format or judge.")
     ] = "quickstart",
 ) -> None:
     """Write a commented recipe to start from."""
@@ -162,6 +162,27 @@ def schema(
         print_json(build_schema())
     else:
         write_schema(output)
+
+
+@app.command()
+def doctor(
+    runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only look: import nothing, start no process.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Find what is wrong with this machine: packages, devices, memory, disk, ports, the hub."""
+    from grpo_cli.cli import output, views
+    from grpo_cli.preflight.doctor.examination import examine
+
+    with output.progress("looking at this machine") as report:
+        examination = examine(runs, quick=quick, on_progress=report)
+    if json:
+        output.print_json(examination.as_json())
+    else:
+        views.print_examination(examination)
+    raise typer.Exit(ExitCode.ENVIRONMENT if examination.errors else ExitCode.OK)
 
 
 rewards = typer.Typer(help="Reward kinds, and rewards tried on answers.", no_args_is_help=True)

@@ -13,6 +13,7 @@ from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
 if TYPE_CHECKING:
     from grpo_cli.launch.plan import LaunchPlan
     from grpo_cli.preflight.checks import CheckedRecipe
+    from grpo_cli.preflight.doctor.finding import Examination
     from grpo_cli.preflight.trial.procedure import Trial
     from grpo_cli.report.summary import RunSummary
     from grpo_cli.rewards.description import KindDescription
@@ -118,6 +119,39 @@ def print_kind(kind: "KindDescription") -> None:
     if kind.parameters:
         console.print("\nparameters")
         console.print(table)
+
+
+_LEVEL_MARKS = {
+    "ok": ("✓", "green"),
+    "note": ("·", "cyan"),
+    "warning": ("!", "yellow"),
+    "error": ("✗", "bold red"),
+}
+
+
+def print_examination(examination: "Examination") -> None:
+    """Prints what was found on a machine as a table, with a fix beside each failure."""
+    console = stdout()
+    table = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    for finding in examination.findings:
+        mark, style = _LEVEL_MARKS[finding.level]
+        seen = Text(finding.seen)
+        if finding.fix:
+            seen.append(f"\nFix: {finding.fix}", style="bold")
+        table.add_row(Text(mark, style=style), Text(finding.subject), seen)
+    console.print(table)
+    errors, warnings = len(examination.errors), len(examination.at("warning"))
+    took = f"[dim]({examination.seconds:.1f} s)[/]"
+    if errors or warnings:
+        console.print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')} {took}")
+    else:
+        console.print(f"[green]✓[/] nothing is wrong with this machine {took}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def print_trial(trial: "Trial") -> None:

@@ -51,6 +51,7 @@ def loaded_by(arguments, cwd):
         ["check", "recipe.yaml"],
         ["check-batch", "recipe.yaml"],
         ["check-batch", "--dataset-size", "100"],
+        ["doctor", "--quick"],
         ["schema"],
         ["rewards", "list"],
         ["init", "fresh"],
