@@ -50,6 +50,7 @@ format: setup
 
 bench: setup
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/scoring.py
 
 docs: setup
 	$(BIN)/python docs/generate.py

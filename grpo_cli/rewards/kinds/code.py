@@ -52,8 +52,7 @@ class CodeParams(RewardParams):
     depend on a busy machine. Without both namespaces and Landlock (macOS, old kernels) a program
     reads what the user who trains can read, and without seccomp it can open sockets and, on
     macOS, leave processes behind or outlive a trainer that is killed. Without namespaces, files may
-    exceed their limit for a moment, and a program that reads the folders it may read sees other
-    users' packages there.
+    exceed their limit for a moment.
 
     What a program can fake: expected outputs and results never enter its process, nor does the
     right side of `assert f(x) == literal`, so there it must know the answer. It does see the
@@ -68,6 +67,7 @@ class CodeParams(RewardParams):
 
     kind: ClassVar[str] = "code"
     right_answer: ClassVar[float | None] = 1.0
+    gold_needed: ClassVar[bool] = False
 
     tests: str = "tests"
     """The column with each row's tests: a list of `{input, output}`, `{inputs: […], outputs: […]}`

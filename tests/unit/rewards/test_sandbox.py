@@ -301,8 +301,10 @@ def test_passing_cannot_be_claimed(name):
 SEARCHER = """
 import gc, sys, os
 found = []
+# Put together late, lest the compiler leave it among the constants.
+parts = [{half!r}, str(6 * 7)]
 def look(x):
-    if isinstance(x, (str, bytes)) and len(x) < 10**6 and {half!r} + '42' in str(x):
+    if isinstance(x, (str, bytes)) and len(x) < 10**6 and ''.join(parts) in str(x):
         found.append(x)
 frame = sys._getframe()
 while frame:

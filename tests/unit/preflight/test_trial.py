@@ -1,0 +1,190 @@
+"""Rewards tried on made-up answers: good recipes pass, and each bad one is told what is wrong."""
+
+import json
+import textwrap
+
+import pytest
+
+from grpo_cli.errors import UsageError
+from grpo_cli.preflight.checks import check_recipe
+from grpo_cli.preflight.trial.answers import all_forms, wrong_answers
+from grpo_cli.preflight.trial.procedure import try_recipe
+
+ROWS = [{"question": f"What is {i} plus {i}?", "answer": f"{2 * i + 100}"} for i in range(12)]
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    """Tries the rewards of a recipe, given as YAML lines."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
+
+    def run(rewards, rows=ROWS, **options):
+        recipe = tmp_path / "recipe.yaml"
+        data = tmp_path / "rows.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        recipe.write_text(
+            textwrap.dedent("""\
+            name: t
+            model: {path: ./model}
+            dataset:
+              kind: files
+              train: rows.jsonl
+              prompt: {user: "{{ question }}"}
+            generation: {num_generations: 2, max_completion_length: 16}
+            training: {per_device_train_batch_size: 2, max_steps: 1}
+            rewards:
+            """)
+            + textwrap.dedent(rewards)
+        )
+        return try_recipe(check_recipe(recipe), **options)
+
+    return run
+
+
+def found(trial, level):
+    return [problem.message for problem in trial.problems if problem.level == level]
+
+
+def result(trial, name):
+    [found] = [each for each in trial.results if each.name == name]
+    return found
+
+
+def test_a_right_answer_wins_and_nothing_is_said(attempt):
+    trial = attempt("- {kind: math}\n- {kind: think_format, weight: 0.2}")
+    assert not trial.failed
+    assert trial.problems == ()
+    assert result(trial, "gold").total == pytest.approx(1.2)
+    assert result(trial, "wrong").rewards["math"] == 0.0
+    assert trial.forms == {"math": "<think>…</think> GOLD"}
+    assert trial.unreadable == {"math": 0.0}
+    assert {each.name for each in trial.results} >= {
+        "the prompt",
+        "empty",
+        "tags alone",
+        "repetition",
+    }
+
+
+@pytest.mark.parametrize(
+    ("rewards", "form"),
+    [
+        ("- {kind: math, extract: [boxed]}", r"\boxed{GOLD}"),
+        ("- {kind: math, extract: [hashes]}", "#### GOLD"),
+        ("- {kind: math}\n- {kind: answer_format}", "<think>…</think> <answer>GOLD</answer>"),
+        (
+            "- {kind: math}\n- {kind: answer_format, prefilled: true}",
+            "…</think> <answer>GOLD</answer>",
+        ),
+        (
+            r"""- {kind: math}
+- {kind: regex, pattern: '^The answer is \d+\.$'}""",
+            "The answer is GOLD.",
+        ),
+    ],
+)
+def test_the_form_is_the_one_the_rewards_want(attempt, rewards, form):
+    trial = attempt(rewards)
+    assert list(trial.forms.values()) == [form]
+    assert not trial.failed
+
+
+def test_golds_that_cannot_be_read_are_counted(attempt):
+    rows = [
+        *ROWS[:9],
+        *({"question": f"{i}?", "answer": "It is hard to say: 12 or 14"} for i in range(3)),
+    ]
+    trial = attempt("- {kind: math}", rows)
+    assert trial.unreadable == {"math": 0.25}
+    [message] = found(trial, "error")
+    assert "cannot be read in 3 of 12 rows (25.0%), the first in row 10" in message
+    assert "hard to say" in message
+
+
+def test_a_gold_that_does_not_win_is_an_error(attempt, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "def f(completions, **kw):\n    return [0.0 for c in completions]\n"
+    )
+    trial = attempt("- {kind: math, clip: [0, 0.5]}\n- {kind: python, path: ./own.py:f}")
+    assert not trial.failed
+    assert found(trial, "warning") == [
+        "`f` gives every answer tried the same score (0): it cannot teach anything"
+    ]
+    rows = [{**row, "answer": ["x", "y"][at % 2]} for at, row in enumerate(ROWS)]
+    trial = attempt("- {kind: choice, choices: ABXY}", rows)
+    assert not trial.failed
+
+
+def test_rewards_that_can_be_hacked_are_errors(attempt):
+    rows = [{"question": f"Is {i} a or b?", "answer": "ab"[i % 2]} for i in range(12)]
+    trial = attempt("- {kind: contains, whole_words: false}", rows)
+    messages = " | ".join(found(trial, "error"))
+    assert "repetition counts as right in 6 of 12 rows" in messages
+    trial = attempt("- {kind: math, weight: 0.1}\n- {kind: length, target: 0, scale: 0.1}")
+    messages = " | ".join(found(trial, "error"))
+    assert "an empty answer gets 0 in total" in messages
+    assert "training will find it" in messages
+
+
+def test_without_right_answers_there_is_only_the_table(attempt):
+    trial = attempt("- {kind: length, target: 5}")
+    assert trial.forms == {}
+    assert not trial.failed
+    assert "knows right answers" in found(trial, "note")[0]
+    assert result(trial, "empty").total == -5.0
+
+
+def test_answers_of_ones_own_are_templates(attempt):
+    trial = attempt(
+        "- {kind: math}\n- {kind: regex, pattern: '^So: '}",
+        answers=["So: {{ answer }}", "So: nothing"],
+    )
+    assert result(trial, "--answer 1").total == 2.0
+    assert result(trial, "--answer 2").total == 1.0
+    assert found(trial, "warning") == []
+    with pytest.raises(UsageError, match="--answer"):
+        attempt("- {kind: math}", answers=["{{ nothing }}"])
+
+
+def test_a_form_that_no_answer_has_is_a_warning(attempt):
+    trial = attempt("- {kind: math}\n- {kind: regex, pattern: '^So: '}")
+    assert (
+        "no answer tried gets the 1 that `regex` can give (most: 0)" in found(trial, "warning")[0]
+    )
+
+
+def test_rewards_under_a_condition_are_tried_where_it_holds(attempt):
+    rows = [{**row, "task": ["math", "chat"][at % 2]} for at, row in enumerate(ROWS)]
+    trial = attempt(
+        """\
+- {kind: math, when: 'task == "math"'}
+- {kind: length, target: 3, when: 'task == "chat"', scale: 0.01}
+- {kind: length, target: 3, name: never, when: 'task == "poetry"'}
+""",
+        rows,
+    )
+    assert result(trial, "gold").rows == 6
+    assert result(trial, "gold").rewards["math"] == 1.0
+    assert "`never` gives no score to any row tried" in found(trial, "warning")[0]
+
+
+def test_tokens_are_counted_with_the_models_own_tokenizer(attempt):
+    """The folder has no tokenizer: what needs one says so."""
+    with pytest.raises(Exception, match="tokenizer"):
+        attempt("- {kind: math}\n- {kind: soft_overlong, cache: 4}")
+
+
+def test_wrong_answers_are_other_rows_answers():
+    assert wrong_answers(["1", "2", None, "1"]) == ["2", "1", None, "2"]
+    assert wrong_answers(["7", "7"]) == ["8", "8"]
+    assert wrong_answers(["yes", "yes"]) == [None, None]
+
+
+def test_forms_are_distinct_and_hold_the_gold():
+    forms = all_forms()
+    assert forms[0].write("GOLD") == "GOLD"
+    written = [form.write("4711") for form in forms]
+    assert len(set(written)) == len(forms)
+    assert all("4711" in text for text in written)
