@@ -26,7 +26,8 @@ class RewardConfig(Section):
     """Seconds for one completion. With it, completions are scored one by one, several at a time, in
     processes that are killed when they take longer. Kinds that read what the model wrote (math, regex,
     reasoning_gym) have a limit of their own, and score 0 beyond it; elsewhere `on_error` decides.
-    A `python` function then sees one completion at a time."""
+    A `python` function then sees one completion at a time, and of `trainer_state` only plain values such
+    as `global_step`; what it logs is lost."""
     on_error: Literal["raise", "zero", "skip"] = "raise"
     """What a completion gets whose scoring fails: `raise` ends the run, `zero` scores 0, `skip` gives no
     score, so that the other rewards decide. Failures are logged and their share is a metric."""

@@ -147,7 +147,10 @@ def _settle(outcome: object, reward: Reward, batch: Batch, row: int) -> Score | 
 def _portable(batch: Batch) -> Batch:
     """The batch as another process can read it without transformers."""
     state = batch.extra.get("trainer_state")
-    known = {name: getattr(state, name, None) for name in ("global_step", "max_steps", "epoch")}
+    plain = int | float | str | None
+    known = {
+        name: value for name, value in vars(state or object).items() if isinstance(value, plain)
+    }
     return replace(batch, extra={"trainer_state": SimpleNamespace(**known) if state else None})
 
 
@@ -167,8 +170,8 @@ def _score_apart(origin: Origin, batch: Batch) -> Score | str:
         if origin.name not in _built:
             _prepare([origin])
         [result] = _built[origin.name].try_score(batch)
-    except GrpoError as error:
-        return str(error)
+    except (GrpoError, KeyboardInterrupt) as error:
+        return str(error) or repr(error)
     return result if isinstance(result, Score) else str(result)
 
 

@@ -24,19 +24,18 @@ class Condition:
         Raises:
             RewardError: It is not an expression.
         """
-        from jinja2 import TemplateSyntaxError, meta
+        from jinja2 import TemplateSyntaxError, nodes
 
-        sandbox = environment()
         try:
             # Parsed alone first: `a }}{{ b` would pass for two expressions in a template.
             _ = self._expression
-            found = meta.find_undeclared_variables(sandbox.parse("{{ (" + self.text + ") }}"))
+            found = environment().parse("{{ (" + self.text + ") }}").find_all(nodes.Name)
         except TemplateSyntaxError as error:
             reason = (error.message or "").rstrip(".")
             raise RewardError(f"`when` cannot be read: {reason}. {_FIX}") from error
         except RecursionError as error:
             raise RewardError(f"`when` is nested too deep. {_FIX}") from error
-        return frozenset(found - sandbox.globals.keys())
+        return frozenset(name.name for name in found) - {"range"}
 
     def holds(self, batch: Batch, row: int) -> bool:
         """Whether it holds on a row of a batch.
@@ -46,7 +45,10 @@ class Condition:
         """
         values = {name: column[row] for name, column in batch.columns.items()}
         try:
-            return bool(self._expression(range=bounded_range(), **values))
+            for name in self._named - values.keys():
+                # Jinja has values of its own for some names, such as `dict`.
+                raise NameError(f"{name!r} is undefined")
+            return bool(self._expression({"range": bounded_range(), **values}))
         except Exception as error:  # an expression is a user's code: it raises anything
             ids = batch.columns.get("row_id")
             where = f"row {row}" if ids is None else f"row_id {ids[row]}"
@@ -54,6 +56,10 @@ class Condition:
                 f"`when: {self.text}` fails on {where}: {error} "
                 f"(columns: {', '.join(batch.columns)}). {_FIX}"
             ) from error
+
+    @cached_property
+    def _named(self) -> frozenset[str]:
+        return self.columns()
 
     @cached_property
     def _expression(self) -> Any:

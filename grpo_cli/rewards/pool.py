@@ -8,9 +8,10 @@ import contextlib
 import os
 import signal
 import sys
+import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from pebble import ProcessPool
 
 MOST_WORKERS = 16
+PREPARATION_S = 60.0
+"""Longest a new process may take to prepare itself, beyond a call's own limit."""
+_TICK_S = 1.0
 _PRELOADED = ("grpo_cli.rewards.scoring", "math_verify")
 """Imported once by the process that all workers are copies of; sympy alone takes 0.7 s."""
 
@@ -51,6 +55,7 @@ class WorkerPool:
     workers: int = 0
     """Processes; 0 for as many as `count_workers` gives."""
     _pool: "ProcessPool | None" = field(default=None, init=False, repr=False)
+    _end: Callable[[], object] | None = field(default=None, init=False, repr=False)
 
     def run(
         self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], timeout_s: float
@@ -82,9 +87,33 @@ class WorkerPool:
             try:
                 futures.append(self._started().schedule(function, call, timeout=timeout_s))
             except (BrokenProcessPool, RuntimeError):
-                self._pool = None
+                self._abandon()
                 futures.append(None)
+        self._wait([future for future in futures if future is not None], timeout_s)
         return [_result(future, timeout_s) for future in futures]
+
+    def _wait(self, futures: Sequence["Future[Any]"], timeout_s: float) -> None:
+        """Waits for calls to end, and ends the pool where it has lost them.
+
+        Workers killed from outside can leave pebble's pool broken with calls that nobody ends
+        (pebble 5.2).
+        """
+        waiting, last_end = set(futures), time.monotonic()
+        while waiting:
+            ended, waiting = wait(waiting, timeout=_TICK_S, return_when=FIRST_COMPLETED)
+            if ended:
+                last_end = time.monotonic()
+                continue
+            broken = self._pool is None or not self._pool.active
+            if broken or time.monotonic() - last_end > timeout_s + PREPARATION_S:
+                self._abandon()
+                return
+
+    def _abandon(self) -> None:
+        """Ends a broken pool; the next call starts another."""
+        if self._pool is not None and self._end is not None:
+            self._end()
+        self._pool = None
 
     def _started(self) -> "ProcessPool":
         if self._pool is None or not self._pool.active:
@@ -99,7 +128,7 @@ class WorkerPool:
                 context=context,
             )
             # The pipe's other end lives as long as the pool, and dies with this process.
-            weakref.finalize(self, _close, self._pool, held)
+            self._end = weakref.finalize(self, _close, self._pool, held)
         return self._pool
 
 
@@ -114,7 +143,7 @@ def count_workers() -> int:
 def _result(future: "Future[Any] | None", timeout_s: float) -> Any:
     from pebble import ProcessExpired
 
-    if future is None:
+    if future is None or not future.done():
         return Died(None)
     try:
         return future.result()
@@ -122,7 +151,7 @@ def _result(future: "Future[Any] | None", timeout_s: float) -> Any:
         return Late(timeout_s)
     except ProcessExpired as error:
         return Died(error.exitcode)
-    except BrokenProcessPool:
+    except (BrokenProcessPool, CancelledError):
         return Died(None)
 
 
@@ -169,6 +198,8 @@ def _end_with(lifeline: "Connection") -> None:
 
 
 def _close(pool: "ProcessPool", held: "Connection") -> None:
-    pool.stop()
-    pool.join()
+    # The pipe first: where pebble can no longer end its workers, the kernel does.
     held.close()
+    pool.stop()
+    with contextlib.suppress(TimeoutError):
+        pool.join(timeout=_TICK_S)

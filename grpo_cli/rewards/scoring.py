@@ -76,6 +76,9 @@ class Reward:
         """
         try:
             results = list(self.scorer(batch))
+        except KeyboardInterrupt as error:
+            # Never forgiven: it may be the person who asks to stop.
+            raise RewardError(failures.of_batch(self, batch, None, error)) from error
         except _ANYTHING as error:
             return self._blame(batch, error)
         size = len(batch.completions)

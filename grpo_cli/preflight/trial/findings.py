@@ -10,6 +10,8 @@ MOST_UNREADABLE = 0.01
 FEW_HACKED, MOST_HACKED = 0.05, 0.2
 """Shares of rows on which an answer that deserves nothing counts as right: beyond the first it is a
 warning (sums such as `0 + 5` hold their answers), beyond the second an error."""
+FEWEST_ROWS = 3
+"""Rows on which it must count as right to be an error: one or two may be chance."""
 _CLOSE = 1e-9
 _GIVEN = "--answer"
 
@@ -56,6 +58,7 @@ def judge_scores(table: Table, scored: Mapping[str, Scores]) -> Iterator[Problem
             if name != "gold" and not name.startswith(_GIVEN):
                 yield from _judge_degenerate(table, name, scores, gold)
     yield from _judge_variety(table, scored)
+    yield from _count_failures(table, scored)
 
 
 def _judge_gold(table: Table, gold: Scores) -> Iterator[Problem]:
@@ -121,7 +124,8 @@ def _judge_degenerate(table: Table, name: str, scores: Scores, gold: Scores) -> 
         ]
         taken = [row for row in applying if (scores[row] or [])[index].value == right]
         if right is not None and len(taken) > FEW_HACKED * len(applying):
-            level: Level = "error" if len(taken) > MOST_HACKED * len(applying) else "warning"
+            many = len(taken) > MOST_HACKED * len(applying) and len(taken) >= FEWEST_ROWS
+            level: Level = "error" if many else "warning"
             yield Problem(
                 f"{shown} counts as right in {_count(len(taken), len(applying))}, the first in "
                 f"{table.place(taken[0])}",
@@ -136,8 +140,17 @@ def _judge_variety(table: Table, scored: Mapping[str, Scores]) -> Iterator[Probl
         values = {
             scores[index].value for each in scored.values() for scores in each if scores is not None
         }
+        failed = any(
+            scores[index].failed
+            for each in scored.values()
+            for scores in each
+            if scores is not None
+        )
+        if failed:
+            continue
         if values == {None}:
-            message, fix = "gives no score to any row tried", "correct its `when`, or remove it"
+            fix = "correct its `when`" if reward.condition else "see `grpo rewards show`"
+            message = "gives no score to any row tried"
         elif len(values - {None}) == 1:
             [value] = values - {None}
             message = (
@@ -148,6 +161,22 @@ def _judge_variety(table: Table, scored: Mapping[str, Scores]) -> Iterator[Probl
             continue
         path = f"rewards.{index}"
         yield Problem(f"`{reward.name}` {message}", fix, path=path, level="warning")
+
+
+def _count_failures(table: Table, scored: Mapping[str, Scores]) -> Iterator[Problem]:
+    """Failures that `on_error` forgives, and so would go unseen."""
+    for index, reward in enumerate(table.rewards):
+        tried = [scores[index] for each in scored.values() for scores in each if scores is not None]
+        failed = [score for score in tried if score.failed]
+        if failed:
+            level: Level = "error" if len(failed) == len(tried) else "warning"
+            yield Problem(
+                f"`{reward.name}` failed on {len(failed):,} of {len(tried):,} answers, which "
+                f"`on_error: {reward.on_error}` forgives; the first: {failed[0].reason}",
+                "mend what fails; with `on_error: raise` all of its message is shown",
+                path=f"rewards.{index}",
+                level=level,
+            )
 
 
 def _count(some: int, all_: int) -> str:

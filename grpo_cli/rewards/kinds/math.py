@@ -21,6 +21,8 @@ TIMEOUT_S = 5.0
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.-]*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _FUNCTIONS = frozenset("sin cos tan cot sec csc sqrt log exp arcsin arccos arctan det".split())
+_SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
+"""White space that says nothing; between two digits it does: `2 3` is not `23`."""
 _LETTERED = re.compile(r"\(([A-Za-z])\)\.?")
 
 
@@ -172,4 +174,4 @@ def _folded(text: str) -> str:
     """The text as compared literally: no white space, no case, `B` for `(B)`."""
     plain = tidy(text).rstrip(".")
     lettered = _LETTERED.fullmatch(plain)
-    return "".join((lettered[1] if lettered else plain).split()).casefold()
+    return _SPACE.sub("", lettered[1] if lettered else plain).casefold()

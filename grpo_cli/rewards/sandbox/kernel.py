@@ -95,7 +95,9 @@ def mount_private_root(folder: str, mib: int, seen: list[str]) -> None:
     _mount("tmpfs", folder, "tmpfs", 2 | 4, options)
     for path in seen:
         _show(path, folder + path)
-    os.mkdir(folder + WORK, 0o755)
+    # It is there already where the interpreter lives under it.
+    os.makedirs(folder + WORK, exist_ok=True)
+    os.chmod(folder + WORK, 0o755)
     os.chroot(folder)
     os.chdir(WORK)
 

@@ -188,3 +188,13 @@ def test_forms_are_distinct_and_hold_the_gold():
     written = [form.write("4711") for form in forms]
     assert len(set(written)) == len(forms)
     assert all("4711" in text for text in written)
+
+
+def test_forgiven_failures_are_told(attempt, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "def f(completions, **kw):\n    return [1 / 0 for _ in completions]\n"
+    )
+    trial = attempt("- {kind: math}\n- {kind: python, path: ./own.py:f, on_error: zero}")
+    [message] = found(trial, "error")
+    assert "`f` failed on 72 of 72 answers" in message
+    assert "division by zero" in message

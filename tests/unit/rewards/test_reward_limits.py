@@ -143,6 +143,15 @@ def test_a_call_whose_worker_was_killed_from_outside_is_made_again():
     assert pool.run(pause, [(1.0,)], 10) == [1.0]
 
 
+def test_a_pool_whose_workers_are_all_killed_again_and_again_goes_on():
+    pool = WorkerPool(nothing, workers=2)
+    for _ in range(4):
+        workers = set(pool.run(worker_id, [()] * 8, 5))
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+        assert pool.run(pause, [(0.0,)] * 20, 5) == [0.0] * 20
+
+
 def worker_id():
     return os.getpid()
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.kinds.math import MathParams, read_gold
+from grpo_cli.rewards.kinds.math import MathParams, compare, read_gold
 from grpo_cli.rewards.reading.expressions import is_explosive
 from grpo_cli.rewards.reading.quantities import parse_number
 
@@ -223,3 +223,8 @@ def test_every_gsm8k_gold_is_read_and_met():
             assert [s.value for s in scorer(batch)] == [1.0] * len(rows)
     off = Batch(finals, [f"#### {n}1" for n in finals], columns={"answer": finals})
     assert {s.value for s in scorer(off)} == {0.0}
+
+
+@pytest.mark.parametrize(("gold", "answer"), [("2 3", "23"), ("23", "2 3"), ("10 10", "1010")])
+def test_white_space_between_digits_says_something(gold, answer):
+    assert compare(read_gold(gold), f"\\boxed{{{answer}}}", ("boxed",)).value == 0.0
