@@ -176,7 +176,7 @@ def print_trial(trial: "Trial") -> None:
     if slow:
         console.print(Text(f"time for a completion: {', '.join(slow)}", style="dim"))
     print_problems(trial.problems)
-    if trial.forms and not trial.problems:
+    if trial.forms and all(problem.level == "note" for problem in trial.problems):
         console.print("[green]✓[/] right answers win, and nothing else does")
 
 

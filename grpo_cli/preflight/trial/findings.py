@@ -55,7 +55,9 @@ def judge_scores(table: Table, scored: Mapping[str, Scores]) -> Iterator[Problem
         yield from _judge_gold(table, gold)
         yield from _judge_forms(table, scored)
         for name, scores in scored.items():
-            if name != "gold" and not name.startswith(_GIVEN):
+            if name.startswith(_GIVEN):
+                yield from _compare_given(table, name, scores, gold)
+            elif name != "gold":
                 yield from _judge_degenerate(table, name, scores, gold)
     yield from _judge_variety(table, scored)
     yield from _count_failures(table, scored)
@@ -133,6 +135,19 @@ def _judge_degenerate(table: Table, name: str, scores: Scores, gold: Scores) -> 
                 path=f"rewards.{index}",
                 level=level,
             )
+
+
+def _compare_given(table: Table, name: str, scores: Scores, gold: Scores) -> Iterator[Problem]:
+    """Whether an answer from the command line wins; only a person knows whether it should."""
+    pairs = [(mine, best) for mine, best in zip(scores, gold, strict=True) if mine and best]
+    wins = [table.total(mine) >= table.total(best) - _CLOSE for mine, best in pairs]
+    if any(wins):
+        yield Problem(
+            f"{name} scores as much as the gold in {_count(sum(wins), len(wins))}",
+            "if it should not, narrow what counts",
+            path="rewards",
+            level="note",
+        )
 
 
 def _judge_variety(table: Table, scored: Mapping[str, Scores]) -> Iterator[Problem]:

@@ -16,6 +16,10 @@ Scores = Sequence[Sequence[Score] | None]
 """For each row with an answer: each reward's score."""
 
 
+SLOW_S = 0.5
+"""Seconds a completion from which a reward counts as costly, whatever its kind."""
+
+
 class Table:
     """Rows of the data, and rewards to score answers to them."""
 
@@ -36,6 +40,7 @@ class Table:
         ]
         self.seconds = [0.0] * len(rewards)
         self.completions = 0
+        self._slow: set[int] = set()
         self._encode = encode
         self._on_progress = on_progress
         self._asked = Batch(self.prompts, [""] * len(self.prompts), columns=self.columns)
@@ -101,7 +106,7 @@ class Table:
         )
         by_reward = [
             self._score_one(index, batch, what)
-            if costly or not reward.params.costly
+            if costly or not (reward.params.costly or index in self._slow)
             else [Score(None)] * len(rows)
             for index, reward in enumerate(self.rewards)
         ]
@@ -113,7 +118,10 @@ class Table:
         self._on_progress(f"scoring {what} with {reward.name}")
         started = time.perf_counter()
         scores = reward.score(batch) if batch.completions else []
-        self.seconds[index] += time.perf_counter() - started
+        spent = time.perf_counter() - started
+        self.seconds[index] += spent
+        if scores and spent > SLOW_S * len(scores):
+            self._slow.add(index)
         if index == 0:
             self.completions += len(scores)
         return scores

@@ -143,6 +143,7 @@ def test_answers_of_ones_own_are_templates(attempt):
     )
     assert result(trial, "--answer 1").total == 2.0
     assert result(trial, "--answer 2").total == 1.0
+    assert found(trial, "note")[0].startswith("--answer 1 scores as much as the gold in 12 of 12")
     assert found(trial, "warning") == []
     with pytest.raises(UsageError, match="--answer"):
         attempt("- {kind: math}", answers=["{{ nothing }}"])
@@ -198,3 +199,11 @@ def test_forgiven_failures_are_told(attempt, tmp_path):
     [message] = found(trial, "error")
     assert "`f` failed on 72 of 72 answers" in message
     assert "division by zero" in message
+
+
+def test_a_reward_that_hangs_is_not_asked_for_every_form(attempt, tmp_path):
+    (tmp_path / "own.py").write_text("import time\ndef f(completions, **kw):\n    time.sleep(60)\n")
+    own = "{kind: python, path: ./own.py:f, timeout_s: 0.6, on_error: zero}"
+    trial = attempt(f"- {{kind: math}}\n- {own}", rows=ROWS[:2])
+    assert "took longer than 0.6 s" in found(trial, "error")[0]
+    assert trial.forms == {"math": "GOLD"}
