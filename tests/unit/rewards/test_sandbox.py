@@ -368,7 +368,8 @@ def test_programs_at_the_same_time_do_not_meet(level):
     columns = {"tests": [[{"input": "", "output": "['mine']"}]] * 8}
     scores = reward.score(Batch([""] * 8, [f"```python\n{program}\n```"] * 8, columns=columns))
     assert [each.value for each in scores] == [1.0] * 8
-    assert threading.active_count() < 10
+    # Other tests' pools may still be ending; of this reward nothing is left.
+    assert not [each for each in threading.enumerate() if each.name.startswith("grpo-code")]
 
 
 def test_a_sandbox_that_cannot_be_set_up_is_an_error_not_a_score(monkeypatch):
