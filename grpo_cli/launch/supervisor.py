@@ -5,7 +5,6 @@ Owns the worker processes: none outlives this one. Does not read metrics or draw
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -22,10 +21,10 @@ from typing import IO
 from grpo_cli.errors import RunError
 from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.processes import stop_with_parent
 from grpo_cli.runs.status import FINAL, Status, StatusFile
 
 TICK_S = 0.2
-_PR_SET_PDEATHSIG = 1
 _HANG_UP = re.compile(r"Connection|connection|Read error|gloo|NCCL")
 """What a process says whose peer has died."""
 
@@ -106,13 +105,9 @@ def _start(plan: LaunchPlan, output: IO[bytes]) -> subprocess.Popen[bytes]:
         stderr=subprocess.STDOUT,
         # A session of its own: Ctrl-C in the terminal reaches this process alone.
         start_new_session=True,
-        preexec_fn=_die_with_parent if sys.platform.startswith("linux") else None,
+        # A SIGTERM is to the launcher what it is to the workers: a step, a save, an end.
+        preexec_fn=stop_with_parent if sys.platform.startswith("linux") else None,
     )
-
-
-def _die_with_parent() -> None:
-    """Asks the kernel for a SIGTERM when the parent dies, however that happens: a step, a save, an end."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _watch(
@@ -129,7 +124,7 @@ def _watch(
             if handled > 1:
                 return
             with contextlib.suppress(OSError):
-                (folder.launch / "stop").touch()
+                folder.stop_request.touch()
             on_stopping()
         on_tick()
         time.sleep(TICK_S)
@@ -139,7 +134,7 @@ def _end(process: subprocess.Popen[bytes], folder: RunFolder) -> None:
     """Makes sure that nothing is left running: the launcher, its session, and every worker."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    for pid in worker_pids(folder.launch):
+    for pid in _worker_pids(folder):
         # A worker's number may be another program's by now; only ours names the run folder.
         if str(folder.path) in _command_line(pid):
             with contextlib.suppress(ProcessLookupError):
@@ -147,9 +142,9 @@ def _end(process: subprocess.Popen[bytes], folder: RunFolder) -> None:
     process.wait()
 
 
-def worker_pids(launch: Path) -> list[int]:
+def _worker_pids(folder: RunFolder) -> list[int]:
     """Process ids that workers have written down."""
-    return [int(path.read_text() or 0) for path in launch.glob("rank_*.pid")]
+    return [int(path.read_text() or 0) for path in folder.worker_pids().values()]
 
 
 def _command_line(pid: int) -> str:
@@ -183,25 +178,19 @@ def _settle(plan: LaunchPlan, folder: RunFolder, returncode: int, signals: _Sign
 
 def _first_failure(folder: RunFolder) -> dict[str, str] | None:
     """What the rank that failed first wrote down: the others only see it hang up."""
-    written = {
-        path.stem.partition("_")[2]: path for path in folder.attempt(1).glob("failure_*.json")
-    }
+    written = folder.failures()
     if not written:
         return None
     found = [json.loads(path.read_text()) for path in written.values()]
     first = min(found, key=lambda failure: failure["time"])
-    silent = sorted(_ranks(folder.launch) - written.keys())
+    silent = sorted(folder.worker_pids().keys() - written.keys())
     if silent and _HANG_UP.search(first["reason"]):
-        who = ", ".join(silent)
+        who = ", ".join(map(str, silent))
         first["reason"] = (
             f"process {who} ended without a word (killed, or by os._exit); "
             f"process {first['rank']} then lost the connection: {first['reason']}"
         )
     return first
-
-
-def _ranks(launch: Path) -> set[str]:
-    return {path.stem.partition("_")[2] for path in launch.glob("rank_*.pid")}
 
 
 def _explain_exit(returncode: int) -> str:

@@ -1,21 +1,20 @@
 """Loads what a recipe's `model` section names: tokenizer, weights and adapters.
 
-Owns the passage from `ModelConfig` to the objects of transformers and peft, and the sentences that
-say why a model cannot be had. Does not place a model on a device, except a quantized one.
+Owns the passage from `ModelConfig` to the objects of transformers and peft. Does not place a
+model on a device, except a quantized one; why a model cannot be had is `loading_errors.py`'s to say.
 """
 
-import contextlib
 import importlib.util
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import peft
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from grpo_cli.errors import Problem, RecipeError, SetupError
+from grpo_cli.loading_errors import explain_loading
 from grpo_cli.models.source import read_chat_template, resolve_source
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 
@@ -24,22 +23,12 @@ _OFFLINE_FIX = (
     "or name a local folder in `model.path`"
 )
 _FIXES = (
-    ("couldn't connect", _OFFLINE_FIX),
-    ("connection error", _OFFLINE_FIX),
-    ("offline mode", _OFFLINE_FIX),
-    ("gated repo", "ask for access at https://huggingface.co/{path}, then `hf auth login`"),
-    ("not a valid model identifier", "check the name; for a private model, `hf auth login`"),
-    ("not a valid git identifier", "check `model.revision`"),
-    ("no file named", "put the weights (*.safetensors) beside config.json"),
-    ("backend tokenizer", "put tokenizer.json and tokenizer_config.json beside config.json"),
-    ("custom code", "read the code that ships with it, then set `trust_remote_code: true`"),
-    ("does not recognize this architecture", "pip install --upgrade transformers"),
     ("Unrecognized configuration class", "name a model that writes text from left to right"),
     ("attn_implementation", "remove `model.attn_implementation`, or set it to sdpa"),
     ("FlashAttention", "remove `model.attn_implementation`, or install that kernel"),
     ("unexpected keyword argument", "correct `model.init_kwargs`"),
 )
-"""What transformers says (5.17), and how to mend it; the first match holds."""
+"""What transformers says (5.17) of these models alone, and how to mend it."""
 
 
 def load_tokenizer(model: ModelConfig) -> Any:
@@ -54,7 +43,7 @@ def load_tokenizer(model: ModelConfig) -> Any:
     """
     template = read_chat_template(model)
     location = model_folder_or_id(model)
-    with _explain(model):
+    with _explained(model):
         tokenizer = AutoTokenizer.from_pretrained(
             location, padding_side="left", truncation_side="left", **_hub_options(model)
         )
@@ -66,6 +55,18 @@ def load_tokenizer(model: ModelConfig) -> Any:
     if template is not None:
         tokenizer.chat_template = template
     return tokenizer
+
+
+def load_config(model: ModelConfig) -> Any:
+    """Loads the configuration: a `PreTrainedConfig`, without any weights.
+
+    Raises:
+        RecipeError: `model.path` names nothing.
+        SetupError: The configuration cannot be had.
+    """
+    location = model_folder_or_id(model)
+    with _explained(model):
+        return AutoConfig.from_pretrained(location, **_hub_options(model))
 
 
 def load_model(
@@ -90,7 +91,7 @@ def load_model(
     if model.attn_implementation is not None:
         options["attn_implementation"] = model.attn_implementation
     location = model_folder_or_id(model)
-    with _explain(model):
+    with _explained(model):
         loaded = AutoModelForCausalLM.from_pretrained(location, **options)
     if tokenizer is not None:
         check_vocabulary(loaded, tokenizer)
@@ -175,27 +176,10 @@ def _check_quantization_here(model: ModelConfig, cuda: bool) -> None:
         raise SetupError(f"{what} needs bitsandbytes. Fix: {fix}")
 
 
-@contextlib.contextmanager
-def _explain(model: ModelConfig) -> Iterator[None]:
-    """Turns what transformers raises for a model that cannot be had into a `SetupError`.
-
-    An error it does not know is passed on as it is, so that no bug hides behind a sentence.
-    """
-    try:
-        yield
-    except SafetensorError as error:
-        fix = "the weights are torn: fetch them anew"
-        raise SetupError(f"{model.path} cannot be loaded: {error}. Fix: {fix}") from error
-    except (OSError, ValueError, ImportError, TypeError) as error:
-        text = " ".join(str(error).split())
-        fixes = (fix for words, fix in _FIXES if words.lower() in text.lower())
-        fix = next(fixes, "check `model.path`" if isinstance(error, OSError) else "")
-        if not fix:
-            raise
-        sentence = text.split(". ")[0].rstrip(".")
-        raise SetupError(
-            f"{model.path} cannot be loaded: {sentence}. Fix: {fix.format(path=model.path)}"
-        ) from error
+def _explained(model: ModelConfig) -> AbstractContextManager[None]:
+    return explain_loading(
+        model.path, section="model.", offline_fix=_OFFLINE_FIX, more_fixes=_FIXES
+    )
 
 
 def _refuse(message: str, fix: str) -> NoReturn:

@@ -1,8 +1,9 @@
 """What a recipe says about data and rewards, against the data and the rewards themselves.
 
-Owns the comparison of columns with the templates and rewards that name them.
+Owns the comparison of columns, and of the first rows, with the templates and rewards that read them.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from grpo_cli.data.columns import check_columns, extract_columns
 from grpo_cli.data.peek import Peek, peek
 from grpo_cli.data.prompts import Renderer, is_plain, template_columns
-from grpo_cli.data.rows import Row, columns_of
+from grpo_cli.data.rows import Row
 from grpo_cli.errors import Problem, ProblemsError, RewardError, nearest
 from grpo_cli.recipe.dataset import DatasetConfig
 from grpo_cli.recipe.explanation import explain, split_path, unknown_key
@@ -118,10 +119,12 @@ def check_data(
         problems += collect(lambda: check_columns(dataset.columns, seen.columns or ()))
         available = seen.columns | set(dataset.columns) | {"prompt", "row_id"}
         problems += _check_reward_columns(params, available)
-        problems += _check_conditions(loaded, available, sample)
+        batch = _make_batch(sample, available - {"prompt"})
+        problems += _check_conditions(loaded, available, batch)
+        problems += _check_golds(loaded, params, batch)
     else:
         problems += _check_templates(dataset)
-        problems += _check_conditions(loaded, None, [])
+        problems += _check_conditions(loaded, None, _make_batch([], frozenset()))
     return seen
 
 
@@ -135,16 +138,18 @@ def _dataset_alone(loaded: LoadedRecipe) -> Any:
 
 
 def _try_sample(dataset: Any, seen: Peek, sample: list[Row]) -> None:
-    """Makes the first rows and their prompts, as training will; puts the rows into `sample`.
+    """Makes the first rows and their prompts, as training will; puts rows with `row_id` into `sample`.
 
     Raises:
         RecipeError: A pattern is not found, or a template fails on a row.
     """
-    sample += [row for row in extract_columns(seen.sample, dataset.columns) if row is not None]
+    rows = extract_columns(seen.sample, dataset.columns)
+    kept = [(place, row) for place, row in enumerate(rows) if row is not None]
+    sample += [{**row, "row_id": place} for place, row in kept]
     renderer = Renderer(dataset.prompt, "text" if dataset.prompt.style == "text" else "chat")
     if not is_plain(dataset.prompt.user or "") or not is_plain(dataset.prompt.system or ""):
-        for number, row in enumerate(sample, 1):
-            renderer.render(row, f"training row {number}")
+        for place, row in kept:
+            renderer.render(row, f"training row {place + 1}")
 
 
 def _check_templates(dataset: Any) -> Iterator[Problem]:
@@ -192,8 +197,15 @@ def _check_reward_columns(
                 )
 
 
+def _make_batch(rows: list[Row], columns: frozenset[str]) -> Batch:
+    """The first rows as rewards will get them, with nothing answered yet."""
+    empty = [""] * len(rows)
+    named = {name: [row.get(name) for row in rows] for name in sorted(columns)}
+    return Batch(empty, empty, columns=named)
+
+
 def _check_conditions(
-    loaded: LoadedRecipe, available: frozenset[str] | None, rows: list[Row]
+    loaded: LoadedRecipe, available: frozenset[str] | None, batch: Batch
 ) -> Iterator[Problem]:
     """Whether each `when` can be read, names columns that exist, and holds or not on the first rows."""
     for index, reward in enumerate(loaded.recipe.rewards if loaded.recipe else ()):
@@ -204,21 +216,62 @@ def _check_conditions(
         try:
             unknown = condition.columns() - (available or condition.columns())
             if not unknown:
-                _try_condition(condition, rows)
+                _rows_it_holds_on(condition, batch)
         except RewardError as error:
             message, _, fix = str(error).partition(". Fix: ")
-            yield Problem(message, fix, path=path)
+            problems = [Problem(message, fix, path=path)]
+        else:
+            known = available or frozenset()
+            who = "the expression names"
+            problems = [_missing_column(name, known, path, who) for name in sorted(unknown)]
+        unnamable = condition.unnamable(available or ()) if problems else []
+        yield from [_unnamable_column(name, path) for name in unnamable] or problems
+
+
+def _unnamable_column(name: str, path: str) -> Problem:
+    proper = re.sub(r"\W", "_", f"_{name}" if name[0].isdigit() else name)
+    return Problem(
+        f"an expression cannot name the column `{name}`: names are letters, digits and `_`",
+        f"rename it under `dataset.columns` (`{proper}: {name}`), and write `{proper}` here",
+        path=path,
+    )
+
+
+def _rows_it_holds_on(condition: Condition | None, batch: Batch) -> list[int]:
+    """The rows a reward applies to; raises `RewardError` where its condition fails."""
+    rows = range(len(batch.completions))
+    return [row for row in rows if condition is None or condition.holds(batch, row)]
+
+
+def _check_golds(
+    loaded: LoadedRecipe, params: dict[int, RewardParams], batch: Batch
+) -> Iterator[Problem]:
+    """Whether rewards can read the golds, or tests, of the first rows they apply to."""
+    for index, config in enumerate(loaded.recipe.rewards if loaded.recipe else ()):
+        reward = params.get(index)
+        source = reward.gold_source() if reward is not None else None
+        if (
+            reward is None
+            or source is None
+            or set(reward.required_columns()) - batch.columns.keys()
+        ):
             continue
-        for name in sorted(unknown):
-            yield _missing_column(name, available or frozenset(), path, "the expression names")
-
-
-def _try_condition(condition: Condition, rows: list[Row]) -> None:
-    """Evaluates a condition on the first rows; raises `RewardError` where it fails."""
-    columns = {name: [row.get(name) for row in rows] for name in columns_of(rows)}
-    batch = Batch([""] * len(rows), [""] * len(rows), columns=columns)
-    for row in range(len(rows)):
-        condition.holds(batch, row)
+        try:
+            rows = _rows_it_holds_on(Condition(config.when) if config.when else None, batch)
+        except RewardError:
+            continue  # `_check_conditions` tells
+        found = [(row, reward.gold_fault(batch, row)) for row in rows]
+        faults = [(batch.row_name(row), *fault) for row, fault in found if fault is not None]
+        if faults:
+            where, message, fix = faults[0]
+            every = len(faults) == len(rows)
+            count = f"all {len(rows)}" if every else f"{len(faults)} of the {len(rows)}"
+            yield Problem(
+                f"{message} ({where}; so it is in {count} rows looked at)",
+                fix,
+                path=f"rewards.{index}.{source[0]}",
+                level="error" if every else "warning",
+            )
 
 
 def _missing_column(name: str, known: frozenset[str], path: str, who: str) -> Problem:

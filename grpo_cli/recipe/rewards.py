@@ -1,8 +1,8 @@
 """The `rewards` list: what every reward has. The parameters of each kind belong to `grpo_cli.rewards`."""
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Number, Section
@@ -34,11 +34,12 @@ class RewardConfig(Section):
     clip: tuple[Number, Number] | None = None
     """Lowest and highest score; what lies beyond is moved to the nearer of the two."""
 
-    @model_validator(mode="after")
-    def _check_clip(self) -> Self:
-        if self.clip is not None and self.clip[0] >= self.clip[1]:
-            raise PydanticCustomError("grpo_clip", "clip should be [lowest, highest]")
-        return self
+    @field_validator("clip")
+    @classmethod
+    def _check_clip(cls, clip: tuple[float, float] | None) -> tuple[float, float] | None:
+        if clip is not None and clip[0] >= clip[1]:
+            raise PydanticCustomError("grpo_clip", "should be [lowest, highest]")
+        return clip
 
     @property
     def params(self) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.integrations import deepspeed
 from transformers.utils import logging
 
 from grpo_cli.errors import RewardError, SetupError
+from grpo_cli.loading_errors import explain_loading
 from grpo_cli.rewards.kinds.model import ModelParams
 
 _OFFLINE_FIX = (
@@ -23,19 +23,9 @@ _OFFLINE_FIX = (
     "`path: ./{path}`"
 )
 _FIXES = (
-    ("couldn't connect", _OFFLINE_FIX),
-    ("connection error", _OFFLINE_FIX),
-    ("offline mode", _OFFLINE_FIX),
-    ("gated repo", "ask for access at https://huggingface.co/{path}, then `hf auth login`"),
-    ("not a valid model identifier", "check the name; for a private model, `hf auth login`"),
-    ("not a valid git identifier", "check `revision`"),
-    ("no file named", "put the weights (*.safetensors) beside config.json"),
-    ("backend tokenizer", "put tokenizer.json and tokenizer_config.json beside config.json"),
-    ("custom code", "read the code that ships with it, then set `trust_remote_code: true`"),
-    ("does not recognize this architecture", "pip install --upgrade transformers"),
     ("Unrecognized configuration class", "name a model with a head for sequence classification"),
 )
-"""What transformers says (5.17), and how to mend it; the first match holds."""
+"""What transformers says (5.17) of these models alone, and how to mend it."""
 _UNLIMITED = 10**9
 """Tokenizers without a limit name one beyond this."""
 _EFFICIENT_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
@@ -159,7 +149,10 @@ def load_classifier(params: ModelParams, default_device: str) -> Classifier:
         "trust_remote_code": params.trust_remote_code,
         "local_files_only": params.is_local,
     }
-    with _quiet(), _explain(params.path):
+    explained = explain_loading(
+        params.path, section="", offline_fix=_OFFLINE_FIX, more_fixes=_FIXES
+    )
+    with _quiet(), explained:
         tokenizer = AutoTokenizer.from_pretrained(location, truncation_side="left", **options)
         with _whole():
             model, report = AutoModelForSequenceClassification.from_pretrained(
@@ -298,25 +291,3 @@ def _whole() -> Iterator[None]:
         config = reference() if reference is not None else None
         if config is not None:
             deepspeed.set_hf_deepspeed_config(config)
-
-
-@contextlib.contextmanager
-def _explain(path: str) -> Iterator[None]:
-    """Turns what transformers raises for a model that cannot be had into a `SetupError`.
-
-    An error it does not know is passed on as it is, so that no bug hides behind a sentence.
-    """
-    try:
-        yield
-    except SafetensorError as error:
-        fix = "the weights are torn: fetch them anew"
-        raise SetupError(f"{path} cannot be loaded: {error}. Fix: {fix}") from error
-    except (OSError, ValueError, ImportError) as error:
-        text = " ".join(str(error).split())
-        fixes = (fix for words, fix in _FIXES if words.lower() in text.lower())
-        fix = next(fixes, "check `path`" if isinstance(error, OSError) else "")
-        if not fix:
-            raise
-        sentence = text.split(". ")[0].rstrip(".")
-        message = f"{path} cannot be loaded: {sentence}. Fix: {fix.format(path=path)}"
-        raise SetupError(message) from error

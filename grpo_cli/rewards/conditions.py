@@ -3,13 +3,18 @@
 Owns reading and evaluating it; the sandbox it runs in is `templating.py`'s.
 """
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import Batch
 from grpo_cli.templating import bounded_range, environment
+
+if TYPE_CHECKING:
+    from jinja2 import TemplateSyntaxError
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,41 @@ class Condition:
             _ = self._expression
             found = environment().parse("{{ (" + self.text + ") }}").find_all(nodes.Name)
         except TemplateSyntaxError as error:
-            reason = (error.message or "").rstrip(".")
-            raise RewardError(f"`when` cannot be read: {reason}. {_FIX}") from error
+            raise RewardError(f"`when` cannot be read: {self._explain(error)}") from error
         except RecursionError as error:
             raise RewardError(f"`when` is nested too deep. {_FIX}") from error
         return frozenset(name.name for name in found) - {"range"}
+
+    def _explain(self, error: "TemplateSyntaxError") -> str:
+        """What is wrong with its syntax, and the edit."""
+        corrected = _FOREIGN.sub(lambda found: found[1] or _OURS[found[0]], self.text)
+        foreign = [found[0] for found in _FOREIGN.finditer(self.text) if not found[1]]
+        if foreign and Condition(corrected).is_expression():
+            sign = foreign[0]
+            what = "sets a value" if sign == "=" else "is no operator here"
+            use = f"use `{_OURS[sign]}` to {'compare' if sign == '=' else 'join conditions'}"
+            return f"`{sign}` {what} (got `{self.text}`). Fix: {use}: when: {corrected}"
+        reason = (error.message or "").rstrip(".")
+        return f"`{self.text}` is not one expression ({reason}). {_FIX}"
+
+    def is_expression(self) -> bool:
+        """Whether it can be read."""
+        try:
+            self.columns()
+        except RewardError:
+            return False
+        return True
+
+    def unnamable(self, columns: Iterable[str]) -> list[str]:
+        """Columns whose names it holds though no expression can name them, such as `my-task`."""
+        bare = _QUOTED.sub(" ", self.text)
+        return [
+            name
+            for name in sorted(columns)
+            if name
+            and not name.isidentifier()
+            and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", bare)
+        ]
 
     def holds(self, batch: Batch, row: int) -> bool:
         """Whether it holds on a row of a batch.
@@ -50,10 +85,8 @@ class Condition:
                 raise NameError(f"{name!r} is undefined")
             return bool(self._expression({"range": bounded_range(), **values}))
         except Exception as error:  # an expression is a user's code: it raises anything
-            ids = batch.columns.get("row_id")
-            where = f"row {row}" if ids is None else f"row_id {ids[row]}"
             raise RewardError(
-                f"`when: {self.text}` fails on {where}: {error} "
+                f"`when: {self.text}` fails on {batch.row_name(row)}: {error} "
                 f"(columns: {', '.join(batch.columns)}). {_FIX}"
             ) from error
 
@@ -66,4 +99,8 @@ class Condition:
         return environment().compile_expression(self.text, undefined_to_none=False)
 
 
+_QUOTED = re.compile(r"""("[^"]*"|'[^']*')""")
+_FOREIGN = re.compile(_QUOTED.pattern + r"|(?<![=!<>])=(?!=)|&&|\|\|")
+"""Quoted texts (the group), and what other languages write for the operators in `_OURS`."""
+_OURS = {"=": "==", "&&": "and", "||": "or"}
 _FIX = 'Fix: write an expression on columns, such as when: task == "math"'

@@ -58,6 +58,13 @@ class Batch:
             places=[row if places is None else places[row] for row in rows],
         )
 
+    def row_name(self, row: int) -> str:
+        """What messages call a row: its number in the data, from 1, as the checks count; else in the batch."""
+        ids = self.columns.get("row_id")
+        if ids is not None:
+            return f"row {ids[row] + 1}"
+        return f"row {(row if self.places is None else self.places[row]) + 1} of the batch"
+
 
 Scorer = Callable[[Batch], Sequence[Score | Exception]]
 """Scores a batch: one `Score` a completion, in order, or the error that stands in its way. An error
@@ -114,6 +121,31 @@ class RewardParams(Section):
         """A short text that answers the row rightly, for kinds that judge answers; None where there is none."""
         return None
 
+    def gold_source(self) -> tuple[str, str] | None:
+        """The parameter that names the column of golds, and that column; None where there is neither."""
+        column = getattr(self, "answer", None)
+        return None if column is None else ("answer", column)
+
+    def has_gold(self, batch: Batch, row: int) -> bool:
+        """Whether `gold` finds something; imports nothing heavy, and where in doubt says yes."""
+        return self.gold(batch, row) is not None
+
+    def gold_fault(self, batch: Batch, row: int) -> tuple[str, str] | None:
+        """Why there is nothing to judge a row by: (message, fix); None where there is. Imports nothing heavy."""
+        source = self.gold_source()
+        if source is None or not self.gold_needed or self.has_gold(batch, row):
+            return None
+        parameter, column = source
+        return (
+            "the gold cannot be read, so the reward gives no score: "
+            f"{batch.columns[column][row]!r:.80}",
+            f"name the column that holds it (`{parameter}: …`), or {suggest_extraction(column)}",
+        )
+
+    def repeats_gold(self) -> bool:
+        """Whether a right answer holds all of the gold's text."""
+        return False
+
     def reads_tokens(self) -> bool:
         """Whether it cannot score completions without token ids."""
         return False
@@ -149,6 +181,14 @@ def text_of(value: Any) -> str:
     if isinstance(value, str):
         return value
     return "\n".join(_content_of(message.get("content")) for message in value)
+
+
+def suggest_extraction(column: str) -> str:
+    """The edit that takes answers out of a column of whole solutions."""
+    return (
+        "take the answer out of it with a `regex` under `dataset.columns`, such as "
+        f"`{column}: {{from: {column}, regex: '####\\s*(.+)$'}}`"
+    )
 
 
 def _content_of(content: Any) -> str:

@@ -28,7 +28,9 @@ class _Named(Protocol):
 
 def of_row(reward: _Named, batch: Batch, row: int, error: BaseException) -> str:
     """A reward failed on one row."""
-    head = f"reward {reward.name!r} ({reward.kind}) failed on {_row(batch, row)}: {_summary(error)}"
+    head = (
+        f"reward {reward.name!r} ({reward.kind}) failed on {batch.row_name(row)}: {_summary(error)}"
+    )
     return "\n".join([head, *_seen(batch, row), *_trace(error)])
 
 
@@ -40,7 +42,7 @@ def of_batch(reward: _Named, batch: Batch, row: int | None, error: BaseException
     head = f"reward {reward.name!r} ({reward.kind}) failed on a batch of {size}: {_summary(error)}"
     if not size:
         return "\n".join([head, *_trace(error)])
-    note = f"  No row was found that fails by itself; the first is {_row(batch, 0)}:"
+    note = f"  No row was found that fails by itself; the first is {batch.row_name(0)}:"
     return "\n".join([head, note, *_seen(batch, 0), *_trace(error)])
 
 
@@ -48,7 +50,7 @@ def of_value(reward: _Named, batch: Batch, row: int, value: object, fault: str) 
     """A reward returned something that is not a usable number."""
     shown = shorten(repr(value), 80)
     head = (
-        f"reward {reward.name!r} ({reward.kind}) returned {shown} for {_row(batch, row)}, "
+        f"reward {reward.name!r} ({reward.kind}) returned {shown} for {batch.row_name(row)}, "
         f"which {fault}. Fix: return a finite number, or None where the reward does not apply"
     )
     return "\n".join([head, *_seen(batch, row)])
@@ -66,12 +68,6 @@ def shorten(text: str, limit: int = SHOWN) -> str:
         return text
     head, tail = limit * 2 // 3, limit - limit * 2 // 3
     return f"{text[:head]} … {text[len(text) - tail :]}"
-
-
-def _row(batch: Batch, row: int) -> str:
-    ids = batch.columns.get("row_id")
-    place = row if batch.places is None else batch.places[row]
-    return f"row {place} of the batch" + ("" if ids is None else f" (row_id {ids[row]})")
 
 
 def _seen(batch: Batch, row: int) -> list[str]:

@@ -7,7 +7,7 @@ what the files say.
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -60,6 +60,19 @@ class RunFolder:
         return self.path / "launch"
 
     @property
+    def stop_request(self) -> Path:
+        """A file that asks the workers to finish their step, save and stop; its being there says it."""
+        return self.launch / "stop"
+
+    def worker_pid(self, rank: int) -> Path:
+        """The process id of one worker, as text."""
+        return self.launch / f"rank_{rank}.pid"
+
+    def worker_pids(self) -> dict[int, Path]:
+        """The process ids written so far, by rank."""
+        return _by_rank(self.launch.glob("rank_*.pid"))
+
+    @property
     def checkpoints(self) -> Path:
         """The trainer's checkpoints."""
         return self.path / "checkpoints"
@@ -78,6 +91,14 @@ class RunFolder:
         """The logs of one attempt, from 1."""
         return self.path / "logs" / f"attempt_{number}"
 
+    def failure(self, rank: int) -> Path:
+        """Why one worker of the first attempt failed: when, its rank, reason and traceback."""
+        return self.attempt(1) / f"failure_{rank}.json"
+
+    def failures(self) -> dict[int, Path]:
+        """The failures written so far, by rank."""
+        return _by_rank(self.attempt(1).glob("failure_*.json"))
+
     def read_recipe(self) -> Recipe:
         """The resolved recipe.
 
@@ -92,6 +113,10 @@ class RunFolder:
                 "Fix: name a folder under runs/<name>/"
             ) from None
         return Recipe.model_validate(json.loads(text)["recipe"])
+
+
+def _by_rank(paths: Iterable[Path]) -> dict[int, Path]:
+    return {int(path.stem.rpartition("_")[2]): path for path in paths}
 
 
 def create_run(root: Path, recipe: Recipe, recipe_text: str) -> RunFolder:

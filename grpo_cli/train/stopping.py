@@ -3,21 +3,20 @@
 The answer is the same on every process, so that all of them leave the loop at the same step.
 """
 
-import ctypes
 import os
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 
-_PR_SET_PDEATHSIG = 1
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.processes import stop_with_parent
 
 
 class StopRequest:
     """Whether somebody asked this run to stop."""
 
-    def __init__(self, launch_folder: Path) -> None:
-        self._file = launch_folder / "stop"
+    def __init__(self, folder: RunFolder) -> None:
+        self._file = folder.stop_request
         self._signalled = False
 
     def listen(self) -> None:
@@ -25,7 +24,7 @@ class StopRequest:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._receive)
         if sys.platform.startswith("linux"):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            stop_with_parent()
 
     def seen_here(self) -> bool:
         """Whether this process knows of a request."""
@@ -39,6 +38,6 @@ class Stopped(Exception):  # noqa: N818 - a request that was met, not an error
     """A run was asked to stop while it was not in the training loop."""
 
 
-def write_pid(launch_folder: Path, rank: int) -> None:
+def write_pid(folder: RunFolder, rank: int) -> None:
     """Notes this process down, so that the supervisor can see to its end."""
-    (launch_folder / f"rank_{rank}.pid").write_text(str(os.getpid()))
+    folder.worker_pid(rank).write_text(str(os.getpid()))

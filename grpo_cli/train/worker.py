@@ -22,9 +22,9 @@ def main(argv: list[str]) -> int:
     """Trains the run in the folder `argv[0]`; returns the exit code."""
     folder = RunFolder(Path(argv[0]).resolve())
     rank = int(os.environ.get("RANK", "0"))
-    stop = StopRequest(folder.launch)
+    stop = StopRequest(folder)
     stop.listen()
-    write_pid(folder.launch, rank)
+    write_pid(folder, rank)
     status = StatusFile(folder.status)
     if rank == 0:
         status.update(state="running", phase="loading libraries", started_at=time.time())
@@ -54,7 +54,7 @@ def _write_failure(folder: RunFolder, rank: int, error: BaseException) -> None:
         "reason": _describe(error),
         "traceback": _trace(error),
     }
-    write_json(folder.attempt(1) / f"failure_{rank}.json", failure)
+    write_json(folder.failure(rank), failure)
 
 
 def _describe(error: BaseException) -> str:

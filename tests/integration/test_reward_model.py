@@ -252,7 +252,7 @@ def test_nan_names_the_row(tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     torch.nn.init.constant_(model.score.weight, math.nan)
     model.save_pretrained(folder)
-    with pytest.raises(RewardError, match=r"row 0 of the batch.*not finite"):
+    with pytest.raises(RewardError, match=r"row 1 of the batch.*not finite"):
         build(folder).score(PLAIN)
     assert values(folder, PLAIN, on_error="skip") == [None] * 4
 

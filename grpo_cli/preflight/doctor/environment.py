@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from grpo_cli.preflight.doctor.finding import Finding
@@ -39,15 +39,18 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> Iterator[Findi
         if name in _TELLING_NAMES or name.startswith(_TELLING_PREFIXES)
     ]
     if names:
-        values = ", ".join(f"{name}={_hide(name, environ[name])}" for name in names)
         yield Finding(
             "environment",
             "note",
-            f"{values}: set in this shell, and read by the libraries underneath",
+            f"{_show(environ, names)}: set in this shell, and read by the libraries underneath",
             f"unset {' '.join(names)} if you did not mean to",
         )
     elif not found:
         yield Finding("environment", "ok", "no variable that changes a training is set")
+
+
+def _show(environ: Mapping[str, str], names: Iterable[str]) -> str:
+    return ", ".join(f"{name}={_hide(name, environ[name])}" for name in names)
 
 
 def _hide(name: str, value: str) -> str:
@@ -65,8 +68,8 @@ def _check_ranks(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "environment: launcher",
             "warning",
-            f"{', '.join(f'{name}={environ[name]}' for name in left)}: set for the workers of another "
-            "launch; a training started here may wait for processes that never come",
+            f"{_show(environ, left)}: set for the workers of another launch; a training "
+            "started here may wait for processes that never come",
             f"unset {' '.join(left)}",
         )
 
@@ -74,11 +77,10 @@ def _check_ranks(environ: Mapping[str, str]) -> Iterator[Finding]:
 def _check_accelerate(environ: Mapping[str, str]) -> Iterator[Finding]:
     found = [name for name in sorted(environ) if name.startswith("ACCELERATE_")]
     if found:
-        values = ", ".join(f"{name}={_hide(name, environ[name])}" for name in found)
         yield Finding(
             "environment: accelerate",
             "warning",
-            f"{values}: accelerate reads these besides what the recipe says, without a word",
+            f"{_show(environ, found)}: accelerate reads these besides what the recipe says, without a word",
             f"unset {' '.join(found)}",
         )
 

@@ -1,15 +1,21 @@
 """What is wrong with rewards, as their scores of made-up answers show."""
 
 from collections.abc import Iterator, Mapping
+from statistics import median
 
 from grpo_cli.errors import Level, Problem
 from grpo_cli.preflight.trial.table import Scores, Table
+from grpo_cli.rewards.contract import suggest_extraction
 
 MOST_UNREADABLE = 0.01
 """Share of golds that may be unreadable before it is an error."""
 FEW_HACKED, MOST_HACKED = 0.05, 0.2
 """Shares of rows on which an answer that deserves nothing counts as right: beyond the first it is a
 warning (sums such as `0 + 5` hold their answers), beyond the second an error."""
+LONGEST_GOLD = 60
+"""Characters that half of the golds may pass before they look like whole solutions."""
+MOST_UNCOVERED = 0.5
+"""Share of rows to which no reward may apply before it is an error."""
 FEWEST_ROWS = 3
 """Rows on which it must count as right to be an error: one or two may be chance."""
 _CLOSE = 1e-9
@@ -29,15 +35,60 @@ def judge_golds(table: Table) -> Iterator[Problem]:
             continue
         share = unreadable_share(table, index)
         level: Level = "error" if share > MOST_UNREADABLE else "warning"
-        column = getattr(table.rewards[index].params, "answer", None)
+        column = _gold_column(table, index)
         shown = f": {table.row(rows[0]).get(column)!r:.80}" if column else ""
         yield Problem(
             f"the gold cannot be read in {_count(len(rows), len(table.applying(index)))}, the first "
             f"in {table.place(rows[0])}{shown}; there the reward gives no score",
-            f"take the answer out of the column with a `regex` under `dataset.columns.{column}`, "
-            "or leave such rows out",
+            f"{suggest_extraction(column or 'answer')}; or leave such rows out",
             path=f"rewards.{index}",
             level=level,
+        )
+
+
+def _gold_column(table: Table, index: int) -> str | None:
+    source = table.rewards[index].params.gold_source()
+    return source[1] if source else None
+
+
+def judge_lengths(table: Table) -> Iterator[Problem]:
+    """Golds that are whole solutions, where an answer must repeat all of them."""
+    for index in table.judges:
+        params = table.rewards[index].params
+        source = params.gold_source()
+        if source is None or not params.repeats_gold():
+            continue
+        rows = [row for row in table.applying(index) if table.gold(index, row) is not None]
+        golds = [table.gold(index, row) or "" for row in rows]
+        length = median(map(len, golds)) if golds else 0
+        lines = median(len(gold.splitlines()) for gold in golds) if golds else 0
+        if length > LONGEST_GOLD or lines > 1:
+            yield Problem(
+                f"the golds are long (median {length:,.0f} characters, {lines:.0f} lines; "
+                f"{table.place(rows[0])}: {golds[0]!r:.80}), and only an answer that repeats all "
+                "of its gold counts as right",
+                f"if they are whole solutions, {suggest_extraction(source[1])}",
+                path=f"rewards.{index}.{source[0]}",
+                level="warning",
+            )
+
+
+def judge_cover(table: Table) -> Iterator[Problem]:
+    """Rows to which no reward applies."""
+    total = len(table.prompts)
+    covered = {row for index in range(len(table.rewards)) for row in table.applying(index)}
+    left = [row for row in range(total) if row not in covered]
+    if left:
+        named = {
+            name for each in table.rewards if each.condition for name in each.condition.columns()
+        }
+        shown = ", ".join(f"{name}: {table.row(left[0]).get(name)!r:.40}" for name in sorted(named))
+        yield Problem(
+            f"no reward applies to {_count(len(left), total)}, the first is {table.place(left[0])} "
+            f"({shown}): every `when` is false there, so what is sampled for them teaches nothing",
+            "add a reward for these rows, widen a `when`, or leave the rows out of the data",
+            path="rewards",
+            level="error" if len(left) > MOST_UNCOVERED * total else "warning",
         )
 
 

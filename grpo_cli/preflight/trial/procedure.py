@@ -13,7 +13,13 @@ from grpo_cli.models.source import known_chat_template, resolve_source
 from grpo_cli.preflight.checks import CheckedRecipe
 from grpo_cli.preflight.contents import reward_context
 from grpo_cli.preflight.trial.answers import degenerate_answers, render_answer
-from grpo_cli.preflight.trial.findings import judge_golds, judge_scores, unreadable_share
+from grpo_cli.preflight.trial.findings import (
+    judge_cover,
+    judge_golds,
+    judge_lengths,
+    judge_scores,
+    unreadable_share,
+)
 from grpo_cli.preflight.trial.forms import choose_forms, gold_answers
 from grpo_cli.preflight.trial.table import Encode, Progress, Scores, Table
 from grpo_cli.recipe.recipe import Recipe
@@ -153,7 +159,12 @@ def try_rewards(
         candidates[name] = [render_answer(template, table.row(row)) for row in range(wanted)]
     scored = {name: table.score(texts, name) for name, texts in candidates.items()}
     everything = Table(rewards, data.to_dict(), None, on_progress)
-    problems = [*judge_golds(everything), *judge_scores(table, scored)]
+    problems = [
+        *judge_cover(everything),
+        *judge_golds(everything),
+        *judge_lengths(everything),
+        *judge_scores(table, scored),
+    ]
     return Trial(
         rows=wanted,
         forms={rewards[index].name: form.name for index, form in forms.items()},

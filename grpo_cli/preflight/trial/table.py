@@ -51,8 +51,7 @@ class Table:
 
     def place(self, row: int) -> str:
         """What messages call a row."""
-        ids = self.columns.get("row_id")
-        return f"row {(row if ids is None else ids[row]) + 1}"
+        return self._asked.row_name(row)
 
     def clipped(self, index: int, value: float) -> float:
         """A reward's score as its `clip` lets it be."""

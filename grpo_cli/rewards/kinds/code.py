@@ -22,6 +22,7 @@ from grpo_cli.rewards.reading.extraction import after_thinking
 from grpo_cli.rewards.reading.golds import read_cell
 
 if TYPE_CHECKING:
+    from grpo_cli.rewards.kinds.cases import Case
     from grpo_cli.rewards.kinds.trials import Trial
 
 CodePlace = Literal["python", "block", "text"]
@@ -125,6 +126,20 @@ class CodeParams(RewardParams):
             cell = cell[0] if cell else None
         return f"```python\n{cell}\n```" if cell else None
 
+    def gold_source(self) -> tuple[str, str]:
+        """The tests' column: programs are judged by it."""
+        return ("tests", self.tests)
+
+    def gold_fault(self, batch: Batch, row: int) -> tuple[str, str] | None:
+        """What keeps the row's tests from being read; a row may have none."""
+        try:
+            self._read_cases(batch, row)
+        except Exception as error:  # what scoring the row would fail with
+            return str(
+                error
+            ), "correct these tests, or name the column that holds them (`tests: …`)"
+        return None
+
     def build(self, context: RewardContext) -> Scorer:
         """Finds out what protects programs on this machine (half a second, once)."""
         for _, message, fix in self.problems():
@@ -158,10 +173,7 @@ class CodeParams(RewardParams):
             return error
 
     def _score_row(self, trial: "Trial", batch: Batch, row: int) -> Score:
-        from grpo_cli.rewards.kinds.cases import read_cases
-
-        function = read_cell(batch, self.function, row) if self.function else None
-        cases = read_cases(read_cell(batch, self.tests, row), function or None)
+        cases = self._read_cases(batch, row)
         if not cases:
             return Score(None, "there are no tests")
         text = find_program(batch.texts[row], self.extract)
@@ -174,6 +186,12 @@ class CodeParams(RewardParams):
         if len(program) > LONGEST_PROGRAM:
             return Score(0.0, f"the program is longer than {LONGEST_PROGRAM} bytes")
         return trial.run(program, cases)
+
+    def _read_cases(self, batch: Batch, row: int) -> "list[Case]":
+        from grpo_cli.rewards.kinds.cases import read_cases
+
+        function = read_cell(batch, self.function, row) if self.function else None
+        return read_cases(read_cell(batch, self.tests, row), function or None)
 
 
 def find_program(completion: str, places: Sequence[CodePlace]) -> str | None:

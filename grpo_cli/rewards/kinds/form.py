@@ -3,8 +3,8 @@
 import re
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
 from grpo_cli.rewards.reading.extraction import after_thinking
@@ -41,11 +41,14 @@ class RegexParams(RewardParams):
         except (re.error, OverflowError, RecursionError) as error:
             place = getattr(error, "pos", None)
             where = "" if place is None else f" at position {place}"
-            raise PydanticCustomError(
+            fault = PydanticCustomError(
                 "grpo_pattern",
-                "pattern is not a regular expression: {why}",
-                {"why": f"{getattr(error, 'msg', error)}{where} of {self.pattern!r}"},
-            ) from error
+                "is not a regular expression: {why}",
+                {"why": f"{getattr(error, 'msg', error)}{where}"},
+            )
+            # So that the error stands at the key: whether a pattern is right depends on `flags` too.
+            details = InitErrorDetails(type=fault, loc=("pattern",), input=self.pattern)
+            raise ValidationError.from_exception_data("regex", [details]) from error
         return self
 
     def compiled(self) -> re.Pattern[str]:

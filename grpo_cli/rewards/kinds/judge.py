@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.errors import RewardError, SetupError
@@ -110,11 +110,12 @@ class JudgeParams(RewardParams):
             )
         return extra
 
-    @model_validator(mode="after")
-    def _check_scale(self) -> "JudgeParams":
-        if self.scale[0] >= self.scale[1]:
-            raise PydanticCustomError("grpo_judge_scale", "scale should be [lowest, highest]")
-        return self
+    @field_validator("scale")
+    @classmethod
+    def _check_scale(cls, scale: tuple[float, float]) -> tuple[float, float]:
+        if scale[0] >= scale[1]:
+            raise PydanticCustomError("grpo_judge_scale", "should be [lowest, highest]")
+        return scale
 
     def required_columns(self) -> tuple[str, ...]:
         """The references' column, where there is one."""

@@ -62,6 +62,10 @@ class ExactParams(RewardParams):
         """The first accepted text."""
         return next(iter(read_golds(batch, self.answer, row)), None)
 
+    def repeats_gold(self) -> bool:
+        """The answer is the gold."""
+        return True
+
     def build(self, context: RewardContext) -> Scorer:
         """Returns the scorer; nothing has to be loaded."""
         return score_rows(self._score)
@@ -126,6 +130,10 @@ class ContainsParams(RewardParams):
         """The texts to find."""
         golds = read_golds(batch, self.answer, row)
         return ", ".join(golds if self.match == "all" else golds[:1]) or None
+
+    def repeats_gold(self) -> bool:
+        """The gold must occur."""
+        return True
 
     def build(self, context: RewardContext) -> Scorer:
         """Returns the scorer; nothing has to be loaded."""

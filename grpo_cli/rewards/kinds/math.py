@@ -72,6 +72,11 @@ class MathParams(RewardParams):
         gold = self._gold(batch, row)
         return None if gold is None else gold.text
 
+    def has_gold(self, batch: Batch, row: int) -> bool:
+        """By the text alone: whether math-verify reads an expression is not asked."""
+        written = read_cell(batch, self.answer, row)
+        return written is not None and _glance(str(written)) is not None
+
     def score_easily(self, batch: Batch, row: int) -> Score | None:
         """The score where no expression has to be evaluated."""
         if self.answer not in batch.columns:
@@ -117,16 +122,21 @@ def read_gold(written: str) -> Gold | None:
     Returns:
         The gold, or None where it is empty, a sentence around a number, or nothing readable.
     """
+    gold = _glance(written)
+    if gold is None or gold.quantity is not None or is_words(gold.text):
+        return gold
+    return gold if parse_expression(gold.text) else None
+
+
+def _glance(written: str) -> Gold | None:
+    """The gold, where its text alone does not rule it out."""
     found = find_answer(written, ("boxed", "hashes", "answer_tag", "text"))
     if found is None:
         return None
     text = unwrap(found.text)
     quantity = parse_number(text)
-    if quantity is not None or is_words(text):
-        return Gold(text, quantity)
-    if _is_prose(text) or is_explosive(text) or not parse_expression(text):
-        return None
-    return Gold(text, None)
+    plain = quantity is not None or is_words(text)
+    return None if not plain and (_is_prose(text) or is_explosive(text)) else Gold(text, quantity)
 
 
 def compare(gold: Gold, completion: str, places: Sequence[Place]) -> Score:

@@ -143,6 +143,19 @@ class CosineLengthParams(RewardParams):
         """The nested reward's."""
         return self.of.gold(batch, row)
 
+    def gold_source(self) -> tuple[str, str] | None:
+        """The nested reward's."""
+        source = self.of.gold_source()
+        return None if source is None else (f"of.{source[0]}", source[1])
+
+    def gold_fault(self, batch: Batch, row: int) -> tuple[str, str] | None:
+        """The nested reward's."""
+        return self.of.gold_fault(batch, row)
+
+    def repeats_gold(self) -> bool:
+        """Whether the nested reward's right answers do."""
+        return self.of.repeats_gold()
+
     def reads_tokens(self) -> bool:
         """Lengths are counted in tokens."""
         return True

@@ -8,7 +8,11 @@ import pytest
 from grpo_cli.errors import UsageError
 from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.preflight.trial.answers import all_forms, wrong_answers
+from grpo_cli.preflight.trial.findings import judge_golds
 from grpo_cli.preflight.trial.procedure import try_recipe
+from grpo_cli.preflight.trial.table import Table
+from grpo_cli.rewards.kinds.overlong import CosineLengthParams
+from grpo_cli.rewards.scoring import Reward
 
 ROWS = [{"question": f"What is {i} plus {i}?", "answer": f"{2 * i + 100}"} for i in range(12)]
 
@@ -20,10 +24,10 @@ def attempt(tmp_path):
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
 
-    def run(rewards, rows=ROWS, **options):
+    def run(rewards, lines=ROWS, **options):
         recipe = tmp_path / "recipe.yaml"
         data = tmp_path / "rows.jsonl"
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data.write_text("".join(json.dumps(row) + "\n" for row in lines))
         recipe.write_text(
             textwrap.dedent("""\
             name: t
@@ -204,6 +208,53 @@ def test_forgiven_failures_are_told(attempt, tmp_path):
 def test_a_reward_that_hangs_is_not_asked_for_every_form(attempt, tmp_path):
     (tmp_path / "own.py").write_text("import time\ndef f(completions, **kw):\n    time.sleep(60)\n")
     own = "{kind: python, path: ./own.py:f, timeout_s: 0.6, on_error: zero}"
-    trial = attempt(f"- {{kind: math}}\n- {own}", rows=ROWS[:2])
+    trial = attempt(f"- {{kind: math}}\n- {own}", ROWS[:2])
     assert "took longer than 0.6 s" in found(trial, "error")[0]
     assert trial.forms == {"math": "GOLD"}
+
+
+LONG = "First we add the two numbers, then we look at the sum again, and it is {}"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "answer", "path"),
+    [
+        ("- {kind: exact}", LONG, "rewards.0.answer"),
+        ("- {kind: contains}", LONG, "rewards.0.answer"),
+        ("- {kind: exact}", "So it is\n#### {}", "rewards.0.answer"),
+        ("- {kind: exact}", "{}", None),
+        ("- {kind: math}", "So it is\n#### {}", None),
+    ],
+)
+def test_whole_solutions_as_golds_are_a_warning(attempt, rewards, answer, path):
+    rows = [{**row, "answer": answer.format(row["answer"])} for row in ROWS]
+    problems = [
+        each for each in attempt(rewards, rows).problems if "golds are long" in each.message
+    ]
+    assert [each.path for each in problems] == ([path] if path else [])
+    for problem in problems:
+        assert problem.level == "warning"
+        assert "row 1: " in problem.message
+        assert "regex: '####" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("covered", "level"), [(12, None), (11, "warning"), (6, "warning"), (5, "error")]
+)
+def test_rows_without_any_reward_are_counted_over_all_rows(attempt, covered, level):
+    rows = [{**row, "task": "math" if at < covered else "chat"} for at, row in enumerate(ROWS)]
+    trial = attempt("- {kind: math, when: 'task == \"math\"'}", rows, rows=2)
+    problems = [each for each in trial.problems if "no reward applies" in each.message]
+    assert [each.level for each in problems] == ([level] if level else [])
+    for problem in problems:
+        assert f"to {12 - covered} of 12 rows" in problem.message
+        assert f"the first is row {covered + 1} (task: 'chat')" in problem.message
+
+
+def test_the_gold_of_a_nested_reward_is_shown_with_its_column():
+    params = CosineLengthParams.model_validate({"of": {"kind": "math", "answer": "gold"}})
+    reward = Reward("mine", 1.0, "cosine_length", params, lambda batch: [])
+    columns = {"prompt": ["p"], "gold": ["hard to say: 12 or 14"], "row_id": [6]}
+    [problem] = judge_golds(Table([reward], columns, None, lambda what: None))
+    assert "the first in row 7: 'hard to say" in problem.message
+    assert "`gold: {from: gold" in problem.fix

@@ -37,7 +37,7 @@ def test_failures_name_the_row_of_the_whole_batch():
     def scorer(batch):
         return [ValueError("odd") if text == "c" else Score(1.0) for text in batch.texts]
 
-    with pytest.raises(RewardError, match=r"row 2 of the batch \(row_id 9\): ValueError: odd"):
+    with pytest.raises(RewardError, match=r"failed on row 10: ValueError: odd"):
         reward('task == "math"', scorer).score(BATCH)
 
 
@@ -80,7 +80,7 @@ def test_failures_say_where_and_what(text, reason):
     with pytest.raises(RewardError) as caught:
         reward(text, lambda batch: []).score(BATCH)
     assert reason in str(caught.value)
-    assert "row_id 7" in str(caught.value)
+    assert "fails on row 8: " in str(caught.value)
     assert "reward 'mine'" in str(caught.value)
 
 
@@ -92,3 +92,26 @@ def test_names_that_jinja_knows_are_columns_too():
     with pytest.raises(RewardError, match="'dict' is undefined"):
         Condition("dict").holds(BATCH, 0)
     assert Condition("dict").columns() == {"dict"}
+
+
+@pytest.mark.parametrize(
+    ("text", "mended"),
+    [
+        ("task = 'a=b'", "task == 'a=b'"),
+        ("(level=1) or task", "(level==1) or task"),
+        ("level == 1 && task", "level == 1 and task"),
+        ("level = 1 || task", "level == 1 or task"),
+    ],
+)
+def test_operators_of_other_languages_are_mended(text, mended):
+    with pytest.raises(RewardError) as caught:
+        Condition(text).columns()
+    assert str(caught.value).endswith(f": when: {mended}")
+    assert "chunk" not in str(caught.value)
+    Condition(mended).columns()
+
+
+def test_named_arguments_are_not_taken_for_comparisons():
+    assert Condition("task | default(default_value='x') == 'x'").columns() == {"task"}
+    with pytest.raises(RewardError, match="is not one expression"):
+        Condition("task | default(default_value='x') ==").columns()

@@ -86,7 +86,7 @@ def test_metadata_may_be_a_mapping():
 )
 def test_broken_rows_are_errors_not_zeros(metadata, message):
     row = {"question": "q", "answer": "x", "metadata": metadata}
-    with pytest.raises(RewardError, match="row 0 of the batch") as caught:
+    with pytest.raises(RewardError, match="row 1 of the batch") as caught:
         score(row, "y")
     assert message in str(caught.value)
 

@@ -307,7 +307,7 @@ def test_raising_names_the_row_and_keeps_what_was_paid_for(serve):
         return fail(500, "luck") if answers_in(request) == ["bad"] else judge_by(len)(request)
 
     server = serve(judge)
-    with pytest.raises(RewardError, match=r"row 1 of the batch.*gave no score") as caught:
+    with pytest.raises(RewardError, match=r"row 2 of the batch.*gave no score") as caught:
         build(server, max_retries=1).score(batch_of("a", "bad", "cc"))
     assert "Traceback" not in str(caught.value)
     asked = len(server.requests)
@@ -633,8 +633,8 @@ def test_openai_that_is_not_installed(monkeypatch):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"scale": [10, 0]}, r"scale should be \[lowest, highest\]"),
-        ({"scale": [1, 1]}, "scale should be"),
+        ({"scale": [10, 0]}, r"scale: should be \[lowest, highest\]"),
+        ({"scale": [1, 1]}, "scale: should be"),
         ({"base_url": "localhost:8000"}, "should be an address"),
         ({"base_url": "http://u:pw@host/v1"}, "no user or password"),
         ({"base_url": "http://[oops/v1"}, "should be an address"),

@@ -60,17 +60,17 @@ def test_rows_that_hang_or_die_are_failures_and_the_others_are_scored_in_order(o
     assert values(scores) == [1.0, None, 2.0, None, None, None, 3.0, None]
     assert [score.failed for score in scores] == [value is None for value in values(scores)]
     assert "took longer than 1 s" in scores[1].reason
-    assert "row_id 11" in scores[1].reason
+    assert "row 12: " in scores[1].reason
     assert "exit code 7" in scores[3].reason
-    assert "row 4 of the batch" in scores[4].reason
+    assert "failed on row 15: " in scores[4].reason
     assert "ZeroDivisionError: no luck" in scores[5].reason
-    assert "row_id 15" in scores[5].reason
+    assert "failed on row 16: " in scores[5].reason
     assert values(reward.score(batch("4", "5"))) == [4.0, 5.0]
 
 
 def test_by_default_a_timeout_of_ones_own_function_ends_the_run(own):
     [reward] = build(own)
-    with pytest.raises(RewardError, match=r"failed on row 1 .*took longer than 1 s"):
+    with pytest.raises(RewardError, match=r"failed on row 2 of the batch.*took longer than 1 s"):
         reward.score(batch("1", "hang"))
     with pytest.raises(RewardError, match="no luck") as caught:
         reward.score(batch("1", "boom"))

@@ -83,7 +83,7 @@ def test_unusable_values_are_refused(value, fault):
         returning(1.0, value).score(BATCH)
     message = str(caught.value)
     assert "reward 'mine'" in message
-    assert "row 1 of the batch (row_id 41)" in message
+    assert "for row 42, which" in message
     assert fault in message
     assert "'p1'" in message
     assert "'c1'" in message
@@ -121,7 +121,7 @@ def test_a_users_error_names_the_row_and_hides_our_frames(tmp_path):
     with pytest.raises(RewardError) as caught:
         mine.score(batch)
     message = str(caught.value)
-    assert "failed on row 1 of the batch (row_id 8): ZeroDivisionError" in message
+    assert "failed on row 9: ZeroDivisionError" in message
     assert "completion: 'xxxxx'" in message
     assert "return 1 / (len(text) - 5)" in message
     assert message.count('File "') == 3  # f, its comprehension, inner

@@ -55,3 +55,14 @@ def test_a_manifest_says_what_a_run_was_made_of(tmp_path):
     assert manifest["seed"] == 7
     assert manifest["hardware"]["cpus"] >= 1
     json.dumps(manifest)
+
+
+def test_files_of_the_workers_are_found_again_by_rank(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.worker_pids() == folder.failures() == {}
+    for path in (folder.worker_pid(2), folder.worker_pid(10), folder.failure(2)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1")
+    folder.stop_request.touch()
+    assert folder.worker_pids() == {rank: folder.worker_pid(rank) for rank in (2, 10)}
+    assert folder.failures() == {2: folder.failure(2)}

@@ -1,0 +1,175 @@
+"""What follows from the settings: whether they are valid, and every count of steps and samples.
+
+The rules are `rules.py`'s and the repairs `suggestions.py`'s; here they become one plan.
+"""
+
+import math
+from collections.abc import Set
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from grpo_cli.batch.inputs import BatchInputs
+from grpo_cli.batch.rules import (
+    DATASET,
+    GROUPS,
+    NOT_BATCH,
+    SPLIT,
+    TIME,
+    can_evaluate,
+    find_broken_rules,
+    find_senseless_values,
+)
+from grpo_cli.batch.suggestions import Suggestion, describe_fix, suggest
+from grpo_cli.errors import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """What follows from `inputs`. None where a value cannot be known or the rules forbid it."""
+
+    inputs: BatchInputs
+    valid: bool
+    problems: tuple[Problem, ...]
+    suggestions: tuple[Suggestion, ...]
+    """Smallest relative change first."""
+    num_processes: int
+    completions_per_micro_step: int | None = None
+    completions_per_optimizer_step: int | None = None
+    prompts_per_optimizer_step: int | float | None = None
+    """Groups' worth of completions in a full optimizer step, `B·N·A / G`. Fractional where a step
+    holds parts of groups (`S > A` allows it). Where `I > 1` the same completions come back in `I`
+    passes, so *new* prompts per step are this divided by `I`."""
+    generation_batch_size: int | None = None
+    steps_per_generation: int | None = None
+    prompts_per_generation_batch: int | None = None
+    dropped_prompts_per_epoch: int | None = None
+    """Prompts after the last whole generation batch; with shuffling, other ones each epoch."""
+    generation_batches_per_epoch: int | None = None
+    micro_steps_per_epoch: int | None = None
+    optimizer_steps_per_epoch: int | None = None
+    total_optimizer_steps: int | None = None
+    total_generation_batches: int | None = None
+    total_completions: int | None = None
+    """Completions sampled in the whole training, evaluation not counted."""
+    eval_valid: bool | None = None
+    """None where training does not evaluate."""
+    eval_num_generations: int | None = None
+    eval_completions_per_step: int | None = None
+    eval_prompts_per_step: int | None = None
+    eval_steps: int | None = None
+    """Batches of one evaluation."""
+    eval_completions: int | None = None
+    """Completions sampled in one evaluation, repeats included."""
+    eval_repeated_prompts: int | None = None
+    """Prompts asked again to fill the last batch of several processes; the metrics count them."""
+
+
+def plan_batch(inputs: BatchInputs) -> BatchPlan:
+    """Derives every count from `inputs`, and finds all problems at once.
+
+    Stricter than the trainer in three places, where it would do something nobody asks for:
+    `max_steps: 0` (it trains one step), `num_generations_eval: 0` (it takes `num_generations`), and
+    nothing to train or evaluate on (it ends in success after no step, or without a metric).
+    """
+    senseless = find_senseless_values(inputs)
+    broken = find_broken_rules(inputs, senseless.keys())
+    problems, suggestions = list(senseless.values()), []
+    for path, message in broken.items():
+        offers = suggest(inputs, path, senseless.keys())
+        problems.append(Problem(message, describe_fix(inputs, path, offers), path))
+        suggestions += [offer for offer in offers if offer not in suggestions]
+    return BatchPlan(
+        inputs=inputs,
+        valid=not problems,
+        problems=tuple(problems),
+        suggestions=tuple(sorted(suggestions, key=lambda s: s.change)),
+        num_processes=inputs.num_processes,
+        **_train_numbers(inputs, senseless.keys(), set(broken)),
+        **_eval_numbers(inputs, senseless.keys()),
+    )
+
+
+def as_json(plan: BatchPlan) -> dict[str, object]:
+    """The plan as plain values, for `--json`; keys are the fields of `BatchPlan`."""
+    return {field.name: getattr(plan, field.name) for field in fields(plan)} | {
+        "inputs": asdict(plan.inputs),
+        "problems": [problem.as_json() for problem in plan.problems],
+        "suggestions": [asdict(s) | {"nearest": list(s.nearest)} for s in plan.suggestions],
+    }
+
+
+def _ceil_div(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
+
+
+def _train_numbers(inputs: BatchInputs, senseless: Set[str], broken: set[str]) -> dict[str, Any]:
+    if senseless - NOT_BATCH:
+        return {}
+    micro, batch, group = inputs.micro_batch, inputs.generation_batch, inputs.num_generations
+    step = micro * inputs.gradient_accumulation_steps
+    numbers: dict[str, Any] = {
+        "completions_per_micro_step": micro,
+        "completions_per_optimizer_step": step,
+        "prompts_per_optimizer_step": step / group if step % group else step // group,
+        "generation_batch_size": batch,
+        "steps_per_generation": None if batch % micro else batch // micro,
+        "prompts_per_generation_batch": None if batch % group else batch // group,
+    }
+    if broken & {SPLIT, GROUPS, DATASET}:
+        return numbers
+    if inputs.dataset_size is not None:
+        batches, dropped = divmod(inputs.dataset_size, batch // group)
+        micro_steps = batches * inputs.num_iterations * (batch // micro)
+        numbers |= {
+            "dropped_prompts_per_epoch": dropped,
+            "generation_batches_per_epoch": batches,
+            "micro_steps_per_epoch": micro_steps,
+            "optimizer_steps_per_epoch": _ceil_div(micro_steps, inputs.gradient_accumulation_steps),
+        }
+    return numbers if senseless & TIME else numbers | _total_numbers(inputs, numbers)
+
+
+def _total_numbers(inputs: BatchInputs, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Steps and samples of the whole training.
+
+    A generation batch feeds `I·S` micro-steps and is sampled at the first of them, also where
+    training ends before the last; every epoch starts on a fresh one.
+    """
+    cycle = inputs.num_iterations * numbers["steps_per_generation"]
+    accumulation = inputs.gradient_accumulation_steps
+    steps = inputs.max_steps if inputs.max_steps > 0 else None
+    batches = None
+    if per_epoch := numbers.get("optimizer_steps_per_epoch"):
+        # The product is a float, as in the trainer: an exact fraction could differ by one step.
+        steps = steps or math.ceil(inputs.num_train_epochs * per_epoch)
+        epochs, rest = divmod(steps, per_epoch)
+        whole_epochs = epochs * numbers["generation_batches_per_epoch"]
+        batches = whole_epochs + _ceil_div(rest * accumulation, cycle)
+    elif steps and cycle % accumulation == 0:
+        # Every epoch is then a whole number of steps, whatever the dataset's size.
+        batches = _ceil_div(steps * accumulation, cycle)
+    return {
+        "total_optimizer_steps": steps,
+        "total_generation_batches": batches,
+        "total_completions": batches and batches * numbers["generation_batch_size"],
+    }
+
+
+def _eval_numbers(inputs: BatchInputs, senseless: Set[str]) -> dict[str, Any]:
+    if not can_evaluate(inputs, senseless):
+        return {"eval_valid": False} if inputs.evaluates else {}
+    batch, group, size = inputs.eval_batch, inputs.eval_group, inputs.eval_dataset_size
+    numbers: dict[str, Any] = {
+        "eval_valid": batch % group == 0 and size != 0,
+        "eval_num_generations": group,
+        "eval_completions_per_step": batch,
+        "eval_prompts_per_step": None if batch % group else batch // group,
+    }
+    if batch % group or not size:
+        return numbers
+    steps = _ceil_div(size * group, batch)
+    # One process takes a short last batch; several fill it up with the first prompts again.
+    sampled = size * group if inputs.num_processes == 1 else steps * batch
+    repeated = sampled // group - size
+    counts = {"eval_steps": steps, "eval_completions": sampled, "eval_repeated_prompts": repeated}
+    return numbers | counts

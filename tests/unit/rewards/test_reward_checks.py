@@ -1,0 +1,159 @@
+"""What `grpo check` says of rewards, from the recipe and the first rows: nothing is scored."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from grpo_cli.preflight.checks import check_recipe
+from grpo_cli.preflight.hardware import Hardware
+from tests.recipe_texts import GOOD, write_recipe
+
+SOLUTION = "Natalia sold 48 clips in April and half as many in May, which makes 72 in all"
+
+
+@pytest.fixture
+def check(tmp_path):
+    """The problems of a recipe with these rewards and rows."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tiny" / "chat_template.jinja").write_text("{{ messages }}")
+
+    def run(rewards, rows, **dataset):
+        recipe = yaml.safe_load(GOOD)
+        rows = [{"question": f"question {at}", **row} for at, row in enumerate(rows)]
+        recipe["dataset"] |= {"rows": rows, **dataset}
+        recipe["rewards"] = rewards if isinstance(rewards, list) else [rewards]
+        path = write_recipe(tmp_path, yaml.safe_dump(recipe))
+        return list(check_recipe(path, hardware=Hardware(gpus=0, cpus=2)).problems)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("reward", "good", "bad", "path"),
+    [
+        ({"kind": "math"}, {"answer": "72"}, {"answer": SOLUTION}, "answer"),
+        ({"kind": "math"}, {"answer": 72}, {"answer": None}, "answer"),
+        ({"kind": "math", "answer": "gold"}, {"gold": r"\frac{1}{2}"}, {"gold": ""}, "answer"),
+        ({"kind": "choice"}, {"answer": "B"}, {"answer": "Paris"}, "answer"),
+        ({"kind": "exact"}, {"answer": ["Paris"]}, {"answer": []}, "answer"),
+        ({"kind": "contains"}, {"answer": "Paris"}, {"answer": " "}, "answer"),
+        (
+            {"kind": "cosine_length", "of": {"kind": "math"}},
+            {"answer": "72"},
+            {"answer": SOLUTION},
+            "of.answer",
+        ),
+        (
+            {"kind": "code"},
+            {"tests": [{"input": "1", "output": "1"}]},
+            {"tests": [{"stdin": "1", "stdout": "1"}]},
+            "tests",
+        ),
+        ({"kind": "code"}, {"tests": "assert f(1) == 1"}, {"tests": "f(1) ="}, "tests"),
+    ],
+)
+def test_golds_and_tests_of_the_first_rows_are_read(check, reward, good, bad, path):
+    assert check(reward, [good] * 4) == []
+    (problem,) = check(reward, [bad] * 4)
+    assert (problem.level, problem.path) == ("error", f"rewards.0.{path}")
+    assert "(row 1; so it is in all 4 rows looked at)" in problem.message
+    assert problem.location is not None
+    (problem,) = check(reward, [good, good, bad, good])
+    assert (problem.level, problem.path) == ("warning", f"rewards.0.{path}")
+    assert "(row 3; so it is in 1 of the 4 rows looked at)" in problem.message
+
+
+def test_a_gold_that_cannot_be_read_is_shown_with_the_edit(check):
+    (problem,) = check({"kind": "math", "answer": "answer"}, [{"answer": SOLUTION}] * 4)
+    assert "the gold cannot be read, so the reward gives no score: 'Natalia sold" in problem.message
+    assert r"`answer: {from: answer, regex: '####\s*(.+)$'}`" in problem.fix
+
+
+def test_only_rows_that_the_reward_applies_to_are_looked_at(check):
+    rows = [
+        {"task": ["chat", "math"][at % 2], "answer": [SOLUTION, "7"][at % 2]} for at in range(4)
+    ]
+    everywhere = {"kind": "length", "target": 5}
+    assert check([{"kind": "math", "when": "task == 'math'"}, everywhere], rows) == []
+    (problem,) = check([{"kind": "math", "when": "task == 'chat'"}, everywhere], rows)
+    assert "(row 1; so it is in all 2 rows looked at)" in problem.message
+
+
+def test_a_row_without_tests_is_no_fault(check):
+    tests = {"tests": "assert f(1) == 1"}
+    assert check({"kind": "code"}, [tests, {"tests": None}, {"tests": []}, tests]) == []
+
+
+def test_rows_are_counted_in_the_data_where_some_are_dropped(check):
+    columns = {"gold": {"from": "answer", "regex": "so (.*)", "on_no_match": "drop"}}
+    rows = [{"answer": text} for text in ("?", "so 5", f"so {SOLUTION}", "so 6", "so 7")]
+    (problem,) = check({"kind": "math", "answer": "gold"}, rows, columns=columns)
+    assert "(row 3; so it is in 1 of the 4 rows looked at)" in problem.message
+
+
+def test_a_condition_may_read_the_rows_number(check):
+    assert check({"kind": "math", "when": "row_id >= 0"}, [{"answer": "5"}] * 4) == []
+
+
+@pytest.mark.parametrize(
+    ("reward", "path"),
+    [
+        ({"kind": "regex", "pattern": "abc["}, "rewards.0.pattern"),
+        ({"kind": "regex", "pattern": "(", "flags": ["verbose"]}, "rewards.0.pattern"),
+        (
+            {
+                "kind": "judge",
+                "model": "m",
+                "rubric": "r",
+                "base_url": "http://localhost:1/v1",
+                "scale": [9, 1],
+            },
+            "rewards.0.scale",
+        ),
+    ],
+)
+def test_a_wrong_parameter_is_cited_at_its_key(check, reward, path):
+    (problem,) = check(reward, [{"answer": "5"}] * 4)
+    assert problem.path == path
+
+
+@pytest.mark.parametrize(
+    "when", ["my-task == 'math'", "2nd == 1", "a b and true", "my-task = 1", "'x' == my-task"]
+)
+def test_columns_that_no_expression_can_name_are_to_be_renamed(check, when):
+    rows = [{"answer": "5", "my-task": "math", "2nd": 1, "a b": 2}] * 4
+    (problem,) = check({"kind": "math", "when": when}, rows)
+    assert problem.path == "rewards.0.when"
+    name = next(name for name in rows[0] if name in when and name != "answer")
+    proper = {"my-task": "my_task", "2nd": "_2nd", "a b": "a_b"}[name]
+    assert f"cannot name the column `{name}`" in problem.message
+    assert f"under `dataset.columns` (`{proper}: {name}`), and write `{proper}`" in problem.fix
+    mended = {"kind": "math", "when": f"{proper} is defined"}
+    assert check(mended, rows, columns={proper: name}) == []
+
+
+def test_a_single_equals_sign_is_mended(check):
+    (problem,) = check(
+        {"kind": "math", "when": "task = 'math'"}, [{"answer": "5", "task": "math"}] * 4
+    )
+    assert "`=` sets a value" in problem.message
+    assert problem.fix == "use `==` to compare: when: task == 'math'"
+
+
+def test_reading_golds_imports_no_mathematics(tmp_path):
+    rows = "".join(json.dumps({"question": "q", "answer": r"\frac{x}{2}"}) + "\n" for _ in range(4))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    text = GOOD.replace("kind: inline", "kind: files\n  train: rows.jsonl")
+    text = text[: text.index("  rows:")] + text[text.index("rewards:") :]
+    path = write_recipe(tmp_path, text)
+    script = (
+        "import sys, pathlib; from grpo_cli.preflight.checks import check_recipe; "
+        f"check_recipe(pathlib.Path({str(path)!r})); "
+        "print({'sympy', 'math_verify', 'torch', 'datasets'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
