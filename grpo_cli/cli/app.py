@@ -24,6 +24,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="a.b=c", help="Replace a value of the recipe; may be repeated."),
 ]
+RunsFolder = Annotated[Path, typer.Option("--runs", help="Where run folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -119,23 +120,62 @@ _BATCH_FLAGS = frozenset(
 
 
 @app.command()
+def probe(
+    recipe: RecipePath,
+    set_: Overrides = None,
+    prompts: Annotated[
+        int, typer.Option(min=1, help="Prompts to sample num_generations completions for.")
+    ] = 16,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Load no weights: settings, data, template, rewards, memory."),
+    ] = False,
+    runs: RunsFolder = Path("runs"),
+    json: AsJson = False,
+) -> None:
+    """Sample and score a few completions before training: is there anything to learn, and will it fit?
+
+    Exit code 1 where something is found that would make the training fail, or learn nothing.
+    """
+    from grpo_cli.cli import output, probe_view
+    from grpo_cli.preflight.checks import check_recipe
+    from grpo_cli.preflight.probe.procedure import probe_recipe
+
+    with output.progress("checking the recipe") as report:
+        checked = check_recipe(recipe, set_)
+        found = probe_recipe(
+            checked, runs=runs, prompts_sampled=prompts, quick=quick, on_progress=report
+        )
+    if json:
+        output.print_json(found.as_json())
+    else:
+        probe_view.print_probe(found)
+    raise typer.Exit(ExitCode.FAILED if found.errors else ExitCode.OK)
+
+
+@app.command()
 def train(
     recipe: RecipePath,
     set_: Overrides = None,
-    runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    runs: RunsFolder = Path("runs"),
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run", help="Write the run folder and print the command; start nothing."
         ),
     ] = False,
+    no_probe: Annotated[
+        bool, typer.Option("--no-probe", help="Train without `grpo probe --quick` beforehand.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the end only.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Train a recipe: check it, make a run folder, launch, watch, and sum up."""
+    """Train a recipe: check and probe it, make a run folder, launch, watch, and sum up."""
     from grpo_cli.cli import output, views
-    from grpo_cli.cli.training import prepare, run
+    from grpo_cli.cli.training import prepare, probe_first, run
 
+    if not (no_probe or dry_run):
+        probe_first(recipe, set_, runs)
     prepared = prepare(recipe, set_, runs)
     if dry_run:
         views.print_plan(prepared.folder, prepared.plan, as_json=json)
@@ -166,7 +206,7 @@ def schema(
 
 @app.command()
 def doctor(
-    runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    runs: RunsFolder = Path("runs"),
     quick: Annotated[
         bool, typer.Option("--quick", help="Only look: import nothing, start no process.")
     ] = False,

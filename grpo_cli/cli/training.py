@@ -1,15 +1,21 @@
 """`grpo train` from recipe to summary: the steps of it that other rooms own, in order."""
 
+import json
 import signal
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_cli.cli.output import print_problems, stderr
+import typer
+
+from grpo_cli.cli.output import print_problems, progress, stderr
+from grpo_cli.cli.probe_view import print_findings
 from grpo_cli.errors import ExitCode
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
 from grpo_cli.launch.supervisor import Outcome, supervise
 from grpo_cli.preflight.checks import check_recipe
+from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.hardware import read_hardware
 from grpo_cli.report.progress import LiveView, PlainView, ProgressView, SilentView
 from grpo_cli.report.summary import RunSummary, read_summary
@@ -25,6 +31,43 @@ class PreparedRun:
 
     folder: RunFolder
     plan: LaunchPlan
+
+
+def probe_first(path: Path, overrides: list[str] | None, root: Path) -> None:
+    """Runs the cheap part of the probe, prints what it found, and stops where that is an error.
+
+    In a process of its own: what rewards and libraries load there must not stay beside the training.
+
+    Raises:
+        typer.Exit: A training would fail or learn nothing, or the recipe cannot be used.
+    """
+    # What only `check` can find is said at once, not after seconds of imports.
+    _ = check_recipe(path, overrides).recipe
+    check_writable(root)
+    flags = [part for text in overrides or [] for part in ("--set", text)]
+    command = [sys.executable, "-m", "grpo_cli", "probe", str(path), *flags]
+    with progress("probing the recipe (--no-probe leaves it out)"):
+        done = subprocess.run(
+            [*command, "--quick", "--json", "--runs", str(root)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    found = _read_findings(done.stdout)
+    if done.returncode not in (ExitCode.OK, ExitCode.FAILED) or (done.returncode and not found):
+        sys.stderr.write(done.stderr)
+        raise typer.Exit(done.returncode)
+    print_findings(stderr(), [each for each in found if each.level in ("error", "warning")])
+    if done.returncode:
+        stderr().print("nothing was started; --no-probe trains all the same", style="red")
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _read_findings(text: str) -> list[Finding]:
+    try:
+        return [Finding.from_json(entry) for entry in json.loads(text)["findings"]]
+    except (ValueError, KeyError):
+        return []
 
 
 def prepare(path: Path, overrides: list[str] | None, root: Path) -> PreparedRun:

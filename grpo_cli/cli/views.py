@@ -13,7 +13,7 @@ from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
 if TYPE_CHECKING:
     from grpo_cli.launch.plan import LaunchPlan
     from grpo_cli.preflight.checks import CheckedRecipe
-    from grpo_cli.preflight.doctor.finding import Examination
+    from grpo_cli.preflight.doctor.result import Examination
     from grpo_cli.preflight.trial.procedure import Trial
     from grpo_cli.report.summary import RunSummary
     from grpo_cli.rewards.description import KindDescription
@@ -121,7 +121,7 @@ def print_kind(kind: "KindDescription") -> None:
         console.print(table)
 
 
-_LEVEL_MARKS = {
+LEVEL_MARKS = {
     "ok": ("✓", "green"),
     "note": ("·", "cyan"),
     "warning": ("!", "yellow"),
@@ -136,7 +136,7 @@ def print_examination(examination: "Examination") -> None:
     for _ in range(3):
         table.add_column(overflow="fold")
     for finding in examination.findings:
-        mark, style = _LEVEL_MARKS[finding.level]
+        mark, style = LEVEL_MARKS[finding.level]
         seen = Text(finding.seen)
         if finding.fix:
             seen.append(f"\nFix: {finding.fix}", style="bold")
@@ -145,12 +145,13 @@ def print_examination(examination: "Examination") -> None:
     errors, warnings = len(examination.errors), len(examination.at("warning"))
     took = f"[dim]({examination.seconds:.1f} s)[/]"
     if errors or warnings:
-        console.print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')} {took}")
+        console.print(f"{count_noun(errors, 'error')}, {count_noun(warnings, 'warning')} {took}")
     else:
         console.print(f"[green]✓[/] nothing is wrong with this machine {took}")
 
 
-def _count(number: int, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
+    """`1 error`, `2 errors`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

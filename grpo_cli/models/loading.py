@@ -11,7 +11,13 @@ from typing import Any, NoReturn
 
 import peft
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+)
 
 from grpo_cli.errors import Problem, RecipeError, SetupError
 from grpo_cli.loading_errors import explain_loading
@@ -67,6 +73,20 @@ def load_config(model: ModelConfig) -> Any:
     location = model_folder_or_id(model)
     with _explained(model):
         return AutoConfig.from_pretrained(location, **_hub_options(model))
+
+
+def load_generation_config(model: ModelConfig) -> Any:
+    """The model's own generation settings, made from its configuration where it ships none.
+
+    Raises:
+        RecipeError: `model.path` names nothing.
+        SetupError: The configuration cannot be had.
+    """
+    location = model_folder_or_id(model)
+    try:
+        return GenerationConfig.from_pretrained(location, revision=resolve_source(model).revision)
+    except OSError:
+        return GenerationConfig.from_model_config(load_config(model))
 
 
 def load_model(

@@ -5,7 +5,7 @@ leaves the model and the random state as it found them.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ def sample_completions(
     batch_size: int = 32,
     seed: int | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[list[Completion]]:
     """Samples completions for each prompt.
@@ -58,6 +59,7 @@ def sample_completions(
         batch_size: Completions generated at a time.
         seed: Seed of the sampling; None goes on from the current random state.
         chat_template_kwargs: More variables for the chat template.
+        options: More of transformers' sampling settings, such as `top_p`; not read by greedy decoding.
         on_progress: Called after each batch with the completions done and those to do.
 
     Returns:
@@ -72,7 +74,7 @@ def sample_completions(
     order = sorted(range(len(encoded)), key=lambda index: -len(encoded[index]))
     queue = [index for index in order for _ in range(distinct)]
     results: list[list[Completion]] = [[] for _ in prompts]
-    config = _generation_config(model, tokenizer, max_new_tokens, temperature)
+    config = _generation_config(model, tokenizer, max_new_tokens, temperature, options or {})
     with torch.no_grad(), _sampling_state(model, config, seed):
         for start in range(0, len(queue), batch_size):
             batch = queue[start : start + batch_size]
@@ -139,11 +141,16 @@ def _encode_nonempty(tokenizer: Any, prompt: Prompt, kwargs: dict[str, Any] | No
 
 
 def _generation_config(
-    model: Any, tokenizer: Any, max_new_tokens: int, temperature: float
+    model: Any,
+    tokenizer: Any,
+    max_new_tokens: int,
+    temperature: float,
+    options: Mapping[str, Any],
 ) -> GenerationConfig:
     """Settings for plain sampling; nothing of the model's own (top-p, penalties) gets in."""
     # Greedy decoding must not even mention `temperature` and `top_k`: transformers would warn.
-    sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
+    plain = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+    sampling = {**plain, **options} if temperature > 0 else {}
     return GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=temperature > 0,

@@ -11,6 +11,9 @@ from grpo_cli.runs.manifest import usable_cpus
 if TYPE_CHECKING:
     from grpo_cli.recipe.launch import LaunchConfig
 
+CGROUP = Path("/sys/fs/cgroup")
+"""Where a container's limits stand."""
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -52,3 +55,56 @@ def resolve_num_processes(launch: "LaunchConfig", hardware: Hardware) -> int:
 def processes_per_machine(hardware: Hardware) -> int:
     """What `auto` means on this machine: one process for each visible GPU, and 1 on a CPU."""
     return max(hardware.gpus, 1)
+
+
+def read_available_memory(
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP
+) -> tuple[int | None, bool]:
+    """Memory that could be taken now.
+
+    Returns:
+        Bytes, None where the system does not tell; and whether a container's limit decides.
+    """
+    available, room = _read_available(meminfo), _read_cgroup_room(cgroup)
+    if available is not None and room is not None and room < available:
+        return room, True
+    return available, False
+
+
+def _read_available(meminfo: Path) -> int | None:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0][1]) * 1024 if found else None
+
+
+def _read_cgroup_room(cgroup: Path) -> int | None:
+    """What a container may still take; page cache that can be dropped counts as free."""
+    for limit, used, key in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most, now = read_number(cgroup / limit), read_number(cgroup / used)
+        if most is not None and now is not None:
+            stat = (cgroup / limit).parent / "memory.stat"
+            return max(most - now + _read_entry(stat, key), 0)
+    return None
+
+
+def read_number(path: Path) -> int | None:
+    """The whole number in a file of the kernel's; None where there is none."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _read_entry(path: Path, key: str) -> int:
+    try:
+        entries = dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(entries.get(key, 0))

@@ -63,12 +63,3 @@ def read_rewards(record: Mapping[str, Any]) -> dict[str, float]:
         for key, value in record.items()
         if key.startswith(_REWARD_PREFIX) and key.endswith(_MEAN) and value is not None
     }
-
-
-def format_duration(seconds: float) -> str:
-    """`75` as `1m15s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

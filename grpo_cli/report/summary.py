@@ -4,10 +4,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_cli.report.series import StepRecord, format_duration, read_step
+from grpo_cli.report.series import StepRecord, read_step
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.status import Status, StatusFile
+from grpo_cli.units import format_duration
 
 NEARLY_ALL = 0.9
 """Share of groups or completions above which something is wrong, whatever the task."""

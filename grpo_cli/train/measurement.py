@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 
 from grpo_cli.models.sampling import Completion, sample_completions
-from grpo_cli.rewards.contract import Batch
+from grpo_cli.preflight.samples import score_samples
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
 from grpo_cli.runs.metrics import append_record
@@ -80,48 +80,28 @@ class Measurer:
 
     def _score(self, rows: Dataset, sampled: list[list[Completion]]) -> list[dict[str, Any]]:
         """One record a completion, holding each reward's value."""
-        flat = [(index, completion) for index, group in enumerate(sampled) for completion in group]
-        table = {name: list(rows[name]) for name in rows.column_names}
-        repeated = {name: [values[index] for index, _ in flat] for name, values in table.items()}
-        prompts = repeated.pop("prompt")
-        texts = [completion.text for _, completion in flat]
-        chat = isinstance(prompts[0], list)
-        batch = Batch(
-            prompts=prompts,
-            completions=[_as_message(text) for text in texts] if chat else texts,
-            completion_ids=[list(completion.token_ids) for _, completion in flat],
-            columns=repeated,
-        )
-        scores = {reward.name: reward.score(batch) for reward in self.rewards}
         return [
             {
-                "row": repeated["row_id"][position],
-                "prompt": prompts[position],
-                "completion": completion.text,
-                "tokens": len(completion.token_ids),
-                "clipped": completion.clipped,
-                "rewards": {name: values[position].value for name, values in scores.items()},
+                "row": scored.row,
+                "prompt": scored.prompt,
+                "completion": scored.text,
+                "tokens": scored.tokens,
+                "clipped": scored.clipped,
+                "rewards": scored.rewards,
+                "total": scored.total,
             }
-            for position, (_, completion) in enumerate(flat)
+            for scored in score_samples(self.rewards, rows.to_dict(), sampled)
         ]
 
     def _summarize(self, scored: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-        weights = {reward.name: reward.weight for reward in self.rewards}
-        totals = [
-            sum(
-                weights[name] * value
-                for name, value in record["rewards"].items()
-                if value is not None
-            )
-            for record in scored
-        ]
         return {
             "schema_version": SCHEMA_VERSION,
             "prompts": len({record["row"] for record in scored}),
             "completions": len(scored),
-            "reward": _mean(totals),
+            "reward": _mean([record["total"] for record in scored]),
             "rewards": {
-                name: _mean([record["rewards"][name] for record in scored]) for name in weights
+                reward.name: _mean([record["rewards"][reward.name] for record in scored])
+                for reward in self.rewards
             },
             "accuracy": {
                 reward.name: _share_right(reward, scored)
@@ -140,10 +120,6 @@ def select_rows(rows: Dataset | None, limit: int | None) -> Dataset | None:
     if rows is None or limit == 0 or len(rows) == 0:
         return None
     return rows.select(range(min(limit, len(rows)))) if limit else rows
-
-
-def _as_message(text: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": text}]
 
 
 def _share_right(reward: Reward, scored: list[dict[str, Any]]) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_cli.preflight.doctor.finding import Finding
+from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.hardware import count_gpus
 
 _TIMEOUT_S = 15.0

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from grpo_cli.preflight.doctor.finding import Finding
+from grpo_cli.preflight.finding import Finding
 from grpo_cli.runs.manifest import usable_cpus
 
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

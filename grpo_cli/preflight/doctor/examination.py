@@ -22,7 +22,8 @@ from grpo_cli.preflight.doctor import (
     trials,
     verdicts,
 )
-from grpo_cli.preflight.doctor.finding import Examination, Finding
+from grpo_cli.preflight.doctor.result import Examination
+from grpo_cli.preflight.finding import Finding
 
 _Progress = Callable[[str], None]
 _HUB_TIMEOUT_S = 15.0

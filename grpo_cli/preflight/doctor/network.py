@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from grpo_cli.preflight.doctor.environment import hide_login
-from grpo_cli.preflight.doctor.finding import Finding
+from grpo_cli.preflight.finding import Finding
 
 SERVER_PORT = 8000
 """Where TRL looks for a vLLM server (`vllm_server_port`)."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from grpo_cli.preflight.doctor.finding import Finding, FindingLevel
+from grpo_cli.preflight.finding import Finding, FindingLevel
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

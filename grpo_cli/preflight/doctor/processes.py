@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_cli.preflight.doctor.finding import Finding
+from grpo_cli.preflight.finding import Finding
 
 WORKER = "grpo_cli.train.worker"
 """The module a worker runs."""

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.preflight.doctor.finding import Finding
 from grpo_cli.preflight.doctor.trials import QUIET
+from grpo_cli.preflight.finding import Finding
 
 TIMEOUT_S = 60.0
 """It takes 4 s on two slow cores; a rendezvous that has not come about by then will not."""

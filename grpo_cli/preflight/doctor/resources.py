@@ -7,7 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo_cli.preflight.doctor.finding import Finding, FindingLevel
+from grpo_cli.preflight.finding import Finding, FindingLevel
+from grpo_cli.preflight.hardware import CGROUP, read_available_memory, read_number
 from grpo_cli.runs.manifest import usable_cpus
 
 _GIB = 2**30
@@ -21,20 +22,15 @@ SCARCE_DISK_GIB = 10.0
 SCARCE_SHARED_GIB = 1.0
 """NCCL and vLLM's workers exchange tensors here; containers start with 0.06 GiB."""
 _PROBE_BYTES = 2**20
-_CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_memory(
-    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP
-) -> Iterator[Finding]:
+def check_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -> Iterator[Finding]:
     """Memory that a training could take now, with a container's limit counted in."""
-    available = _read_available(meminfo)
+    available, limited = read_available_memory(meminfo, cgroup)
     if available is None:
         yield Finding("memory", "note", "cannot be read on this system", "watch it while training")
         return
-    room = _read_cgroup_room(cgroup)
-    limited = room is not None and room < available
-    gib = (room if room is not None and limited else available) / _GIB
+    gib = available / _GIB
     within = " within this container's limit" if limited else ""
     seen = f"{gib:.1f} GiB available{within}"
     if gib >= SCARCE_MEMORY_GIB:
@@ -50,45 +46,7 @@ def check_memory(
     )
 
 
-def _read_available(meminfo: Path) -> int | None:
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        return None
-    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0][1]) * 1024 if found else None
-
-
-def _read_cgroup_room(cgroup: Path) -> int | None:
-    """What a container may still take; page cache that can be dropped counts as free."""
-    for limit, used, key in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        most, now = _read_number(cgroup / limit), _read_number(cgroup / used)
-        if most is not None and now is not None:
-            stat = (cgroup / limit).parent / "memory.stat"
-            return max(most - now + _read_entry(stat, key), 0)
-    return None
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _read_entry(path: Path, key: str) -> int:
-    try:
-        entries = dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
-    except (OSError, ValueError):
-        return 0
-    return int(entries.get(key, 0))
-
-
-def check_processors(cgroup: Path = _CGROUP) -> Iterator[Finding]:
+def check_processors(cgroup: Path = CGROUP) -> Iterator[Finding]:
     """Usable processors against a container's quota, which torch does not see."""
     cpus, quota = usable_cpus(), _read_quota(cgroup)
     if quota is None or quota >= cpus - 0.5:
@@ -108,8 +66,8 @@ def _read_quota(cgroup: Path) -> float | None:
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):
-        old = _read_number(cgroup / "cpu/cpu.cfs_quota_us")
-        period_us = _read_number(cgroup / "cpu/cpu.cfs_period_us")
+        old = read_number(cgroup / "cpu/cpu.cfs_quota_us")
+        period_us = read_number(cgroup / "cpu/cpu.cfs_period_us")
         return old / period_us if old and period_us else None
     return None if quota == "max" else int(quota) / int(period)
 

@@ -8,9 +8,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.preflight.doctor.finding import Finding, FindingLevel
 from grpo_cli.preflight.doctor.packages import CPU_COMPANIONS
 from grpo_cli.preflight.doctor.trials import TrialResult
+from grpo_cli.preflight.finding import Finding, FindingLevel
 
 NEEDED = frozenset(
     ("torch", "transformers", "accelerate", "datasets", "peft", "trl", "math_verify")

@@ -1,5 +1,6 @@
 """What is wrong with rewards, as their scores of made-up answers show."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import median
 
@@ -9,7 +10,7 @@ from grpo_cli.rewards.contract import suggest_extraction
 
 MOST_UNREADABLE = 0.01
 """Share of golds that may be unreadable before it is an error."""
-FEW_HACKED, MOST_HACKED = 0.05, 0.2
+FEW_HACKED, MOST_HACKED = 0.1, 0.2
 """Shares of rows on which an answer that deserves nothing counts as right: beyond the first it is a
 warning (sums such as `0 + 5` hold their answers), beyond the second an error."""
 LONGEST_GOLD = 60
@@ -18,6 +19,8 @@ MOST_UNCOVERED = 0.5
 """Share of rows to which no reward may apply before it is an error."""
 FEWEST_ROWS = 3
 """Rows on which it must count as right to be an error: one or two may be chance."""
+MOST_ALIKE, FEWEST_GOLDS = 0.9, 8
+"""Share of rows with one and the same gold from which it is suspicious, and rows it takes to say so."""
 _CLOSE = 1e-9
 _GIVEN = "--answer"
 
@@ -90,6 +93,25 @@ def judge_cover(table: Table) -> Iterator[Problem]:
             path="rewards",
             level="error" if len(left) > MOST_UNCOVERED * total else "warning",
         )
+
+
+def judge_variety_of_golds(table: Table) -> Iterator[Problem]:
+    """One gold for nearly all rows: a model that always says it needs no question."""
+    for index in table.judges:
+        golds = [
+            gold for row in table.applying(index) if (gold := table.gold(index, row)) is not None
+        ]
+        if len(golds) < FEWEST_GOLDS:
+            continue
+        commonest, count = Counter(golds).most_common(1)[0]
+        if count >= MOST_ALIKE * len(golds):
+            yield Problem(
+                f"the gold is {commonest!r:.40} in {_count(count, len(golds))}: always answering that "
+                "scores as well as solving the questions",
+                "name the column that holds the answers, or take rows whose answers differ",
+                path=f"rewards.{index}",
+                level="error" if count == len(golds) else "warning",
+            )
 
 
 def judge_scores(table: Table, scored: Mapping[str, Scores]) -> Iterator[Problem]:

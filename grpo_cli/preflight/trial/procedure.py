@@ -18,6 +18,7 @@ from grpo_cli.preflight.trial.findings import (
     judge_golds,
     judge_lengths,
     judge_scores,
+    judge_variety_of_golds,
     unreadable_share,
 )
 from grpo_cli.preflight.trial.forms import choose_forms, gold_answers
@@ -162,6 +163,7 @@ def try_rewards(
     problems = [
         *judge_cover(everything),
         *judge_golds(everything),
+        *judge_variety_of_golds(everything),
         *judge_lengths(everything),
         *judge_scores(table, scored),
     ]

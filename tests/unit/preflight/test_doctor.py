@@ -22,8 +22,9 @@ from grpo_cli.preflight.doctor import (
     trials,
     verdicts,
 )
-from grpo_cli.preflight.doctor.finding import Examination, Finding
+from grpo_cli.preflight.doctor.result import Examination
 from grpo_cli.preflight.doctor.trials import TrialResult
+from grpo_cli.preflight.finding import Finding
 
 
 def levels(findings):
@@ -55,6 +56,11 @@ def test_an_examination_counts_and_prints_what_was_found():
         "level": "error",
         "seen": "no room.",
         "fix": "make some",
+        "why": None,
+        "path": None,
+        "file": None,
+        "line": None,
+        "column": None,
     }
 
 

@@ -4,10 +4,10 @@ import json
 from rich.console import Console
 
 from grpo_cli.report.progress import LiveView, PlainView, draw_sparkline
-from grpo_cli.report.series import format_duration
 from grpo_cli.report.summary import read_summary
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
+from grpo_cli.units import format_duration
 from tests.run_folders import make_run
 
 

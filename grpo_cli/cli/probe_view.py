@@ -1,0 +1,171 @@
+"""How a probe looks in a terminal. Computes nothing."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from grpo_cli.cli.output import stdout
+from grpo_cli.cli.views import LEVEL_MARKS, count_noun
+from grpo_cli.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from grpo_cli.preflight.finding import Finding
+    from grpo_cli.preflight.probe.result import Probe
+    from grpo_cli.preflight.probe.signal import PassRate, Signal, Spread
+    from grpo_cli.preflight.samples import ScoredCompletion
+
+_SHOWN_PROMPT, _SHOWN_COMPLETION = 1200, 400
+_LEAST_SHOWN = 2**20
+
+
+def print_probe(probe: "Probe") -> None:
+    """Prints what was seen, section by section, then what is wrong with it."""
+    console = stdout()
+    for title, lines in (
+        ("prompt", _prompt(probe)),
+        ("samples", _samples(probe.samples)),
+        ("signal", _signal(probe)),
+        ("length", _lengths(probe)),
+        ("cost", _cost(probe)),
+    ):
+        shown = list(lines)
+        if shown:
+            console.print(Text(title, style="bold underline"))
+            for line in shown:
+                console.print(line)
+            console.print()
+    print_findings(console, probe.sorted_findings)
+    _print_verdict(console, probe)
+
+
+def print_findings(console: Console, findings: "Sequence[Finding]") -> None:
+    """Prints findings, each with its place, why it matters and what mends it."""
+    for finding in findings:
+        mark, style = LEVEL_MARKS[finding.level]
+        text = Text(f"{mark} ", style=style)
+        text.append(f"{finding.subject}: ", style=f"bold {style}")
+        text.append(finding.seen.rstrip("."), style="default not bold")
+        if finding.why:
+            text.append(f"; {finding.why.rstrip('.')}", style="default not bold")
+        console.print(text)
+        if finding.fix:
+            where = f" ({finding.location})" if finding.location else ""
+            fix = Text(f"  Fix: {finding.fix}", style="default not bold")
+            console.print(fix.append(where, style="dim"))
+
+
+def _print_verdict(console: Console, probe: "Probe") -> None:
+    errors = len(probe.errors)
+    warnings = sum(finding.level == "warning" for finding in probe.findings)
+    took = f"[dim]({format_duration(probe.seconds)})[/]"
+    if errors or warnings:
+        console.print(f"{count_noun(errors, 'error')}, {count_noun(warnings, 'warning')} {took}")
+        return
+    looked = "the model can learn from these rewards" if probe.signal else "nothing is wrong so far"
+    console.print(f"[green]✓[/] {looked} {took}; next: grpo train {probe.recipe}")
+
+
+def _prompt(probe: "Probe") -> Iterator[Text]:
+    sample = probe.prompts
+    if sample is None:
+        return
+    shown = sample.rendered[:_SHOWN_PROMPT]
+    more = " …" if len(sample.rendered) > _SHOWN_PROMPT else ""
+    yield Text(shown + more, style="cyan")
+    ordered = sorted(sample.lengths)
+    yield Text(
+        f"{ordered[len(ordered) // 2]} tokens in the median, {ordered[-1]} at most "
+        f"({count_noun(len(ordered), 'prompt')} of {sample.total:,})",
+        style="dim",
+    )
+
+
+def _samples(samples: "list[ScoredCompletion]") -> Iterator[Text]:
+    """The best, the middle and the worst."""
+    ranked = sorted(samples, key=lambda sample: -sample.total)
+    places = sorted({0, len(ranked) // 2, len(ranked) - 1}) if ranked else []
+    for place in places:
+        sample = ranked[place]
+        scores = "  ".join(
+            f"{name} {'–' if value is None else f'{value:g}'}"
+            for name, value in sample.rewards.items()
+        )
+        cut = ", cut off" if sample.clipped else ""
+        head = f"row {sample.row + 1}: total {sample.total:.3g} ({scores}), {sample.tokens} tokens{cut}"
+        yield Text(head, style="bold")
+        text = sample.text[:_SHOWN_COMPLETION]
+        yield Text(text + (" …" if len(sample.text) > _SHOWN_COMPLETION else ""), style="cyan")
+
+
+def _signal(probe: "Probe") -> Iterator[Table | Text]:
+    signal = probe.signal
+    if signal is None:
+        return
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    for name in ("reward", "mean", "spread", "within a group"):
+        table.add_column(name, justify="left" if name == "reward" else "right", style="none")
+    for name, spread in [*signal.rewards.items(), *_total(signal)]:
+        mean = "–" if spread.mean is None else f"{spread.mean:.3f}"
+        table.add_row(Text(name), mean, f"{spread.std:.3f}", f"{spread.within:.3f}")
+    yield table
+    yield Text(
+        f"{signal.prompts} prompts × {signal.completions // signal.prompts} completions; "
+        f"{signal.flat_groups:.0%} of groups have no spread, so no gradient"
+    )
+    for rate in signal.pass_rates:
+        yield _rate(rate)
+
+
+def _total(signal: "Signal") -> "list[tuple[str, Spread]]":
+    return [("total", signal.total)] if len(signal.rewards) > 1 else []
+
+
+def _rate(rate: "PassRate") -> Text:
+    return Text(
+        f"right by {rate.reward}: {rate.rate:.0%} (95 % interval {rate.low:.0%} to {rate.high:.0%}); "
+        f"prompts: {rate.too_hard} never right, {rate.learnable} sometimes, {rate.too_easy} always"
+    )
+
+
+def _lengths(probe: "Probe") -> Iterator[Text]:
+    lengths = probe.lengths
+    if lengths is not None:
+        yield Text(
+            f"completions: {lengths.median} tokens in the median, {lengths.p95} at the 95th percentile, "
+            f"{lengths.max} at most; {lengths.clipped:.0%} cut off at {lengths.limit}"
+        )
+
+
+def _cost(probe: "Probe") -> Iterator[Table | Text]:
+    if probe.memory is not None:
+        left = probe.memory_available
+        room = f" of {format_bytes(left)} available" if left is not None else ""
+        yield Text(f"memory: about {format_bytes(probe.memory.peak_bytes)} a process{room}")
+        held = ("always", probe.memory.moment)
+        yield _table(
+            (part.name, format_bytes(part.bytes), part.formula)
+            for part in probe.memory.parts
+            if part.moment in held and part.bytes >= _LEAST_SHOWN
+        )
+    if probe.disk is not None:
+        yield Text(f"disk: {format_bytes(probe.disk.total)}: {probe.disk.formula}")
+    if probe.time is not None:
+        yield Text(
+            f"time: about {format_duration(probe.time.total_s)}, {probe.time.step_s:.2g} s a step"
+        )
+        yield _table(
+            (part.name, format_duration(part.seconds), part.formula) for part in probe.time.parts
+        )
+
+
+def _table(rows: Iterator[tuple[str, str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for name, value, formula in rows:
+        table.add_row(Text(f"  {name}"), Text(value), Text(formula))
+    return table

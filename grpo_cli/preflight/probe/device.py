@@ -1,0 +1,54 @@
+"""The device one process trains on: its memory, and what the libraries take of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from grpo_cli.preflight.hardware import read_available_memory
+from grpo_cli.preflight.probe.settings import read_setting
+from grpo_cli.recipe.recipe import Recipe
+
+CUDA_CONTEXT = 600 * 2**20
+"""What a CUDA context with the kernels of torch takes, about, on current drivers."""
+_FALLBACK_LIBRARIES = 440 * 2**20
+"""torch, transformers, datasets, peft and trl once imported, on Linux."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where one process trains."""
+
+    kind: Literal["cpu", "cuda"]
+    total: int | None
+    """Bytes of a GPU; None on a CPU."""
+    available: int | None
+    """Bytes that one process can take; None where the system does not tell."""
+    library_bytes: int
+    autocast: bool
+    """Whether float32 weights are computed with in bf16."""
+
+
+def find_device(recipe: Recipe) -> Device:
+    """The device of this machine that a recipe would train on."""
+    import torch
+
+    local = recipe.launch.num_processes
+    processes = (local if isinstance(local, int) else 1) // recipe.launch.num_machines
+    if torch.cuda.is_available() and not recipe.launch.use_cpu:
+        free, total = torch.cuda.mem_get_info()
+        bf16, fp16 = read_setting(recipe, "bf16"), read_setting(recipe, "fp16")
+        half = (not fp16 if bf16 is None else bf16) and recipe.model.dtype in ("float32", "auto")
+        return Device("cuda", total, free, CUDA_CONTEXT, autocast=bool(half))
+    available, _ = read_available_memory()
+    share = None if available is None else available // max(processes, 1)
+    return Device("cpu", None, share, _resident(), autocast=bool(read_setting(recipe, "bf16")))
+
+
+def _resident(status: Path = Path("/proc/self/status")) -> int:
+    """What this process holds, which by now has loaded the libraries that a worker loads."""
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        return _FALLBACK_LIBRARIES
+    found = [line.split() for line in lines if line.startswith("VmRSS:")]
+    return int(found[0][1]) * 1024 if found else _FALLBACK_LIBRARIES

@@ -1,0 +1,260 @@
+"""How much memory a training needs on each device, part by part, each with its formula.
+
+Owns the sums. Sizes come from `models/shape.py`, or from a test; nothing is loaded or measured here.
+
+Source: the loss of TRL 1.16 (`trl.kernels.chunked_logprob`), which projects tiles of tokens onto the
+vocabulary instead of holding `batch × length × vocabulary` logits, and `GRPOTrainer`, which samples
+one whole generation batch at a time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from grpo_cli.models.shape import ModelShape
+from grpo_cli.preflight.probe.device import Device
+from grpo_cli.preflight.probe.settings import read_setting
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.units import format_bytes, format_count
+
+Moment = Literal["always", "sampling", "loss", "update"]
+"""When a part is held: all the time, while completions are sampled, when the backward pass begins,
+or when it has ended and the weights change."""
+
+_TILE_TOKENS, _TILE_WORDS = 4096, 32768
+"""Rows and columns of the loss's tiles (trl 1.16, `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE`)."""
+_CPU_TILE_BYTES = 52
+"""Bytes for each value of a tile where there is no Triton. Seven float32 tensors and a mask live at
+once (trl 1.16, `_backward_tile`); measured are 13 float32 tensors, since blocks of other sizes leave
+holes in the heap that glibc cannot give back."""
+_CPU_ADAPTER_HOLES = 1.25
+"""How much more than the kept tensors the forward pass of adapters takes on a CPU: each one adds up
+three tensors that are dropped again, and leaves their holes. Measured, 1.0 to 1.7."""
+_SAMPLING_COPIES = 4
+"""float32 copies of the last logits while one token is drawn (temperature, softmax, sorting)."""
+_OPTIMIZER_STATES: dict[str, tuple[float, float]] = {
+    "adafactor": (0.0, 0.02),
+    "adamw_8bit": (2.0, 0.0),
+    "adamw_bnb_8bit": (2.0, 0.0),
+    "paged_adamw_8bit": (2.0, 0.0),
+    "lion_32bit": (0.0, 1.0),
+    "lion_8bit": (1.0, 0.0),
+    "sgd": (0.0, 0.0),
+}
+"""(bytes for each trained weight, multiples of the trained weights' own size)."""
+_ADAM = (0.0, 2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryInputs:
+    """The settings that decide the memory of one device."""
+
+    micro_batch: int
+    """`per_device_train_batch_size`."""
+    sampled: int
+    """Completions sampled at a time on this device."""
+    prompt_tokens: int
+    """Of the longest prompt."""
+    completion_tokens: int
+    accumulates: bool = False
+    """Whether gradients are kept over several micro-steps."""
+    checkpointing: bool = True
+    reference: bool = False
+    """Whether a second copy of the weights gives the KL term."""
+    autocast: bool = False
+    """Whether float32 weights are copied to 16 bits for the forward pass."""
+    replicas: int = 1
+    """Processes that hold the whole model and exchange gradients."""
+    optimizer: str = "adamw_torch_fused"
+    cpu: bool = False
+    """Whether the C library's heap holds the tensors, and no Triton kernel runs."""
+    adapters: bool = False
+    """Whether LoRA adapters are trained."""
+    vllm_bytes: int = 0
+    """What a colocated vLLM takes for itself; 0 samples with transformers."""
+    elsewhere: bool = False
+    """Whether another process samples (a vLLM server)."""
+    library_bytes: int = 0
+    """What the libraries take before any model is loaded."""
+
+
+def memory_inputs(recipe: Recipe, device: Device, prompt_tokens: int, sampled: int) -> MemoryInputs:
+    """The settings of a recipe that decide the memory of one process.
+
+    Args:
+        recipe: With the number of processes worked out.
+        device: Where the process trains.
+        prompt_tokens: Of the longest prompt that is kept.
+        sampled: Completions that one process samples at a time.
+    """
+    colocated = recipe.generation.backend == "vllm" and recipe.generation.vllm.mode == "colocate"
+    share = float(read_setting(recipe, "vllm_gpu_memory_utilization") or 0)
+    processes = recipe.launch.num_processes
+    return MemoryInputs(
+        micro_batch=recipe.training.per_device_train_batch_size,
+        sampled=sampled,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=recipe.generation.max_completion_length,
+        accumulates=recipe.training.gradient_accumulation_steps > 1,
+        checkpointing=bool(read_setting(recipe, "gradient_checkpointing")),
+        reference=bool(read_setting(recipe, "beta")) and recipe.model.lora is None,
+        autocast=device.autocast,
+        replicas=processes if isinstance(processes, int) else 1,
+        optimizer=str(read_setting(recipe, "optim") or "adamw_torch_fused"),
+        cpu=device.kind == "cpu",
+        adapters=recipe.model.lora is not None,
+        vllm_bytes=int(share * (device.total or 0)) if colocated else 0,
+        elsewhere=recipe.generation.backend == "vllm" and not colocated,
+        library_bytes=device.library_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """One use of memory."""
+
+    name: str
+    moment: Moment
+    bytes: int
+    formula: str
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """The parts, and the moment at which most is needed."""
+
+    parts: tuple[MemoryPart, ...]
+    peak_bytes: int
+    moment: Moment
+    """When the peak comes."""
+
+    def largest(self) -> MemoryPart:
+        """The largest part that is held at the peak."""
+        held = (part for part in self.parts if part.moment in ("always", self.moment))
+        return max(held, key=lambda part: part.bytes)
+
+    def as_json(self) -> dict[str, Any]:
+        """The estimate as plain values."""
+        return asdict(self)
+
+
+def estimate_memory(shape: ModelShape, inputs: MemoryInputs) -> MemoryEstimate:
+    """The peak memory of one device, in bytes, and what it is made of."""
+    parts = tuple(
+        part
+        for part in (
+            *_held(shape, inputs),
+            *_sampling(shape, inputs),
+            *_loss(shape, inputs),
+            *_update(shape, inputs),
+        )
+        if part.bytes
+    )
+    moments: tuple[Moment, ...] = ("sampling", "loss", "update")
+    sums = {
+        moment: sum(part.bytes for part in parts if part.moment in ("always", moment))
+        for moment in moments
+    }
+    worst = max(moments, key=lambda moment: sums[moment])
+    return MemoryEstimate(parts, sums[worst], worst)
+
+
+def _held(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
+    yield MemoryPart("libraries", "always", inputs.library_bytes, "measured before loading a model")
+    count = f"{format_count(shape.parameters)} parameters"
+    yield MemoryPart(
+        "weights", "always", shape.weight_bytes, f"{count}, in the precision they have"
+    )
+    if inputs.reference:
+        base = shape.weight_bytes
+        yield MemoryPart("reference model", "always", base, "the weights again, since beta > 0")
+    if inputs.autocast:
+        size = 2 * shape.parameters
+        yield MemoryPart("16-bit copies", "loss", size, f"{count} × 2 bytes (autocast)")
+    fixed, times = _OPTIMIZER_STATES.get(inputs.optimizer, _ADAM)
+    states = int(fixed * shape.trainable + times * shape.trainable_bytes)
+    each = f"{times:g} × {format_bytes(shape.trainable_bytes)}" if times else f"{fixed:g} bytes"
+    formula = f"{each} of {format_count(shape.trainable)} trained weights ({inputs.optimizer})"
+    yield MemoryPart("optimizer states", "always", states, formula)
+    if inputs.replicas > 1:
+        size = shape.trainable_bytes
+        yield MemoryPart(
+            "gradient exchange", "always", size, "one more copy of the gradients (DDP)"
+        )
+    if inputs.vllm_bytes:
+        yield MemoryPart("vLLM", "always", inputs.vllm_bytes, "gpu_memory_utilization × the device")
+
+
+def _sampling(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
+    """What `generate` holds for one generation batch; the keys and values of vLLM are its own."""
+    if inputs.vllm_bytes or inputs.elsewhere:
+        return
+    length = inputs.prompt_tokens + inputs.completion_tokens
+    cache = inputs.sampled * length * shape.cache_bytes_per_token
+    # While one layer's cache grows by a token, the old and the new one exist side by side.
+    growing = cache // shape.layers
+    yield MemoryPart(
+        "keys and values",
+        "sampling",
+        cache + growing,
+        f"{inputs.sampled} completions × {length} tokens × {format_bytes(shape.cache_bytes_per_token)}",
+    )
+    reading = inputs.sampled * inputs.prompt_tokens * shape.value_bytes
+    reading *= 2 * shape.intermediate + 4 * shape.hidden
+    drawing = inputs.sampled * shape.vocabulary * 4 * _SAMPLING_COPIES
+    yield MemoryPart(
+        "reading and drawing",
+        "sampling",
+        max(reading, drawing),
+        f"the larger of one layer over {inputs.sampled} × {inputs.prompt_tokens} prompt tokens "
+        f"and {inputs.sampled} × {shape.vocabulary} logits × {4 * _SAMPLING_COPIES} bytes",
+    )
+
+
+def _loss(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
+    length = inputs.prompt_tokens + inputs.completion_tokens
+    tokens = inputs.micro_batch * length
+    if inputs.accumulates:
+        yield _gradients(shape, "loss")
+    per_token = shape.saved_bytes_per_token
+    how = f"kept of each token in {shape.layers} layers"
+    if inputs.checkpointing:
+        per_token = shape.checkpoint_bytes_per_token + shape.saved_bytes_per_token / shape.layers
+        how = "kept of each token at the layers' borders, and one whole layer"
+    if inputs.cpu and inputs.adapters:
+        per_token *= _CPU_ADAPTER_HOLES
+    yield MemoryPart(
+        "activations",
+        "loss",
+        int(tokens * per_token),
+        f"{inputs.micro_batch} × {length} tokens × {format_bytes(per_token)} ({how})",
+    )
+    rows, columns = min(tokens, _TILE_TOKENS), min(shape.vocabulary, _TILE_WORDS)
+    each = _CPU_TILE_BYTES if inputs.cpu else shape.value_bytes
+    yield MemoryPart(
+        "logits",
+        "loss",
+        rows * columns * each + 4 * tokens * shape.hidden,
+        f"tiles of {rows} tokens × {columns} words × {each} bytes, and a float32 gradient of the "
+        f"last layer (all {tokens} × {shape.vocabulary} logits would be "
+        f"{format_bytes(4 * tokens * shape.vocabulary)} in float32)",
+    )
+    if shape.head_trained:
+        yield _head_gradient(shape, "loss")
+
+
+def _update(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
+    yield _gradients(shape, "update")
+    if shape.head_trained:
+        yield _head_gradient(shape, "update")
+
+
+def _gradients(shape: ModelShape, moment: Moment) -> MemoryPart:
+    formula = f"one for each of {format_count(shape.trainable)} trained weights"
+    return MemoryPart("gradients", moment, shape.trainable_bytes, formula)
+
+
+def _head_gradient(shape: ModelShape, moment: Moment) -> MemoryPart:
+    size = 4 * shape.vocabulary * shape.hidden
+    formula = f"{shape.vocabulary} × {shape.hidden} × 4 bytes, summed in float32"
+    return MemoryPart("gradient of the output head", moment, size, formula)

@@ -1,0 +1,207 @@
+"""What the model will read: prompts rendered, their lengths, and the tokens that end an answer.
+
+Owns the comparison of template, tokenizer, generation settings and rewards. Needs a tokenizer, no model.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_cli.preflight.finding import Finding
+from grpo_cli.rewards.contract import Batch
+from grpo_cli.rewards.scoring import Reward
+
+MOST_DROPPED = 0.1
+"""Share of rows over `max_prompt_length` beyond which it is worth a warning."""
+_OPENED = re.compile(r"<(think|thinking|thought|reasoning|scratchpad)>\s*$")
+_MARK = "mark of an answer"
+_THOUGHT = "a thought\n</{tag}>\n<answer>\nan answer\n</answer>"
+
+
+@dataclass(frozen=True)
+class PromptSample:
+    """Prompts as the model will see them."""
+
+    rendered: str
+    """The first prompt with everything the chat template adds."""
+    lengths: tuple[int, ...]
+    """Tokens of each prompt looked at, in the order of the rows."""
+    total: int
+    """Rows of the dataset."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt looked at."""
+        return max(self.lengths)
+
+
+def render(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> str:
+    """A prompt as text, with everything the chat template adds."""
+    if isinstance(prompt, str):
+        return prompt
+    return tokenizer.apply_chat_template(
+        prompt, tokenize=False, add_generation_prompt=True, **(kwargs or {})
+    )
+
+
+def check_lengths(
+    sample: PromptSample,
+    *,
+    longest_allowed: int | None,
+    completion: int,
+    context: int | None,
+    vllm_length: int | None,
+) -> Iterator[Finding]:
+    """Prompts that are dropped for their length, or too long to be answered.
+
+    Args:
+        sample: The prompts.
+        longest_allowed: `dataset.max_prompt_length`.
+        completion: `generation.max_completion_length`.
+        context: Positions the model was made for.
+        vllm_length: vLLM's `max_model_length`, where vLLM samples.
+    """
+    kept = [n for n in sample.lengths if longest_allowed is None or n <= longest_allowed]
+    dropped = len(sample.lengths) - len(kept)
+    if dropped > MOST_DROPPED * len(sample.lengths):
+        yield Finding(
+            "prompt: dropped rows",
+            "warning",
+            f"{dropped} of {len(sample.lengths)} prompts have more than {longest_allowed} tokens "
+            f"(longest: {sample.longest})",
+            f"set `max_prompt_length: {sample.longest}`",
+            "these rows are dropped, and the longest questions are rarely the least useful",
+            "dataset.max_prompt_length",
+        )
+    for limit, who, path in (
+        (context, "the model's context", "generation.max_completion_length"),
+        (vllm_length, "vLLM's max_model_length", "generation.vllm.max_model_length"),
+    ):
+        yield from _check_room(kept, limit, who, path, completion)
+
+
+def _check_room(
+    lengths: Sequence[int], limit: int | None, who: str, path: str, completion: int
+) -> Iterator[Finding]:
+    if limit is None or not lengths:
+        return
+    over = sum(length + completion > limit for length in lengths)
+    if not over:
+        return
+    longest = max(lengths)
+    room = limit - longest
+    shorter = f"`max_completion_length: {room}`, or " if room > 0 else ""
+    fix = f"set {shorter}`dataset.max_prompt_length: {max(limit - completion, 1)}`"
+    if "vllm" in path:
+        fix = f"set `generation.vllm.max_model_length: {longest + completion}`"
+    yield Finding(
+        f"length: {who}",
+        "error",
+        f"{over} of {len(lengths)} prompts do not fit: up to {longest} tokens and "
+        f"{completion} to write, {who} is {limit}",
+        fix,
+        "beyond it the model writes noise or breaks off with an index error",
+        path,
+    )
+
+
+def check_stop_tokens(
+    tokenizer: Any, declared: Sequence[int], prompts: Sequence[Any], kwargs: dict[str, Any] | None
+) -> Iterator[Finding]:
+    """Whether tokenizer, generation settings and chat template agree on what ends an answer.
+
+    Args:
+        tokenizer: With its eos token.
+        declared: End-of-sequence tokens of the model's generation settings.
+        prompts: Prompts of the dataset; messages where the chat template is used.
+        kwargs: The recipe's `chat_template_kwargs`.
+    """
+    stops = {tokenizer.eos_token_id, *declared}
+    name = tokenizer.convert_ids_to_tokens
+    if declared and tokenizer.eos_token_id not in declared:
+        yield Finding(
+            "stop token: tokenizer and model",
+            "warning",
+            f"the tokenizer ends with {tokenizer.eos_token!r}, the model's generation settings with "
+            f"{', '.join(repr(name(token)) for token in declared)}",
+            "give tokenizer_config.json and generation_config.json the same `eos_token`",
+            "the trainer writes the tokenizer's into the model, and what is served later may stop elsewhere",
+            "model.path",
+        )
+    if not prompts or isinstance(prompts[0], str):
+        return
+    end = _end_of_turn(tokenizer, prompts[0], kwargs)
+    if end is not None and end not in stops:
+        yield Finding(
+            "stop token: chat template",
+            "warning",
+            f"the chat template ends a turn with {name(end)!r}, and sampling stops at "
+            f"{', '.join(sorted(repr(name(token)) for token in stops))}",
+            f"set `eos_token` to {name(end)!r} in tokenizer_config.json, or give `model.chat_template` "
+            "one that ends turns with the model's own token",
+            "a model that learned this template never stops, and every completion is cut off",
+            "model.chat_template",
+        )
+
+
+def _end_of_turn(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> int | None:
+    """The special token that the chat template writes right after an assistant's message."""
+    turn = [*prompt, {"role": "assistant", "content": _MARK}]
+    text = tokenizer.apply_chat_template(turn, tokenize=False, **(kwargs or {}))
+    _, found, rest = text.rpartition(_MARK)
+    if not found:
+        return None
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    ids = tokenizer(rest, add_special_tokens=False)["input_ids"]
+    return next((token for token in ids if token in special), None)
+
+
+def check_padding(tokenizer: Any, own_pad: bool) -> Iterator[Finding]:
+    """A tokenizer without a padding token of its own."""
+    if not own_pad:
+        yield Finding(
+            "tokenizer: padding",
+            "note",
+            f"the tokenizer has no padding token; {tokenizer.pad_token!r} takes its place",
+            "add `pad_token` to tokenizer_config.json if another one is meant",
+            "GRPO masks what follows the first end of sequence, so training is right all the same",
+            "model.path",
+        )
+
+
+def check_opening(rendered: str, rewards: Sequence[Reward], row: Batch) -> Iterator[Finding]:
+    """A prompt that ends in an opened tag, and rewards that want the model to write that tag.
+
+    Args:
+        rendered: A prompt as the model sees it.
+        rewards: The recipe's; dear ones are not asked.
+        row: A batch of one row, whose completions are replaced.
+    """
+    opened = _OPENED.search(rendered)
+    if opened is None:
+        return
+    tag = opened.group(1)
+    inside = _THOUGHT.format(tag=tag)
+    for index, reward in enumerate(rewards):
+        if reward.params.costly or reward.params.reads_tokens():
+            continue
+        without, written = (_score(reward, row, text) for text in (inside, f"<{tag}>\n{inside}"))
+        if without is not None and written is not None and written > without:
+            yield Finding(
+                "template: opened tag",
+                "error",
+                f"the prompt ends with `<{tag}>`, so completions start inside it; `{reward.name}` gives "
+                f"{without:g} to that, and {written:g} only where the completion opens it again",
+                f"use a `model.chat_template` that does not end in `<{tag}>`, or a `regex` reward such as "
+                f"`pattern: '^.*</{tag}>'`",
+                "the reward is nearly always the same, whatever the model learns",
+                f"rewards.{index}",
+            )
+
+
+def _score(reward: Reward, row: Batch, text: str) -> float | None:
+    chat = not isinstance(row.prompts[0], str)
+    answer = [{"role": "assistant", "content": text}] if chat else text
+    batch = Batch([row.prompts[0]], [answer], columns=row.columns)
+    return reward.score(batch)[0].value

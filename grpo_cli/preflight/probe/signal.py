@@ -1,0 +1,289 @@
+"""What the scores of sampled completions say about learning: is there a difference to learn from?
+
+Owns the statistics of scores and lengths, and what is wrong with them. Samples and scores nothing.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import NormalDist, fmean, pstdev
+from typing import Any
+
+from grpo_cli.preflight.finding import Finding, FindingLevel
+from grpo_cli.preflight.samples import ScoredCompletion
+
+DEAD, WEAK = 0.9, 0.75
+"""Shares of groups without spread: from the first on nothing is learned, from the second on little."""
+CLIPPED, MOSTLY_CLIPPED = 0.5, 0.9
+"""Shares of completions cut off at the limit: worth a note, and nearly all of them."""
+LOPSIDED = 0.8
+"""Share of prompts that are all right, or all wrong, beyond which the data does not fit the model."""
+_FLAT = 1e-9
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and spread of one reward, or of the weighted total."""
+
+    mean: float | None
+    """None where it gave no score at all."""
+    std: float
+    """Over all completions."""
+    within: float
+    """Mean over the groups of the standard deviation within a group: what advantages are made of."""
+
+
+@dataclass(frozen=True)
+class PassRate:
+    """How often answers are right, for a reward that judges them."""
+
+    reward: str
+    rate: float
+    low: float
+    high: float
+    """95 % interval, clustered by prompt."""
+    too_hard: int
+    """Prompts with no right answer."""
+    learnable: int
+    """Prompts with some right answers and some wrong ones."""
+    too_easy: int
+    """Prompts with right answers only."""
+    by_prompt: tuple[float, ...]
+    """Share of right answers of each prompt, in the order probed."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What a step would have to learn from."""
+
+    prompts: int
+    completions: int
+    rewards: dict[str, Spread]
+    total: Spread
+    flat_groups: float
+    """Share of groups whose completions all have the same total."""
+    pass_rates: tuple[PassRate, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The signal as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long completions are; nearest-rank percentiles, in tokens."""
+
+    median: int
+    p95: int
+    max: int
+    clipped: float
+    """Share cut off at the limit."""
+    limit: int
+
+
+def read_signal(scored: Sequence[ScoredCompletion], right: dict[str, float]) -> Signal:
+    """Sums up scores.
+
+    Args:
+        scored: At least one completion.
+        right: For each reward that judges answers, the score of a right one.
+    """
+    groups = _groups(scored)
+    names = list(scored[0].rewards)
+    return Signal(
+        prompts=len(groups),
+        completions=len(scored),
+        rewards={
+            name: _spread([[c.rewards[name] for c in group] for group in groups]) for name in names
+        },
+        total=_spread([[c.total for c in group] for group in groups]),
+        flat_groups=fmean(float(_is_flat([c.total for c in group])) for group in groups),
+        pass_rates=tuple(
+            rate for name, value in right.items() if (rate := _pass_rate(groups, name, value))
+        ),
+    )
+
+
+def read_lengths(scored: Sequence[ScoredCompletion], limit: int) -> Lengths:
+    """Sums up lengths; `limit` is `max_completion_length`."""
+    ordered = sorted(completion.tokens for completion in scored)
+    median, p95 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
+    clipped = fmean(float(completion.clipped) for completion in scored)
+    return Lengths(median, p95, ordered[-1], clipped, limit)
+
+
+def proportion_interval(rates: Sequence[float], size: int) -> tuple[float, float]:
+    """95 % interval of a proportion measured in clusters; never of width 0.
+
+    Wilson's interval with the number of answers replaced by how many independent ones would be as
+    uncertain. Where all clusters agree, that is the number of clusters.
+
+    Args:
+        rates: Share in each cluster.
+        size: Answers in each cluster.
+
+    Source: Wilson 1927; Korn and Graubard 1998 (Survey Methodology 24), effective sample size.
+    """
+    clusters, mean = len(rates), fmean(rates)
+    variance = (
+        sum((rate - mean) ** 2 for rate in rates) / (clusters - 1) / clusters
+        if clusters > 1
+        else 0.0
+    )
+    effective = mean * (1 - mean) / variance if variance > _FLAT else float(clusters)
+    count = min(max(effective, 1.0), float(clusters * size))
+    z = NormalDist().inv_cdf(0.975)
+    middle = (mean + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count**2))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def judge_signal(signal: Signal, lengths: Lengths) -> Iterator[Finding]:
+    """Groups without spread, rewards that never change, data too hard or too easy."""
+    if signal.flat_groups >= WEAK:
+        dead = signal.flat_groups >= DEAD
+        yield Finding(
+            "signal: groups without spread",
+            "error" if dead else "warning",
+            f"in {signal.flat_groups:.0%} of {signal.prompts} groups every completion has the same "
+            f"total reward (mean {_show(signal.total.mean)})",
+            _advise(signal, lengths),
+            "equal rewards give zero advantage, so these groups have no gradient",
+            "rewards",
+        )
+    for name, spread in signal.rewards.items():
+        if spread.mean is None:
+            yield Finding(
+                "signal: reward without a score",
+                "warning",
+                f"`{name}` gave no score to any of {signal.completions} completions",
+                "correct its `when`, or its gold column: grpo rewards test",
+                "it takes no part in training",
+                "rewards",
+            )
+        elif spread.std <= _FLAT and len(signal.rewards) > 1 and signal.flat_groups < DEAD:
+            yield Finding(
+                "signal: constant reward",
+                "warning",
+                f"`{name}` gave {spread.mean:g} to all {signal.completions} completions",
+                "ask for it in the prompt, reward a first step towards it, or remove it",
+                "a reward that never changes teaches nothing",
+                "rewards",
+            )
+    for rate in signal.pass_rates:
+        yield from _judge_rate(rate, signal.prompts)
+
+
+def _advise(signal: Signal, lengths: Lengths) -> str:
+    """What to change, by what the completions look like."""
+    if lengths.clipped >= MOSTLY_CLIPPED:
+        return f"raise `max_completion_length` (now {lengths.limit}), since most completions are cut off"
+    rates = signal.pass_rates
+    if rates and rates[0].too_easy > rates[0].too_hard:
+        return "take harder prompts: these are solved already"
+    if rates and rates[0].too_hard:
+        return (
+            "take easier prompts or a stronger model, show the wanted form in the prompt, or add a "
+            "reward for a first step (a format, a partial answer)"
+        )
+    return (
+        "add a reward in which the completions of a prompt differ, and sample with temperature 1.0"
+    )
+
+
+def _judge_rate(rate: PassRate, prompts: int) -> Iterator[Finding]:
+    for count, what, fix in (
+        (
+            rate.too_hard,
+            "no completion is right",
+            "take easier prompts or a stronger model, or raise `num_generations`",
+        ),
+        (rate.too_easy, "every completion is right", "take harder prompts"),
+    ):
+        if count > LOPSIDED * prompts:
+            yield Finding(
+                "signal: difficulty",
+                "warning",
+                f"for {count} of {prompts} prompts {what} by `{rate.reward}` (pass rate {rate.rate:.0%}, "
+                f"95 % interval {rate.low:.0%} to {rate.high:.0%})",
+                fix,
+                "only prompts with right and wrong completions teach which is which",
+                "dataset",
+            )
+
+
+def judge_lengths(lengths: Lengths, signal: Signal, *, masked: bool) -> Iterator[Finding]:
+    """Completions that are cut off.
+
+    Args:
+        lengths: Of the completions.
+        signal: Of the same completions.
+        masked: `mask_truncated_completions`.
+    """
+    if lengths.clipped < CLIPPED:
+        return
+    most = lengths.clipped >= MOSTLY_CLIPPED
+    hopeless = most and (masked or signal.flat_groups >= DEAD)
+    level: FindingLevel = "error" if hopeless else "warning" if most or masked else "note"
+    why = (
+        "completions that are cut off take no part in the loss (mask_truncated_completions)"
+        if masked
+        else "a completion that is cut off before its answer scores nothing, whatever it would have said"
+    )
+    yield Finding(
+        "length: cut off",
+        level,
+        f"{lengths.clipped:.0%} of completions are cut off at {lengths.limit} tokens (median {lengths.median})",
+        f"set `max_completion_length: {2 * lengths.limit}`, ask for short answers in the prompt, or see "
+        "that the model stops (stop tokens)",
+        why,
+        "generation.max_completion_length",
+    )
+
+
+def _groups(scored: Sequence[ScoredCompletion]) -> list[list[ScoredCompletion]]:
+    groups: dict[int, list[ScoredCompletion]] = {}
+    for completion in scored:
+        groups.setdefault(completion.group, []).append(completion)
+    return list(groups.values())
+
+
+def _spread(groups: Sequence[Sequence[float | None]]) -> Spread:
+    known = [[value for value in group if value is not None] for group in groups]
+    values = [value for group in known for value in group]
+    if not values:
+        return Spread(None, 0.0, 0.0)
+    within = fmean(pstdev(group) for group in known if group)
+    return Spread(fmean(values), pstdev(values), within)
+
+
+def _is_flat(totals: Sequence[float]) -> bool:
+    return max(totals) - min(totals) <= _FLAT
+
+
+def _pass_rate(
+    groups: Sequence[Sequence[ScoredCompletion]], name: str, right: float
+) -> PassRate | None:
+    judged = [
+        [completion.rewards[name] == right for completion in group]
+        for group in groups
+        if all(completion.rewards[name] is not None for completion in group)
+    ]
+    if not judged:
+        return None
+    rates = [fmean(map(float, group)) for group in judged]
+    low, high = proportion_interval(rates, len(judged[0]))
+    return PassRate(
+        reward=name,
+        rate=fmean(rates),
+        low=low,
+        high=high,
+        too_hard=sum(rate == 0 for rate in rates),
+        learnable=sum(0 < rate < 1 for rate in rates),
+        too_easy=sum(rate == 1 for rate in rates),
+        by_prompt=tuple(rates),
+    )
+
+
+def _show(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"

