@@ -13,13 +13,32 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.errors import RunError
-from grpo_cli.models.loading import load_model
+from grpo_cli.models.loading import load_generation_config, load_model, model_folder_or_id
 from grpo_cli.models.sampling import Completion, encode_prompt, sample_completions
 from grpo_cli.preflight.probe.rehearsal import Rehearsal, rehearse
+from grpo_cli.preflight.probe.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 
 _NARROWING = ("top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class _Watch:
+    """Takes the time of sampling, and tells how much is left."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._started = time.perf_counter()
+        self.seconds = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Hears how many completions are done; 0 starts the watch anew."""
+        if not done:
+            self._started = time.perf_counter()
+        self.seconds = time.perf_counter() - self._started
+        left = self.seconds * (total - done) / done if done else 0.0
+        more = f", about {format_duration(left)} left" if left else ""
+        self._tell(f"sampling: {done} of {total} completions{more}")
 
 
 @dataclass(frozen=True)
@@ -55,16 +74,26 @@ def run_model(
         RunError: The device runs out of memory.
         GrpoError: The model cannot be loaded.
     """
-    tell("loading the model")
     disable_progress_bar()
     cuda = torch.cuda.is_available() and not recipe.launch.use_cpu
-    model = load_model(recipe.model, tokenizer, device_is_cuda=cuda)
-    if recipe.model.quantization is None:
-        model = model.to("cuda" if cuda else "cpu")
-    started = time.perf_counter()
+    model = None
+    if recipe.generation.backend != "vllm":
+        tell("loading the model")
+        model = _load(recipe, tokenizer, cuda=cuda)
+    watch = _Watch(tell)
     with _explain_memory("sampling", recipe):
-        sampled = _sample(recipe, model, tokenizer, prompts, batch_size, tell)
-    spent = time.perf_counter() - started
+        if model is None:
+            tell("starting vLLM")
+            sampled = _sample_with_vllm(recipe, tokenizer, prompts, watch)
+        else:
+            sampled = sample_completions(
+                model,
+                tokenizer,
+                prompts,
+                batch_size=batch_size,
+                on_progress=watch,
+                **_settings(recipe),
+            )
     done = None
     if rehearse_step:
         tell("taking one training step")
@@ -75,41 +104,55 @@ def run_model(
             for completion in group
         ]
         with _explain_memory("a training step", recipe):
+            model = model or _load(recipe, tokenizer, cuda=cuda)
             done = rehearse(recipe, model, tokenizer.pad_token_id, sequences)
-    return Outcome(sampled, spent / sum(map(len, sampled)), done)
+    return Outcome(sampled, watch.seconds / sum(map(len, sampled)), done)
 
 
-def _sample(
-    recipe: Recipe,
-    model: Any,
-    tokenizer: Any,
-    prompts: Sequence[Any],
-    batch_size: int,
-    tell: Callable[[str], None],
+def _load(recipe: Recipe, tokenizer: Any, *, cuda: bool) -> Any:
+    model = load_model(recipe.model, tokenizer, device_is_cuda=cuda)
+    quantized = recipe.model.quantization is not None
+    return model if quantized else model.to("cuda" if cuda else "cpu")
+
+
+def _sample_with_vllm(
+    recipe: Recipe, tokenizer: Any, prompts: Sequence[Any], watch: "_Watch"
 ) -> list[list[Completion]]:
-    generation, started = recipe.generation, time.perf_counter()
+    """With an engine of the recipe's settings; in server mode too, since it ends with the probe."""
+    from grpo_cli.models.vllm_sampling import sample_with_vllm
 
-    def report(done: int, total: int) -> None:
-        left = (time.perf_counter() - started) * (total - done) / done
-        more = f", about {format_duration(left)} left" if done < total else ""
-        tell(f"sampling: {done} of {total} completions{more}")
-
-    options = {
-        name: value for name in _NARROWING if (value := getattr(generation, name)) is not None
-    }
-    return sample_completions(
-        model,
+    declared = load_generation_config(recipe.model).eos_token_id
+    ends = declared if isinstance(declared, list) else [declared]
+    return sample_with_vllm(
+        model_folder_or_id(recipe.model),
         tokenizer,
         prompts,
-        max_new_tokens=generation.max_completion_length,
-        temperature=generation.temperature,
-        samples_per_prompt=generation.num_generations,
-        batch_size=batch_size,
-        seed=recipe.seed,
-        chat_template_kwargs=generation.extras.get("chat_template_kwargs"),
-        options={**options, **generation.extras.get("generation_kwargs", {})},
-        on_progress=report,
+        stop_token_ids=[token for token in {*ends, tokenizer.eos_token_id} if token is not None],
+        engine={
+            "dtype": recipe.model.dtype,
+            "gpu_memory_utilization": read_setting(recipe, "vllm_gpu_memory_utilization"),
+            "max_model_len": read_setting(recipe, "vllm_max_model_length"),
+            "trust_remote_code": recipe.model.trust_remote_code,
+            "revision": recipe.model.revision,
+        },
+        on_progress=watch,
+        **_settings(recipe),
     )
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """How the recipe wants completions sampled, as both samplers take it."""
+    generation = recipe.generation
+    narrowed = {name: getattr(generation, name) for name in _NARROWING}
+    given = {name: value for name, value in narrowed.items() if value is not None}
+    return {
+        "max_new_tokens": generation.max_completion_length,
+        "temperature": generation.temperature,
+        "samples_per_prompt": generation.num_generations,
+        "seed": recipe.seed,
+        "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
+        "options": {**given, **generation.extras.get("generation_kwargs", {})},
+    }
 
 
 @contextmanager

@@ -1,0 +1,240 @@
+"""The sums behind `grpo probe`: signal, lengths, memory, time and disk, each against numbers by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from grpo_cli.batch import BatchInputs, plan_batch
+from grpo_cli.models.shape import ModelShape
+from grpo_cli.preflight.probe import cost, signal
+from grpo_cli.preflight.probe.memory import MemoryInputs, estimate_memory
+from grpo_cli.preflight.samples import ScoredCompletion
+from grpo_cli.recipe.recipe import Recipe
+
+SHAPE = ModelShape(
+    parameters=1000,
+    trainable=1000,
+    weight_bytes=4000,
+    trainable_bytes=4000,
+    value_bytes=4,
+    layers=2,
+    hidden=10,
+    intermediate=20,
+    vocabulary=50,
+    cache_bytes_per_token=160,
+    context=128,
+    head_trained=True,
+    saved_bytes_per_token=600.0,
+    checkpoint_bytes_per_token=40.0,
+)
+INPUTS = MemoryInputs(micro_batch=2, sampled=4, prompt_tokens=6, completion_tokens=4)
+
+
+def scored(*groups, tokens=5, clipped=False):
+    """Completions whose one reward is the number given; None is no score."""
+    return [
+        ScoredCompletion(
+            group=group,
+            row=group,
+            prompt="?",
+            text="!",
+            tokens=tokens,
+            clipped=clipped,
+            rewards={"math": value},
+            reasons={},
+            total=value or 0.0,
+        )
+        for group, values in enumerate(groups)
+        for value in values
+    ]
+
+
+def recipe(**sections):
+    told = {
+        "name": "x",
+        "model": {"path": "a/b"},
+        "dataset": {"kind": "inline", "rows": [{"prompt": "?"}]},
+        "rewards": [{"kind": "length", "target": 3}],
+        **sections,
+    }
+    return Recipe.model_validate(told)
+
+
+# --- signal ------------------------------------------------------------------------------------
+
+
+def test_groups_without_spread_are_counted_and_prompts_sorted_by_difficulty():
+    found = signal.read_signal(scored([0, 0], [1, 1], [0, 1], [1, 0]), {"math": 1.0})
+    assert found.flat_groups == 0.5
+    (rate,) = found.pass_rates
+    assert (rate.rate, rate.too_hard, rate.learnable, rate.too_easy) == (0.5, 1, 2, 1)
+    assert found.total.mean == 0.5
+    assert found.total.within == pytest.approx((0 + 0 + 0.5 + 0.5) / 4)
+
+
+def test_an_interval_is_wilsons_where_answers_are_independent():
+    # 20 prompts with one answer each: 13 of 20 right, Wilson 1927 gives 0.4329 to 0.8188.
+    low, high = signal.proportion_interval([1.0] * 13 + [0.0] * 7, 1)
+    assert (round(low, 4), round(high, 4)) == pytest.approx((0.4329, 0.8188), abs=0.01)
+
+
+@pytest.mark.parametrize("rates", [[0.0] * 4, [1.0] * 4, [0.5] * 4, [0.3]])
+def test_an_interval_never_has_width_zero(rates):
+    low, high = signal.proportion_interval(rates, 8)
+    assert 0 <= low <= sum(rates) / len(rates) <= high <= 1
+    assert high - low > 0.05
+
+
+def test_answers_that_agree_within_a_prompt_count_as_one():
+    clustered = signal.proportion_interval([1.0, 0.0] * 8, 8)
+    spread = signal.proportion_interval([0.5] * 16, 8)
+    assert clustered[1] - clustered[0] > spread[1] - spread[0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "clipped", "masked", "expected"),
+    [
+        ([[0, 0]] * 10, True, False, ("length: cut off", "error")),
+        ([[0, 1]] * 10, True, False, ("length: cut off", "warning")),
+        ([[0, 1]] * 10, True, True, ("length: cut off", "error")),
+        ([[0, 0]] * 10, False, False, ("signal: groups without spread", "error")),
+        ([[0, 0]] * 8 + [[0, 1]] * 2, False, False, ("signal: groups without spread", "warning")),
+        ([[0, 0]] * 9 + [[0, 1]], False, False, ("signal: difficulty", "warning")),
+        ([[0, 1]] * 10, False, False, None),
+    ],
+)
+def test_signal_and_lengths_are_judged(groups, clipped, masked, expected):
+    completions = scored(*groups, clipped=clipped)
+    found = signal.read_signal(completions, {"math": 1.0})
+    lengths = signal.read_lengths(completions, 5)
+    findings = [
+        *signal.judge_signal(found, lengths),
+        *signal.judge_lengths(lengths, found, masked=masked),
+    ]
+    told = {(finding.subject, finding.level) for finding in findings}
+    assert told == set() if expected is None else expected in told
+    assert all(finding.fix and finding.why for finding in findings)
+
+
+def test_lengths_are_nearest_rank_percentiles():
+    mixed = [replace(each, tokens=n + 1) for n, each in enumerate(scored(*[[0.0, 1.0]] * 10))]
+    assert signal.read_lengths(mixed, 64) == signal.Lengths(10, 19, 20, 0.0, 64)
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+def parts(inputs, shape=SHAPE):
+    return {(part.name, part.moment): part.bytes for part in estimate_memory(shape, inputs).parts}
+
+
+def test_memory_is_the_sum_of_its_parts_at_the_worst_moment():
+    found = estimate_memory(SHAPE, INPUTS)
+    told = parts(INPUTS)
+    assert told["weights", "always"] == 4000
+    assert told["optimizer states", "always"] == 8000
+    assert told["gradients", "update"] == 4000
+    # 2 sequences of 10 tokens; checkpoints of all of them, and one whole layer of two.
+    assert told["activations", "loss"] == 20 * (40 + 300)
+    # Tiles of 20 tokens and 50 words in float32, and a float32 gradient of the last layer.
+    assert told["logits", "loss"] == 20 * 50 * 4 + 4 * 20 * 10
+    # 4 completions of 10 tokens, and one of two layers while it grows.
+    assert told["keys and values", "sampling"] == 4 * 10 * 160 * 3 // 2
+    sums = {
+        moment: sum(size for (_, when), size in told.items() if when in ("always", moment))
+        for moment in ("sampling", "loss", "update")
+    }
+    assert found.peak_bytes == max(sums.values())
+    assert sums[found.moment] == found.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "part", "size"),
+    [
+        ({"checkpointing": False}, ("activations", "loss"), 20 * 600),
+        ({"reference": True}, ("reference model", "always"), 4000),
+        ({"optimizer": "adamw_8bit"}, ("optimizer states", "always"), 2000),
+        ({"optimizer": "sgd"}, ("optimizer states", "always"), None),
+        ({"replicas": 2}, ("gradient exchange", "always"), 4000),
+        ({"accumulates": True}, ("gradients", "loss"), 4000),
+        ({"autocast": True}, ("16-bit copies", "loss"), 2000),
+        ({"vllm_bytes": 77}, ("vLLM", "always"), 77),
+        ({"vllm_bytes": 77}, ("keys and values", "sampling"), None),
+        ({"elsewhere": True}, ("keys and values", "sampling"), None),
+    ],
+)
+def test_each_setting_changes_its_part(change, part, size):
+    assert parts(replace(INPUTS, **change)).get(part) == size
+
+
+def test_a_cpu_holds_more_for_each_logit():
+    assert parts(replace(INPUTS, cpu=True))["logits", "loss"] == 20 * 50 * 52 + 800
+
+
+# --- time and disk -----------------------------------------------------------------------------
+
+
+def test_time_is_extrapolated_from_what_was_measured():
+    given = recipe(
+        training={"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "beta": 0.1},
+        generation={"num_generations": 4},
+    )
+    plan = plan_batch(
+        BatchInputs(
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            num_generations=4,
+            max_steps=10,
+            dataset_size=100,
+        )
+    )
+    timings = cost.Timings(sample_s=1.0, score_s=0.5, forward_s=2.0, micro_step_s=6.0, update_s=3.0)
+    found = cost.estimate_time(given, plan, timings, eval_rows=20)
+    told = {part.name: part.seconds for part in found.parts}
+    assert told == {
+        "sampling": 10 * 8 * 1.0,
+        "scoring": 10 * 8 * 0.5,
+        "old and reference probabilities": 10 * 2 * 2.0,
+        "forward and backward": 10 * 2 * 6.0,
+        "update": 10 * 3.0,
+        "measuring before and after": 2 * 20 * 1.5,
+    }
+    assert found.total_s == math.fsum(told.values())
+    assert found.step_s == pytest.approx((found.total_s - 60) / 10)
+
+
+@pytest.mark.parametrize(
+    ("training", "kept"),
+    [
+        ({"save_strategy": "no"}, 0),
+        ({"save_strategy": "steps", "save_steps": 10}, 11),
+        ({"save_strategy": "steps", "save_steps": 0.25}, 5),
+        ({"save_strategy": "steps", "save_steps": 10, "save_total_limit": 2}, 2),
+    ],
+)
+def test_checkpoints_are_counted(training, kept):
+    plan = plan_batch(BatchInputs(max_steps=100, dataset_size=1000))
+    found = cost.estimate_disk(recipe(training=training), plan, SHAPE)
+    assert (found.checkpoints, found.checkpoint_bytes) == (kept, 4000 + 8000)
+    assert found.total == (kept + bool(kept)) * 12000 + 4000
+
+
+def test_memory_that_is_not_there_is_an_error_with_an_edit():
+    found = estimate_memory(SHAPE, INPUTS)
+    (over,) = cost.judge_memory(found, found.peak_bytes - 1, recipe())
+    (near,) = cost.judge_memory(found, int(found.peak_bytes * 1.05), recipe())
+    assert (over.level, near.level) == ("error", "warning")
+    assert list(cost.judge_memory(found, 10 * found.peak_bytes, recipe())) == []
+    assert "Fix:" in str(over)
+
+
+def test_hours_that_nothing_saves_are_a_warning():
+    given = recipe(training={"save_strategy": "no"})
+    long = cost.TimeEstimate((cost.TimePart("sampling", 7200.0, ""),), 72.0, 7200.0)
+    told = [finding.subject for finding in cost.judge_time(given, long)]
+    assert told == ["cost: nothing is saved"]
+    short = replace(long, total_s=60.0)
+    assert list(cost.judge_time(given, short)) == []
+    slow = cost.TimeEstimate((cost.TimePart("scoring", 60.0, ""),), 1.0, 60.0)
+    assert [finding.subject for finding in cost.judge_time(given, slow)] == ["cost: scoring"]
