@@ -43,18 +43,22 @@ def print_probe(probe: "Probe") -> None:
 
 def print_findings(console: Console, findings: "Sequence[Finding]") -> None:
     """Prints findings, each with its place, why it matters and what mends it."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(overflow="fold")
     for finding in findings:
         mark, style = LEVEL_MARKS[finding.level]
-        text = Text(f"{mark} ", style=style)
-        text.append(f"{finding.subject}: ", style=f"bold {style}")
+        text = Text(f"{finding.subject}: ", style=f"bold {style}")
         text.append(finding.seen.rstrip("."), style="default not bold")
         if finding.why:
             text.append(f"; {finding.why.rstrip('.')}", style="default not bold")
-        console.print(text)
         if finding.fix:
-            where = f" ({finding.location})" if finding.location else ""
-            fix = Text(f"  Fix: {finding.fix}", style="default not bold")
-            console.print(fix.append(where, style="dim"))
+            text.append(f"\nFix: {finding.fix}", style="default not bold")
+        if finding.location:
+            text.append(f" ({finding.location})", style="dim not bold")
+        table.add_row(Text(mark, style=style), text)
+    if findings:
+        console.print(table)
 
 
 def _print_verdict(console: Console, probe: "Probe") -> None:

@@ -6,9 +6,10 @@ Owns the statistics of scores and lengths, and what is wrong with them. Samples 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import NormalDist, fmean, pstdev
+from statistics import fmean, pstdev
 from typing import Any
 
+from grpo_cli.estimates import proportion_interval
 from grpo_cli.preflight.finding import Finding, FindingLevel
 from grpo_cli.preflight.samples import ScoredCompletion
 
@@ -110,32 +111,6 @@ def read_lengths(scored: Sequence[ScoredCompletion], limit: int) -> Lengths:
     median, p95 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
     clipped = fmean(float(completion.clipped) for completion in scored)
     return Lengths(median, p95, ordered[-1], clipped, limit)
-
-
-def proportion_interval(rates: Sequence[float], size: int) -> tuple[float, float]:
-    """95 % interval of a proportion measured in clusters; never of width 0.
-
-    Wilson's interval with the number of answers replaced by how many independent ones would be as
-    uncertain. Where all clusters agree, that is the number of clusters.
-
-    Args:
-        rates: Share in each cluster.
-        size: Answers in each cluster.
-
-    Source: Wilson 1927; Korn and Graubard 1998 (Survey Methodology 24), effective sample size.
-    """
-    clusters, mean = len(rates), fmean(rates)
-    variance = (
-        sum((rate - mean) ** 2 for rate in rates) / (clusters - 1) / clusters
-        if clusters > 1
-        else 0.0
-    )
-    effective = mean * (1 - mean) / variance if variance > _FLAT else float(clusters)
-    count = min(max(effective, 1.0), float(clusters * size))
-    z = NormalDist().inv_cdf(0.975)
-    middle = (mean + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count**2))
-    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def judge_signal(signal: Signal, lengths: Lengths) -> Iterator[Finding]:
@@ -272,12 +247,12 @@ def _pass_rate(
     if not judged:
         return None
     rates = [fmean(map(float, group)) for group in judged]
-    low, high = proportion_interval(rates, len(judged[0]))
+    interval = proportion_interval(rates, len(judged[0]))
     return PassRate(
         reward=name,
         rate=fmean(rates),
-        low=low,
-        high=high,
+        low=interval.low or 0.0,
+        high=interval.high or 0.0,
         too_hard=sum(rate == 0 for rate in rates),
         learnable=sum(0 < rate < 1 for rate in rates),
         too_easy=sum(rate == 1 for rate in rates),

@@ -73,25 +73,6 @@ def test_groups_without_spread_are_counted_and_prompts_sorted_by_difficulty():
     assert found.total.within == pytest.approx((0 + 0 + 0.5 + 0.5) / 4)
 
 
-def test_an_interval_is_wilsons_where_answers_are_independent():
-    # 20 prompts with one answer each: 13 of 20 right, Wilson 1927 gives 0.4329 to 0.8188.
-    low, high = signal.proportion_interval([1.0] * 13 + [0.0] * 7, 1)
-    assert (round(low, 4), round(high, 4)) == pytest.approx((0.4329, 0.8188), abs=0.01)
-
-
-@pytest.mark.parametrize("rates", [[0.0] * 4, [1.0] * 4, [0.5] * 4, [0.3]])
-def test_an_interval_never_has_width_zero(rates):
-    low, high = signal.proportion_interval(rates, 8)
-    assert 0 <= low <= sum(rates) / len(rates) <= high <= 1
-    assert high - low > 0.05
-
-
-def test_answers_that_agree_within_a_prompt_count_as_one():
-    clustered = signal.proportion_interval([1.0, 0.0] * 8, 8)
-    spread = signal.proportion_interval([0.5] * 16, 8)
-    assert clustered[1] - clustered[0] > spread[1] - spread[0]
-
-
 @pytest.mark.parametrize(
     ("groups", "clipped", "masked", "expected"),
     [

@@ -1,0 +1,140 @@
+"""What few samples say of many: proportions, means and differences, each with its uncertainty.
+
+Owns the formulas. Knows no rewards, models or files: numbers in, numbers out.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+
+FEWEST_CLUSTERS = 8
+"""Prompts below which a bootstrap's interval is too narrow to be shown."""
+RESAMPLES = 10_000
+_BLOCK = 2**20
+_LEVEL = 0.95
+_FLAT = 1e-12
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95 % interval, or the reason why there is none."""
+
+    low: float | None
+    high: float | None
+    reason: str | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether there is an interval."""
+        return self.low is not None
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Probability that one of `k` completions is right, from `right` right ones among `samples`.
+
+    Raises:
+        ValueError: `k` is more than `samples`.
+
+    Source: Chen et al. 2021 (arXiv:2107.03374), equation 1, the unbiased estimator.
+    """
+    if not 0 < k <= samples:
+        raise ValueError(f"k is {k}, and there are {samples} samples")
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def majority(answers: Sequence[Hashable | None]) -> int | None:
+    """Place of the first completion that gives the commonest answer; None where none answers.
+
+    Of equally common answers, the one given first wins, so that the choice does not depend on
+    which of them is right.
+
+    Source: Wang et al. 2023 (arXiv:2203.11171), self-consistency.
+    """
+    counts: dict[Hashable, int] = {}
+    for answer in answers:
+        if answer is not None:
+            counts[answer] = counts.get(answer, 0) + 1
+    if not counts:
+        return None
+    return answers.index(max(counts, key=counts.__getitem__))
+
+
+def proportion_interval(rates: Sequence[float], size: int) -> Interval:
+    """95 % interval of a proportion measured in clusters; never of width 0.
+
+    Wilson's interval with the number of answers replaced by how many independent ones would be as
+    uncertain. Where all clusters agree, that is the number of clusters.
+
+    Args:
+        rates: Share in each cluster.
+        size: Answers in each cluster.
+
+    Source: Wilson 1927; Korn and Graubard 1998 (Survey Methodology 24), effective sample size.
+    """
+    clusters, mean = len(rates), fmean(rates)
+    variance = _variance_of_mean(rates)
+    effective = mean * (1 - mean) / variance if variance > _FLAT else float(clusters)
+    count = min(max(effective, 1.0), float(clusters * size))
+    z = NormalDist().inv_cdf((1 + _LEVEL) / 2)
+    middle = (mean + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count**2))
+    return Interval(max(middle - half, 0.0), min(middle + half, 1.0))
+
+
+def _variance_of_mean(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    mean = fmean(values)
+    return sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
+
+
+def mean_interval(means: Sequence[float], seed: int = 0) -> Interval:
+    """95 % bootstrap interval of a mean over clusters, such as the mean of each prompt's completions.
+
+    Args:
+        means: Mean of each cluster.
+        seed: Of the resampling.
+
+    Source: Efron and Tibshirani 1993, chapter 13 (percentile interval), clusters resampled whole.
+    """
+    reason = _too_little(means)
+    if reason:
+        return Interval(None, None, reason)
+    import numpy
+
+    values = numpy.asarray(means, dtype=numpy.float64)
+    generator = numpy.random.default_rng(seed)
+    resampled = numpy.empty(RESAMPLES)
+    # In blocks: all at once would be RESAMPLES × clusters numbers.
+    block = max(_BLOCK // len(values), 1)
+    for start in range(0, RESAMPLES, block):
+        size = (min(block, RESAMPLES - start), len(values))
+        drawn = generator.integers(0, len(values), size)
+        resampled[start : start + size[0]] = values[drawn].mean(axis=1)
+    low, high = numpy.quantile(resampled, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    return Interval(float(low), float(high))
+
+
+def difference_interval(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Interval:
+    """95 % paired bootstrap interval of the mean difference `after - before` over the same clusters.
+
+    Args:
+        before: Mean of each cluster, in one order.
+        after: The same clusters, in the same order.
+        seed: Of the resampling.
+
+    Raises:
+        ValueError: The two do not have the same number of clusters.
+    """
+    pairs = zip(before, after, strict=True)
+    return mean_interval([second - first for first, second in pairs], seed)
+
+
+def _too_little(means: Sequence[float]) -> str | None:
+    """Why there is no interval."""
+    if len(means) < FEWEST_CLUSTERS:
+        return f"{len(means)} prompts are too few for an interval (at least {FEWEST_CLUSTERS})"
+    if max(means) - min(means) <= _FLAT:
+        return "all prompts have the same value"
+    return None
