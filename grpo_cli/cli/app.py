@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from grpo_cli import __version__
+from grpo_cli.cli import evaluation
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.errors import ExitCode
 
@@ -224,6 +225,8 @@ def doctor(
         views.print_examination(examination)
     raise typer.Exit(ExitCode.ENVIRONMENT if examination.errors else ExitCode.OK)
 
+
+app.add_typer(evaluation.app, name="eval")
 
 rewards = typer.Typer(help="Reward kinds, and rewards tried on answers.", no_args_is_help=True)
 app.add_typer(rewards, name="rewards")

@@ -146,6 +146,10 @@ class RewardParams(Section):
         """Whether a right answer holds all of the gold's text."""
         return False
 
+    def vote(self, text: str) -> str | None:
+        """The answer that a completion gives, in one spelling, for majority votes; None where it gives none."""
+        return None
+
     def reads_tokens(self) -> bool:
         """Whether it cannot score completions without token ids."""
         return False

@@ -77,6 +77,20 @@ class RunFolder:
         """The trainer's checkpoints."""
         return self.path / "checkpoints"
 
+    def whole_checkpoints(self) -> dict[int, Path]:
+        """The checkpoints that were written to their end, by step.
+
+        The trainer writes `trainer_state.json` last (transformers 5.17).
+        """
+        found = {
+            int(path.name.rpartition("-")[2]): path
+            for path in self.checkpoints.glob("checkpoint-*")
+            if path.name.rpartition("-")[2].isdecimal()
+        }
+        return {
+            step: path for step, path in found.items() if (path / "trainer_state.json").is_file()
+        }
+
     @property
     def model(self) -> Path:
         """The final weights or adapter."""
@@ -130,7 +144,7 @@ def create_run(root: Path, recipe: Recipe, recipe_text: str) -> RunFolder:
     Raises:
         UsageError: The folder cannot be written.
     """
-    folder = RunFolder(_claim(root / recipe.name))
+    folder = RunFolder(claim_folder(root / recipe.name))
     with removed_on_failure(folder):
         write_text(folder.recipe, recipe_text)
         resolved = {"schema_version": SCHEMA_VERSION, "recipe": recipe.model_dump(mode="json")}
@@ -154,8 +168,12 @@ def removed_on_failure(folder: RunFolder) -> Iterator[None]:
         raise unwritable(folder.path.parent, error) from None
 
 
-def _claim(parent: Path) -> Path:
-    """Makes a folder that no other run has, named after the time."""
+def claim_folder(parent: Path) -> Path:
+    """Makes a folder that no other has, named after the time.
+
+    Raises:
+        UsageError: The parent cannot be written.
+    """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     try:
         parent.mkdir(parents=True, exist_ok=True)

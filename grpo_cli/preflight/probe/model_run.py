@@ -13,10 +13,10 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.errors import RunError
-from grpo_cli.models.loading import load_generation_config, load_model, model_folder_or_id
+from grpo_cli.models.loading import declared_stops, load_model, model_folder_or_id
 from grpo_cli.models.sampling import Completion, encode_prompt, sample_completions
 from grpo_cli.preflight.probe.rehearsal import Rehearsal, rehearse
-from grpo_cli.preflight.probe.settings import read_setting
+from grpo_cli.preflight.probe.settings import engine_settings
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 
@@ -119,25 +119,20 @@ def _sample_with_vllm(
     recipe: Recipe, tokenizer: Any, prompts: Sequence[Any], watch: "_Watch"
 ) -> list[list[Completion]]:
     """With an engine of the recipe's settings; in server mode too, since it ends with the probe."""
-    from grpo_cli.models.vllm_sampling import sample_with_vllm
+    from grpo_cli.models.vllm_sampling import open_vllm
 
-    declared = load_generation_config(recipe.model).eos_token_id
-    ends = declared if isinstance(declared, list) else [declared]
-    return sample_with_vllm(
+    total = recipe.generation.num_generations * len(prompts)
+    with open_vllm(
         model_folder_or_id(recipe.model),
         tokenizer,
-        prompts,
-        stop_token_ids=[token for token in {*ends, tokenizer.eos_token_id} if token is not None],
-        engine={
-            "dtype": recipe.model.dtype,
-            "gpu_memory_utilization": read_setting(recipe, "vllm_gpu_memory_utilization"),
-            "max_model_len": read_setting(recipe, "vllm_max_model_length"),
-            "trust_remote_code": recipe.model.trust_remote_code,
-            "revision": recipe.model.revision,
-        },
-        on_progress=watch,
-        **_settings(recipe),
-    )
+        stops=declared_stops(recipe.model, tokenizer),
+        seed=recipe.seed,
+        engine=engine_settings(recipe),
+    ) as engine:
+        watch(0, total)
+        sampled = engine.sample(prompts, **_settings(recipe))
+        watch(total, total)
+    return sampled
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:

@@ -49,6 +49,10 @@ class ChoiceParams(RewardParams):
         """The letter."""
         return self._read_gold(read_cell(batch, self.answer, row), read_phrasings(self.choices))
 
+    def vote(self, text: str) -> str | None:
+        """The letter chosen."""
+        return read_phrasings(self.choices).find(text)
+
     def build(self, context: RewardContext) -> Scorer:
         """Compiles the phrasings for these letters."""
         phrasings = read_phrasings(self.choices)

@@ -18,7 +18,7 @@ from grpo_cli.errors import RewardError, SetupError, nearest
 from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
 from grpo_cli.rewards.reading.expressions import is_explosive
-from grpo_cli.rewards.reading.extraction import TextOrPlace, find_answer
+from grpo_cli.rewards.reading.extraction import TextOrPlace, canonical_answer, find_answer
 from grpo_cli.rewards.rows import score_rows
 
 TaskScorer = Callable[[str | None, dict[str, Any]], float]
@@ -90,6 +90,10 @@ class ReasoningGymParams(RewardParams):
         return (
             self._score(batch, row, entry) if _scorers().only_compares(self._task(entry)) else None
         )
+
+    def vote(self, text: str) -> str | None:
+        """The answer found, numbers in one spelling."""
+        return canonical_answer(text, self.extract)
 
     def build(self, context: RewardContext) -> Scorer:
         """Imports reasoning-gym (about a second)."""

@@ -11,7 +11,12 @@ from pydantic import Field
 
 from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
-from grpo_cli.rewards.reading.extraction import TextOrPlace, after_thinking, find_answer
+from grpo_cli.rewards.reading.extraction import (
+    TextOrPlace,
+    after_thinking,
+    canonical_answer,
+    find_answer,
+)
 from grpo_cli.rewards.reading.golds import own_text, read_golds
 from grpo_cli.rewards.reading.quantities import parse_number, same_quantity, unwrap
 from grpo_cli.rewards.rows import score_rows
@@ -65,6 +70,10 @@ class ExactParams(RewardParams):
     def repeats_gold(self) -> bool:
         """The answer is the gold."""
         return True
+
+    def vote(self, text: str) -> str | None:
+        """The answer found, numbers in one spelling."""
+        return canonical_answer(text, self.extract)
 
     def build(self, context: RewardContext) -> Scorer:
         """Returns the scorer; nothing has to be loaded."""

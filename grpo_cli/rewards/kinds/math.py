@@ -11,7 +11,7 @@ from pydantic import Field
 from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
 from grpo_cli.rewards.reading.expressions import is_explosive, parse_expression, same_expression
-from grpo_cli.rewards.reading.extraction import Found, Place, find_answer
+from grpo_cli.rewards.reading.extraction import Found, Place, canonical_answer, find_answer
 from grpo_cli.rewards.reading.golds import read_cell
 from grpo_cli.rewards.reading.quantities import Quantity, parse_number, same_quantity, tidy, unwrap
 from grpo_cli.rewards.rows import score_rows
@@ -89,6 +89,10 @@ class MathParams(RewardParams):
             return Score(0.0, "no answer found")
         same = _is_plainly_same(gold, found.text)
         return None if same is None else _verdict(gold, found, same)
+
+    def vote(self, text: str) -> str | None:
+        """The answer found, numbers in one spelling."""
+        return canonical_answer(text, self.extract)
 
     def build(self, context: RewardContext) -> Scorer:
         """Returns the scorer; math-verify is loaded by the first answer that needs it."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from grpo_cli.rewards.reading.quantities import NUMBER, parse_number
+from grpo_cli.rewards.reading.quantities import NUMBER, parse_number, unwrap
 
 Place = Literal["boxed", "hashes", "answer_tag", "last_number"]
 TextOrPlace = Literal["text", "boxed", "hashes", "answer_tag", "last_number"]
@@ -48,6 +48,19 @@ def find_answer(text: str, places: Sequence[TextOrPlace]) -> Found | None:
         if answer:
             return Found(place, answer)
     return None
+
+
+def canonical_answer(text: str, places: Sequence[TextOrPlace]) -> str | None:
+    """The answer of a completion in one spelling, for votes: `1,000` and `1000.0` are the same.
+
+    Expressions are compared as they are written: evaluating each against each would take too long.
+    """
+    found = find_answer(text, places)
+    if found is None:
+        return None
+    plain = unwrap(found.text)
+    quantity = parse_number(plain)
+    return " ".join(plain.casefold().split()) if quantity is None else str(quantity)
 
 
 def after_thinking(text: str) -> str:

@@ -1,0 +1,114 @@
+"""How an evaluation looks in a terminal: its progress, its result, a comparison. Computes nothing."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from grpo_cli.cli.output import stderr, stdout
+from grpo_cli.eval.folder import EvalFolder
+from grpo_cli.units import format_duration
+
+_QUIET_S = 10.0
+"""Seconds between lines where there is no terminal."""
+
+
+@contextmanager
+def progress(folder: EvalFolder) -> Iterator[Callable[[str, int, int], None]]:
+    """Shows on stderr how far an evaluation is, with the time left."""
+    console = stderr()
+    console.print(f"evaluation: {folder.path}", markup=False)
+    if not console.is_terminal:
+        yield _plain_progress()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("completions, left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def tell(subject: str, done: int, total: int) -> None:
+            if subject not in tasks:
+                tasks[subject] = bars.add_task(subject, total=total, completed=done)
+            bars.update(tasks[subject], completed=done)
+
+        yield tell
+
+
+def _plain_progress() -> Callable[[str, int, int], None]:
+    last = [0.0]
+    begun: dict[str, tuple[float, int]] = {}
+
+    def tell(subject: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        started, first = begun.setdefault(subject, (now, done))
+        if now - last[0] < _QUIET_S and done < total:
+            return
+        last[0] = now
+        speed = (done - first) / (now - started) if now > started else 0.0
+        left = f", {format_duration((total - done) / speed)} left" if speed and done < total else ""
+        stderr().print(f"{subject}: {done}/{total} completions{left}", markup=False)
+
+    return tell
+
+
+def print_result(result: Mapping[str, Any], folder: Path) -> None:
+    """Prints every metric of every subject, the gain, and the verdict."""
+    console = stdout()
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("")
+    subjects = result["subjects"]
+    for name in subjects:
+        table.add_column(name, justify="right")
+    for name in result["differences"]:
+        table.add_column(f"gain of {name}", justify="right")
+    for metric in next(iter(subjects.values()))["metrics"]:
+        cells = [_cell(subject["metrics"].get(metric)) for subject in subjects.values()]
+        gains = [_cell(each.get(metric), "+") for each in result["differences"].values()]
+        table.add_row(Text(metric), *cells, *gains)
+    speeds = [f"{subject['tokens_per_s'] or 0:.0f}" for subject in subjects.values()]
+    table.add_row(Text("tokens/s", style="dim"), *speeds)
+    console.print(table)
+    settings, first = result["settings"], next(iter(subjects.values()))
+    console.print(
+        Text(
+            f"{first['prompts']} prompts × {settings['samples']} at temperature "
+            f"{settings['temperature']:g}, split {settings['split']}; 95 % intervals by prompt",
+            style="dim",
+        )
+    )
+    for verdict in result["verdicts"].values():
+        console.print(Text(verdict, style="bold"))
+    console.print(f"result  {folder / 'result.json'}", markup=False)
+
+
+def print_comparison(compared: Mapping[str, Any]) -> None:
+    """Prints the paired differences of two results."""
+    console = stdout()
+    console.print(f"before  {compared['before']}", markup=False)
+    console.print(f"after   {compared['after']}", markup=False)
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("")
+    table.add_column("difference", justify="right")
+    for name, metric in compared["differences"].items():
+        table.add_row(Text(name), _cell(metric, "+"))
+    console.print(table)
+    console.print(Text(compared["verdict"], style="bold"))
+
+
+def _cell(metric: Mapping[str, Any] | None, sign: str = "") -> Text:
+    if metric is None or metric["value"] is None:
+        return Text("–")
+    text = Text(f"{metric['value']:{sign}.3f}")
+    if metric["low"] is not None:
+        text.append(f" [{metric['low']:{sign}.3f}, {metric['high']:{sign}.3f}]", style="dim")
+    return text

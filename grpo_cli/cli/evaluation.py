@@ -1,0 +1,127 @@
+"""`grpo eval`: the commands. Each body parses, calls one function, and hands on its result."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from grpo_cli.errors import ExitCode
+
+
+class _MeasuresByDefault(TyperGroup):
+    """`grpo eval RUN` is `grpo eval measure RUN`: what is no command is something to measure."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts the command in its place."""
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["measure", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    help="Measure a model with its recipe's own prompts and rewards, beside a baseline.",
+    no_args_is_help=True,
+    cls=_MeasuresByDefault,
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+FailUnder = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="METRIC=VALUE",
+        help="Exit with 1 below it: accuracy=0.5, gain/accuracy=0. May be repeated.",
+    ),
+]
+
+
+@app.command()
+def measure(
+    source: Annotated[Path, typer.Argument(metavar="RUN|RECIPE", help="A run folder or a recipe.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="a.b=c", help="Replace a value of the recipe."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Measure this folder or hub id with the recipe.")
+    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="A step of the run, all or best.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Compare with this folder or hub id; none leaves it out.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="eval or train.")] = "eval",
+    limit: Annotated[int | None, typer.Option(min=1, help="Prompts to measure on.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Completions for each prompt.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of sampling and of the bootstrap.")] = None,
+    backend: Annotated[str | None, typer.Option(help="transformers or vllm.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Completions sampled at a time on each device.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for samples and result.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted one.")
+    ] = False,
+    fail_under: FailUnder = None,
+    json: AsJson = False,
+) -> None:
+    """Measure the models of a run, or a model with a recipe, and the gain over a baseline."""
+    from grpo_cli.cli import eval_view, output
+    from grpo_cli.eval.evaluation import EvalOptions, prepare, run_here
+    from grpo_cli.eval.result import falls_short
+
+    options = EvalOptions(
+        **{name: value for name, value in locals().items() if name in EvalOptions.__annotations__}
+    )
+    request, folder = prepare(source, set_, options)
+    with eval_view.progress(folder) as tell:
+        result = run_here(request, folder, tell)
+    if json:
+        output.print_json(result)
+    else:
+        eval_view.print_result(result, folder.path)
+    _fail(falls_short(result, fail_under or ()))
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A result, or its folder.")],
+    fail_under: FailUnder = None,
+    json: AsJson = False,
+) -> None:
+    """Show a result again."""
+    from grpo_cli.cli import eval_view, output
+    from grpo_cli.eval.result import falls_short, read_result
+
+    folder, result = read_result(path)
+    if json:
+        output.print_json(result)
+    else:
+        eval_view.print_result(result, folder.path)
+    _fail(falls_short(result, fail_under or ()))
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A result, or its folder.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another, on the same prompts.")],
+    json: AsJson = False,
+) -> None:
+    """Compare two results prompt by prompt: B minus A."""
+    from grpo_cli.cli import eval_view, output
+    from grpo_cli.eval.result import compare_results
+
+    compared = compare_results(first, second)
+    if json:
+        output.print_json(compared)
+    else:
+        eval_view.print_comparison(compared)
+
+
+def _fail(short: list[str]) -> None:
+    """Ends with 1 where a floor is not reached."""
+    from grpo_cli.cli.output import stderr
+
+    for each in short:
+        stderr().print(f"error: {each}", style="red", markup=False)
+    if short:
+        raise typer.Exit(ExitCode.FAILED)

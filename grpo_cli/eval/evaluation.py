@@ -1,0 +1,148 @@
+"""`grpo eval` from what was named to a written result, on this process alone.
+
+Owns the settings' defaults, the folder an evaluation gets, and taking up one that was interrupted.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.errors import UsageError
+from grpo_cli.eval.folder import EvalFolder
+from grpo_cli.eval.request import Backend, EvalRequest, Split, check_sampling, name_subjects
+from grpo_cli.eval.result import build_result, write_result
+from grpo_cli.preflight.checks import check_recipe
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.folder import RunFolder, claim_folder
+from grpo_cli.runs.manifest import describe_origin
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """What the command line asks for; None leaves it to the recipe."""
+
+    model: str | None = None
+    checkpoint: str | None = None
+    baseline: str | None = None
+    split: Split = "eval"
+    limit: int | None = None
+    samples: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    backend: Backend | None = None
+    batch_size: int | None = None
+    out: Path | None = None
+    resume: bool = False
+
+
+def prepare(
+    source: Path, overrides: list[str] | None, options: EvalOptions
+) -> tuple[EvalRequest, EvalFolder]:
+    """Works out what to measure, and the folder it goes to.
+
+    Raises:
+        GrpoError: The recipe, the run, a model or a setting is wrong.
+    """
+    recipe = _read_recipe(source, overrides)
+    request = _make_request(source, recipe, options)
+    root = _root(source, recipe)
+    if options.resume:
+        return request, _find_unfinished(request, options.out, root)
+    folder = EvalFolder(_fresh(options.out) if options.out else claim_folder(root))
+    folder.write_request(request)
+    return request, folder
+
+
+def _read_recipe(source: Path, overrides: list[str] | None) -> Recipe:
+    if not source.is_dir():
+        return check_recipe(source, overrides).recipe
+    if overrides:
+        raise UsageError(
+            "--set changes recipes, and a run keeps the one it was trained with. "
+            "Fix: name the recipe, and the run's model with --model"
+        )
+    return RunFolder(source).read_recipe()
+
+
+def _make_request(source: Path, recipe: Recipe, options: EvalOptions) -> EvalRequest:
+    subjects, baseline = name_subjects(
+        source,
+        recipe,
+        model=options.model,
+        checkpoint=options.checkpoint,
+        baseline=options.baseline,
+    )
+    evaluation = recipe.evaluation
+    samples = options.samples or evaluation.samples_per_prompt
+    temperature = options.temperature
+    if temperature is None:
+        greedy = evaluation.temperature == 0 and samples > 1
+        temperature = recipe.generation.temperature if greedy else evaluation.temperature
+    check_sampling(samples, temperature)
+    return EvalRequest(
+        source=str(source),
+        recipe=recipe,
+        subjects=subjects,
+        baseline=baseline,
+        split=options.split,
+        limit=options.limit if options.limit is not None else evaluation.limit,
+        samples=samples,
+        temperature=temperature,
+        seed=recipe.seed if options.seed is None else options.seed,
+        backend=options.backend or "transformers",
+        batch_size=options.batch_size or evaluation.batch_size,
+    )
+
+
+def _root(source: Path, recipe: Recipe) -> Path:
+    """Where evaluations go: into the run, or beside the runs."""
+    return RunFolder(source).evaluations if source.is_dir() else Path("evals") / recipe.name
+
+
+def _fresh(path: Path) -> Path:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(
+            f"{path} exists already, and nothing is overwritten. Fix: another --out, or --resume"
+        )
+    return path
+
+
+def _find_unfinished(request: EvalRequest, out: Path | None, root: Path) -> EvalFolder:
+    """The newest evaluation of the same request without a result."""
+    candidates = [out] if out else sorted(root.glob("*/"), reverse=True)
+    for path in candidates:
+        folder = EvalFolder(path)
+        if folder.request.is_file() and not folder.result.is_file():
+            if folder.read_request() == request:
+                folder.forget_torn()
+                return folder
+            if out:
+                raise UsageError(
+                    f"{out} was started with other settings. Fix: give the same ones, or another --out"
+                )
+    raise UsageError(
+        f"there is no interrupted evaluation with these settings in {out or root}. Fix: leave out --resume"
+    )
+
+
+def run_here(request: EvalRequest, folder: EvalFolder, tell: Progress) -> dict[str, Any]:
+    """Measures in this process, and writes the result."""
+    import torch
+
+    from grpo_cli.eval.work import Place, measure
+
+    cuda = torch.cuda.is_available() and not request.recipe.launch.use_cpu
+    about = measure(request, folder, Place(0, 1, torch.device("cuda" if cuda else "cpu")), tell)
+    return finish(request, folder, about)
+
+
+def finish(request: EvalRequest, folder: EvalFolder, about: dict[str, Any]) -> dict[str, Any]:
+    """Sums up what all processes sampled."""
+    origin = describe_origin(sys.argv, Path(request.source), request.seed)
+    result = build_result(request, folder, about, origin)
+    write_result(folder, result)
+    return result

@@ -1,0 +1,174 @@
+"""What is to be measured, with which settings: worked out once, written down, read by every process.
+
+Owns the passage from a run or a recipe to subjects, and the rules settings must keep.
+"""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from grpo_cli.errors import UsageError
+from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.folder import RunFolder
+
+Backend = Literal["transformers", "vllm"]
+Split = Literal["eval", "train"]
+_VLLM_CHUNK = 256
+"""Prompts after which samples are written down, so that an interrupted evaluation can go on."""
+
+
+class Subject(BaseModel):
+    """One model that is measured."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    """What the result calls it: `final`, `base`, `checkpoint-20`."""
+    model: ModelConfig
+    adapter: str | None = None
+    """Folder of the LoRA adapter on top of the model; None measures the model itself."""
+
+
+class EvalRequest(BaseModel):
+    """Everything a process needs to measure."""
+
+    model_config = ConfigDict(frozen=True)
+
+    source: str
+    """The run folder or recipe that was named."""
+    recipe: Recipe
+    subjects: tuple[Subject, ...]
+    """The baseline last, where there is one."""
+    baseline: str | None
+    """Name of the subject that the others are compared with."""
+    split: Split
+    limit: int | None
+    samples: int
+    temperature: float
+    seed: int
+    backend: Backend
+    batch_size: int
+
+    @property
+    def chunk_size(self) -> int:
+        """Prompts sampled at a time; vLLM batches by itself, and wants many."""
+        if self.backend == "vllm":
+            return _VLLM_CHUNK
+        return max(self.batch_size // self.samples, 1)
+
+
+def name_subjects(
+    source: Path, recipe: Recipe, *, model: str | None, checkpoint: str | None, baseline: str | None
+) -> tuple[tuple[Subject, ...], str | None]:
+    """The models to measure, and which of them is the baseline.
+
+    Args:
+        source: A run folder, or a recipe.
+        recipe: The run's, or the recipe itself.
+        model: A folder or hub id to measure in the place of the recipe's own model.
+        checkpoint: A step, `all` or `best`; only of a run.
+        baseline: A folder or hub id, or `none`; None is the recipe's model.
+
+    Raises:
+        UsageError: There is no such model or checkpoint.
+    """
+    run = RunFolder(source) if source.is_dir() else None
+    if checkpoint is not None and run is None:
+        raise UsageError("--checkpoint names a checkpoint of a run. Fix: name a folder under runs/")
+    if model is not None and run is not None:
+        raise UsageError("--model goes with a recipe. Fix: grpo eval RECIPE --model PATH")
+    if run is not None:
+        measured = [_of_folder(name, path, recipe) for name, path in _folders(run, checkpoint)]
+    elif model is not None:
+        measured = [_of_path("model", model, recipe)]
+    else:
+        measured = [Subject(name="model", model=recipe.model)]
+    base = _baseline(recipe, baseline, implied=run is not None or model is not None)
+    return (*measured, *([base] if base else [])), base.name if base else None
+
+
+def _baseline(recipe: Recipe, wanted: str | None, *, implied: bool) -> Subject | None:
+    if wanted == "none" or (wanted is None and not implied):
+        return None
+    if wanted is not None:
+        return _of_path("baseline", wanted, recipe)
+    return Subject(name="base", model=recipe.model)
+
+
+def _of_path(name: str, path: str, recipe: Recipe) -> Subject:
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return _of_folder(name, folder, recipe)
+    plain = recipe.model.model_copy(update={"path": path, "revision": None, "lora": None})
+    return Subject(name=name, model=plain)
+
+
+def _of_folder(name: str, folder: Path, recipe: Recipe) -> Subject:
+    """A folder of weights, or of an adapter on the model it was trained on."""
+    folder = folder.absolute()
+    if not (folder / "adapter_config.json").is_file():
+        plain = recipe.model.model_copy(
+            update={"path": str(folder), "revision": None, "lora": None}
+        )
+        return Subject(name=name, model=plain)
+    base = recipe.model.model_copy(update={"lora": None})
+    return Subject(name=name, model=base, adapter=str(folder))
+
+
+def _folders(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path]]:
+    """The names and folders of what a run left behind."""
+    if checkpoint is None:
+        if not run.model.is_dir():
+            raise UsageError(
+                f"{run.path} has no final model{_say_checkpoints(run)}. "
+                "Fix: name a checkpoint with --checkpoint N, or finish the run"
+            )
+        return [("final", run.model)]
+    known = run.whole_checkpoints()
+    if checkpoint == "best":
+        return [_best(run, known)]
+    if checkpoint == "all":
+        chosen = sorted(known)
+    else:
+        chosen = [int(checkpoint)] if checkpoint.isdecimal() and int(checkpoint) in known else []
+    if not chosen:
+        raise UsageError(
+            f"{run.path} has no checkpoint `{checkpoint}`{_say_checkpoints(run)}. "
+            "Fix: --checkpoint N, all or best"
+        )
+    return [(f"checkpoint-{step}", known[step]) for step in chosen]
+
+
+def _best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
+    """The checkpoint that the trainer's own state calls the best."""
+    if known:
+        state = json.loads((known[max(known)] / "trainer_state.json").read_text(encoding="utf-8"))
+        name = Path(state.get("best_model_checkpoint") or "").name
+        found = {path.name: path for path in known.values()}
+        if name in found:
+            return name, found[name]
+    raise UsageError(
+        f"{run.path} does not say which checkpoint is best{_say_checkpoints(run)}. "
+        "Fix: --checkpoint N; a run knows its best one with `training.load_best_model_at_end`"
+    )
+
+
+def _say_checkpoints(run: RunFolder) -> str:
+    known = sorted(run.whole_checkpoints())
+    return f" (checkpoints: {', '.join(map(str, known))})" if known else " (and no checkpoints)"
+
+
+def check_sampling(samples: int, temperature: float) -> None:
+    """Refuses settings under which several samples say no more than one.
+
+    Raises:
+        UsageError: Several samples at temperature 0.
+    """
+    if samples > 1 and temperature == 0:
+        raise UsageError(
+            f"--samples {samples} at temperature 0 would be {samples} times the same completion. "
+            "Fix: --temperature 1.0, or --samples 1"
+        )

@@ -1,0 +1,275 @@
+"""The result of an evaluation: metrics with intervals, the gain over the baseline, and a verdict.
+
+Owns the result file (`schema_version`, see `SCHEMA_VERSION`) and what it says in words.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.errors import UsageError
+from grpo_cli.eval.folder import EvalFolder, as_scored
+from grpo_cli.eval.request import EvalRequest, Subject
+from grpo_cli.measure.metrics import Metric, PerPrompt, compare, per_prompt, summarize
+from grpo_cli.measure.samples import ScoredCompletion
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.building import name_rewards
+from grpo_cli.rewards.registry import KINDS
+from grpo_cli.runs.files import SCHEMA_VERSION, write_json
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One subject's completions, and what they come to prompt by prompt."""
+
+    groups: list[list[ScoredCompletion]]
+    """By row of the data."""
+    values: dict[str, PerPrompt]
+    seconds: float
+    """Spent on sampling, by all processes together."""
+
+    @property
+    def tokens(self) -> int:
+        """Sampled in all."""
+        return sum(each.tokens for group in self.groups for each in group)
+
+
+def right_scores(recipe: Recipe) -> dict[str, float]:
+    """For each reward that judges answers, by name, the score of a right one."""
+    names = name_rewards(recipe.rewards)
+    scores = {
+        name: KINDS[reward.kind].right_answer
+        for name, reward in zip(names, recipe.rewards, strict=True)
+    }
+    return {name: score for name, score in scores.items() if score is not None}
+
+
+def read_measured(folder: EvalFolder, subject: str, right: Mapping[str, float]) -> Measured:
+    """Reads a subject's samples back.
+
+    Raises:
+        UsageError: There are none.
+    """
+    chunks = folder.read_samples(subject)
+    groups: dict[int, list[ScoredCompletion]] = {}
+    for records in chunks.values():
+        for record in records:
+            groups.setdefault(record["row"], []).append(as_scored(record))
+    if not groups:
+        raise UsageError(f"{folder.path} holds no samples of `{subject}`. Fix: measure it anew")
+    ordered = [groups[row] for row in sorted(groups)]
+    seconds = sum(records[0]["chunk_s"] for records in chunks.values())
+    return Measured(ordered, per_prompt(ordered, right), seconds)
+
+
+def build_result(
+    request: EvalRequest, folder: EvalFolder, about: Mapping[str, Any], origin: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The result of a finished evaluation, as it is written to `result.json`.
+
+    Args:
+        request: What was asked for.
+        folder: Holds every sample.
+        about: What the data is.
+        origin: Command, versions, git, machine.
+    """
+    right = right_scores(request.recipe)
+    measured = {
+        subject.name: read_measured(folder, subject.name, right) for subject in request.subjects
+    }
+    differences = {
+        name: compare(measured[request.baseline].values, found.values, request.seed)
+        for name, found in measured.items()
+        if request.baseline is not None and name != request.baseline
+    }
+    primary = primary_metric(right)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "grpo-eval",
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "source": request.source,
+        "origin": dict(origin),
+        "settings": request.model_dump(
+            mode="json",
+            include={"split", "limit", "samples", "temperature", "seed", "backend", "batch_size"},
+        ),
+        "data": dict(about),
+        "primary": primary,
+        "baseline": request.baseline,
+        "subjects": {
+            subject.name: _describe(request, subject, measured[subject.name])
+            for subject in request.subjects
+        },
+        "differences": {
+            name: {metric: found.as_json() for metric, found in each.items()}
+            for name, each in differences.items()
+        },
+        "verdicts": {
+            name: say_difference(primary, each[primary], name, request.baseline or "")
+            for name, each in differences.items()
+        },
+        "recipe": request.recipe.model_dump(mode="json"),
+    }
+
+
+def _describe(request: EvalRequest, subject: Subject, found: Measured) -> dict[str, Any]:
+    metrics = summarize(found.values, request.samples, request.seed)
+    return {
+        "model": subject.model.path,
+        "adapter": subject.adapter,
+        "prompts": len(found.groups),
+        "completions": sum(map(len, found.groups)),
+        "tokens": found.tokens,
+        "sampling_s": round(found.seconds, 2),
+        "tokens_per_s": round(found.tokens / found.seconds, 1) if found.seconds else None,
+        "metrics": {name: metric.as_json() for name, metric in metrics.items()},
+    }
+
+
+def primary_metric(right: Mapping[str, float]) -> str:
+    """The metric a verdict speaks of: accuracy of the first reward that judges answers, else the total."""
+    return next((f"accuracy/{name}" for name in right), "reward")
+
+
+def say_difference(metric: str, found: Metric, name: str, baseline: str) -> str:
+    """A paired difference as a sentence."""
+    on = f"on the same {found.prompts} prompts"
+    if found.value is None:
+        return f"{name} and {baseline} have no prompt with a score of {metric} in common"
+    if found.value == 0 and found.low is None:
+        return f"no difference: {metric} is the same for {name} and {baseline} {on}"
+    gain = f"{found.value:+.3g} in {metric}"
+    if found.low is None or found.high is None:
+        return f"{gain} over {baseline} {on}; no interval, since {found.reason}"
+    interval = f"(95 % interval {found.low:+.3g} to {found.high:+.3g})"
+    if found.low > 0:
+        return f"better: {gain} {interval} over {baseline} {on}"
+    if found.high < 0:
+        return f"worse: {gain} {interval} against {baseline} {on}"
+    return f"no clear difference: {gain} {interval} from {baseline} {on}"
+
+
+def write_result(folder: EvalFolder, result: Mapping[str, Any]) -> None:
+    """Writes the result, whole or not at all."""
+    write_json(folder.result, result)
+
+
+def read_result(path: Path) -> tuple[EvalFolder, dict[str, Any]]:
+    """A result and the folder it lies in; `path` is either.
+
+    Raises:
+        UsageError: There is no result, or it is of another version.
+    """
+    folder = EvalFolder(path if path.is_dir() else path.parent)
+    file = folder.result if path.is_dir() else path
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        hint = "grpo eval … --resume finishes it" if folder.request.is_file() else "name a folder"
+        raise UsageError(f"{path} holds no result.json. Fix: {hint}") from None
+    except ValueError as error:
+        raise UsageError(f"{file} is no JSON ({error}). Fix: measure anew") from None
+    if not isinstance(result, dict) or result.get("kind") != "grpo-eval":
+        raise UsageError(f"{file} is not a result of `grpo eval`. Fix: name its result.json")
+    if result["schema_version"] != SCHEMA_VERSION:
+        raise UsageError(
+            f"{file} is of version {result['schema_version']}, this grpo reads {SCHEMA_VERSION}. "
+            "Fix: measure anew, or use the grpo that wrote it"
+        )
+    return folder, result
+
+
+def compare_results(first: Path, second: Path, seed: int = 0) -> dict[str, Any]:
+    """The paired difference between the first subjects of two results.
+
+    Raises:
+        UsageError: They were not measured on the same prompts.
+    """
+    sides = [_read_side(path) for path in (first, second)]
+    prompts = [_prompts(found.groups) for _, found, _ in sides]
+    if prompts[0] != prompts[1]:
+        common = len(prompts[0].items() & prompts[1].items())
+        raise UsageError(
+            f"the two were measured on different prompts ({len(prompts[0])} and {len(prompts[1])}, "
+            f"{common} of them the same). Fix: measure both with the same recipe, --split and --limit"
+        )
+    (before, old, result), (after, new, _) = sides
+    differences = compare(old.values, new.values, seed)
+    names = (f"{first} ({before})", f"{second} ({after})")
+    primary = result["primary"] if result["primary"] in differences else "reward"
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "grpo-eval-comparison",
+        "before": names[0],
+        "after": names[1],
+        "prompts": len(prompts[0]),
+        "differences": {name: found.as_json() for name, found in differences.items()},
+        "verdict": say_difference(primary, differences[primary], names[1], names[0]),
+    }
+
+
+def _read_side(path: Path) -> tuple[str, Measured, dict[str, Any]]:
+    folder, result = read_result(path)
+    name = next(iter(result["subjects"]))
+    right = right_scores(Recipe.model_validate(result["recipe"]))
+    return name, read_measured(folder, name, right), result
+
+
+def _prompts(groups: Sequence[Sequence[ScoredCompletion]]) -> dict[int, str]:
+    return {
+        group[0].row: json.dumps(group[0].prompt, sort_keys=True, ensure_ascii=False)
+        for group in groups
+    }
+
+
+def falls_short(result: Mapping[str, Any], floors: Sequence[str]) -> list[str]:
+    """Which of the wanted floors (`METRIC=VALUE`) the measured subjects do not reach, in words.
+
+    The metric may be named in short where that is unambiguous (`accuracy` for `accuracy/math`), and
+    `gain/METRIC` is the difference to the baseline.
+
+    Raises:
+        UsageError: A floor cannot be read, or names no metric.
+    """
+    short = []
+    for floor in floors:
+        name, equals, text = floor.partition("=")
+        try:
+            least = float(text)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise UsageError(
+                f"--fail-under {floor}: cannot be read. Fix: METRIC=VALUE, as accuracy=0.5"
+            )
+        for subject, metrics in _tables(result, gain=name.startswith("gain/")).items():
+            full = _resolve(name.removeprefix("gain/"), metrics)
+            value = metrics[full]["value"]
+            if value is None or value < least:
+                seen = "has no value" if value is None else f"is {value:.3g}"
+                short.append(f"{name} of {subject} {seen}, below {least:g}")
+    return short
+
+
+def _tables(result: Mapping[str, Any], *, gain: bool) -> dict[str, dict[str, Any]]:
+    if gain:
+        if not result["differences"]:
+            raise UsageError("--fail-under gain/… needs a baseline. Fix: --baseline PATH")
+        return dict(result["differences"])
+    return {
+        name: subject["metrics"]
+        for name, subject in result["subjects"].items()
+        if name != result["baseline"]
+    }
+
+
+def _resolve(name: str, metrics: Mapping[str, Any]) -> str:
+    if name in metrics:
+        return name
+    close = [full for full in metrics if full.partition("/")[0] == name]
+    if len(close) == 1:
+        return close[0]
+    raise UsageError(f"--fail-under: there is no metric `{name}`. Fix: one of {', '.join(metrics)}")

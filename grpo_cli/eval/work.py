@@ -1,0 +1,125 @@
+"""The work of an evaluation: every chunk of every subject sampled, scored and written down.
+
+Owns the order, and what an interrupted evaluation still has to do. The same chunks come out on one
+process and on many, since each has its own prompts and its own seed.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from grpo_cli.data.build import build_datasets
+from grpo_cli.errors import UsageError
+from grpo_cli.eval.folder import EvalFolder
+from grpo_cli.eval.request import EvalRequest, Subject
+from grpo_cli.eval.samplers import Sample, TransformersModels, VllmModels
+from grpo_cli.measure.chunks import Chunk, make_chunks, share
+from grpo_cli.measure.samples import score_samples
+from grpo_cli.models.sampling import count_prompt_tokens
+from grpo_cli.preflight.contents import reward_context
+from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.scoring import Reward
+
+Progress = Callable[[str, int, int], None]
+"""Told which subject is measured, how many completions are done, and how many there are in all."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of how many processes this is, and the device it works on."""
+
+    rank: int
+    world: int
+    device: Any
+    """A `torch.device`."""
+
+
+def measure(
+    request: EvalRequest, folder: EvalFolder, place: Place, tell: Progress
+) -> dict[str, Any]:
+    """Measures this process's share of all subjects.
+
+    Args:
+        request: What is asked for.
+        folder: Where samples go; chunks that are there already are left out.
+        place: This process.
+        tell: Told how far it is.
+
+    Returns:
+        What the data is: split, rows, fingerprint.
+
+    Raises:
+        GrpoError: The data, a model or a reward cannot be loaded, or a reward fails.
+    """
+    models = (
+        VllmModels(request)
+        if request.backend == "vllm"
+        else TransformersModels(request, place.device)
+    )
+    rewards = build_rewards(
+        request.recipe.rewards, reward_context(request.recipe, str(place.device))
+    )
+    about: dict[str, Any] = {}
+    for subject in request.subjects:
+        with models.open(subject) as (tokenizer, sample):
+            rows, lengths, about = _read_rows(request, tokenizer)
+            chunks = make_chunks(lengths, request.chunk_size, request.seed)
+            _measure_one(request, folder, place, subject, sample, (rows, chunks, rewards), tell)
+    return about
+
+
+def _read_rows(request: EvalRequest, tokenizer: Any) -> tuple[Any, list[int], dict[str, Any]]:
+    """The rows to measure on, the tokens of their prompts, and what the data is."""
+    count = partial(
+        count_prompt_tokens,
+        tokenizer,
+        chat_template_kwargs=request.recipe.generation.extras.get("chat_template_kwargs"),
+    )
+    data = build_datasets(
+        request.recipe, has_chat_template=bool(tokenizer.chat_template), count_tokens=count
+    )
+    rows = data.train if request.split == "train" else data.eval
+    if rows is None or len(rows) == 0:
+        raise UsageError(
+            "the recipe holds no rows out to measure on. Fix: give the dataset an eval split (`eval`, "
+            "`eval_split`, `eval_size` or `eval_fraction`), or measure on --split train"
+        )
+    if request.limit is not None:
+        rows = rows.select(range(min(request.limit, len(rows))))
+    about = {
+        "split": request.split,
+        "rows": len(rows),
+        "fingerprint": data.report.fingerprint,
+        "exact_duplicates_between_splits": data.report.exact_duplicates_between_splits,
+    }
+    return rows, [count(prompt) for prompt in rows["prompt"]], about
+
+
+def _measure_one(
+    request: EvalRequest,
+    folder: EvalFolder,
+    place: Place,
+    subject: Subject,
+    sample: Sample,
+    work: tuple[Any, Sequence[Chunk], Sequence[Reward]],
+    tell: Progress,
+) -> None:
+    rows, chunks, rewards = work
+    done = folder.read_samples(subject.name).keys()
+    mine = share(chunks, place.rank, place.world)
+    total = request.samples * sum(len(chunk.places) for chunk in mine)
+    finished = request.samples * sum(len(chunk.places) for chunk in mine if chunk.number in done)
+    tell(subject.name, finished, total)
+    for chunk in mine:
+        if chunk.number in done:
+            continue
+        chosen = rows.select(list(chunk.places))
+        started = time.perf_counter()
+        sampled = sample(list(chosen["prompt"]), chunk.seed)
+        seconds = time.perf_counter() - started
+        scored = score_samples(rewards, chosen.to_dict(), sampled)
+        folder.append(subject.name, place.rank, chunk, seconds, scored)
+        finished += len(scored)
+        tell(subject.name, finished, total)

@@ -1,0 +1,1 @@
+"""What completions are worth: scored, summed up, compared."""

@@ -1,0 +1,174 @@
+"""`grpo eval` on real runs of tiny models, in real processes."""
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.integration.conftest import RECIPE, Workshop
+
+LORA = "dtype: float32\n  lora: {{r: 4, lora_alpha: 8}}"
+MANY = """\
+  eval_rows:
+""" + "".join(f'    - {{{{question: "held out {n}", answer: "{n}"}}}}\n' for n in range(12))
+
+
+def with_rows(text):
+    """The recipe with 12 held-out rows and a reward that judges answers."""
+    head, _, rest = text.partition("  eval_rows:\n")
+    return (
+        head
+        + MANY
+        + rest[rest.index("rewards:") :].replace(
+            "rewards:\n", "rewards:\n  - {{kind: contains, answer: answer}}\n"
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, chat_model):
+    """A workshop in which a run with adapters has ended; every test measures into folders of its own."""
+    workshop = Workshop(tmp_path_factory.mktemp("trained"), chat_model)
+    text = with_rows(RECIPE).replace("dtype: float32", LORA)
+    done = workshop.grpo("train", workshop.write(text), "--set", "training.save_steps=1")
+    assert done.returncode == 0, done.stderr
+    return workshop
+
+
+def evaluate(workshop, *arguments, code=0):
+    done = workshop.grpo("eval", *arguments, "--json")
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout) if done.stdout else done.stderr
+
+
+def logged(workshop, when):
+    return json.loads((workshop.run / "eval" / f"{when}.json").read_text())
+
+
+def test_a_run_is_compared_with_its_base_and_agrees_with_what_it_logged(trained):
+    result = evaluate(trained, trained.run)
+    assert (result["kind"], result["baseline"]) == ("grpo-eval", "base")
+    assert list(result["subjects"]) == ["final", "base"]
+    for name, when in (("final", "after"), ("base", "before")):
+        metrics, own = result["subjects"][name]["metrics"], logged(trained, when)
+        assert metrics["reward"]["value"] == pytest.approx(own["reward"], abs=1e-9)
+        assert metrics["clipped"]["value"] == pytest.approx(own["clipped"])
+        assert metrics["completion_length"]["value"] == pytest.approx(own["completion_length"])
+    assert result["primary"] == "accuracy/contains"
+    assert "on the same 12 prompts" in result["verdicts"]["final"]
+    assert result["data"]["rows"] == 12
+    assert result["origin"]["versions"]["trl"]
+    gain = result["differences"]["final"]["reward"]
+    before, after = (
+        result["subjects"][name]["metrics"]["reward"]["value"] for name in ("base", "final")
+    )
+    assert gain["value"] == pytest.approx(after - before)
+
+
+def test_several_samples_give_pass_at_k_and_votes(trained):
+    result = evaluate(trained, trained.run, "--samples", "4", "--baseline", "none", "--seed", "3")
+    assert list(result["subjects"]) == ["final"]
+    metrics = result["subjects"]["final"]["metrics"]
+    assert {"accuracy/contains", "pass@2/contains", "pass@4/contains"} <= metrics.keys()
+    assert metrics["pass@4/contains"]["value"] >= metrics["accuracy/contains"]["value"]
+    assert result["settings"]["temperature"] == 1.0
+    assert result["subjects"]["final"]["completions"] == 48
+    again = evaluate(trained, trained.run, "--samples", "4", "--baseline", "none", "--seed", "3")
+    assert again["subjects"]["final"]["metrics"] == metrics
+
+
+def test_checkpoints_are_measured(trained):
+    result = evaluate(trained, trained.run, "--checkpoint", "all", "--limit", "4")
+    assert list(result["subjects"]) == ["checkpoint-1", "checkpoint-2", "base"]
+    interval = result["subjects"]["base"]["metrics"]["reward"]
+    assert interval["low"] is None
+    assert "4 prompts are too few" in interval["reason"]
+    assert "no checkpoint `7` (checkpoints: 1, 2)" in evaluate(
+        trained, trained.run, "--checkpoint", "7", code=2
+    )
+    assert "which checkpoint is best" in evaluate(
+        trained, trained.run, "--checkpoint", "best", code=2
+    )
+
+
+def test_a_recipe_with_a_model_is_measured_against_its_own(trained):
+    recipe = trained.folder / "recipe.yaml"
+    result = evaluate(trained, recipe, "--model", trained.run / "model", "--out", "measured")
+    assert list(result["subjects"]) == ["model", "base"]
+    assert result["subjects"]["model"]["adapter"].endswith("/model")
+    direct = evaluate(trained, trained.run)
+    assert result["subjects"]["model"]["metrics"] == direct["subjects"]["final"]["metrics"]
+    assert "exists already" in evaluate(trained, recipe, "--out", "measured", code=2)
+    alone = evaluate(trained, recipe, "--split", "train")
+    assert (list(alone["subjects"]), alone["baseline"], alone["data"]["rows"]) == (
+        ["model"],
+        None,
+        8,
+    )
+
+
+def test_results_are_shown_and_compared_and_floors_are_kept(trained):
+    evaluate(trained, trained.run, "--out", "a")
+    evaluate(trained, trained.run, "--out", "b", "--checkpoint", "1", "--baseline", "none")
+    evaluate(trained, trained.run, "--out", "c", "--limit", "5")
+    shown = trained.grpo("eval", "show", "a")
+    assert shown.returncode == 0
+    assert "12 prompts × 1 at temperature 0" in shown.stdout
+    compared = trained.grpo("eval", "compare", "b", "a", "--json")
+    assert json.loads(compared.stdout)["prompts"] == 12
+    other = trained.grpo("eval", "compare", "a", "c")
+    assert other.returncode == 2
+    assert "different prompts (12 and 5, 5 of them the same)" in other.stderr
+    for floor, code in (("clipped=0", 0), ("accuracy=1.1", 1), ("gain/reward=9", 1), ("what=1", 2)):
+        done = trained.grpo("eval", "show", "a", "--fail-under", floor)
+        assert done.returncode == code, done.stderr
+
+
+def test_an_interrupted_evaluation_goes_on(trained):
+    recipe = trained.folder / "recipe.yaml"
+    flags = ["--batch-size", "2", "--samples", "2", "--temperature", "1"]
+    whole = evaluate(trained, recipe, *flags, "--out", "whole")
+    process = subprocess.Popen(
+        **trained.command("eval", recipe, *flags, "--out", "torn"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    samples = trained.folder / "torn" / "samples"
+    while process.poll() is None and not any(samples.glob("*.jsonl")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (trained.folder / "torn" / "result.json").exists()
+    (lines,) = samples.glob("*.jsonl")
+    kept = len(lines.read_text().splitlines())
+    with lines.open("a") as file:
+        file.write('{"torn": ')
+    assert "other settings" in evaluate(
+        trained, recipe, *flags, "--seed", "9", "--out", "torn", "--resume", code=2
+    )
+    resumed = evaluate(trained, recipe, *flags, "--out", "torn", "--resume")
+    assert resumed["subjects"]["model"]["metrics"] == whole["subjects"]["model"]["metrics"]
+    assert len(lines.read_text().splitlines()) == 24 > kept or kept == 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--samples", "4", "--temperature", "0"], "4 times the same completion"),
+        (["--checkpoint", "1"], "a checkpoint of a run"),
+        (["--resume"], "no interrupted evaluation"),
+        (["--model", "./nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(workshop, arguments, message):
+    assert message in evaluate(workshop, workshop.write(with_rows(RECIPE)), *arguments, code=2)
+
+
+def test_a_recipe_without_held_out_rows_says_what_to_do(workshop):
+    text = RECIPE.replace("  eval_rows:\n", "").replace(
+        '    - {{question: "held out 1", answer: "1"}}\n', ""
+    )
+    text = text.replace('    - {{question: "held out 2", answer: "2"}}\n', "")
+    assert "--split train" in evaluate(workshop, workshop.write(text), code=2)
