@@ -39,12 +39,12 @@ class Measured:
 
 def right_scores(recipe: Recipe) -> dict[str, float]:
     """For each reward that judges answers, by name, the score of a right one."""
-    names = name_rewards(recipe.rewards)
-    scores = {
-        name: KINDS[reward.kind].right_answer
-        for name, reward in zip(names, recipe.rewards, strict=True)
-    }
-    return {name: score for name, score in scores.items() if score is not None}
+    found = {}
+    for name, reward in zip(name_rewards(recipe.rewards), recipe.rewards, strict=True):
+        best, clip = KINDS[reward.kind].right_answer, reward.clip
+        if best is not None:
+            found[name] = best if clip is None else min(max(best, clip[0]), clip[1])
+    return found
 
 
 def read_measured(folder: EvalFolder, subject: str, right: Mapping[str, float]) -> Measured:

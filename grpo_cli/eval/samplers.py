@@ -19,7 +19,7 @@ from grpo_cli.models.loading import (
     model_folder_or_id,
 )
 from grpo_cli.models.sampling import Completion, sample_completions
-from grpo_cli.preflight.probe.settings import engine_settings
+from grpo_cli.preflight.settings import engine_settings
 from grpo_cli.recipe.model import ModelConfig
 
 Sample = Callable[[Sequence[Any], int], list[list[Completion]]]

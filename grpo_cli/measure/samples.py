@@ -5,6 +5,7 @@ Owns the passage from completions of a model to scores. Samples nothing and judg
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.rewards.contract import Batch, Score
@@ -12,6 +13,10 @@ from grpo_cli.rewards.scoring import Reward
 
 if TYPE_CHECKING:
     from grpo_cli.models.sampling import Completion
+
+
+NO_TRAINER = SimpleNamespace(global_step=0, epoch=0.0, max_steps=0, num_train_epochs=0)
+"""What rewards that read `trainer_state` find where nothing is being trained."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ def score_samples(
         completions=[_as_message(c.text) if chat else c.text for _, c in flat],
         completion_ids=[list(c.token_ids) for _, c in flat],
         columns=repeated,
+        extra={"trainer_state": NO_TRAINER},
     )
     scores = {reward.name: reward.score(batch) for reward in rewards}
     return [
@@ -92,7 +98,7 @@ def _record(
         answers={
             reward.name: reward.params.vote(completion.text)
             for reward in rewards
-            if reward.params.right_answer is not None
+            if reward.right_answer is not None
         },
         total=sum(
             reward.weight * value

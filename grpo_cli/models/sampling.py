@@ -78,7 +78,7 @@ def sample_completions(
     with torch.no_grad(), _sampling_state(model, config, seed):
         for start in range(0, len(queue), batch_size):
             batch = queue[start : start + batch_size]
-            rows = _generate(model, [encoded[index] for index in batch], config)
+            rows = _generate(model, tokenizer, [encoded[index] for index in batch], config)
             for index, row in zip(batch, rows, strict=True):
                 results[index].append(_as_completion(tokenizer, row, config.eos_token_id))
             if on_progress is not None:
@@ -151,16 +151,16 @@ def _generation_config(
     # Greedy decoding must not even mention `temperature` and `top_k`: transformers would warn.
     plain = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
     sampling = {**plain, **options} if temperature > 0 else {}
-    return GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=temperature > 0,
-        eos_token_id=all_eos_token_ids(model, tokenizer),
-        bos_token_id=tokenizer.bos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        use_cache=True,
-        disable_compile=True,
-        **sampling,
-    )
+    fixed = {
+        "max_new_tokens": max_new_tokens,
+        "do_sample": temperature > 0,
+        "eos_token_id": all_eos_token_ids(model, tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "use_cache": True,
+        "disable_compile": True,
+    }
+    return GenerationConfig(**{**fixed, **sampling})
 
 
 @contextlib.contextmanager
@@ -196,7 +196,9 @@ def _seed(seed: int | None, cuda: list[torch.device]) -> None:
             torch.cuda.manual_seed(seed)
 
 
-def _generate(model: Any, prompts: list[list[int]], config: GenerationConfig) -> list[list[int]]:
+def _generate(
+    model: Any, tokenizer: Any, prompts: list[list[int]], config: GenerationConfig
+) -> list[list[int]]:
     """The tokens that the model appends to each prompt, padding included."""
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.full((len(prompts), longest), config.pad_token_id)  # [sequences, tokens] int64
@@ -208,6 +210,8 @@ def _generate(model: Any, prompts: list[list[int]], config: GenerationConfig) ->
         input_ids=ids.to(model.device),
         attention_mask=mask.to(model.device),
         generation_config=config,
+        # `stop_strings` cannot be looked for without it.
+        tokenizer=tokenizer if config.stop_strings else None,
     )
     return output[:, longest:].tolist()
 

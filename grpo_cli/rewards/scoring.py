@@ -45,6 +45,16 @@ class Reward:
     condition: Condition | None = None
     """Which rows it applies to; None for all."""
 
+    @property
+    def right_answer(self) -> float | None:
+        """The score of a right answer, as `clip` lets it be; None for rewards that judge no answers."""
+        best = self.params.right_answer
+        return None if best is None else self.clipped(best)
+
+    def clipped(self, value: float) -> float:
+        """A value as `clip` lets it be."""
+        return value if self.clip is None else min(max(value, self.clip[0]), self.clip[1])
+
     def score(self, batch: Batch) -> list[Score]:
         """Scores a batch, as the recipe's `when`, `on_error` and `clip` want it.
 
@@ -108,10 +118,7 @@ class Reward:
         return self._clip(Score(value, str(result).partition("\n")[0], failed=True))
 
     def _clip(self, score: Score) -> Score:
-        if self.clip is None or score.value is None:
-            return score
-        low, high = self.clip
-        return score._replace(value=min(max(score.value, low), high))
+        return score if score.value is None else score._replace(value=self.clipped(score.value))
 
     def _blame(self, batch: Batch, error: BaseException) -> list[Score | RewardError]:
         """The results of a batch that failed as a whole."""

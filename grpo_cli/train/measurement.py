@@ -14,8 +14,8 @@ from typing import Any, Literal
 from accelerate.utils import gather_object
 from datasets import Dataset
 
+from grpo_cli.measure.samples import score_samples
 from grpo_cli.models.sampling import Completion, sample_completions
-from grpo_cli.preflight.samples import score_samples
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
 from grpo_cli.runs.metrics import append_record
@@ -106,7 +106,7 @@ class Measurer:
             "accuracy": {
                 reward.name: _share_right(reward, scored)
                 for reward in self.rewards
-                if reward.params.right_answer is not None
+                if reward.right_answer is not None
             },
             "completion_length": _mean([record["tokens"] for record in scored]),
             "clipped": _mean([float(record["clipped"]) for record in scored]),
@@ -124,9 +124,7 @@ def select_rows(rows: Dataset | None, limit: int | None) -> Dataset | None:
 
 def _share_right(reward: Reward, scored: list[dict[str, Any]]) -> float | None:
     values = [record["rewards"][reward.name] for record in scored]
-    return _mean(
-        [float(value == reward.params.right_answer) for value in values if value is not None]
-    )
+    return _mean([float(value == reward.right_answer) for value in values if value is not None])
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

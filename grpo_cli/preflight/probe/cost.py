@@ -10,7 +10,7 @@ from grpo_cli.batch import BatchPlan
 from grpo_cli.models.shape import ModelShape
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.probe.memory import MemoryEstimate
-from grpo_cli.preflight.probe.settings import read_setting
+from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 

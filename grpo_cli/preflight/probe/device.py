@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from grpo_cli.preflight.hardware import read_available_memory
-from grpo_cli.preflight.probe.settings import read_setting
+from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 
 CUDA_CONTEXT = 600 * 2**20

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from grpo_cli.models.shape import ModelShape
 from grpo_cli.preflight.probe.device import Device
-from grpo_cli.preflight.probe.settings import read_setting
+from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_bytes, format_count
 

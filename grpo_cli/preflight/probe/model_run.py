@@ -16,7 +16,7 @@ from grpo_cli.errors import RunError
 from grpo_cli.models.loading import declared_stops, load_model, model_folder_or_id
 from grpo_cli.models.sampling import Completion, encode_prompt, sample_completions
 from grpo_cli.preflight.probe.rehearsal import Rehearsal, rehearse
-from grpo_cli.preflight.probe.settings import engine_settings
+from grpo_cli.preflight.settings import engine_settings
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 

@@ -16,7 +16,7 @@ import torch
 from trl.trainer import add_fused_lm_head
 
 from grpo_cli.models.loading import build_peft_config
-from grpo_cli.preflight.probe.settings import read_setting
+from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 
 _TIMED = 2

@@ -3,12 +3,12 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from grpo_cli.measure.samples import ScoredCompletion
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.probe.cost import DiskEstimate, TimeEstimate
 from grpo_cli.preflight.probe.memory import MemoryEstimate
 from grpo_cli.preflight.probe.prompts import PromptSample
 from grpo_cli.preflight.probe.signal import Lengths, Signal
-from grpo_cli.preflight.samples import ScoredCompletion
 from grpo_cli.preflight.trial.procedure import Trial
 
 

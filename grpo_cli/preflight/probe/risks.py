@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from grpo_cli.preflight.finding import Finding
-from grpo_cli.preflight.probe.settings import read_setting
+from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 
 LEAST_LORA_RATE = 5e-6

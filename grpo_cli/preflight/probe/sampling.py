@@ -3,11 +3,11 @@
 import time
 from typing import Any
 
+from grpo_cli.measure.samples import ScoredCompletion, score_samples
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.probe import cost, signal
 from grpo_cli.preflight.probe.session import ROWS, Session, spread
-from grpo_cli.preflight.probe.settings import read_setting
-from grpo_cli.preflight.samples import ScoredCompletion, score_samples
+from grpo_cli.preflight.settings import read_setting
 
 
 def sample_and_judge(session: Session, wanted: int) -> None:
@@ -83,9 +83,9 @@ def _run(session: Session, prompts: list[Any]) -> Any:
 def _judge(session: Session, scored: list[ScoredCompletion]) -> None:
     probe, recipe = session.probe, session.recipe
     right = {
-        reward.name: reward.params.right_answer
+        reward.name: reward.right_answer
         for reward in session.rewards
-        if reward.params.right_answer is not None
+        if reward.right_answer is not None
     }
     probe.samples = scored
     probe.signal = signal.read_signal(scored, right)

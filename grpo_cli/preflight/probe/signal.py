@@ -10,8 +10,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from grpo_cli.estimates import proportion_interval
+from grpo_cli.measure.samples import ScoredCompletion
 from grpo_cli.preflight.finding import Finding, FindingLevel
-from grpo_cli.preflight.samples import ScoredCompletion
 
 DEAD, WEAK = 0.9, 0.75
 """Shares of groups without spread: from the first on nothing is learned, from the second on little."""

@@ -19,7 +19,7 @@ from grpo_cli.preflight.probe import cost, prompts, risks
 from grpo_cli.preflight.probe.device import find_device
 from grpo_cli.preflight.probe.memory import estimate_memory, memory_inputs
 from grpo_cli.preflight.probe.session import ROWS, Session, spread
-from grpo_cli.preflight.probe.settings import read_setting
+from grpo_cli.preflight.settings import read_setting
 from grpo_cli.preflight.trial.procedure import try_rewards
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch

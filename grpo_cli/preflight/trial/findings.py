@@ -149,7 +149,8 @@ def _judge_gold(table: Table, gold: Scores) -> Iterator[Problem]:
         wrong = {
             row: score
             for row, score in mine.items()
-            if score.value is not None and abs(score.value - table.clipped(index, best)) > _CLOSE
+            if score.value is not None
+            and abs(score.value - table.rewards[index].clipped(best)) > _CLOSE
         }
         if wrong:
             row, score = next(iter(wrong.items()))
@@ -171,7 +172,7 @@ def _judge_forms(table: Table, scored: Mapping[str, Scores]) -> Iterator[Problem
             scores[index].value for each in scored.values() for scores in each if scores is not None
         ]
         known = [value for value in values if value is not None]
-        if known and max(known) < table.clipped(index, best) - _CLOSE:
+        if known and max(known) < table.rewards[index].clipped(best) - _CLOSE:
             yield Problem(
                 f"no answer tried gets the {best:g} that `{reward.name}` can give (most: {max(known):g})",
                 'try one in the form it wants: --answer "… {{ column }} …"',

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from grpo_cli.measure.samples import NO_TRAINER
 from grpo_cli.rewards.contract import Batch, RewardParams, Score
 from grpo_cli.rewards.scoring import Reward
 
@@ -43,7 +44,10 @@ class Table:
         self._slow: set[int] = set()
         self._encode = encode
         self._on_progress = on_progress
-        self._asked = Batch(self.prompts, [""] * len(self.prompts), columns=self.columns)
+        state = {"trainer_state": NO_TRAINER}
+        self._asked = Batch(
+            self.prompts, [""] * len(self.prompts), columns=self.columns, extra=state
+        )
 
     def row(self, row: int) -> dict[str, Any]:
         """A row's columns."""
@@ -52,11 +56,6 @@ class Table:
     def place(self, row: int) -> str:
         """What messages call a row."""
         return self._asked.row_name(row)
-
-    def clipped(self, index: int, value: float) -> float:
-        """A reward's score as its `clip` lets it be."""
-        clip = self.rewards[index].clip
-        return value if clip is None else min(max(value, clip[0]), clip[1])
 
     def applying(self, index: int) -> list[int]:
         """The rows that a reward's `when` holds on."""

@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_cli.preflight.probe.risks import Setting, find_risks
-from grpo_cli.preflight.probe.settings import read_setting
+from grpo_cli.preflight.settings import read_setting
 from tests.unit.preflight.test_probe_sums import recipe
 
 VLLM = {"backend": "vllm"}

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from grpo_cli.batch import BatchInputs, plan_batch
+from grpo_cli.measure.samples import ScoredCompletion
 from grpo_cli.models.shape import ModelShape
 from grpo_cli.preflight.probe import cost, signal
 from grpo_cli.preflight.probe.memory import MemoryInputs, estimate_memory
-from grpo_cli.preflight.samples import ScoredCompletion
 from grpo_cli.recipe.recipe import Recipe
 
 SHAPE = ModelShape(
