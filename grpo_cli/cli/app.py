@@ -136,13 +136,15 @@ def probe(
 ) -> None:
     """Sample and score a few completions before training: is there anything to learn, and will it fit?
 
-    Exit code 1 where something is found that would make the training fail, or learn nothing.
+    Takes one training step with a copy of the model that is thrown away; keeps nothing on disk.
+    `--runs` is where the disk's free space is looked at. Exit code 1 where something is found that
+    would make the training fail, or learn nothing.
     """
     from grpo_cli.cli import output, probe_view
     from grpo_cli.preflight.checks import check_recipe
     from grpo_cli.preflight.probe.procedure import probe_recipe
 
-    with output.progress("checking the recipe") as report:
+    with output.stdout_kept(), output.progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)
         found = probe_recipe(
             checked, runs=runs, prompts_sampled=prompts, quick=quick, on_progress=report
@@ -280,7 +282,7 @@ def score_answers(
     from grpo_cli.preflight.checks import check_recipe
     from grpo_cli.preflight.trial.procedure import try_recipe
 
-    with output.progress("checking the recipe") as report:
+    with output.stdout_kept(), output.progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)
         trial = try_recipe(checked, rows=rows, answers=answer or (), on_progress=report)
     if json:

@@ -73,7 +73,7 @@ def measure(
         **{name: value for name, value in locals().items() if name in EvalOptions.__annotations__}
     )
     request, folder = prepare(source, set_, options)
-    with eval_view.progress(folder) as tell:
+    with output.stdout_kept(), eval_view.progress(folder) as tell:
         result = run_here(request, folder, tell)
     if json:
         output.print_json(result)

@@ -5,7 +5,9 @@ Owns the two consoles, JSON and problems; how results look is `views.py`.
 
 import io
 import json
+import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -19,6 +21,8 @@ from grpo_cli.errors import Level, Problem
 _STYLES: dict[Level, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _PIPE_WIDTH = 160
 """Columns where there is no terminal to ask."""
+_QUIET_S = 10.0
+"""Seconds between lines of progress where there is no terminal."""
 
 
 class _Console(Console):
@@ -50,12 +54,41 @@ def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+class _PlainProgress:
+    """Progress where there is no terminal: a line now and then, none for what is quick."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._said_at = time.monotonic()
+
+    def __call__(self, what: str) -> None:
+        """Says what was begun, where the last line is old enough."""
+        now = time.monotonic()
+        if now - self._said_at >= _QUIET_S:
+            self._said_at = now
+            stderr().print(f"· {what}", markup=False)
+
+
+@contextmanager
+def stdout_kept() -> Iterator[None]:
+    """Sends what rewards and libraries print to stderr meanwhile: stdout is for the result."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
     """Shows on stderr what is being done, where that is a terminal; gives the way to change it."""
     console = stderr()
     if not console.is_terminal:
-        yield lambda what: None
+        yield _PlainProgress(what)
         return
     with console.status(what) as status:
         yield lambda what: status.update(escape(what))

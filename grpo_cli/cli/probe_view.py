@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +27,7 @@ def print_probe(probe: "Probe") -> None:
     console = stdout()
     for title, lines in (
         ("prompt", _prompt(probe)),
+        ("rewards", _rewards(probe)),
         ("samples", _samples(probe.samples)),
         ("signal", _signal(probe)),
         ("length", _lengths(probe)),
@@ -42,23 +44,36 @@ def print_probe(probe: "Probe") -> None:
 
 
 def print_findings(console: Console, findings: "Sequence[Finding]") -> None:
-    """Prints findings, each with its place, why it matters and what mends it."""
+    """Prints findings, each with its place, why it matters and what mends it.
+
+    On a terminal lines break at words; in a file each finding is one line and its fix another.
+    """
+    if not console.is_terminal:
+        for finding in findings:
+            mark, style = LEVEL_MARKS[finding.level]
+            console.print(Text(f"{mark} ", style=style).append(_say(finding)))
+        return
     table = Table.grid(padding=(0, 1))
     table.add_column()
     table.add_column(overflow="fold")
     for finding in findings:
         mark, style = LEVEL_MARKS[finding.level]
-        text = Text(f"{finding.subject}: ", style=f"bold {style}")
-        text.append(finding.seen.rstrip("."), style="default not bold")
-        if finding.why:
-            text.append(f"; {finding.why.rstrip('.')}", style="default not bold")
-        if finding.fix:
-            text.append(f"\nFix: {finding.fix}", style="default not bold")
-        if finding.location:
-            text.append(f" ({finding.location})", style="dim not bold")
-        table.add_row(Text(mark, style=style), text)
+        table.add_row(Text(mark, style=style), _say(finding))
     if findings:
         console.print(table)
+
+
+def _say(finding: "Finding") -> Text:
+    _, style = LEVEL_MARKS[finding.level]
+    text = Text(f"{finding.subject}: ", style=f"bold {style}")
+    text.append(finding.seen.rstrip("."), style="default not bold")
+    if finding.why:
+        text.append(f"; {finding.why.rstrip('.')}", style="default not bold")
+    if finding.fix:
+        text.append(f"\nFix: {finding.fix}", style="default not bold")
+    if finding.location:
+        text.append(f" ({finding.location})", style="dim not bold")
+    return text
 
 
 def _print_verdict(console: Console, probe: "Probe") -> None:
@@ -69,7 +84,8 @@ def _print_verdict(console: Console, probe: "Probe") -> None:
         console.print(f"{count_noun(errors, 'error')}, {count_noun(warnings, 'warning')} {took}")
         return
     looked = "the model can learn from these rewards" if probe.signal else "nothing is wrong so far"
-    console.print(f"[green]✓[/] {looked} {took}; next: grpo train {probe.recipe}")
+    command = "grpo probe" if probe.quick else "grpo train"
+    console.print(f"[green]✓[/] {looked} {took}; next: {command} {escape(probe.recipe)}")
 
 
 def _prompt(probe: "Probe") -> Iterator[Text]:
@@ -88,20 +104,25 @@ def _prompt(probe: "Probe") -> Iterator[Text]:
 
 
 def _samples(samples: "list[ScoredCompletion]") -> Iterator[Text]:
-    """The best, the middle and the worst."""
+    """The best, the middle and the worst; one where all are worth the same."""
     ranked = sorted(samples, key=lambda sample: -sample.total)
-    places = sorted({0, len(ranked) // 2, len(ranked) - 1}) if ranked else []
-    for place in places:
-        sample = ranked[place]
+    if not ranked:
+        return
+    named = {"best": ranked[0], "middle": ranked[len(ranked) // 2], "worst": ranked[-1]}
+    if ranked[0].total == ranked[-1].total:
+        named = {"all score the same": ranked[0]}
+    for name, sample in named.items():
         scores = "  ".join(
             f"{name} {'–' if value is None else f'{value:g}'}"
             for name, value in sample.rewards.items()
         )
         cut = ", cut off" if sample.clipped else ""
-        head = f"row {sample.row + 1}: total {sample.total:.3g} ({scores}), {sample.tokens} tokens{cut}"
+        head = f"{name}, row {sample.row + 1}: total {sample.total:.3g} ({scores}), {sample.tokens} tokens{cut}"
         yield Text(head, style="bold")
         text = sample.text[:_SHOWN_COMPLETION]
         yield Text(text + (" …" if len(sample.text) > _SHOWN_COMPLETION else ""), style="cyan")
+        for reward, reason in sample.reasons.items():
+            yield Text(f"  {reward}: {reason}", style="dim")
 
 
 def _signal(probe: "Probe") -> Iterator[Table | Text]:
@@ -117,7 +138,7 @@ def _signal(probe: "Probe") -> Iterator[Table | Text]:
     yield table
     yield Text(
         f"{signal.prompts} prompts × {signal.completions // signal.prompts} completions; "
-        f"{signal.flat_groups:.0%} of groups have no spread, so no gradient"
+        f"in {signal.frac_reward_zero_std:.0%} of groups all score the same, so no gradient"
     )
     for rate in signal.pass_rates:
         yield _rate(rate)
@@ -158,11 +179,29 @@ def _cost(probe: "Probe") -> Iterator[Table | Text]:
         yield Text(f"disk: {format_bytes(probe.disk.total)}: {probe.disk.formula}")
     if probe.time is not None:
         yield Text(
-            f"time: about {format_duration(probe.time.total_s)}, {probe.time.step_s:.2g} s a step"
+            f"time: about {format_duration(probe.time.total_s)} without start-up, "
+            f"{_step(probe.time.step_s)} a step"
         )
         yield _table(
             (part.name, format_duration(part.seconds), part.formula) for part in probe.time.parts
         )
+
+
+def _step(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else format_duration(seconds)
+
+
+def _rewards(probe: "Probe") -> Iterator[Text]:
+    """What made-up answers scored, in a line."""
+    trial = probe.trial
+    if trial is None or not trial.results:
+        return
+    shown = (
+        f"{result.name} {result.total:.3g}" for result in trial.results if result.total is not None
+    )
+    yield Text(
+        f"{', '.join(shown)}: mean total of answers to {trial.rows} rows (grpo rewards test)"
+    )
 
 
 def _table(rows: Iterator[tuple[str, str, str]]) -> Table:

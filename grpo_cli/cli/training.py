@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from grpo_cli.report.summary import RunSummary, read_summary
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import RunFolder, check_writable, create_run, removed_on_failure
 from grpo_cli.runs.manifest import describe_origin
+from grpo_cli.runs.processes import stop_with_parent
 from grpo_cli.runs.status import StatusFile
+from grpo_cli.units import format_duration
 
 
 @dataclass(frozen=True)
@@ -46,28 +49,47 @@ def probe_first(path: Path, overrides: list[str] | None, root: Path) -> None:
     check_writable(root)
     flags = [part for text in overrides or [] for part in ("--set", text)]
     command = [sys.executable, "-m", "grpo_cli", "probe", str(path), *flags]
+    started = time.monotonic()
     with progress("probing the recipe (--no-probe leaves it out)"):
-        done = subprocess.run(
-            [*command, "--quick", "--json", "--runs", str(root)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    found = _read_findings(done.stdout)
-    if done.returncode not in (ExitCode.OK, ExitCode.FAILED) or (done.returncode and not found):
-        sys.stderr.write(done.stderr)
-        raise typer.Exit(done.returncode)
+        code, told, said = _run_apart([*command, "--quick", "--json", "--runs", str(root)])
+    found = _read_findings(told)
+    if found is None or code not in (ExitCode.OK, ExitCode.FAILED):
+        sys.stderr.write(said)
+        if code in (ExitCode.OK, ExitCode.FAILED) or not said:
+            stderr().print(f"the probe ended without a result (exit code {code})", style="red")
+        raise typer.Exit(code or ExitCode.FAILED)
     print_findings(stderr(), [each for each in found if each.level in ("error", "warning")])
-    if done.returncode:
+    if code:
         stderr().print("nothing was started; --no-probe trains all the same", style="red")
         raise typer.Exit(ExitCode.FAILED)
+    took = format_duration(time.monotonic() - started)
+    stderr().print(f"probed in {took}: no error found", style="dim")
 
 
-def _read_findings(text: str) -> list[Finding]:
+def _run_apart(command: list[str]) -> tuple[int, str, str]:
+    """Runs a command to its end: exit code, stdout, stderr. It ends with this process."""
+    linux = sys.platform.startswith("linux")
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=stop_with_parent if linux else None,
+    ) as process:
+        try:
+            told, said = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, told, said
+
+
+def _read_findings(text: str) -> list[Finding] | None:
+    """What a probe found; None where it did not come to its end."""
     try:
         return [Finding.from_json(entry) for entry in json.loads(text)["findings"]]
     except (ValueError, KeyError):
-        return []
+        return None
 
 
 def prepare(path: Path, overrides: list[str] | None, root: Path) -> PreparedRun:

@@ -5,15 +5,17 @@ in which nothing is computed, and the tensors kept for the backward pass are add
 weights and allocates nothing.
 """
 
+import contextlib
 from typing import Any
 
 import peft
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 
+from grpo_cli.errors import Problem, RecipeError
 from grpo_cli.models.loading import build_peft_config, load_config
 from grpo_cli.models.shape import ModelShape
-from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.recipe.model import LoraConfig, ModelConfig
 
 _FUSED = "grpo_fused_attention"
 
@@ -38,11 +40,19 @@ def read_shape(
     empty = _build_empty(model, config, dtype)
     computed = getattr(torch, activations) if activations else dtype
     counted = empty if computed == dtype else _build_empty(model, config, computed)
-    saved = _count_saved(counted, batch, length)
-    counted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if model.lora is not None:
-        counted.enable_input_require_grads()
-    return _describe(empty, saved, _count_saved(counted, batch, length), batch * length, dtype)
+    tokens = batch * length
+    try:
+        saved = _count_saved(counted, batch, length)
+        counted.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
+        if model.lora is not None:
+            counted.enable_input_require_grads()
+        checkpointed = _count_saved(counted, batch, length)
+    except Exception:
+        # Some architectures look into masks, or hold kernels that know no shapes without values.
+        return _describe(model, empty, dtype, None, None)
+    return _describe(model, empty, dtype, saved / tokens, checkpointed / tokens)
 
 
 def _dtype(model: ModelConfig, config: Any) -> torch.dtype:
@@ -57,10 +67,27 @@ def _build_empty(model: ModelConfig, config: Any, dtype: torch.dtype) -> Any:
         empty = AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=model.trust_remote_code
         )
+        if hasattr(empty, "set_experts_implementation"):
+            # Grouped products of experts want bf16; one after the other they keep the same tensors.
+            with contextlib.suppress(ValueError, KeyError):
+                empty.set_experts_implementation("eager")
         empty.set_attn_implementation("eager" if model.attn_implementation == "eager" else _FUSED)
         if model.lora is not None:
-            empty = peft.get_peft_model(empty, build_peft_config(model.lora))
+            empty = _add_adapters(empty, model.lora)
     return empty.train()
+
+
+def _add_adapters(empty: Any, lora: LoraConfig) -> Any:
+    try:
+        return peft.get_peft_model(empty, build_peft_config(lora))
+    except ValueError as error:
+        sentence = " ".join(str(error).split()).split(". ")[0]
+        problem = Problem(
+            f"the adapters do not fit the model: {sentence}",
+            "set `target_modules: all-linear`, or name modules the model has",
+            "model.lora.target_modules",
+        )
+        raise RecipeError([problem]) from error
 
 
 class _Fused(torch.autograd.Function):
@@ -108,7 +135,11 @@ def _count_saved(model: Any, batch: int, length: int) -> int:
 
 
 def _describe(
-    model: Any, saved: int, checkpointed: int, tokens: int, dtype: torch.dtype
+    section: ModelConfig,
+    model: Any,
+    dtype: torch.dtype,
+    saved: float | None,
+    checkpointed: float | None,
 ) -> ModelShape:
     weights = list(model.parameters())
     trained = [weight for weight in weights if weight.requires_grad]
@@ -118,7 +149,8 @@ def _describe(
     return ModelShape(
         parameters=sum(weight.numel() for weight in weights),
         trainable=sum(weight.numel() for weight in trained),
-        weight_bytes=sum(weight.nbytes for weight in weights),
+        weight_bytes=sum(weight.nbytes for weight in weights)
+        - _saved_by_quantizing(section, model),
         trainable_bytes=sum(weight.nbytes for weight in trained),
         value_bytes=dtype.itemsize,
         layers=text.num_hidden_layers,
@@ -128,6 +160,23 @@ def _describe(
         cache_bytes_per_token=2 * text.num_hidden_layers * heads * head_size * dtype.itemsize,
         context=getattr(text, "max_position_embeddings", None),
         head_trained=any(weight is model.get_output_embeddings().weight for weight in trained),
-        saved_bytes_per_token=saved / tokens,
-        checkpoint_bytes_per_token=checkpointed / tokens,
+        saved_bytes_per_token=saved,
+        checkpoint_bytes_per_token=checkpointed,
     )
+
+
+def _saved_by_quantizing(section: ModelConfig, model: Any) -> int:
+    """Bytes that bitsandbytes takes off the weights of linear layers, the output head excepted.
+
+    Source: Dettmers et al. 2023 (arXiv:2305.14314), section 3: 4 bits and 0.127 for the constants.
+    """
+    if section.quantization is None:
+        return 0
+    each = 1.0 if section.quantization == "8bit" else (4 + 0.127) / 8
+    head = model.get_output_embeddings()
+    layers = [
+        layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and layer is not head and ".lora_" not in name
+    ]
+    return int(sum(layer.weight.nbytes - each * layer.weight.numel() for layer in layers))

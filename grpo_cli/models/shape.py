@@ -24,7 +24,8 @@ class ModelShape:
     """Positions the model was made for; None where it names none."""
     head_trained: bool
     """Whether the output head, which may be the embedding too, is among the trained weights."""
-    saved_bytes_per_token: float
-    """Kept of one token for the backward pass, without gradient checkpointing."""
-    checkpoint_bytes_per_token: float
-    """The same with gradient checkpointing, without the one layer that is made anew."""
+    saved_bytes_per_token: float | None
+    """Kept of one token for the backward pass, without gradient checkpointing; None where this
+    architecture cannot be counted."""
+    checkpoint_bytes_per_token: float | None
+    """The same with gradient checkpointing, without the one layer that is made anew; None likewise."""

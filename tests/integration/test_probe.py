@@ -330,7 +330,7 @@ def test_a_mistake_is_found_by_sampling(name, probe, tmp_path):
         "def constant(completions, **kwargs):\n    return [1.0] * len(completions)\n"
     )
     recipe, expected = SAMPLED[name]
-    found = probe(recipe, prompts_sampled=4)
+    found = probe(recipe, prompts_sampled=8)
     assert expected in seen(found), [str(finding) for finding in found.findings]
     assert found.samples
 
@@ -356,4 +356,4 @@ def test_a_healthy_recipe_comes_back_clean(name, probe):
     assert not [str(f) for f in found.findings if f.level in ("error", "warning")]
     assert found.signal.prompts == 16
     assert found.time.total_s > 0
-    assert found.signal.flat_groups < 1
+    assert found.signal.frac_reward_zero_std < 1

@@ -216,10 +216,10 @@ def _loss(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
     tokens = inputs.micro_batch * length
     if inputs.accumulates:
         yield _gradients(shape, "loss")
-    per_token = shape.saved_bytes_per_token
+    per_token = shape.saved_bytes_per_token or 0.0
     how = f"kept of each token in {shape.layers} layers"
     if inputs.checkpointing:
-        per_token = shape.checkpoint_bytes_per_token + shape.saved_bytes_per_token / shape.layers
+        per_token = (shape.checkpoint_bytes_per_token or 0.0) + per_token / shape.layers
         how = "kept of each token at the layers' borders, and one whole layer"
     if inputs.cpu and inputs.adapters:
         per_token *= _CPU_ADAPTER_HOLES
@@ -235,12 +235,16 @@ def _loss(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
         "logits",
         "loss",
         rows * columns * each + 4 * tokens * shape.hidden,
-        f"tiles of {rows} tokens × {columns} words × {each} bytes, and a float32 gradient of the "
-        f"last layer (all {tokens} × {shape.vocabulary} logits would be "
+        f"tiles of {rows} tokens × {columns} words × {each} bytes{_why(inputs)}, and a float32 "
+        f"gradient of the last layer (all {tokens} × {shape.vocabulary} logits would be "
         f"{format_bytes(4 * tokens * shape.vocabulary)} in float32)",
     )
     if shape.head_trained:
         yield _head_gradient(shape, "loss")
+
+
+def _why(inputs: MemoryInputs) -> str:
+    return " (13 float32 copies at once on a CPU)" if inputs.cpu else ""
 
 
 def _update(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:

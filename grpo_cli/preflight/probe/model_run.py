@@ -3,6 +3,7 @@
 Owns the order, the batches and what becomes of a device that runs out of memory.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_cli.errors import RunError
+from grpo_cli.errors import GrpoError, RunError
 from grpo_cli.models.loading import declared_stops, load_model, model_folder_or_id
 from grpo_cli.models.sampling import Completion, encode_prompt, sample_completions
 from grpo_cli.preflight.probe.rehearsal import Rehearsal, rehearse
@@ -20,6 +21,7 @@ from grpo_cli.preflight.settings import engine_settings
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 
+_WARM_UP = {"max_new_tokens": 2, "samples_per_prompt": 1}
 _NARROWING = ("top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -81,11 +83,14 @@ def run_model(
         tell("loading the model")
         model = _load(recipe, tokenizer, cuda=cuda)
     watch = _Watch(tell)
-    with _explain_memory("sampling", recipe):
+    with _explained("sampling", recipe):
         if model is None:
             tell("starting vLLM")
             sampled = _sample_with_vllm(recipe, tokenizer, prompts, watch)
         else:
+            # The first call makes ready what the others use.
+            sample_completions(model, tokenizer, prompts[:1], **{**_settings(recipe), **_WARM_UP})
+            watch(0, recipe.generation.num_generations * len(prompts))
             sampled = sample_completions(
                 model,
                 tokenizer,
@@ -103,7 +108,7 @@ def run_model(
             for prompt, group in zip(prompts, sampled, strict=True)
             for completion in group
         ]
-        with _explain_memory("a training step", recipe):
+        with _explained("a training step", recipe):
             model = model or _load(recipe, tokenizer, cuda=cuda)
             done = rehearse(recipe, model, tokenizer.pad_token_id, sequences)
     return Outcome(sampled, watch.seconds / sum(map(len, sampled)), done)
@@ -151,13 +156,24 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 
 
 @contextmanager
-def _explain_memory(what: str, recipe: Recipe) -> Iterator[None]:
+def _explained(what: str, recipe: Recipe) -> Iterator[None]:
     try:
         yield
+    except GrpoError:
+        raise
     except torch.OutOfMemoryError as error:
         sentence = str(error).split(". ")[0]
         raise RunError(
             f"{what} ran out of memory with per_device_train_batch_size "
             f"{recipe.training.per_device_train_batch_size}: {sentence}. Fix: lower it and raise "
             "gradient_accumulation_steps, or see what needs most under `cost`"
+        ) from error
+    except Exception as error:
+        if os.environ.get("GRPO_DEBUG") == "1":
+            raise
+        # What was found so far must not be lost with it.
+        sentence = " ".join(str(error).split())[:300]
+        raise RunError(
+            f"{what} broke off: {type(error).__name__}: {sentence}. "
+            "Fix: see the findings above; GRPO_DEBUG=1 shows the traceback"
         ) from error

@@ -41,5 +41,6 @@ def probe_recipe(
     survey(session, runs, costly=not quick)
     if not quick:
         sample_and_judge(session, prompts_sampled)
+    session.probe.quick = quick
     session.probe.seconds = time.monotonic() - started
     return session.probe

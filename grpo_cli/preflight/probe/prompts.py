@@ -3,6 +3,7 @@
 Owns the comparison of template, tokenizer, generation settings and rewards. Needs a tokenizer, no model.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,25 @@ class PromptSample:
     """The first prompt with everything the chat template adds."""
     lengths: tuple[int, ...]
     """Tokens of each prompt looked at, in the order of the rows."""
+    places: tuple[int, ...]
+    """Where these stand among the rows of the training data, from 0."""
     total: int
-    """Rows of the dataset."""
+    """Rows of the training data."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The sample as plain values: lengths as percentiles (nearest rank)."""
+        ordered = sorted(self.lengths)
+        median, p95 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
+        return {
+            "rendered": self.rendered,
+            "counted": len(ordered),
+            "rows": self.total,
+            "tokens": {"min": ordered[0], "median": median, "p95": p95, "max": ordered[-1]},
+        }
+
+    def kept(self, longest_allowed: int | None) -> list[int]:
+        """The lengths that `max_prompt_length` lets through."""
+        return [n for n in self.lengths if longest_allowed is None or n <= longest_allowed]
 
     @property
     def longest(self) -> int:
@@ -62,15 +80,16 @@ def check_lengths(
         context: Positions the model was made for.
         vllm_length: vLLM's `max_model_length`, where vLLM samples.
     """
-    kept = [n for n in sample.lengths if longest_allowed is None or n <= longest_allowed]
+    kept = sample.kept(longest_allowed)
     dropped = len(sample.lengths) - len(kept)
     if dropped > MOST_DROPPED * len(sample.lengths):
+        room = min((n - completion for n in (context, vllm_length) if n), default=sample.longest)
         yield Finding(
             "prompt: dropped rows",
-            "warning",
+            "warning" if kept else "error",
             f"{dropped} of {len(sample.lengths)} prompts have more than {longest_allowed} tokens "
             f"(longest: {sample.longest})",
-            f"set `max_prompt_length: {sample.longest}`",
+            f"set `max_prompt_length: {max(min(sample.longest, room), 1)}`",
             "these rows are dropped, and the longest questions are rarely the least useful",
             "dataset.max_prompt_length",
         )
@@ -91,8 +110,10 @@ def _check_room(
         return
     longest = max(lengths)
     room = limit - longest
-    shorter = f"`max_completion_length: {room}`, or " if room > 0 else ""
-    fix = f"set {shorter}`dataset.max_prompt_length: {max(limit - completion, 1)}`"
+    edits = [f"`max_completion_length: {room}`"] if room > 0 else []
+    if limit - completion >= min(lengths):
+        edits.append(f"`dataset.max_prompt_length: {limit - completion}`")
+    fix = "set " + (" or ".join(edits) or f"`max_completion_length` well below {limit}")
     if "vllm" in path:
         fix = f"set `generation.vllm.max_model_length: {longest + completion}`"
     yield Finding(
@@ -193,8 +214,8 @@ def check_opening(rendered: str, rewards: Sequence[Reward], row: Batch) -> Itera
                 "error",
                 f"the prompt ends with `<{tag}>`, so completions start inside it; `{reward.name}` gives "
                 f"{without:g} to that, and {written:g} only where the completion opens it again",
-                f"use a `model.chat_template` that does not end in `<{tag}>`, or a `regex` reward such as "
-                f"`pattern: '^.*</{tag}>'`",
+                f"use a `model.chat_template` that does not end in `<{tag}>`, or a `regex` reward with "
+                f"`pattern: '</{tag}>'` in its place",
                 "the reward is nearly always the same, whatever the model learns",
                 f"rewards.{index}",
             )

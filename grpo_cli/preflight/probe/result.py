@@ -30,6 +30,8 @@ class Probe:
     signal: Signal | None = None
     lengths: Lengths | None = None
     samples: list[ScoredCompletion] = field(default_factory=list)
+    quick: bool = False
+    """Whether all that needs weights was left out."""
     seconds: float = 0.0
     """How long the probe took."""
 
@@ -48,16 +50,19 @@ class Probe:
         """The probe as plain values."""
         return {
             "recipe": self.recipe,
+            "quick": self.quick,
             "healthy": not self.errors,
+            "errors": len(self.errors),
+            "warnings": sum(finding.level == "warning" for finding in self.findings),
             "findings": [finding.as_json() for finding in self.sorted_findings],
-            "prompts": asdict(self.prompts) if self.prompts else None,
+            "prompts": self.prompts.as_json() if self.prompts else None,
             "signal": self.signal.as_json() if self.signal else None,
-            "lengths": asdict(self.lengths) if self.lengths else None,
-            "rewards": self.trial.as_json() if self.trial else None,
+            "completion_lengths": asdict(self.lengths) if self.lengths else None,
+            "reward_test": self.trial.as_json() if self.trial else None,
             "memory": self.memory.as_json() if self.memory else None,
             "memory_available_bytes": self.memory_available,
             "disk": {**asdict(self.disk), "total_bytes": self.disk.total} if self.disk else None,
             "time": asdict(self.time) if self.time else None,
             "samples": [asdict(sample) for sample in self.samples],
-            "seconds": round(self.seconds, 1),
+            "probe_seconds": round(self.seconds, 1),
         }

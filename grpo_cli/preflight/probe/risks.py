@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.registry import KINDS
 
 LEAST_LORA_RATE = 5e-6
 """Adapters start at zero and need steps 10 to 100 times those of full fine-tuning."""
+MOST_LORA_RATE = 2e-3
+"""Beyond it, adapters too leave the language the model knew."""
+MOST_BETA = 1.0
+"""Published runs use 0.001 to 0.04; from here on the KL term outweighs the reward."""
 MOST_FULL_RATE = 5e-5
 """Above it, full fine-tuning with GRPO leaves the language it knew within tens of steps."""
 HELD_RATE = 1e-5
@@ -40,6 +45,7 @@ def find_risks(setting: Setting) -> Iterator[Finding]:
     for rule in (
         _check_rate,
         _check_hold,
+        _check_weights,
         _check_groups,
         _check_backend,
         _check_sampling,
@@ -56,7 +62,7 @@ def _check_rate(setting: Setting) -> Iterator[Finding]:
             "setting: learning rate",
             "error",
             "learning_rate is 0",
-            "set `learning_rate: 1e-6` (full fine-tuning) or `1e-5` (LoRA)",
+            f"set `learning_rate: {'1e-4' if setting.recipe.model.lora else '1e-6'}`",
             "no weight will change",
             path,
         )
@@ -67,24 +73,36 @@ def _check_rate(setting: Setting) -> Iterator[Finding]:
             "setting: learning rate",
             "warning",
             f"learning_rate is {rate:g}{'' if given else ' (the default)'} with LoRA",
-            "set `learning_rate: 1e-5` to `1e-4`",
+            "set `learning_rate: 1e-4`",
             "adapters hardly move at a rate meant for full fine-tuning, and the reward stays flat",
             path,
         )
-    if setting.recipe.model.lora is None and rate > MOST_FULL_RATE:
+    lora = setting.recipe.model.lora is not None
+    if rate > (MOST_LORA_RATE if lora else MOST_FULL_RATE):
         yield Finding(
             "setting: learning rate",
             "warning",
-            f"learning_rate is {rate:g} without LoRA",
-            "set `learning_rate: 1e-6` to `1e-5`, or add `model.lora`",
-            "full fine-tuning at this rate most often collapses within tens of steps",
+            f"learning_rate is {rate:g} {'with' if lora else 'without'} LoRA",
+            "set `learning_rate: 1e-4`"
+            if lora
+            else "set `learning_rate: 1e-6`, or add `model.lora`",
+            "a policy trained at this rate most often collapses within tens of steps",
             path,
         )
 
 
 def _check_hold(setting: Setting) -> Iterator[Finding]:
-    recipe = setting.recipe
-    if read_setting(recipe, "beta") or recipe.model.lora or recipe.training.early_stopping:
+    recipe, beta = setting.recipe, read_setting(setting.recipe, "beta") or 0.0
+    if beta > MOST_BETA:
+        yield Finding(
+            "setting: KL term",
+            "warning",
+            f"beta is {beta:g}",
+            "set `training.beta: 0.04`, or less",
+            "the KL term outweighs the reward, and the policy stays where it is",
+            "training.beta",
+        )
+    if beta or recipe.model.lora or recipe.training.early_stopping:
         return
     norm, rate = read_setting(recipe, "max_grad_norm"), recipe.training.learning_rate
     if norm and rate <= HELD_RATE:
@@ -98,6 +116,30 @@ def _check_hold(setting: Setting) -> Iterator[Finding]:
         "nothing keeps the model near the one it started from when the reward can be gamed",
         "training.beta",
     )
+
+
+def _check_weights(setting: Setting) -> Iterator[Finding]:
+    rewards = setting.recipe.rewards
+    if all(reward.weight == 0 for reward in rewards):
+        yield Finding(
+            "setting: reward weights",
+            "error",
+            "every reward has weight 0",
+            "give the one that judges answers `weight: 1.0`",
+            "the total reward is 0 for every completion, so there is no gradient",
+            "rewards",
+        )
+    for index, reward in enumerate(rewards):
+        judges = reward.kind in KINDS and KINDS[reward.kind].right_answer is not None
+        if reward.weight < 0 and judges and reward.kind != "contains":
+            yield Finding(
+                "setting: reward weights",
+                "warning",
+                f"`{reward.kind}` has weight {reward.weight:g}",
+                f"set `weight: {-reward.weight:g}`",
+                "right answers are punished, and the policy learns to avoid them",
+                f"rewards.{index}.weight",
+            )
 
 
 def _check_groups(setting: Setting) -> Iterator[Finding]:
@@ -165,14 +207,15 @@ def _check_sampling(setting: Setting) -> Iterator[Finding]:
             "whole one, so importance ratios are wrong",
             f"generation.{first}",
         )
-    if generation.temperature < LEAST_TEMPERATURE:
+    cold = generation.temperature < LEAST_TEMPERATURE
+    if cold or generation.top_k == 1:
         yield Finding(
             "setting: temperature",
             "warning",
-            f"temperature is {generation.temperature:g}",
-            "set `temperature: 1.0`",
+            f"temperature is {generation.temperature:g}" if cold else "top_k is 1",
+            "set `temperature: 1.0`" if cold else "set `top_k: 0`",
             "the completions of a group come out nearly the same, and equal rewards teach nothing",
-            "generation.temperature",
+            "generation.temperature" if cold else "generation.top_k",
         )
 
 

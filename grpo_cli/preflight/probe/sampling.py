@@ -1,13 +1,19 @@
 """The part of a probe that needs the model: completions sampled, scored and judged, a step timed."""
 
+import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from grpo_cli.measure.samples import ScoredCompletion, score_samples
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.probe import cost, signal
-from grpo_cli.preflight.probe.session import ROWS, Session, spread
+from grpo_cli.preflight.probe.session import Session, spread
 from grpo_cli.preflight.settings import read_setting
+from grpo_cli.runs.manifest import usable_cpus
+
+_BUSY = 0.3
+"""Share of the processors that other programs may take before measured times are doubted."""
 
 
 def sample_and_judge(session: Session, wanted: int) -> None:
@@ -22,9 +28,13 @@ def sample_and_judge(session: Session, wanted: int) -> None:
     if not _fits(session, weights):
         session.add([_not_sampled()])
         return
+    session.add(_check_load())
     chosen = _choose_rows(session, wanted)
+    if chosen is None:
+        # The survey has said which prompts do not fit.
+        return
     outcome = None
-    with session.failing("machine: memory", "a training needs more than sampling", "training"):
+    with session.failing("sampling", "a training would meet the same", "training"):
         outcome = _run(session, list(chosen["prompt"]))
     if outcome is None:
         return
@@ -37,6 +47,20 @@ def sample_and_judge(session: Session, wanted: int) -> None:
         score_s = (time.perf_counter() - began) / len(scored)
         _judge(session, scored)
         _judge_time(session, outcome, score_s)
+
+
+def _check_load() -> Iterator[Finding]:
+    """Other programs on the processors, which make every measured second longer."""
+    cpus = usable_cpus()
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if busy > _BUSY * cpus + 1:
+        yield Finding(
+            "cost: time",
+            "note",
+            f"about {busy - 1:.1f} of {cpus} processors are busy with other programs",
+            "probe again when they are done",
+            "the times measured here are longer than they will be",
+        )
 
 
 def _fits(session: Session, size: int) -> bool:
@@ -54,16 +78,18 @@ def _not_sampled() -> Finding:
 
 
 def _choose_rows(session: Session, wanted: int) -> Any:
-    """Rows spread evenly over those whose prompts are not too long to be trained on."""
+    """Rows spread evenly over those whose prompts are neither dropped nor too long to be answered."""
     train, sample = session.data.train, session.probe.prompts
-    limit = session.recipe.dataset.max_prompt_length
-    lengths = sample.lengths if sample else ()
-    kept = [
-        place
-        for place, length in zip(spread(len(train), ROWS), lengths, strict=True)
-        if limit is None or length <= limit
-    ]
-    return train.select([kept[index] for index in spread(len(kept), wanted)])
+    if sample is None:
+        return None
+    limits = [session.recipe.dataset.max_prompt_length]
+    if session.shape is not None and session.shape.context is not None:
+        completion = session.recipe.generation.max_completion_length
+        limits.append(session.shape.context - completion)
+    longest = min((limit for limit in limits if limit is not None), default=sample.longest)
+    pairs = zip(sample.places, sample.lengths, strict=True)
+    kept = [place for place, length in pairs if length <= longest]
+    return train.select([kept[index] for index in spread(len(kept), wanted)]) if kept else None
 
 
 def _run(session: Session, prompts: list[Any]) -> Any:
@@ -90,9 +116,18 @@ def _judge(session: Session, scored: list[ScoredCompletion]) -> None:
     probe.samples = scored
     probe.signal = signal.read_signal(scored, right)
     probe.lengths = signal.read_lengths(scored, recipe.generation.max_completion_length)
-    session.add(signal.judge_signal(probe.signal, probe.lengths))
     masked = bool(read_setting(recipe, "mask_truncated_completions"))
-    session.add(signal.judge_lengths(probe.lengths, probe.signal, masked=masked))
+    room = _room(session)
+    session.add(signal.judge(probe.signal, probe.lengths, masked=masked, room=room))
+
+
+def _room(session: Session) -> int | None:
+    """Tokens that the model's context leaves for a completion of the longest prompt."""
+    context = session.shape.context if session.shape else None
+    if context is None or session.probe.prompts is None:
+        return None
+    kept = session.probe.prompts.kept(session.recipe.dataset.max_prompt_length)
+    return max(context - max(kept), 1) if kept else None
 
 
 def _judge_time(session: Session, outcome: Any, score_s: float) -> None:

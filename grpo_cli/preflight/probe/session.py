@@ -9,7 +9,7 @@ from grpo_cli.batch import BatchPlan
 from grpo_cli.errors import Location, Problem, RunError
 from grpo_cli.models.shape import ModelShape
 from grpo_cli.preflight.checks import CheckedRecipe
-from grpo_cli.preflight.finding import Finding
+from grpo_cli.preflight.finding import Finding, FindingLevel
 from grpo_cli.preflight.probe.result import Probe
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.scoring import Reward
@@ -17,6 +17,7 @@ from grpo_cli.rewards.scoring import Reward
 Progress = Callable[[str], None]
 ROWS = 1000
 """Prompts whose tokens are counted, spread evenly over the data."""
+_TRY = "correct it, and try it alone: grpo rewards test"
 
 
 @dataclass
@@ -40,13 +41,20 @@ class Session:
             self.probe.findings.append(finding.placed(self._locate(finding)))
 
     @contextmanager
-    def failing(self, subject: str, why: str, path: str) -> Iterator[None]:
+    def failing(
+        self, subject: str, why: str, path: str, level: FindingLevel = "error"
+    ) -> Iterator[None]:
         """Makes a finding of a failure that would meet the training too."""
         try:
             yield
         except RunError as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise error.__cause__ from None
             message, _, fix = str(error).partition(". Fix: ")
-            self.add([Finding(subject, "error", message, fix, why, path)])
+            first, _, rest = message.strip().partition("\n")
+            last = rest.rpartition("\n")[2].strip()
+            seen = first if last in first else f"{first} {last}"
+            self.add([Finding(subject, level, seen, fix or _TRY, why, path)])
 
     def _locate(self, finding: Finding) -> Location | None:
         if not finding.path:

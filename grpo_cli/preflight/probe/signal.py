@@ -15,6 +15,8 @@ from grpo_cli.preflight.finding import Finding, FindingLevel
 
 DEAD, WEAK = 0.9, 0.75
 """Shares of groups without spread: from the first on nothing is learned, from the second on little."""
+ENOUGH_PROMPTS = 8
+"""Fewer prompts are no ground for an error: a poor sample of a good recipe looks the same."""
 CLIPPED, MOSTLY_CLIPPED = 0.5, 0.9
 """Shares of completions cut off at the limit: worth a note, and nearly all of them."""
 LOPSIDED = 0.8
@@ -61,8 +63,10 @@ class Signal:
     completions: int
     rewards: dict[str, Spread]
     total: Spread
-    flat_groups: float
-    """Share of groups whose completions all have the same total."""
+    frac_reward_zero_std: float
+    """Share of groups whose completions all have the same total; TRL logs it under this name."""
+    alike_groups: float
+    """Share of groups whose completions are the same text."""
     pass_rates: tuple[PassRate, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -98,7 +102,8 @@ def read_signal(scored: Sequence[ScoredCompletion], right: dict[str, float]) -> 
             name: _spread([[c.rewards[name] for c in group] for group in groups]) for name in names
         },
         total=_spread([[c.total for c in group] for group in groups]),
-        flat_groups=fmean(float(_is_flat([c.total for c in group])) for group in groups),
+        frac_reward_zero_std=fmean(float(_is_flat([c.total for c in group])) for group in groups),
+        alike_groups=fmean(float(len({c.text for c in group}) == 1) for group in groups),
         pass_rates=tuple(
             rate for name, value in right.items() if (rate := _pass_rate(groups, name, value))
         ),
@@ -113,60 +118,106 @@ def read_lengths(scored: Sequence[ScoredCompletion], limit: int) -> Lengths:
     return Lengths(median, p95, ordered[-1], clipped, limit)
 
 
-def judge_signal(signal: Signal, lengths: Lengths) -> Iterator[Finding]:
-    """Groups without spread, rewards that never change, data too hard or too easy."""
-    if signal.flat_groups >= WEAK:
-        dead = signal.flat_groups >= DEAD
-        yield Finding(
-            "signal: groups without spread",
-            "error" if dead else "warning",
-            f"in {signal.flat_groups:.0%} of {signal.prompts} groups every completion has the same "
-            f"total reward (mean {_show(signal.total.mean)})",
-            _advise(signal, lengths),
-            "equal rewards give zero advantage, so these groups have no gradient",
-            "rewards",
-        )
+def judge(
+    signal: Signal, lengths: Lengths, *, masked: bool, room: int | None = None
+) -> Iterator[Finding]:
+    """What is wrong with the completions and their scores.
+
+    Args:
+        signal: Of the scores.
+        lengths: Of the same completions.
+        masked: `mask_truncated_completions`.
+        room: Tokens that the context leaves for a completion; None where it has no limit.
+    """
+    yield from _judge_lengths(lengths, signal, masked=masked, room=room)
+    if lengths.clipped >= MOSTLY_CLIPPED and signal.frac_reward_zero_std >= WEAK:
+        # Nearly all are cut off: nothing else can be told from them.
+        return
+    yield from _judge_groups(signal)
     for name, spread in signal.rewards.items():
-        if spread.mean is None:
-            yield Finding(
-                "signal: reward without a score",
-                "warning",
-                f"`{name}` gave no score to any of {signal.completions} completions",
-                "correct its `when`, or its gold column: grpo rewards test",
-                "it takes no part in training",
-                "rewards",
-            )
-        elif spread.std <= _FLAT and len(signal.rewards) > 1 and signal.flat_groups < DEAD:
-            yield Finding(
-                "signal: constant reward",
-                "warning",
-                f"`{name}` gave {spread.mean:g} to all {signal.completions} completions",
-                "ask for it in the prompt, reward a first step towards it, or remove it",
-                "a reward that never changes teaches nothing",
-                "rewards",
-            )
+        yield from _judge_reward(name, spread, signal)
     for rate in signal.pass_rates:
-        yield from _judge_rate(rate, signal.prompts)
+        yield from _judge_rate(rate)
 
 
-def _advise(signal: Signal, lengths: Lengths) -> str:
-    """What to change, by what the completions look like."""
-    if lengths.clipped >= MOSTLY_CLIPPED:
-        return f"raise `max_completion_length` (now {lengths.limit}), since most completions are cut off"
-    rates = signal.pass_rates
-    if rates and rates[0].too_easy > rates[0].too_hard:
-        return "take harder prompts: these are solved already"
-    if rates and rates[0].too_hard:
-        return (
-            "take easier prompts or a stronger model, show the wanted form in the prompt, or add a "
-            "reward for a first step (a format, a partial answer)"
-        )
-    return (
-        "add a reward in which the completions of a prompt differ, and sample with temperature 1.0"
+def _sure(signal: Signal, level: FindingLevel) -> FindingLevel:
+    """The level that so many prompts can carry."""
+    return "warning" if level == "error" and signal.prompts < ENOUGH_PROMPTS else level
+
+
+def _doubt(signal: Signal) -> str:
+    few = signal.prompts < ENOUGH_PROMPTS
+    return "; so few prompts prove little (--prompts 16)" if few else ""
+
+
+def _judge_groups(signal: Signal) -> Iterator[Finding]:
+    if signal.frac_reward_zero_std < WEAK:
+        return
+    dead = signal.frac_reward_zero_std >= DEAD
+    fix, path = _advise(signal)
+    yield Finding(
+        "signal: groups without spread",
+        _sure(signal, "error" if dead else "warning"),
+        f"in {signal.frac_reward_zero_std:.0%} of {signal.prompts} groups every completion has the same "
+        f"total reward (mean {_show(signal.total.mean)}){_doubt(signal)}",
+        fix,
+        "equal rewards give zero advantage, so these groups have no gradient",
+        path,
     )
 
 
-def _judge_rate(rate: PassRate, prompts: int) -> Iterator[Finding]:
+def _judge_reward(name: str, spread: Spread, signal: Signal) -> Iterator[Finding]:
+    if spread.mean is None:
+        yield Finding(
+            "signal: reward without a score",
+            "warning",
+            f"`{name}` gave no score to any of {signal.completions} completions",
+            "correct its `when`, or its gold column: grpo rewards test",
+            "it takes no part in training",
+            "rewards",
+        )
+    elif spread.std <= _FLAT and len(signal.rewards) > 1 and signal.frac_reward_zero_std < DEAD:
+        yield Finding(
+            "signal: constant reward",
+            "warning",
+            f"`{name}` gave {spread.mean:g} to all {signal.completions} completions",
+            "ask for it in the prompt, reward a first step towards it, or remove it",
+            "a reward that never changes teaches nothing",
+            "rewards",
+        )
+
+
+def _advise(signal: Signal) -> tuple[str, str]:
+    """What to change, by what the completions look like, and where in the recipe."""
+    if all(spread.mean is None for spread in signal.rewards.values()):
+        return (
+            "correct `when`, or the golds: no reward gave any score (grpo rewards test)",
+            "rewards",
+        )
+    if signal.alike_groups >= WEAK:
+        return (
+            "set `temperature: 1.0` and `top_k: 0`: the completions of a group are the same text",
+            "generation.temperature",
+        )
+    if any(spread.within > _FLAT for spread in signal.rewards.values()):
+        return (
+            "correct the weights: rewards differ within groups, their weighted sum does not",
+            "rewards",
+        )
+    rates = signal.pass_rates
+    if rates and rates[0].too_easy > rates[0].too_hard:
+        return "take harder prompts: these are solved already", "dataset"
+    if rates and rates[0].too_hard:
+        return (
+            "take easier prompts or a stronger model, show the wanted form in the prompt, or add a "
+            "reward for a first step (a format, a partial answer)",
+            "dataset",
+        )
+    return "add a reward in which the completions of a prompt differ", "rewards"
+
+
+def _judge_rate(rate: PassRate) -> Iterator[Finding]:
+    prompts = len(rate.by_prompt)
     for count, what, fix in (
         (
             rate.too_hard,
@@ -187,30 +238,29 @@ def _judge_rate(rate: PassRate, prompts: int) -> Iterator[Finding]:
             )
 
 
-def judge_lengths(lengths: Lengths, signal: Signal, *, masked: bool) -> Iterator[Finding]:
-    """Completions that are cut off.
-
-    Args:
-        lengths: Of the completions.
-        signal: Of the same completions.
-        masked: `mask_truncated_completions`.
-    """
+def _judge_lengths(
+    lengths: Lengths, signal: Signal, *, masked: bool, room: int | None
+) -> Iterator[Finding]:
     if lengths.clipped < CLIPPED:
         return
     most = lengths.clipped >= MOSTLY_CLIPPED
-    hopeless = most and (masked or signal.flat_groups >= DEAD)
+    hopeless = most and (masked or signal.frac_reward_zero_std >= DEAD)
     level: FindingLevel = "error" if hopeless else "warning" if most or masked else "note"
+    longer = min(4 * lengths.limit if most else 2 * lengths.limit, room or 4 * lengths.limit)
+    edit = f"set `max_completion_length: {longer}`, or " if longer > lengths.limit else ""
     why = (
         "completions that are cut off take no part in the loss (mask_truncated_completions)"
         if masked
         else "a completion that is cut off before its answer scores nothing, whatever it would have said"
     )
+    flat = signal.frac_reward_zero_std
+    beside = f", and {flat:.0%} of groups have no spread" if most and flat >= WEAK else ""
     yield Finding(
         "length: cut off",
-        level,
-        f"{lengths.clipped:.0%} of completions are cut off at {lengths.limit} tokens (median {lengths.median})",
-        f"set `max_completion_length: {2 * lengths.limit}`, ask for short answers in the prompt, or see "
-        "that the model stops (stop tokens)",
+        _sure(signal, level),
+        f"{lengths.clipped:.0%} of completions are cut off at {lengths.limit} tokens{beside}"
+        f"{_doubt(signal) if hopeless else ''}",
+        f"{edit}ask for short answers in the prompt, and see that the model stops (stop tokens)",
         why,
         "generation.max_completion_length",
     )

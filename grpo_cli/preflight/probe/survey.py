@@ -4,16 +4,16 @@ Owns what is loaded for it, once: tokenizer, data and rewards.
 """
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from grpo_cli.batch import plan_batch
-from grpo_cli.errors import GrpoError
+from grpo_cli.measure.samples import NO_TRAINER
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import reward_context
-from grpo_cli.preflight.finding import Finding
+from grpo_cli.preflight.finding import Finding, FindingLevel
 from grpo_cli.preflight.hardware import read_hardware
 from grpo_cli.preflight.probe import cost, prompts, risks
 from grpo_cli.preflight.probe.device import find_device
@@ -21,9 +21,15 @@ from grpo_cli.preflight.probe.memory import estimate_memory, memory_inputs
 from grpo_cli.preflight.probe.session import ROWS, Session, spread
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.preflight.trial.procedure import try_rewards
+from grpo_cli.preflight.trial.table import TooSlowError
 from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.contract import Batch
+from grpo_cli.rewards.contract import Batch, text_of
+from grpo_cli.rewards.scoring import Reward
 
+LONGEST = 8
+"""Prompts with the most characters, which are looked at besides."""
+QUICK_S = 10.0
+"""Seconds that rewards may take in the quick probe, which every training waits for."""
 _SHOWN_LENGTH = 10_000
 """Characters of a rendered prompt that are kept."""
 
@@ -60,12 +66,7 @@ def _load_data(session: Session) -> None:
         count_tokens=None,
     )
     report = session.data.report
-    held = report.eval_rows or 0
-    session.plan = plan_batch(
-        batch_inputs(session.recipe, session.checked.num_processes, report.train_rows, held or None)
-    )
-    session.add(Finding.of("batch", problem) for problem in session.plan.problems)
-    session.add(_check_splits(report.exact_duplicates_between_splits, held))
+    session.add(_check_splits(report.exact_duplicates_between_splits, report.eval_rows or 0))
 
 
 def _check_splits(repeated: int, held: int) -> Iterable[Finding]:
@@ -88,17 +89,20 @@ def _look_at_prompts(session: Session) -> None:
 
     session.tell("looking at the prompts")
     train = session.data.train
-    asked = list(train.select(spread(len(train), ROWS))["prompt"])
+    places = _choose_places(train)
+    asked = list(train.select(places)["prompt"])
     count = partial(
         count_prompt_tokens, session.tokenizer, chat_template_kwargs=session.chat_kwargs
     )
     sample = prompts.PromptSample(
         rendered=prompts.render(session.tokenizer, asked[0], session.chat_kwargs)[:_SHOWN_LENGTH],
         lengths=tuple(count(prompt) for prompt in asked),
+        places=tuple(places),
         total=len(train),
     )
     session.probe.prompts = sample
     recipe = session.recipe
+    _plan(session, sample)
     config = load_config(recipe.model)
     session.add(
         prompts.check_lengths(
@@ -118,6 +122,24 @@ def _look_at_prompts(session: Session) -> None:
     session.add(prompts.check_padding(session.tokenizer, own_pad))
 
 
+def _choose_places(train: Any) -> list[int]:
+    """Rows spread evenly over the data, and those with the longest prompts."""
+    written = [len(text_of(prompt)) for prompt in train["prompt"]]
+    longest = sorted(range(len(train)), key=lambda place: -written[place])[:LONGEST]
+    return sorted({*spread(len(train), ROWS), *longest})
+
+
+def _plan(session: Session, sample: prompts.PromptSample) -> None:
+    """The batch arithmetic with the rows that are left once long prompts are dropped."""
+    kept = len(sample.kept(session.recipe.dataset.max_prompt_length))
+    rows = round(sample.total * kept / len(sample.lengths))
+    held = session.data.report.eval_rows
+    session.plan = plan_batch(
+        batch_inputs(session.recipe, session.checked.num_processes, rows, held or None)
+    )
+    session.add(Finding.of("batch", problem) for problem in session.plan.problems)
+
+
 def _try_rewards(session: Session, *, costly: bool) -> None:
     """The rewards on answers nobody sampled; a reward that fails is a finding, not the end."""
     session.tell("loading the rewards")
@@ -126,19 +148,60 @@ def _try_rewards(session: Session, *, costly: bool) -> None:
     session.rewards = tuple(build_rewards(recipe.rewards, context))
     if not costly and any(reward.params.costly for reward in session.rewards):
         return
-    why = "the same error would end the training at its first step"
-    with session.failing("rewards: failure", why, "rewards"):
+    own = [reward for reward in session.rewards if reward.kind == "python"]
+    # A function of the user's may want whole groups, which the trial does not give it.
+    level: FindingLevel = "warning" if own else "error"
+    with session.failing("rewards: failure", "the same error would end the training", "rewards"):
+        _score_group(session, own)
+        own = []
+    if own:
+        return
+    why = "it met answers that nobody sampled, one for each row; in training it would end the run"
+    with session.failing("rewards: failure", why, "rewards", level):
         session.add(_check_opening(session))
-        encode = partial(_encode, session.tokenizer)
-        trial = try_rewards(
-            session.rewards,
-            train,
-            longest=recipe.generation.max_completion_length,
-            encode=encode if any(each.params.reads_tokens() for each in session.rewards) else None,
-            on_progress=session.tell,
-        )
+        try:
+            trial = try_rewards(
+                session.rewards,
+                train,
+                longest=recipe.generation.max_completion_length,
+                encode=partial(_encode, session.tokenizer),
+                budget_s=None if costly else QUICK_S,
+                on_progress=session.tell,
+            )
+        except TooSlowError as error:
+            session.add([_too_slow(error)])
+            return
         session.probe.trial = trial
         session.add(Finding.of("rewards", problem) for problem in trial.problems)
+
+
+def _score_group(session: Session, rewards: Sequence[Reward]) -> None:
+    """Scores one group of plain answers, as training will call a reward."""
+    size = session.recipe.generation.num_generations
+    first = session.data.train.select([0] * size).to_dict()
+    asked = first.pop("prompt")
+    texts = [f"The answer is {number}." for number in range(size)]
+    chat = not isinstance(asked[0], str)
+    batch = Batch(
+        prompts=asked,
+        completions=[[{"role": "assistant", "content": text}] for text in texts] if chat else texts,
+        completion_ids=[_encode(session.tokenizer, text) for text in texts],
+        columns=first,
+        extra={"trainer_state": NO_TRAINER},
+    )
+    for reward in rewards:
+        reward.score(batch)
+
+
+def _too_slow(error: TooSlowError) -> Finding:
+    return Finding(
+        "rewards",
+        "note",
+        f"the rewards were not tried to the end: {error}",
+        "try them once by themselves: grpo rewards test",
+        "a training should not wait for it",
+        "rewards",
+    )
 
 
 def _check_opening(session: Session) -> Iterable[Finding]:
@@ -164,33 +227,29 @@ def _estimate(session: Session, runs: Path) -> None:
     if plan is None or sample is None:
         return
     longest = min(sample.longest, recipe.dataset.max_prompt_length or sample.longest)
-    try:
-        session.shape = read_shape(
-            recipe.model,
-            batch=recipe.training.per_device_train_batch_size,
-            length=longest + recipe.generation.max_completion_length,
-            activations="bfloat16" if device.autocast else None,
-        )
-    except GrpoError:
-        raise
-    except Exception as error:
-        session.add([_uncounted(error)])
-        return
+    session.shape = read_shape(
+        recipe.model,
+        batch=recipe.training.per_device_train_batch_size,
+        length=longest + recipe.generation.max_completion_length,
+        activations="bfloat16" if device.autocast else None,
+    )
+    if session.shape.saved_bytes_per_token is None:
+        session.add([_uncounted()])
     inputs = memory_inputs(recipe, device, longest, session.sampled_at_once())
     session.probe.memory = estimate_memory(session.shape, inputs)
     session.probe.memory_available = device.available
-    session.add(cost.judge_memory(session.probe.memory, device.available, recipe))
+    session.add(cost.judge_memory(session.probe.memory, device.available, recipe, plan))
     session.probe.disk = cost.estimate_disk(recipe, plan, session.shape)
     session.add(cost.judge_disk(session.probe.disk, _free_disk(runs)))
 
 
-def _uncounted(error: Exception) -> Finding:
+def _uncounted() -> Finding:
     return Finding(
         "cost: memory",
         "note",
-        f"memory is not estimated: this architecture cannot be counted ({type(error).__name__}: "
-        f"{' '.join(str(error).split())[:120]})",
+        "activations are not in the estimate: they cannot be counted for this architecture",
         "watch the memory of the first steps",
+        "with long completions they are the largest part",
     )
 
 

@@ -240,7 +240,7 @@ def _judge_variety(table: Table, scored: Mapping[str, Scores]) -> Iterator[Probl
         if values == {None}:
             fix = "correct its `when`" if reward.condition else "see `grpo rewards show`"
             message = "gives no score to any row tried"
-        elif len(values - {None}) == 1:
+        elif len(values - {None}) == 1 and reward.weight > 0:
             [value] = values - {None}
             message = (
                 f"gives every answer tried the same score ({value:g}): it cannot teach anything"

@@ -20,12 +20,15 @@ def choose_forms(table: Table) -> dict[int, Form]:
 
 
 def _best_form(table: Table, index: int, rows: Sequence[int]) -> Form:
-    def worth(form: Form) -> float:
+    def worth(form: Form) -> tuple[float, float]:
+        """The reward's own scores first: a negative weight must not choose a form it cannot read."""
         texts: list[str | None] = [None] * len(table.prompts)
         for row in rows:
             texts[row] = form.write(table.gold(index, row) or "")
         scored = table.score(texts, "forms of the gold", costly=False)
-        return sum(table.total(scores) for scores in scored if scores is not None)
+        known = [scores for scores in scored if scores is not None]
+        own = sum(scores[index].value or 0.0 for scores in known)
+        return own, sum(table.total(scores) for scores in known)
 
     # `max` keeps the first of equals, which is the simplest.
     return max(all_forms(), key=worth)

@@ -133,6 +133,7 @@ def try_rewards(
     encode: Encode | None = None,
     rows: int | None = None,
     answers: Sequence[str] = (),
+    budget_s: float | None = None,
     on_progress: Progress = lambda what: None,
 ) -> Trial:
     """Tries rewards on answers to rows of a `datasets.Dataset`; see `try_recipe`.
@@ -144,12 +145,17 @@ def try_rewards(
         encode: Gives completions token ids, where rewards read them.
         rows: How many rows to try.
         answers: Templates of more answers.
+        budget_s: Seconds that all rewards together may take.
         on_progress: Told what is being done.
+
+    Raises:
+        RewardError: A reward fails.
+        TooSlowError: They take longer.
     """
     costly = any(reward.params.costly for reward in rewards)
     wanted = min(rows or (COSTLY_ROWS if costly else ROWS), len(data))
     chosen = data.select([index * len(data) // wanted for index in range(wanted)])
-    table = Table(rewards, chosen.to_dict(), encode, on_progress)
+    table = Table(rewards, chosen.to_dict(), encode, on_progress, budget_s)
     forms = choose_forms(table)
     candidates: dict[str, Sequence[str | None]] = {
         **gold_answers(table, forms),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from grpo_cli.errors import RunError
 from grpo_cli.measure.samples import NO_TRAINER
 from grpo_cli.rewards.contract import Batch, RewardParams, Score
 from grpo_cli.rewards.scoring import Reward
@@ -17,8 +18,14 @@ Scores = Sequence[Sequence[Score] | None]
 """For each row with an answer: each reward's score."""
 
 
+_SLICE = 16
+"""Completions scored between two looks at the clock."""
 SLOW_S = 0.5
 """Seconds a completion from which a reward counts as costly, whatever its kind."""
+
+
+class TooSlowError(RunError):
+    """The rewards took longer than they may."""
 
 
 class Table:
@@ -30,6 +37,7 @@ class Table:
         columns: dict[str, list[Any]],
         encode: Encode | None,
         on_progress: Progress,
+        budget_s: float | None = None,
     ) -> None:
         self.rewards = rewards
         self.columns = dict(columns)
@@ -41,6 +49,7 @@ class Table:
         ]
         self.seconds = [0.0] * len(rewards)
         self.completions = 0
+        self._budget_s = budget_s
         self._slow: set[int] = set()
         self._encode = encode
         self._on_progress = on_progress
@@ -115,13 +124,27 @@ class Table:
         reward = self.rewards[index]
         self._on_progress(f"scoring {what} with {reward.name}")
         started = time.perf_counter()
-        scores = reward.score(batch) if batch.completions else []
+        scores = self._ask(reward, batch, started)
         spent = time.perf_counter() - started
         self.seconds[index] += spent
         if scores and spent > SLOW_S * len(scores):
             self._slow.add(index)
         if index == 0:
             self.completions += len(scores)
+        return scores
+
+    def _ask(self, reward: Reward, batch: Batch, started: float) -> list[Score]:
+        """A reward's scores; in slices where its time is limited, so that a slow one is noticed."""
+        size = len(batch.completions)
+        step = size if self._budget_s is None else _SLICE
+        scores: list[Score] = []
+        for start in range(0, size, max(step, 1)):
+            spent = time.perf_counter() - started + sum(self.seconds)
+            if self._budget_s is not None and spent > self._budget_s:
+                each = (time.perf_counter() - started) / max(len(scores), 1)
+                raise TooSlowError(f"`{reward.name}` takes {each:.2g} s a completion")
+            part = batch if step >= size else batch.take(range(start, min(start + step, size)))
+            scores += reward.score(part)
         return scores
 
     def total(self, scores: Sequence[Score]) -> float:

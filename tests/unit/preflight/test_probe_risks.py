@@ -20,6 +20,23 @@ def risks(processes=1, gpus=0, **sections):
     [
         ((1, 0), {"model": LORA}, ("setting: learning rate", "warning")),
         ((1, 0), {"training": {"learning_rate": 2e-4}}, ("setting: learning rate", "warning")),
+        (
+            (1, 0),
+            {"model": LORA, "training": {"learning_rate": 0.5}},
+            ("setting: learning rate", "warning"),
+        ),
+        ((1, 0), {"training": {"beta": 5}}, ("setting: KL term", "warning")),
+        ((1, 0), {"generation": {"top_k": 1}}, ("setting: temperature", "warning")),
+        (
+            (1, 0),
+            {"rewards": [{"kind": "length", "target": 3, "weight": 0}]},
+            ("setting: reward weights", "error"),
+        ),
+        (
+            (1, 0),
+            {"rewards": [{"kind": "math", "weight": -1}]},
+            ("setting: reward weights", "warning"),
+        ),
         ((1, 0), {"training": {"learning_rate": 0}}, ("setting: learning rate", "error")),
         (
             (1, 0),

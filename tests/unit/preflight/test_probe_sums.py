@@ -28,6 +28,7 @@ SHAPE = ModelShape(
     saved_bytes_per_token=600.0,
     checkpoint_bytes_per_token=40.0,
 )
+PLAN = plan_batch(BatchInputs(dataset_size=100))
 INPUTS = MemoryInputs(micro_batch=2, sampled=4, prompt_tokens=6, completion_tokens=4)
 
 
@@ -38,15 +39,16 @@ def scored(*groups, tokens=5, clipped=False):
             group=group,
             row=group,
             prompt="?",
-            text="!",
+            text=f"{value} {place}",
             tokens=tokens,
             clipped=clipped,
             rewards={"math": value},
             reasons={},
+            answers={},
             total=value or 0.0,
         )
         for group, values in enumerate(groups)
-        for value in values
+        for place, value in enumerate(values)
     ]
 
 
@@ -66,7 +68,7 @@ def recipe(**sections):
 
 def test_groups_without_spread_are_counted_and_prompts_sorted_by_difficulty():
     found = signal.read_signal(scored([0, 0], [1, 1], [0, 1], [1, 0]), {"math": 1.0})
-    assert found.flat_groups == 0.5
+    assert found.frac_reward_zero_std == 0.5
     (rate,) = found.pass_rates
     assert (rate.rate, rate.too_hard, rate.learnable, rate.too_easy) == (0.5, 1, 2, 1)
     assert found.total.mean == 0.5
@@ -79,6 +81,8 @@ def test_groups_without_spread_are_counted_and_prompts_sorted_by_difficulty():
         ([[0, 0]] * 10, True, False, ("length: cut off", "error")),
         ([[0, 1]] * 10, True, False, ("length: cut off", "warning")),
         ([[0, 1]] * 10, True, True, ("length: cut off", "error")),
+        ([[0, 0]] * 4, True, False, ("length: cut off", "warning")),
+        ([[0, 0]] * 4, False, False, ("signal: groups without spread", "warning")),
         ([[0, 0]] * 10, False, False, ("signal: groups without spread", "error")),
         ([[0, 0]] * 8 + [[0, 1]] * 2, False, False, ("signal: groups without spread", "warning")),
         ([[0, 0]] * 9 + [[0, 1]], False, False, ("signal: difficulty", "warning")),
@@ -89,10 +93,7 @@ def test_signal_and_lengths_are_judged(groups, clipped, masked, expected):
     completions = scored(*groups, clipped=clipped)
     found = signal.read_signal(completions, {"math": 1.0})
     lengths = signal.read_lengths(completions, 5)
-    findings = [
-        *signal.judge_signal(found, lengths),
-        *signal.judge_lengths(lengths, found, masked=masked),
-    ]
+    findings = list(signal.judge(found, lengths, masked=masked))
     told = {(finding.subject, finding.level) for finding in findings}
     assert told == set() if expected is None else expected in told
     assert all(finding.fix and finding.why for finding in findings)
@@ -189,8 +190,10 @@ def test_time_is_extrapolated_from_what_was_measured():
     ("training", "kept"),
     [
         ({"save_strategy": "no"}, 0),
-        ({"save_strategy": "steps", "save_steps": 10}, 11),
-        ({"save_strategy": "steps", "save_steps": 0.25}, 5),
+        ({"save_strategy": "steps", "save_steps": 10}, 10),
+        ({"save_strategy": "steps", "save_steps": 30}, 4),
+        ({"save_strategy": "steps", "save_steps": 0.25}, 4),
+        ({"save_strategy": "best"}, 1),
         ({"save_strategy": "steps", "save_steps": 10, "save_total_limit": 2}, 2),
     ],
 )
@@ -198,24 +201,25 @@ def test_checkpoints_are_counted(training, kept):
     plan = plan_batch(BatchInputs(max_steps=100, dataset_size=1000))
     found = cost.estimate_disk(recipe(training=training), plan, SHAPE)
     assert (found.checkpoints, found.checkpoint_bytes) == (kept, 4000 + 8000)
-    assert found.total == (kept + bool(kept)) * 12000 + 4000
+    rotating = "save_total_limit" in training
+    assert found.total == (kept + rotating) * 12000 + 4000
 
 
 def test_memory_that_is_not_there_is_an_error_with_an_edit():
     found = estimate_memory(SHAPE, INPUTS)
-    (over,) = cost.judge_memory(found, found.peak_bytes - 1, recipe())
-    (near,) = cost.judge_memory(found, int(found.peak_bytes * 1.05), recipe())
+    (over,) = cost.judge_memory(found, found.peak_bytes - 1, recipe(), PLAN)
+    (near,) = cost.judge_memory(found, int(found.peak_bytes * 1.05), recipe(), PLAN)
     assert (over.level, near.level) == ("error", "warning")
-    assert list(cost.judge_memory(found, 10 * found.peak_bytes, recipe())) == []
+    assert list(cost.judge_memory(found, 10 * found.peak_bytes, recipe(), PLAN)) == []
     assert "Fix:" in str(over)
 
 
 def test_hours_that_nothing_saves_are_a_warning():
     given = recipe(training={"save_strategy": "no"})
-    long = cost.TimeEstimate((cost.TimePart("sampling", 7200.0, ""),), 72.0, 7200.0)
+    long = cost.TimeEstimate((cost.TimePart("sampling", 7200.0, ""),), 72.0, 100, 7200.0)
     told = [finding.subject for finding in cost.judge_time(given, long)]
     assert told == ["cost: nothing is saved"]
-    short = replace(long, total_s=60.0)
+    short = replace(long, steps=10)
     assert list(cost.judge_time(given, short)) == []
-    slow = cost.TimeEstimate((cost.TimePart("scoring", 60.0, ""),), 1.0, 60.0)
+    slow = cost.TimeEstimate((cost.TimePart("scoring", 60.0, ""),), 1.0, 60, 60.0)
     assert [finding.subject for finding in cost.judge_time(given, slow)] == ["cost: scoring"]
