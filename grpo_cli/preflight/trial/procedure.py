@@ -4,7 +4,7 @@ Owns the order of these, and the result. The answers are `answers.py`'s, scoring
 what is suspicious about the scores is `findings.py`'s.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from grpo_cli.errors import Problem
 from grpo_cli.models.source import known_chat_template, resolve_source
 from grpo_cli.preflight.checks import CheckedRecipe
 from grpo_cli.preflight.contents import reward_context
-from grpo_cli.preflight.trial.answers import degenerate_answers, render_answer
+from grpo_cli.preflight.trial.answers import Form, degenerate_answers, render_answer
 from grpo_cli.preflight.trial.findings import (
     judge_cover,
     judge_golds,
@@ -157,22 +157,10 @@ def try_rewards(
     chosen = data.select([index * len(data) // wanted for index in range(wanted)])
     table = Table(rewards, chosen.to_dict(), encode, on_progress, budget_s)
     forms = choose_forms(table)
-    candidates: dict[str, Sequence[str | None]] = {
-        **gold_answers(table, forms),
-        **degenerate_answers([text_of(prompt) for prompt in table.prompts], longest),
-    }
-    for number, template in enumerate(answers, 1):
-        name = f"--answer {number}" if len(answers) > 1 else "--answer"
-        candidates[name] = [render_answer(template, table.row(row)) for row in range(wanted)]
+    candidates = _candidates(table, forms, answers, longest)
     scored = {name: table.score(texts, name) for name, texts in candidates.items()}
     everything = Table(rewards, data.to_dict(), None, on_progress)
-    problems = [
-        *judge_cover(everything),
-        *judge_golds(everything),
-        *judge_variety_of_golds(everything),
-        *judge_lengths(everything),
-        *judge_scores(table, scored),
-    ]
+    problems = [*_judge_rows(everything), *judge_scores(table, scored)]
     return Trial(
         rows=wanted,
         forms={rewards[index].name: form.name for index, form in forms.items()},
@@ -188,6 +176,29 @@ def try_rewards(
         },
         problems=tuple(sorted(problems, key=_severity)),
     )
+
+
+def _candidates(
+    table: Table, forms: Mapping[int, Form], answers: Sequence[str], longest: int
+) -> dict[str, Sequence[str | None]]:
+    """Every kind of answer that is tried, by name: one for each row, or None."""
+    found: dict[str, Sequence[str | None]] = {
+        **gold_answers(table, forms),
+        **degenerate_answers([text_of(prompt) for prompt in table.prompts], longest),
+    }
+    for number, template in enumerate(answers, 1):
+        name = f"--answer {number}" if len(answers) > 1 else "--answer"
+        rows = range(len(table.prompts))
+        found[name] = [render_answer(template, table.row(row)) for row in rows]
+    return found
+
+
+def _judge_rows(everything: Table) -> Iterator[Problem]:
+    """What all rows say, without an answer to any."""
+    yield from judge_cover(everything)
+    yield from judge_golds(everything)
+    yield from judge_variety_of_golds(everything)
+    yield from judge_lengths(everything)
 
 
 def _severity(problem: Problem) -> int:
