@@ -57,6 +57,9 @@ def measure(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Completions sampled at a time on each device.")
     ] = None,
+    num_processes: Annotated[
+        int | None, typer.Option(min=1, help="One for each GPU where not given; 1 on a CPU.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for samples and result.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted one.")
@@ -66,7 +69,8 @@ def measure(
 ) -> None:
     """Measure the models of a run, or a model with a recipe, and the gain over a baseline."""
     from grpo_cli.cli import eval_view, output
-    from grpo_cli.eval.evaluation import EvalOptions, prepare, run_here
+    from grpo_cli.cli.measuring import run_request
+    from grpo_cli.eval.evaluation import EvalOptions, prepare
     from grpo_cli.eval.result import falls_short
 
     options = EvalOptions(
@@ -74,7 +78,7 @@ def measure(
     )
     request, folder = prepare(source, set_, options)
     with output.stdout_kept(), eval_view.progress(folder) as tell:
-        result = run_here(request, folder, tell)
+        result = run_request(request, folder, num_processes, tell)
     if json:
         output.print_json(result)
     else:

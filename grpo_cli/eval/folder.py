@@ -32,6 +32,16 @@ class EvalFolder:
         """Metrics, intervals and the verdict; written last."""
         return self.path / "result.json"
 
+    @property
+    def about(self) -> Path:
+        """What the data is, where several processes measured."""
+        return self.path / "data.json"
+
+    @property
+    def log(self) -> Path:
+        """What several processes said."""
+        return self.path / "workers.log"
+
     def samples(self, subject: str, rank: int) -> Path:
         """Every completion with its scores, one a line, as one process sampled them."""
         return self.path / "samples" / f"{subject}.{rank}.jsonl"

@@ -36,7 +36,7 @@ class LaunchPlan:
         return {**asdict(self), "argv": list(self.argv)}
 
 
-def plan_launch(recipe: Recipe, run: Path, hardware: Hardware) -> LaunchPlan:
+def plan_launch(recipe: Recipe, run: Path, hardware: Hardware, worker: str = WORKER) -> LaunchPlan:
     """Works out what to start for a recipe on this machine.
 
     One process is started directly: a launcher in between would only be one more process to lose.
@@ -49,7 +49,7 @@ def plan_launch(recipe: Recipe, run: Path, hardware: Hardware) -> LaunchPlan:
             sys.executable,
             *(() if single else _accelerate(recipe, processes)),
             "-m",
-            WORKER,
+            worker,
             str(run),
         ),
         environment=_environment(recipe, processes, hardware, cpu=cpu),

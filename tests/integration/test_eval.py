@@ -172,3 +172,13 @@ def test_a_recipe_without_held_out_rows_says_what_to_do(workshop):
     )
     text = text.replace('    - {{question: "held out 2", answer: "2"}}\n', "")
     assert "--split train" in evaluate(workshop, workshop.write(text), code=2)
+
+
+def test_two_processes_give_the_same_numbers(trained):
+    flags = ["--batch-size", "4", "--samples", "2", "--temperature", "1", "--seed", "5"]
+    alone = evaluate(trained, trained.run, *flags)
+    together = evaluate(trained, trained.run, *flags, "--num-processes", "2")
+    for name in ("final", "base"):
+        assert together["subjects"][name]["metrics"] == alone["subjects"][name]["metrics"]
+    assert together["data"] == alone["data"]
+    assert together["verdicts"] == alone["verdicts"]

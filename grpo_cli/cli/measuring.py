@@ -1,0 +1,85 @@
+"""`grpo eval` from request to result: on this process, or on several that are launched."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from grpo_cli.errors import RunError
+from grpo_cli.eval.evaluation import finish, run_here
+from grpo_cli.eval.folder import EvalFolder
+from grpo_cli.eval.request import EvalRequest
+from grpo_cli.launch.plan import LaunchPlan, plan_launch
+from grpo_cli.preflight.hardware import processes_per_machine, read_hardware
+
+WORKER = "grpo_cli.eval.worker"
+Progress = Callable[[str, int, int], None]
+_LOOK_S = 0.5
+
+
+def run_request(
+    request: EvalRequest, folder: EvalFolder, processes: int | None, tell: Progress
+) -> dict[str, Any]:
+    """Measures what a request asks for, and gives the result that was written.
+
+    Args:
+        request: What is asked for.
+        folder: Where it goes.
+        processes: How many measure together; None is one for each visible GPU, and 1 on a CPU.
+        tell: Told how far it is.
+
+    Raises:
+        GrpoError: A model, the data or a reward fails.
+    """
+    hardware = read_hardware()
+    alone = request.recipe.launch.use_cpu or request.backend == "vllm"
+    count = processes or (1 if alone else processes_per_machine(hardware))
+    if count == 1:
+        return run_here(request, folder, tell)
+    launch = request.recipe.launch.model_copy(update={"num_processes": count, "num_machines": 1})
+    plan = plan_launch(
+        request.recipe.model_copy(update={"launch": launch}), folder.path, hardware, worker=WORKER
+    )
+    _run_together(replace(plan, argv=(*plan.argv, str(count))), request, folder, tell)
+    return finish(request, folder, json.loads(folder.about.read_text(encoding="utf-8")))
+
+
+def _run_together(
+    plan: LaunchPlan, request: EvalRequest, folder: EvalFolder, tell: Progress
+) -> None:
+    """Runs the launcher to its end; what its processes say goes to a log."""
+    with folder.log.open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            plan.argv, env={**plan.environment, **os.environ}, stdout=log, stderr=subprocess.STDOUT
+        )
+        try:
+            while process.poll() is None:
+                _report(request, folder, tell)
+                time.sleep(_LOOK_S)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    if process.returncode:
+        raise RunError(
+            f"the processes ended with {process.returncode}: {_cause(folder)}. Fix: see {folder.log}"
+        )
+
+
+def _report(request: EvalRequest, folder: EvalFolder, tell: Progress) -> None:
+    for subject in request.subjects:
+        chunks = folder.read_samples(subject.name).values()
+        done = sum(len(records) for records in chunks)
+        if done:
+            prompts = request.limit or done // request.samples
+            tell(subject.name, done, max(prompts * request.samples, done))
+
+
+def _cause(folder: EvalFolder) -> str:
+    """The first error of our own in the log, or its last line."""
+    lines = folder.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    own = next((line for line in lines if line.startswith("error: ")), None)
+    return (own or (lines[-1] if lines else "they said nothing")).removeprefix("error: ")
