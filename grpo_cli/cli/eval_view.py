@@ -86,9 +86,31 @@ def print_result(result: Mapping[str, Any], folder: Path) -> None:
             style="dim",
         )
     )
+    if "harness" in result:
+        console.print(_harness_table(result["harness"]))
     for verdict in result["verdicts"].values():
         console.print(Text(verdict, style="bold"))
     console.print(f"result  {folder / 'result.json'}", markup=False)
+
+
+def _harness_table(harness: Mapping[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column(f"{harness['name']} {harness['version']}")
+    for name in harness["subjects"]:
+        table.add_column(name, justify="right")
+    first = next(iter(harness["subjects"].values()))
+    for task, metrics in first.items():
+        for metric in metrics:
+            cells = [_with_error(tasks[task][metric]) for tasks in harness["subjects"].values()]
+            table.add_row(Text(f"{task} {metric.removesuffix(',none')}"), *cells)
+    return table
+
+
+def _with_error(score: Mapping[str, Any]) -> Text:
+    text = Text(f"{score['value']:.3f}")
+    if score["stderr"] is not None:
+        text.append(f" ± {score['stderr']:.3f}", style="dim")
+    return text
 
 
 def print_comparison(compared: Mapping[str, Any]) -> None:

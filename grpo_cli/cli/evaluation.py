@@ -64,6 +64,12 @@ def measure(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted one.")
     ] = False,
+    harness: Annotated[
+        str | None, typer.Option(help="lm-eval: run standard benchmarks on the same models too.")
+    ] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="The harness's tasks, with commas, or YAML files of tasks.")
+    ] = None,
     fail_under: FailUnder = None,
     json: AsJson = False,
 ) -> None:
@@ -71,14 +77,21 @@ def measure(
     from grpo_cli.cli import eval_view, output
     from grpo_cli.cli.measuring import run_request
     from grpo_cli.eval.evaluation import EvalOptions, prepare
-    from grpo_cli.eval.result import falls_short
+    from grpo_cli.eval.harness import check_harness, run_harness
+    from grpo_cli.eval.result import falls_short, write_result
 
     options = EvalOptions(
         **{name: value for name, value in locals().items() if name in EvalOptions.__annotations__}
     )
+    names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    check_harness(harness, names)
     request, folder = prepare(source, set_, options)
     with output.stdout_kept(), eval_view.progress(folder) as tell:
         result = run_request(request, folder, num_processes, tell)
+        if harness:
+            scores = run_harness(request, names, limit, tell)
+            result = {**result, "harness": scores}
+            write_result(folder, result)
     if json:
         output.print_json(result)
     else:

@@ -303,6 +303,7 @@ SAMPLED = {
     ),
     "questions that are too hard": (
         changed(
+            generation__max_completion_length=80,
             dataset__rows=[
                 {"question": f"What is {a} * {a + 7}?", "answer": str(a * (a + 7))}
                 for a in range(7123, 7135)

@@ -60,7 +60,9 @@ def canonical_answer(text: str, places: Sequence[TextOrPlace]) -> str | None:
         return None
     plain = unwrap(found.text)
     quantity = parse_number(plain)
-    return " ".join(plain.casefold().split()) if quantity is None else str(quantity)
+    if quantity is None:
+        return " ".join(plain.casefold().split())
+    return f"{quantity.value}{'%' if quantity.percent else ''}"
 
 
 def after_thinking(text: str) -> str:

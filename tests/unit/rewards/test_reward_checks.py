@@ -157,3 +157,12 @@ def test_reading_golds_imports_no_mathematics(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_answers_are_counted_in_one_spelling():
+    from grpo_cli.rewards.reading.extraction import canonical_answer
+
+    told = {canonical_answer(text, ("last_number",)) for text in ("so 1,000", "= 1000.0", "1000")}
+    assert told == {"1000"}
+    assert canonical_answer("<answer> New  York </answer>", ("answer_tag",)) == "new york"
+    assert canonical_answer("no number", ("last_number",)) is None

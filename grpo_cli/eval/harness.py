@@ -1,0 +1,148 @@
+"""Standard benchmarks by EleutherAI's lm-evaluation-harness, beside our own measurement.
+
+Owns handing a subject over and reading the scores. The benchmarks, prompts and metrics are the
+harness's own; nothing of them is computed here.
+
+Source: lm-eval 0.4.13, `lm_eval.simple_evaluate`.
+"""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.errors import SetupError, UsageError
+from grpo_cli.eval.request import EvalRequest, Subject
+
+_STDERR = "_stderr"
+
+
+def check_harness(name: str | None, tasks: Sequence[str]) -> None:
+    """Refuses a harness that is not known or not installed, before anything is measured.
+
+    Raises:
+        UsageError: Another name, or no tasks.
+        SetupError: lm-eval is not installed.
+    """
+    if name is None:
+        if tasks:
+            raise UsageError("--tasks are a harness's. Fix: add --harness lm-eval")
+        return
+    if name != "lm-eval":
+        raise UsageError(f"there is no harness `{name}`. Fix: --harness lm-eval")
+    if not tasks:
+        raise UsageError("--harness lm-eval needs tasks. Fix: --tasks gsm8k,arc_easy")
+    if importlib.util.find_spec("lm_eval") is None:
+        raise SetupError('lm-eval is not installed. Fix: pip install "grpo-cli[lm-eval]"')
+
+
+def run_harness(
+    request: EvalRequest,
+    tasks: Sequence[str],
+    limit: int | None,
+    tell: Callable[[str, int, int], None],
+) -> dict[str, Any]:
+    """Every subject's scores in every task.
+
+    Args:
+        request: Which subjects, and with which backend.
+        tasks: Names of tasks, or YAML files of one's own.
+        limit: Examples of each task; None for all.
+        tell: Told which subject is measured.
+
+    Raises:
+        UsageError: A task is not known.
+        SetupError: A task's data cannot be had.
+    """
+    import lm_eval
+
+    found: dict[str, Any] = {}
+    wanted = [_read_task(task) for task in tasks]
+    for subject in request.subjects:
+        name = f"{subject.name}: {', '.join(tasks)}"
+        tell(name, 0, 1)
+        try:
+            outcome = lm_eval.simple_evaluate(
+                model="vllm" if request.backend == "vllm" else "hf",
+                model_args=_model_args(request, subject),
+                tasks=wanted,
+                batch_size=request.batch_size,
+                limit=limit,
+                device=_device(request),
+                log_samples=False,
+                bootstrap_iters=1000,
+                random_seed=request.seed,
+            )
+        except (ConnectionError, OSError) as error:
+            sentence = " ".join(str(error).split())[:200]
+            raise SetupError(
+                f"lm-eval cannot fetch what it needs: {sentence}. Fix: fetch the dataset beforehand "
+                "(`hf download --repo-type dataset …`), or name a task file of your own"
+            ) from error
+        except (KeyError, ValueError) as error:
+            raise UsageError(
+                f"lm-eval refuses: {' '.join(str(error).split())[:200]}. Fix: `lm_eval ls tasks` lists them"
+            ) from error
+        found[subject.name] = _read_scores(outcome["results"])
+        tell(name, 1, 1)
+    return {
+        "name": "lm-eval",
+        "version": metadata.version("lm_eval"),
+        "tasks": list(tasks),
+        "limit": limit,
+        "subjects": found,
+    }
+
+
+def _read_task(task: str) -> Any:
+    """A task's name, or the task that a file describes."""
+    path = Path(task)
+    if path.suffix not in (".yaml", ".yml"):
+        return task
+    if not path.is_file():
+        raise UsageError(f"there is no task file {path}. Fix: correct --tasks")
+    import yaml
+
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def _model_args(request: EvalRequest, subject: Subject) -> dict[str, Any]:
+    """A subject as lm-eval names models; adapters go by each backend's own argument."""
+    from grpo_cli.models.loading import model_folder_or_id
+
+    args: dict[str, Any] = {
+        "pretrained": model_folder_or_id(subject.model),
+        "dtype": subject.model.dtype,
+        "trust_remote_code": subject.model.trust_remote_code,
+    }
+    if subject.model.revision:
+        args["revision"] = subject.model.revision
+    if subject.adapter is not None:
+        args["lora_local_path" if request.backend == "vllm" else "peft"] = subject.adapter
+    return args
+
+
+def _device(request: EvalRequest) -> str:
+    """The harness takes a GPU for granted where it is not told of a device."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() and not request.recipe.launch.use_cpu else "cpu"
+
+
+def _read_scores(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Task → metric → value and standard error, without the harness's own bookkeeping."""
+    tasks: dict[str, dict[str, Any]] = {}
+    for task, scores in results.items():
+        metrics = {}
+        for key, value in scores.items():
+            metric, comma, variant = key.partition(",")
+            if not comma or metric.endswith(_STDERR) or not isinstance(value, int | float):
+                continue
+            error = scores.get(f"{metric}{_STDERR},{variant}")
+            metrics[key] = {
+                "value": float(value),
+                "stderr": float(error) if isinstance(error, int | float) else None,
+            }
+        tasks[task] = metrics
+    return tasks
