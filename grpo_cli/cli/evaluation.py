@@ -78,7 +78,7 @@ def measure(
     from grpo_cli.cli.measuring import run_request
     from grpo_cli.eval.evaluation import EvalOptions, prepare
     from grpo_cli.eval.harness import check_harness, run_harness
-    from grpo_cli.eval.result import falls_short, write_result
+    from grpo_cli.eval.result import write_result
 
     options = EvalOptions(
         **{name: value for name, value in locals().items() if name in EvalOptions.__annotations__}
@@ -92,11 +92,7 @@ def measure(
             scores = run_harness(request, names, limit, tell)
             result = {**result, "harness": scores}
             write_result(folder, result)
-    if json:
-        output.print_json(result)
-    else:
-        eval_view.print_result(result, folder.path)
-    _fail(falls_short(result, fail_under or ()))
+    _tell(result, folder.path, fail_under, as_json=json)
 
 
 @app.command()
@@ -106,15 +102,10 @@ def show(
     json: AsJson = False,
 ) -> None:
     """Show a result again."""
-    from grpo_cli.cli import eval_view, output
-    from grpo_cli.eval.result import falls_short, read_result
+    from grpo_cli.eval.result import read_result
 
     folder, result = read_result(path)
-    if json:
-        output.print_json(result)
-    else:
-        eval_view.print_result(result, folder.path)
-    _fail(falls_short(result, fail_under or ()))
+    _tell(result, folder.path, fail_under, as_json=json)
 
 
 @app.command()
@@ -134,11 +125,18 @@ def compare(
         eval_view.print_comparison(compared)
 
 
-def _fail(short: list[str]) -> None:
-    """Ends with 1 where a floor is not reached."""
-    from grpo_cli.cli.output import stderr
+def _tell(result: Any, folder: Path, floors: list[str] | None, *, as_json: bool) -> None:
+    """Prints a result, and ends with 1 where a floor is not reached."""
+    from grpo_cli.cli import eval_view, output
+    from grpo_cli.eval.result import falls_short
 
+    # Read before anything is printed: a floor that names no metric is a mistake of the command line.
+    short = falls_short(result, floors or ())
+    if as_json:
+        output.print_json(result)
+    else:
+        eval_view.print_result(result, folder)
     for each in short:
-        stderr().print(f"error: {each}", style="red", markup=False)
+        output.stderr().print(f"error: {each}", style="red", markup=False)
     if short:
         raise typer.Exit(ExitCode.FAILED)

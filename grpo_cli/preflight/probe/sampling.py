@@ -7,12 +7,12 @@ from typing import Any
 
 from grpo_cli.measure.samples import ScoredCompletion, score_samples
 from grpo_cli.preflight.finding import Finding
-from grpo_cli.preflight.probe import cost, signal
+from grpo_cli.preflight.probe import affordability, cost, judgement, signal
 from grpo_cli.preflight.probe.session import Session, spread
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.runs.manifest import usable_cpus
 
-_BUSY = 0.3
+_BUSY = 0.5
 """Share of the processors that other programs may take before measured times are doubted."""
 
 
@@ -118,7 +118,7 @@ def _judge(session: Session, scored: list[ScoredCompletion]) -> None:
     probe.lengths = signal.read_lengths(scored, recipe.generation.max_completion_length)
     masked = bool(read_setting(recipe, "mask_truncated_completions"))
     room = _room(session)
-    session.add(signal.judge(probe.signal, probe.lengths, masked=masked, room=room))
+    session.add(judgement.judge(probe.signal, probe.lengths, masked=masked, room=room))
 
 
 def _room(session: Session) -> int | None:
@@ -144,4 +144,4 @@ def _judge_time(session: Session, outcome: Any, score_s: float) -> None:
     held = session.data.report.eval_rows or 0
     session.probe.time = cost.estimate_time(session.recipe, plan, timings, held)
     if session.probe.time is not None:
-        session.add(cost.judge_time(session.recipe, session.probe.time))
+        session.add(affordability.judge_time(session.recipe, session.probe.time))

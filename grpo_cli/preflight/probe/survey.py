@@ -15,7 +15,7 @@ from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import reward_context
 from grpo_cli.preflight.finding import Finding, FindingLevel
 from grpo_cli.preflight.hardware import read_hardware
-from grpo_cli.preflight.probe import cost, prompts, risks
+from grpo_cli.preflight.probe import affordability, cost, prompts, risks
 from grpo_cli.preflight.probe.device import find_device
 from grpo_cli.preflight.probe.memory import estimate_memory, memory_inputs
 from grpo_cli.preflight.probe.session import ROWS, Session, spread
@@ -238,9 +238,9 @@ def _estimate(session: Session, runs: Path) -> None:
     inputs = memory_inputs(recipe, device, longest, session.sampled_at_once())
     session.probe.memory = estimate_memory(session.shape, inputs)
     session.probe.memory_available = device.available
-    session.add(cost.judge_memory(session.probe.memory, device.available, recipe, plan))
+    session.add(affordability.judge_memory(session.probe.memory, device.available, recipe, plan))
     session.probe.disk = cost.estimate_disk(recipe, plan, session.shape)
-    session.add(cost.judge_disk(session.probe.disk, _free_disk(runs)))
+    session.add(affordability.judge_disk(session.probe.disk, _free_disk(runs)))
 
 
 def _uncounted() -> Finding:

@@ -8,7 +8,7 @@ import pytest
 from grpo_cli.batch import BatchInputs, plan_batch
 from grpo_cli.measure.samples import ScoredCompletion
 from grpo_cli.models.shape import ModelShape
-from grpo_cli.preflight.probe import cost, signal
+from grpo_cli.preflight.probe import affordability, cost, judgement, signal
 from grpo_cli.preflight.probe.memory import MemoryInputs, estimate_memory
 from grpo_cli.recipe.recipe import Recipe
 
@@ -93,7 +93,7 @@ def test_signal_and_lengths_are_judged(groups, clipped, masked, expected):
     completions = scored(*groups, clipped=clipped)
     found = signal.read_signal(completions, {"math": 1.0})
     lengths = signal.read_lengths(completions, 5)
-    findings = list(signal.judge(found, lengths, masked=masked))
+    findings = list(judgement.judge(found, lengths, masked=masked))
     told = {(finding.subject, finding.level) for finding in findings}
     assert told == set() if expected is None else expected in told
     assert all(finding.fix and finding.why for finding in findings)
@@ -207,19 +207,21 @@ def test_checkpoints_are_counted(training, kept):
 
 def test_memory_that_is_not_there_is_an_error_with_an_edit():
     found = estimate_memory(SHAPE, INPUTS)
-    (over,) = cost.judge_memory(found, found.peak_bytes - 1, recipe(), PLAN)
-    (near,) = cost.judge_memory(found, int(found.peak_bytes * 1.05), recipe(), PLAN)
+    (over,) = affordability.judge_memory(found, found.peak_bytes - 1, recipe(), PLAN)
+    (near,) = affordability.judge_memory(found, int(found.peak_bytes * 1.05), recipe(), PLAN)
     assert (over.level, near.level) == ("error", "warning")
-    assert list(cost.judge_memory(found, 10 * found.peak_bytes, recipe(), PLAN)) == []
+    assert list(affordability.judge_memory(found, 10 * found.peak_bytes, recipe(), PLAN)) == []
     assert "Fix:" in str(over)
 
 
 def test_hours_that_nothing_saves_are_a_warning():
     given = recipe(training={"save_strategy": "no"})
     long = cost.TimeEstimate((cost.TimePart("sampling", 7200.0, ""),), 72.0, 100, 7200.0)
-    told = [finding.subject for finding in cost.judge_time(given, long)]
+    told = [finding.subject for finding in affordability.judge_time(given, long)]
     assert told == ["cost: nothing is saved"]
     short = replace(long, steps=10)
-    assert list(cost.judge_time(given, short)) == []
+    assert list(affordability.judge_time(given, short)) == []
     slow = cost.TimeEstimate((cost.TimePart("scoring", 60.0, ""),), 1.0, 60, 60.0)
-    assert [finding.subject for finding in cost.judge_time(given, slow)] == ["cost: scoring"]
+    assert [finding.subject for finding in affordability.judge_time(given, slow)] == [
+        "cost: scoring"
+    ]
