@@ -1,0 +1,96 @@
+"""What a result says in words, and which floors it reaches."""
+
+import pytest
+
+from grpo_cli.errors import UsageError
+from grpo_cli.eval.result import falls_short, primary_metric, right_scores, say_difference
+from grpo_cli.measure.metrics import Metric
+from grpo_cli.recipe.recipe import Recipe
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (
+            Metric(0.31, 0.22, 0.4, 200),
+            "better: +0.31 in m (95 % interval +0.22 to +0.4) over base on the same 200 prompts",
+        ),
+        (
+            Metric(-0.1, -0.2, -0.05, 50),
+            "worse: -0.1 in m (95 % interval -0.2 to -0.05) against base on the same 50 prompts",
+        ),
+        (
+            Metric(0.02, -0.03, 0.07, 50),
+            "no clear difference: +0.02 in m (95 % interval -0.03 to +0.07) from base on the same 50 prompts",
+        ),
+        (
+            Metric(0.5, None, None, 2, "2 prompts are too few"),
+            "+0.5 in m over base on the same 2 prompts; no interval, since 2 prompts are too few",
+        ),
+        (
+            Metric(0.0, None, None, 20, "all prompts have the same value"),
+            "no difference: m is the same for final and base on the same 20 prompts",
+        ),
+        (
+            Metric(None, None, None, 0, "none"),
+            "final and base have no prompt with a score of m in common",
+        ),
+    ],
+)
+def test_a_difference_is_a_sentence(found, sentence):
+    assert say_difference("m", found, "final", "base") == sentence
+
+
+def result(**metrics):
+    table = {name: {"value": value} for name, value in metrics.items()}
+    return {
+        "baseline": "base",
+        "subjects": {"final": {"metrics": table}, "base": {"metrics": {}}},
+        "differences": {"final": {"reward": {"value": 0.1}}},
+    }
+
+
+def test_floors_are_kept_or_not():
+    found = result(**{"accuracy/math": 0.5, "reward": 0.7, "clipped": None})
+    assert falls_short(found, ["accuracy=0.5", "reward=0.7", "gain/reward=0.1"]) == []
+    (short,) = falls_short(found, ["accuracy/math=0.51"])
+    assert short == "accuracy/math of final is 0.5, below 0.51"
+    assert "has no value" in falls_short(found, ["clipped=0"])[0]
+    assert "gain/reward of final is 0.1" in falls_short(found, ["gain/reward=0.2"])[0]
+
+
+@pytest.mark.parametrize(
+    ("floor", "message"),
+    [
+        ("accuracy", "METRIC=VALUE"),
+        ("reward=much", "METRIC=VALUE"),
+        ("speed=1", "no metric `speed`"),
+    ],
+)
+def test_a_floor_that_cannot_be_read_is_refused(floor, message):
+    with pytest.raises(UsageError, match=message):
+        falls_short(result(reward=1.0), [floor])
+
+
+def test_a_name_for_several_metrics_is_refused():
+    with pytest.raises(UsageError, match="no metric `accuracy`"):
+        falls_short(result(**{"accuracy/a": 1.0, "accuracy/b": 1.0}), ["accuracy=0"])
+
+
+def test_a_gain_needs_a_baseline():
+    with pytest.raises(UsageError, match="needs a baseline"):
+        falls_short({**result(reward=1.0), "differences": {}}, ["gain/reward=0"])
+
+
+def test_a_right_answer_is_what_clip_lets_it_be():
+    recipe = Recipe.model_validate(
+        {
+            "name": "x",
+            "model": {"path": "a/b"},
+            "dataset": {"kind": "inline", "rows": [{"prompt": "?"}]},
+            "rewards": [{"kind": "length", "target": 3}, {"kind": "math", "clip": [0, 0.5]}],
+        }
+    )
+    assert right_scores(recipe) == {"math": 0.5}
+    assert primary_metric(right_scores(recipe)) == "accuracy/math"
+    assert primary_metric({}) == "reward"
