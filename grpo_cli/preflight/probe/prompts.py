@@ -5,8 +5,8 @@ Owns the comparison of template, tokenizer, generation settings and rewards. Nee
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_cli.preflight.finding import Finding
@@ -191,13 +191,16 @@ def check_padding(tokenizer: Any, own_pad: bool) -> Iterator[Finding]:
         )
 
 
-def check_opening(rendered: str, rewards: Sequence[Reward], row: Batch) -> Iterator[Finding]:
+def check_opening(
+    rendered: str, rewards: Sequence[Reward], row: Batch, encode: Callable[[str], list[int]]
+) -> Iterator[Finding]:
     """A prompt that ends in an opened tag, and rewards that want the model to write that tag.
 
     Args:
         rendered: A prompt as the model sees it.
         rewards: The recipe's; dear ones are not asked.
         row: A batch of one row, whose completions are replaced.
+        encode: Gives a text's token ids.
     """
     opened = _OPENED.search(rendered)
     if opened is None:
@@ -205,9 +208,10 @@ def check_opening(rendered: str, rewards: Sequence[Reward], row: Batch) -> Itera
     tag = opened.group(1)
     inside = _THOUGHT.format(tag=tag)
     for index, reward in enumerate(rewards):
-        if reward.params.costly or reward.params.reads_tokens():
+        if reward.params.costly:
             continue
-        without, written = (_score(reward, row, text) for text in (inside, f"<{tag}>\n{inside}"))
+        texts = (inside, f"<{tag}>\n{inside}")
+        without, written = (_score(reward, row, text, encode(text)) for text in texts)
         if without is not None and written is not None and written > without:
             yield Finding(
                 "template: opened tag",
@@ -221,8 +225,7 @@ def check_opening(rendered: str, rewards: Sequence[Reward], row: Batch) -> Itera
             )
 
 
-def _score(reward: Reward, row: Batch, text: str) -> float | None:
+def _score(reward: Reward, row: Batch, text: str, tokens: list[int]) -> float | None:
     chat = not isinstance(row.prompts[0], str)
     answer = [{"role": "assistant", "content": text}] if chat else text
-    batch = Batch([row.prompts[0]], [answer], columns=row.columns)
-    return reward.score(batch)[0].value
+    return reward.score(replace(row, completions=[answer], completion_ids=[tokens]))[0].value

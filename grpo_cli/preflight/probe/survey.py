@@ -208,8 +208,10 @@ def _check_opening(session: Session) -> Iterable[Finding]:
     if session.probe.prompts is None:
         return []
     first = session.data.train.select([0]).to_dict()
-    row = Batch([first.pop("prompt")[0]], [""], columns=first)
-    return prompts.check_opening(session.probe.prompts.rendered, session.rewards, row)
+    state = {"trainer_state": NO_TRAINER}
+    row = Batch([first.pop("prompt")[0]], [""], columns=first, extra=state)
+    encode = partial(_encode, session.tokenizer)
+    return prompts.check_opening(session.probe.prompts.rendered, session.rewards, row, encode)
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
