@@ -10,6 +10,8 @@ from statistics import NormalDist, fmean
 
 FEWEST_CLUSTERS = 8
 """Prompts below which a bootstrap's interval is too narrow to be shown."""
+ALL_EQUAL = "all prompts have the same value"
+"""A reason for which there is no interval."""
 RESAMPLES = 10_000
 _BLOCK = 2**20
 _LEVEL = 0.95
@@ -136,5 +138,5 @@ def _too_little(means: Sequence[float]) -> str | None:
     if len(means) < FEWEST_CLUSTERS:
         return f"{len(means)} prompts are too few for an interval (at least {FEWEST_CLUSTERS})"
     if max(means) - min(means) <= _FLAT:
-        return "all prompts have the same value"
+        return ALL_EQUAL
     return None

@@ -17,6 +17,10 @@ def run_guarded(command: Callable[[], int | None]) -> int:
     except GrpoError as error:
         if os.environ.get("GRPO_DEBUG") == "1":
             raise
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            # It reached a reward, which could not know that it was meant for all.
+            stderr().print("interrupted")
+            return ExitCode.INTERRUPTED
         if isinstance(error, ProblemsError):
             print_problems(error.problems)
             _count(len(error.problems))

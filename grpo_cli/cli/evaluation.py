@@ -52,7 +52,9 @@ def measure(
     limit: Annotated[int | None, typer.Option(min=1, help="Prompts to measure on.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Completions for each prompt.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of sampling and of the bootstrap.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of sampling and of the bootstrap.")
+    ] = None,
     backend: Annotated[str | None, typer.Option(help="transformers or vllm.")] = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Completions sampled at a time on each device.")
@@ -78,14 +80,16 @@ def measure(
     from grpo_cli.cli.measuring import run_request
     from grpo_cli.eval.evaluation import EvalOptions, prepare
     from grpo_cli.eval.harness import check_harness, run_harness
-    from grpo_cli.eval.result import write_result
+    from grpo_cli.eval.result import check_floors, write_result
 
     options = EvalOptions(
         **{name: value for name, value in locals().items() if name in EvalOptions.__annotations__}
     )
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     check_harness(harness, names)
+    check_floors(fail_under or (), baseline=True)
     request, folder = prepare(source, set_, options)
+    check_floors(fail_under or (), baseline=request.baseline is not None)
     with output.stdout_kept(), eval_view.progress(folder) as tell:
         result = run_request(request, folder, num_processes, tell)
         if harness:

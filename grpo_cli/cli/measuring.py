@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.request import EvalRequest
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
 from grpo_cli.preflight.hardware import processes_per_machine, read_hardware
+from grpo_cli.runs.processes import stop_with_parent
 
 WORKER = "grpo_cli.eval.worker"
 Progress = Callable[[str, int, int], None]
@@ -53,7 +55,11 @@ def _run_together(
     """Runs the launcher to its end; what its processes say goes to a log."""
     with folder.log.open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
-            plan.argv, env={**plan.environment, **os.environ}, stdout=log, stderr=subprocess.STDOUT
+            plan.argv,
+            env={**plan.environment, **os.environ},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=stop_with_parent if sys.platform.startswith("linux") else None,
         )
         try:
             while process.poll() is None:

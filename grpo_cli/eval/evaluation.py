@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from grpo_cli.errors import UsageError
 from grpo_cli.eval.folder import EvalFolder
@@ -69,6 +69,12 @@ def _read_recipe(source: Path, overrides: list[str] | None) -> Recipe:
 
 
 def _make_request(source: Path, recipe: Recipe, options: EvalOptions) -> EvalRequest:
+    for flag, value, known in (
+        ("--split", options.split, get_args(Split)),
+        ("--backend", options.backend or "transformers", get_args(Backend)),
+    ):
+        if value not in known:
+            raise UsageError(f"there is no {flag} {value}. Fix: {' or '.join(known)}")
     subjects, baseline = name_subjects(
         source,
         recipe,
@@ -89,7 +95,8 @@ def _make_request(source: Path, recipe: Recipe, options: EvalOptions) -> EvalReq
         subjects=subjects,
         baseline=baseline,
         split=options.split,
-        limit=options.limit if options.limit is not None else evaluation.limit,
+        # 0 leaves out the measurement of a training; here it was asked for.
+        limit=options.limit or evaluation.limit or None,
         samples=samples,
         temperature=temperature,
         seed=recipe.seed if options.seed is None else options.seed,

@@ -109,7 +109,10 @@ class EvalFolder:
 
 
 def _read_whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
+    # Not `splitlines`, which also breaks at U+2028 and its kin inside a text.
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        if not line:
+            continue
         try:
             yield json.loads(line)
         except ValueError:

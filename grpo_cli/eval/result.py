@@ -4,13 +4,15 @@ Owns the result file (`schema_version`, see `SCHEMA_VERSION`) and what it says i
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.errors import UsageError
+from grpo_cli.errors import RunError, UsageError
+from grpo_cli.estimates import ALL_EQUAL
 from grpo_cli.eval.folder import EvalFolder, as_scored
 from grpo_cli.eval.request import EvalRequest, Subject
 from grpo_cli.measure.metrics import Metric, PerPrompt, compare, per_prompt, summarize
@@ -41,9 +43,13 @@ def right_scores(recipe: Recipe) -> dict[str, float]:
     """For each reward that judges answers, by name, the score of a right one."""
     found = {}
     for name, reward in zip(name_rewards(recipe.rewards), recipe.rewards, strict=True):
-        best, clip = KINDS[reward.kind].right_answer, reward.clip
-        if best is not None:
-            found[name] = best if clip is None else min(max(best, clip[0]), clip[1])
+        best, clip = KINDS[reward.kind].right_answer, reward.clip or (-math.inf, math.inf)
+        if best is None:
+            continue
+        right, wrong = (min(max(value, clip[0]), clip[1]) for value in (best, 0.0))
+        # Where `clip` makes right and wrong the same, nobody can tell them apart.
+        if right != wrong:
+            found[name] = right
     return found
 
 
@@ -80,6 +86,8 @@ def build_result(
     measured = {
         subject.name: read_measured(folder, subject.name, right) for subject in request.subjects
     }
+    for name, found in measured.items():
+        _check_whole(name, found, request.samples, about["rows"])
     differences = {
         name: compare(measured[request.baseline].values, found.values, request.seed)
         for name, found in measured.items()
@@ -115,6 +123,20 @@ def build_result(
     }
 
 
+def _check_whole(name: str, found: Measured, samples: int, rows: int) -> None:
+    """Refuses to sum up what is not there: some prompts, or some of their completions.
+
+    Raises:
+        RunError: The samples do not hold every prompt once.
+    """
+    torn = sum(len(group) != samples for group in found.groups)
+    if len(found.groups) != rows or torn:
+        raise RunError(
+            f"the samples of `{name}` hold {len(found.groups)} of {rows} prompts, {torn} of them not "
+            f"with {samples} completions. Fix: measure anew with another --out"
+        )
+
+
 def _describe(request: EvalRequest, subject: Subject, found: Measured) -> dict[str, Any]:
     metrics = summarize(found.values, request.samples, request.seed)
     return {
@@ -139,7 +161,7 @@ def say_difference(metric: str, found: Metric, name: str, baseline: str) -> str:
     on = f"on the same {found.prompts} prompts"
     if found.value is None:
         return f"{name} and {baseline} have no prompt with a score of {metric} in common"
-    if found.value == 0 and found.low is None:
+    if found.value == 0 and found.reason == ALL_EQUAL:
         return f"no difference: {metric} is the same for {name} and {baseline} {on}"
     gain = f"{found.value:+.3g} in {metric}"
     if found.low is None or found.high is None:
@@ -225,6 +247,29 @@ def _prompts(groups: Sequence[Sequence[ScoredCompletion]]) -> dict[int, str]:
     }
 
 
+def check_floors(floors: Sequence[str], *, baseline: bool) -> list[tuple[str, float]]:
+    """Reads floors, before anything is measured.
+
+    Raises:
+        UsageError: One cannot be read, or wants a gain where nothing is compared.
+    """
+    read = []
+    for floor in floors:
+        name, _, text = floor.partition("=")
+        try:
+            least = float(text)
+        except ValueError:
+            least = math.nan
+        if not math.isfinite(least):
+            raise UsageError(
+                f"--fail-under {floor}: cannot be read. Fix: METRIC=VALUE, as accuracy=0.5"
+            )
+        if name.startswith("gain/") and not baseline:
+            raise UsageError("--fail-under gain/… needs a baseline. Fix: --baseline PATH")
+        read.append((name, least))
+    return read
+
+
 def falls_short(result: Mapping[str, Any], floors: Sequence[str]) -> list[str]:
     """Which of the wanted floors (`METRIC=VALUE`) the measured subjects do not reach, in words.
 
@@ -235,16 +280,7 @@ def falls_short(result: Mapping[str, Any], floors: Sequence[str]) -> list[str]:
         UsageError: A floor cannot be read, or names no metric.
     """
     short = []
-    for floor in floors:
-        name, equals, text = floor.partition("=")
-        try:
-            least = float(text)
-        except ValueError:
-            equals = ""
-        if not equals:
-            raise UsageError(
-                f"--fail-under {floor}: cannot be read. Fix: METRIC=VALUE, as accuracy=0.5"
-            )
+    for name, least in check_floors(floors, baseline=bool(result["differences"])):
         for subject, metrics in _tables(result, gain=name.startswith("gain/")).items():
             full = _resolve(name.removeprefix("gain/"), metrics)
             value = metrics[full]["value"]
@@ -256,8 +292,6 @@ def falls_short(result: Mapping[str, Any], floors: Sequence[str]) -> list[str]:
 
 def _tables(result: Mapping[str, Any], *, gain: bool) -> dict[str, dict[str, Any]]:
     if gain:
-        if not result["differences"]:
-            raise UsageError("--fail-under gain/… needs a baseline. Fix: --baseline PATH")
         return dict(result["differences"])
     return {
         name: subject["metrics"]

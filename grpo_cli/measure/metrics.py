@@ -64,7 +64,9 @@ def per_prompt(groups: Sequence[Group], right: Mapping[str, float]) -> dict[str,
         found[f"accuracy/{name}"] = _collect(groups, _pass(name, value, 1))
         for k in _powers(size):
             found[f"pass@{k}/{name}"] = _collect(groups, _pass(name, value, k))
-        if size > 2 and any(each.answers.get(name) is not None for each in groups[0]):
+        if size > 2 and any(
+            each.answers.get(name) is not None for group in groups for each in group
+        ):
             found[f"maj@{size}/{name}"] = _collect(groups, _majority(name, value))
     found["completion_length"] = _collect(
         groups, lambda group: fmean(each.tokens for each in group)

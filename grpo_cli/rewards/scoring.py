@@ -47,9 +47,14 @@ class Reward:
 
     @property
     def right_answer(self) -> float | None:
-        """The score of a right answer, as `clip` lets it be; None for rewards that judge no answers."""
+        """The score of a right answer, as `clip` lets it be.
+
+        None for rewards that judge no answers, and where `clip` makes right and wrong the same.
+        """
         best = self.params.right_answer
-        return None if best is None else self.clipped(best)
+        if best is None or self.clipped(best) == self.clipped(0.0):
+            return None
+        return self.clipped(best)
 
     def clipped(self, value: float) -> float:
         """A value as `clip` lets it be."""

@@ -64,6 +64,7 @@ def test_floors_are_kept_or_not():
     [
         ("accuracy", "METRIC=VALUE"),
         ("reward=much", "METRIC=VALUE"),
+        ("reward=nan", "METRIC=VALUE"),
         ("speed=1", "no metric `speed`"),
     ],
 )
@@ -92,5 +93,7 @@ def test_a_right_answer_is_what_clip_lets_it_be():
         }
     )
     assert right_scores(recipe) == {"math": 0.5}
+    merged = recipe.rewards[1].model_copy(update={"clip": (1.0, 2.0)})
+    assert right_scores(recipe.model_copy(update={"rewards": (merged,)})) == {}
     assert primary_metric(right_scores(recipe)) == "accuracy/math"
     assert primary_metric({}) == "reward"
