@@ -32,15 +32,28 @@ FailUnder = Annotated[
         help="Exit with 1 below it: accuracy=0.5, gain/accuracy=0. May be repeated.",
     ),
 ]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=c", help="Replace a value of the recipe."),
+]
+Harness = Annotated[
+    str | None, typer.Option(help="lm-eval: run standard benchmarks on the same models too.")
+]
+Tasks = Annotated[
+    str | None, typer.Option(help="The harness's tasks, with commas, or YAML files of tasks.")
+]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Completions sampled at a time on each device.")
+]
+NumProcesses = Annotated[
+    int | None, typer.Option(min=1, help="One for each GPU where not given; 1 on a CPU.")
+]
 
 
 @app.command()
 def measure(
     source: Annotated[Path, typer.Argument(metavar="RUN|RECIPE", help="A run folder or a recipe.")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="a.b=c", help="Replace a value of the recipe."),
-    ] = None,
+    set_: Overrides = None,
     model: Annotated[
         str | None, typer.Option(help="Measure this folder or hub id with the recipe.")
     ] = None,
@@ -56,22 +69,14 @@ def measure(
         int | None, typer.Option(min=0, help="Of sampling and of the bootstrap.")
     ] = None,
     backend: Annotated[str | None, typer.Option(help="transformers or vllm.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Completions sampled at a time on each device.")
-    ] = None,
-    num_processes: Annotated[
-        int | None, typer.Option(min=1, help="One for each GPU where not given; 1 on a CPU.")
-    ] = None,
+    batch_size: BatchSize = None,
+    num_processes: NumProcesses = None,
     out: Annotated[Path | None, typer.Option(help="Folder for samples and result.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted one.")
     ] = False,
-    harness: Annotated[
-        str | None, typer.Option(help="lm-eval: run standard benchmarks on the same models too.")
-    ] = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="The harness's tasks, with commas, or YAML files of tasks.")
-    ] = None,
+    harness: Harness = None,
+    tasks: Tasks = None,
     fail_under: FailUnder = None,
     json: AsJson = False,
 ) -> None:
