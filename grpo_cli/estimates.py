@@ -26,11 +26,6 @@ class Interval:
     high: float | None
     reason: str | None = None
 
-    @property
-    def known(self) -> bool:
-        """Whether there is an interval."""
-        return self.low is not None
-
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
     """Probability that one of `k` completions is right, from `right` right ones among `samples`.

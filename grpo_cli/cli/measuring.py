@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,7 +58,7 @@ def _run_together(
             env={**plan.environment, **os.environ},
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=stop_with_parent if sys.platform.startswith("linux") else None,
+            preexec_fn=stop_with_parent,
         )
         try:
             while process.poll() is None:

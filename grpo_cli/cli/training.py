@@ -68,13 +68,12 @@ def probe_first(path: Path, overrides: list[str] | None, root: Path) -> None:
 
 def _run_apart(command: list[str]) -> tuple[int, str, str]:
     """Runs a command to its end: exit code, stdout, stderr. It ends with this process."""
-    linux = sys.platform.startswith("linux")
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=stop_with_parent if linux else None,
+        preexec_fn=stop_with_parent,
     ) as process:
         try:
             told, said = process.communicate()

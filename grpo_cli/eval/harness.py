@@ -7,13 +7,14 @@ Source: lm-eval 0.4.13, `lm_eval.simple_evaluate`.
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from grpo_cli.errors import SetupError, UsageError
-from grpo_cli.eval.request import EvalRequest, Subject
+from grpo_cli.eval.request import EvalRequest, Progress, Subject
+from grpo_cli.preflight.hardware import pick_device
 
 _STDERR = "_stderr"
 
@@ -41,7 +42,7 @@ def run_harness(
     request: EvalRequest,
     tasks: Sequence[str],
     limit: int | None,
-    tell: Callable[[str, int, int], None],
+    tell: Progress,
 ) -> dict[str, Any]:
     """Every subject's scores in every task.
 
@@ -69,7 +70,7 @@ def run_harness(
                 tasks=wanted,
                 batch_size=request.batch_size,
                 limit=limit,
-                device=_device(request),
+                device=pick_device(request.recipe.launch),
                 log_samples=False,
                 bootstrap_iters=1000,
                 random_seed=request.seed,
@@ -121,13 +122,6 @@ def _model_args(request: EvalRequest, subject: Subject) -> dict[str, Any]:
     if subject.adapter is not None:
         args["lora_local_path" if request.backend == "vllm" else "peft"] = subject.adapter
     return args
-
-
-def _device(request: EvalRequest) -> str:
-    """The harness takes a GPU for granted where it is not told of a device."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() and not request.recipe.launch.use_cpu else "cpu"
 
 
 def _read_scores(results: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -4,6 +4,7 @@ Owns the passage from a run or a recipe to subjects, and the rules settings must
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,8 @@ from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
 
+Progress = Callable[[str, int, int], None]
+"""Told which subject is measured, how many completions are done, and how many there are in all."""
 Backend = Literal["transformers", "vllm"]
 Split = Literal["eval", "train"]
 _VLLM_CHUNK = 256
@@ -28,6 +31,7 @@ class Subject(BaseModel):
     name: str
     """What the result calls it: `final`, `base`, `checkpoint-20`."""
     model: ModelConfig
+    """Without `lora`, which is how a model is trained, not which model it is."""
     adapter: str | None = None
     """Folder of the LoRA adapter on top of the model; None measures the model itself."""
 
@@ -85,7 +89,7 @@ def name_subjects(
     elif model is not None:
         measured = [_of_path("model", model, recipe)]
     else:
-        measured = [Subject(name="model", model=recipe.model)]
+        measured = [_own("model", recipe)]
     base = _baseline(recipe, baseline, implied=run is not None or model is not None)
     return (*measured, *([base] if base else [])), base.name if base else None
 
@@ -95,7 +99,12 @@ def _baseline(recipe: Recipe, wanted: str | None, *, implied: bool) -> Subject |
         return None
     if wanted is not None:
         return _of_path("baseline", wanted, recipe)
-    return Subject(name="base", model=recipe.model)
+    return _own("base", recipe)
+
+
+def _own(name: str, recipe: Recipe) -> Subject:
+    """The recipe's model as it was before any training."""
+    return Subject(name=name, model=recipe.model.model_copy(update={"lora": None}))
 
 
 def _of_path(name: str, path: str, recipe: Recipe) -> Subject:
@@ -114,8 +123,7 @@ def _of_folder(name: str, folder: Path, recipe: Recipe) -> Subject:
             update={"path": str(folder), "revision": None, "lora": None}
         )
         return Subject(name=name, model=plain)
-    base = recipe.model.model_copy(update={"lora": None})
-    return Subject(name=name, model=base, adapter=str(folder))
+    return _own(name, recipe).model_copy(update={"adapter": str(folder)})
 
 
 def _folders(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path]]:

@@ -13,12 +13,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.eval.request import EvalRequest, Subject
 from grpo_cli.models.loading import (
-    declared_stops,
+    load_generation_config,
     load_model,
     load_tokenizer,
     model_folder_or_id,
 )
-from grpo_cli.models.sampling import Completion, sample_completions
+from grpo_cli.models.sampling import Completion, all_eos_token_ids, sample_completions
 from grpo_cli.preflight.settings import engine_settings
 from grpo_cli.recipe.model import ModelConfig
 
@@ -37,29 +37,21 @@ class VllmModels:
         """A subject's tokenizer and the way to sample from it."""
         from grpo_cli.models.vllm_sampling import open_vllm
 
-        request, generation = self._request, self._request.recipe.generation
+        request = self._request
         tokenizer = load_tokenizer(subject.model)
         of_subject = request.recipe.model_copy(update={"model": subject.model})
         with open_vllm(
             model_folder_or_id(subject.model),
             tokenizer,
-            stops=declared_stops(subject.model, tokenizer),
+            stops=all_eos_token_ids(load_generation_config(subject.model), tokenizer),
             adapter=subject.adapter,
             seed=request.seed,
             engine=engine_settings(of_subject),
         ) as engine:
-
-            def sample(prompts: Sequence[Any], seed: int) -> list[list[Completion]]:
-                return engine.sample(
-                    prompts,
-                    max_new_tokens=generation.max_completion_length,
-                    temperature=request.temperature,
-                    samples_per_prompt=request.samples,
-                    seed=seed,
-                    chat_template_kwargs=generation.extras.get("chat_template_kwargs"),
-                )
-
-            yield tokenizer, sample
+            yield (
+                tokenizer,
+                lambda prompts, seed: engine.sample(prompts, seed=seed, **_settings(request)),
+            )
 
 
 class TransformersModels:
@@ -79,35 +71,38 @@ class TransformersModels:
             yield tokenizer, self._sampler(tokenizer, adapted)
 
     def _load(self, config: ModelConfig) -> tuple[Any, Any]:
-        plain = config.model_copy(update={"lora": None})
-        if self._loaded is None or self._loaded[0] != plain:
+        if self._loaded is None or self._loaded[0] != config:
             # Let go of the last one first: two may not fit.
             self._loaded = None
-            tokenizer = load_tokenizer(plain)
+            tokenizer = load_tokenizer(config)
             cuda = self._device.type == "cuda"
-            model = load_model(plain, tokenizer, device_is_cuda=cuda)
-            if plain.quantization is None:
+            model = load_model(config, tokenizer, device_is_cuda=cuda)
+            if config.quantization is None:
                 model = model.to(self._device)
-            self._loaded = (plain, tokenizer, model)
+            self._loaded = (config, tokenizer, model)
         return self._loaded[1], self._loaded[2]
 
     def _sampler(self, tokenizer: Any, model: Any) -> Sample:
-        request, generation = self._request, self._request.recipe.generation
+        request = self._request
+        return lambda prompts, seed: sample_completions(
+            model,
+            tokenizer,
+            prompts,
+            batch_size=request.chunk_size * request.samples,
+            seed=seed,
+            **_settings(request),
+        )
 
-        def sample(prompts: Sequence[Any], seed: int) -> list[list[Completion]]:
-            return sample_completions(
-                model,
-                tokenizer,
-                prompts,
-                max_new_tokens=generation.max_completion_length,
-                temperature=request.temperature,
-                samples_per_prompt=request.samples,
-                batch_size=request.chunk_size * request.samples,
-                seed=seed,
-                chat_template_kwargs=generation.extras.get("chat_template_kwargs"),
-            )
 
-        return sample
+def _settings(request: EvalRequest) -> dict[str, Any]:
+    """How completions are sampled, as both samplers take it."""
+    generation = request.recipe.generation
+    return {
+        "max_new_tokens": generation.max_completion_length,
+        "temperature": request.temperature,
+        "samples_per_prompt": request.samples,
+        "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
+    }
 
 
 @contextmanager

@@ -19,8 +19,7 @@ def main(argv: list[str]) -> int:
     Args:
         argv: The folder, and how many processes were planned.
     """
-    if sys.platform.startswith("linux"):
-        stop_with_parent()
+    stop_with_parent()
     folder = EvalFolder(Path(argv[0]))
     try:
         _work(folder, planned=int(argv[1]))

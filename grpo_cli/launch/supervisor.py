@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -106,7 +105,7 @@ def _start(plan: LaunchPlan, output: IO[bytes]) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C in the terminal reaches this process alone.
         start_new_session=True,
         # A SIGTERM is to the launcher what it is to the workers: a step, a save, an end.
-        preexec_fn=stop_with_parent if sys.platform.startswith("linux") else None,
+        preexec_fn=stop_with_parent,
     )
 
 

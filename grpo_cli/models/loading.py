@@ -89,13 +89,6 @@ def load_generation_config(model: ModelConfig) -> Any:
         return GenerationConfig.from_model_config(load_config(model))
 
 
-def declared_stops(model: ModelConfig, tokenizer: Any) -> list[int]:
-    """The tokens that end a completion, found without loading weights; see `all_eos_token_ids`."""
-    ends = load_generation_config(model).eos_token_id
-    known = dict.fromkeys([tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])])
-    return [token for token in known if token is not None]
-
-
 def load_model(
     model: ModelConfig, tokenizer: Any = None, *, device_is_cuda: bool | None = None
 ) -> Any:

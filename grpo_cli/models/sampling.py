@@ -122,15 +122,25 @@ def count_prompt_tokens(
     return len(encode_prompt(tokenizer, prompt, chat_template_kwargs))
 
 
-def all_eos_token_ids(model: Any, tokenizer: Any) -> list[int]:
+def all_eos_token_ids(config: GenerationConfig, tokenizer: Any) -> list[int]:
     """Every token that ends a completion: the tokenizer's, and those the model declares.
+
+    Args:
+        config: The model's own generation settings.
+        tokenizer: Its tokenizer.
 
     Source: trl 1.16, `GRPOTrainer.__init__`, `self.eos_token_ids`.
     """
-    declared = model.generation_config.eos_token_id
-    known = declared if isinstance(declared, list) else [declared]
-    ids = dict.fromkeys([tokenizer.eos_token_id, *known])
+    ids = dict.fromkeys([tokenizer.eos_token_id, *declared_eos_token_ids(config)])
     return [token for token in ids if token is not None]
+
+
+def declared_eos_token_ids(config: GenerationConfig) -> list[int]:
+    """The end-of-sequence tokens that a model's generation settings name: none, one or several."""
+    declared = config.eos_token_id
+    if declared is None:
+        return []
+    return declared if isinstance(declared, list) else [declared]
 
 
 def _encode_nonempty(tokenizer: Any, prompt: Prompt, kwargs: dict[str, Any] | None) -> list[int]:
@@ -154,7 +164,7 @@ def _generation_config(
     fixed = {
         "max_new_tokens": max_new_tokens,
         "do_sample": temperature > 0,
-        "eos_token_id": all_eos_token_ids(model, tokenizer),
+        "eos_token_id": all_eos_token_ids(model.generation_config, tokenizer),
         "bos_token_id": tokenizer.bos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "use_cache": True,

@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from grpo_cli.runs.manifest import usable_cpus
 
@@ -41,6 +41,13 @@ def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
     # CUDA stops at the first entry that names no device.
     hidden = next((index for index, name in enumerate(names) if name in {"", "-1"}), len(names))
     return min(present, hidden)
+
+
+def pick_device(launch: "LaunchConfig") -> Literal["cpu", "cuda"]:
+    """Where a process of this machine works, as torch sees it; imports torch."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() and not launch.use_cpu else "cpu"
 
 
 def resolve_num_processes(launch: "LaunchConfig", hardware: Hardware) -> int:

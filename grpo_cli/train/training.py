@@ -23,6 +23,7 @@ from grpo_cli.models.loading import build_peft_config, load_model, load_tokenize
 from grpo_cli.models.sampling import all_eos_token_ids, count_prompt_tokens
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import reward_context
+from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.folder import RunFolder
@@ -46,7 +47,7 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     recipe = folder.read_recipe()
-    cpu = recipe.launch.use_cpu or not torch.cuda.is_available()
+    cpu = pick_device(recipe.launch) == "cpu"
     # Building the arguments starts the process group, which everything after may use.
     args = build_trl_args(recipe, folder, cpu=cpu)
     session = Session(folder, recipe, stop, PartialState(), cpu)
@@ -122,7 +123,7 @@ def _build_trainer(
     session.report("loading the model")
     with session.processes.local_main_process_first():
         model = load_model(recipe.model, tokenizer, device_is_cuda=not session.cpu)
-    ends = [*all_eos_token_ids(model, tokenizer), tokenizer.pad_token_id]
+    ends = [*all_eos_token_ids(model.generation_config, tokenizer), tokenizer.pad_token_id]
     # TRL tells training from evaluation in the same way.
     log = _open_completion_log(session, rewards, ends, lambda: model.training)
     trainer = GRPOTrainer(

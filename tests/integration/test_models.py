@@ -326,7 +326,7 @@ def test_a_completion_ends_at_any_eos_token(pair: tuple[Any, Any]):
     (short,) = sample(model, tokenizer, ["a"])[0]
     assert not short.clipped
     assert short.token_ids == whole.token_ids[: stop + 1]
-    assert all_eos_token_ids(model, tokenizer) == [tokenizer.eos_token_id, third]
+    assert all_eos_token_ids(model.generation_config, tokenizer) == [tokenizer.eos_token_id, third]
 
 
 def test_special_tokens_are_not_in_the_text(pair: tuple[Any, Any]):
@@ -439,7 +439,9 @@ def test_trl_trains_and_reads_prompts_as_we_do(kind: Any, chat: bool, tmp_path: 
     assert trainer.state.global_step == 2
     ours = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     assert list(trainer._tokenize_prompts(prompts)[0]) == ours
-    assert sorted(trainer.eos_token_ids) == sorted(all_eos_token_ids(trainer.model, tokenizer))
+    assert sorted(trainer.eos_token_ids) == sorted(
+        all_eos_token_ids(trainer.model.generation_config, tokenizer)
+    )
 
 
 def test_tiny_models_are_the_same_each_time(tmp_path: Path):

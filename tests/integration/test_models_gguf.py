@@ -144,7 +144,7 @@ def test_smollm2_answers_and_stops(smollm2: Path):
     model = load_model(config, tokenizer)
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
     assert "You are a helpful AI assistant named SmolLM" in tokenizer.chat_template
-    assert all_eos_token_ids(model, tokenizer) == [2]
+    assert all_eos_token_ids(model.generation_config, tokenizer) == [2]
     question = [{"role": "user", "content": "What is the capital of France?"}]
     (completion,) = sample_completions(
         model, tokenizer, [question], max_new_tokens=40, temperature=0.0

@@ -101,7 +101,7 @@ def test_a_paired_difference_is_narrower_than_its_parts():
 
 def test_too_few_prompts_and_equal_ones_have_no_interval_but_a_reason():
     few = mean_interval([0.0, 1.0])
-    assert (few.low, few.high, few.known) == (None, None, False)
+    assert (few.low, few.high) == (None, None)
     assert "2 prompts are too few" in few.reason
     assert "same value" in mean_interval([0.5] * FEWEST_CLUSTERS).reason
     with pytest.raises(ValueError, match=r"argument 2"):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from grpo_cli.preflight.hardware import read_available_memory
+from grpo_cli.preflight.hardware import pick_device, read_available_memory
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 
@@ -34,7 +34,7 @@ def find_device(recipe: Recipe) -> Device:
 
     local = recipe.launch.num_processes
     processes = (local if isinstance(local, int) else 1) // recipe.launch.num_machines
-    if torch.cuda.is_available() and not recipe.launch.use_cpu:
+    if pick_device(recipe.launch) == "cuda":
         free, total = torch.cuda.mem_get_info()
         bf16, fp16 = read_setting(recipe, "bf16"), read_setting(recipe, "fp16")
         half = (not fp16 if bf16 is None else bf16) and recipe.model.dtype in ("float32", "auto")

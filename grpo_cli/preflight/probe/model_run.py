@@ -14,8 +14,14 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.errors import GrpoError, RunError
-from grpo_cli.models.loading import declared_stops, load_model, model_folder_or_id
-from grpo_cli.models.sampling import Completion, encode_prompt, sample_completions
+from grpo_cli.models.loading import load_generation_config, load_model, model_folder_or_id
+from grpo_cli.models.sampling import (
+    Completion,
+    all_eos_token_ids,
+    encode_prompt,
+    sample_completions,
+)
+from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.preflight.probe.rehearsal import Rehearsal, rehearse
 from grpo_cli.preflight.settings import engine_settings
 from grpo_cli.recipe.recipe import Recipe
@@ -77,11 +83,10 @@ def run_model(
         GrpoError: The model cannot be loaded.
     """
     disable_progress_bar()
-    cuda = torch.cuda.is_available() and not recipe.launch.use_cpu
     model = None
     if recipe.generation.backend != "vllm":
         tell("loading the model")
-        model = _load(recipe, tokenizer, cuda=cuda)
+        model = _load(recipe, tokenizer)
     watch = _Watch(tell)
     with _explained("sampling", recipe):
         if model is None:
@@ -109,15 +114,15 @@ def run_model(
             for completion in group
         ]
         with _explained("a training step", recipe):
-            model = model or _load(recipe, tokenizer, cuda=cuda)
+            model = model or _load(recipe, tokenizer)
             done = rehearse(recipe, model, tokenizer.pad_token_id, sequences)
     return Outcome(sampled, watch.seconds / sum(map(len, sampled)), done)
 
 
-def _load(recipe: Recipe, tokenizer: Any, *, cuda: bool) -> Any:
-    model = load_model(recipe.model, tokenizer, device_is_cuda=cuda)
-    quantized = recipe.model.quantization is not None
-    return model if quantized else model.to("cuda" if cuda else "cpu")
+def _load(recipe: Recipe, tokenizer: Any) -> Any:
+    device = pick_device(recipe.launch)
+    model = load_model(recipe.model, tokenizer, device_is_cuda=device == "cuda")
+    return model if recipe.model.quantization is not None else model.to(device)
 
 
 def _sample_with_vllm(
@@ -130,7 +135,7 @@ def _sample_with_vllm(
     with open_vllm(
         model_folder_or_id(recipe.model),
         tokenizer,
-        stops=declared_stops(recipe.model, tokenizer),
+        stops=all_eos_token_ids(load_generation_config(recipe.model), tokenizer),
         seed=recipe.seed,
         engine=engine_settings(recipe),
     ) as engine:

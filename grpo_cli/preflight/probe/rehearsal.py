@@ -30,10 +30,6 @@ class Rehearsal:
     forward_s: float
     micro_step_s: float
     update_s: float
-    sequence_tokens: int
-    """Tokens of each sequence, padding included."""
-    peak_bytes: int | None
-    """Most memory taken on a CUDA device; None elsewhere."""
 
 
 def rehearse(
@@ -79,8 +75,6 @@ def rehearse(
         forward_s=_time(pass_once),
         micro_step_s=micro_step_s,
         update_s=update_s,
-        sequence_tokens=ids.shape[1],
-        peak_bytes=torch.cuda.max_memory_allocated() if model.device.type == "cuda" else None,
     )
 
 

@@ -49,7 +49,7 @@ class Session:
             yield
         except RunError as error:
             if isinstance(error.__cause__, KeyboardInterrupt):
-                raise error.__cause__ from None
+                raise
             message, _, fix = str(error).partition(". Fix: ")
             first, _, rest = message.strip().partition("\n")
             last = rest.rpartition("\n")[2].strip()

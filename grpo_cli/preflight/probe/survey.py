@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.batch import plan_batch
-from grpo_cli.measure.samples import NO_TRAINER
+from grpo_cli.measure.samples import NO_TRAINER, score_samples
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import reward_context
 from grpo_cli.preflight.finding import Finding, FindingLevel
-from grpo_cli.preflight.hardware import read_hardware
+from grpo_cli.preflight.hardware import pick_device, read_hardware
 from grpo_cli.preflight.probe import affordability, cost, prompts, risks
 from grpo_cli.preflight.probe.device import find_device
 from grpo_cli.preflight.probe.memory import estimate_memory, memory_inputs
@@ -85,7 +85,7 @@ def _check_splits(repeated: int, held: int) -> Iterable[Finding]:
 
 def _look_at_prompts(session: Session) -> None:
     from grpo_cli.models.loading import load_config, load_generation_config
-    from grpo_cli.models.sampling import count_prompt_tokens
+    from grpo_cli.models.sampling import count_prompt_tokens, declared_eos_token_ids
 
     session.tell("looking at the prompts")
     train = session.data.train
@@ -115,8 +115,7 @@ def _look_at_prompts(session: Session) -> None:
             else None,
         )
     )
-    ends = load_generation_config(recipe.model).eos_token_id
-    declared = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    declared = declared_eos_token_ids(load_generation_config(recipe.model))
     session.add(prompts.check_stop_tokens(session.tokenizer, declared, asked, session.chat_kwargs))
     own_pad = session.tokenizer.init_kwargs.get("pad_token") is not None
     session.add(prompts.check_padding(session.tokenizer, own_pad))
@@ -144,7 +143,7 @@ def _try_rewards(session: Session, *, costly: bool) -> None:
     """The rewards on answers nobody sampled; a reward that fails is a finding, not the end."""
     session.tell("loading the rewards")
     recipe, train = session.recipe, session.data.train
-    context = reward_context(recipe, find_device(recipe).kind)
+    context = reward_context(recipe, pick_device(recipe.launch))
     session.rewards = tuple(build_rewards(recipe.rewards, context))
     if not costly and any(reward.params.costly for reward in session.rewards):
         return
@@ -177,20 +176,13 @@ def _try_rewards(session: Session, *, costly: bool) -> None:
 
 def _score_group(session: Session, rewards: Sequence[Reward]) -> None:
     """Scores one group of plain answers, as training will call a reward."""
-    size = session.recipe.generation.num_generations
-    first = session.data.train.select([0] * size).to_dict()
-    asked = first.pop("prompt")
-    texts = [f"The answer is {number}." for number in range(size)]
-    chat = not isinstance(asked[0], str)
-    batch = Batch(
-        prompts=asked,
-        completions=[[{"role": "assistant", "content": text}] for text in texts] if chat else texts,
-        completion_ids=[_encode(session.tokenizer, text) for text in texts],
-        columns=first,
-        extra={"trainer_state": NO_TRAINER},
-    )
-    for reward in rewards:
-        reward.score(batch)
+    from grpo_cli.models.sampling import Completion
+
+    texts = [f"The answer is {n}." for n in range(session.recipe.generation.num_generations)]
+    group = [
+        Completion(text, tuple(_encode(session.tokenizer, text)), clipped=False) for text in texts
+    ]
+    score_samples(rewards, session.data.train.select([0]).to_dict(), [group])
 
 
 def _too_slow(error: TooSlowError) -> Finding:
