@@ -83,9 +83,9 @@ def measure(
     """Measure the models of a run, or a model with a recipe, and the gain over a baseline."""
     from grpo_cli.cli import eval_view, output
     from grpo_cli.cli.measuring import run_request
-    from grpo_cli.eval.evaluation import EvalOptions, prepare
+    from grpo_cli.eval.evaluation import EvalOptions, finish, prepare
     from grpo_cli.eval.harness import check_harness, run_harness
-    from grpo_cli.eval.result import check_floors, write_result
+    from grpo_cli.eval.result import check_floors
 
     options = EvalOptions(
         **{name: value for name, value in locals().items() if name in EvalOptions.__annotations__}
@@ -96,11 +96,10 @@ def measure(
     request, folder = prepare(source, set_, options)
     check_floors(fail_under or (), baseline=request.baseline is not None)
     with output.stdout_kept(), eval_view.progress(folder) as tell:
-        result = run_request(request, folder, num_processes, tell)
-        if harness:
-            scores = run_harness(request, names, limit, tell)
-            result = {**result, "harness": scores}
-            write_result(folder, result)
+        run_request(request, folder, num_processes, tell)
+        # Before the result is written: what breaks here can be taken up with --resume.
+        scores = run_harness(request, names, limit, tell) if harness else None
+        result = finish(request, folder, scores)
     _tell(result, folder.path, fail_under, as_json=json)
 
 

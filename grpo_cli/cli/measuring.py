@@ -1,30 +1,26 @@
-"""`grpo eval` from request to result: on this process, or on several that are launched."""
+"""The work of `grpo eval`: on this process, or on several that are launched."""
 
-import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from grpo_cli.errors import RunError
-from grpo_cli.eval.evaluation import finish, run_here
+from grpo_cli.eval.evaluation import run_here
 from grpo_cli.eval.folder import EvalFolder
-from grpo_cli.eval.request import EvalRequest
+from grpo_cli.eval.request import EvalRequest, Progress
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
 from grpo_cli.preflight.hardware import processes_per_machine, read_hardware
 from grpo_cli.runs.processes import stop_with_parent
 
 WORKER = "grpo_cli.eval.worker"
-Progress = Callable[[str, int, int], None]
 _LOOK_S = 0.5
 
 
 def run_request(
     request: EvalRequest, folder: EvalFolder, processes: int | None, tell: Progress
-) -> dict[str, Any]:
-    """Measures what a request asks for, and gives the result that was written.
+) -> None:
+    """Samples and scores what a request asks for.
 
     Args:
         request: What is asked for.
@@ -39,13 +35,13 @@ def run_request(
     alone = request.recipe.launch.use_cpu or request.backend == "vllm"
     count = processes or (1 if alone else processes_per_machine(hardware))
     if count == 1:
-        return run_here(request, folder, tell)
+        run_here(request, folder, tell)
+        return
     launch = request.recipe.launch.model_copy(update={"num_processes": count, "num_machines": 1})
     plan = plan_launch(
         request.recipe.model_copy(update={"launch": launch}), folder.path, hardware, worker=WORKER
     )
     _run_together(replace(plan, argv=(*plan.argv, str(count))), request, folder, tell)
-    return finish(request, folder, json.loads(folder.about.read_text(encoding="utf-8")))
 
 
 def _run_together(
@@ -75,12 +71,13 @@ def _run_together(
 
 
 def _report(request: EvalRequest, folder: EvalFolder, tell: Progress) -> None:
+    if not folder.about.is_file():
+        return
+    total = folder.read_about()["rows"] * request.samples
     for subject in request.subjects:
-        chunks = folder.read_samples(subject.name).values()
-        done = sum(len(records) for records in chunks)
+        done = folder.count_samples(subject.name)
         if done:
-            prompts = request.limit or done // request.samples
-            tell(subject.name, done, max(prompts * request.samples, done))
+            tell(subject.name, done, total)
 
 
 def _cause(folder: EvalFolder) -> str:

@@ -4,21 +4,26 @@ Owns the settings' defaults, the folder an evaluation gets, and taking up one th
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from grpo_cli.errors import UsageError
 from grpo_cli.eval.folder import EvalFolder
-from grpo_cli.eval.request import Backend, EvalRequest, Split, check_sampling, name_subjects
+from grpo_cli.eval.request import (
+    Backend,
+    EvalRequest,
+    Progress,
+    Split,
+    check_sampling,
+    name_subjects,
+)
 from grpo_cli.eval.result import build_result, write_result
 from grpo_cli.preflight.checks import check_recipe
+from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder, claim_folder
 from grpo_cli.runs.manifest import describe_origin
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -136,20 +141,29 @@ def _find_unfinished(request: EvalRequest, out: Path | None, root: Path) -> Eval
     )
 
 
-def run_here(request: EvalRequest, folder: EvalFolder, tell: Progress) -> dict[str, Any]:
-    """Measures in this process, and writes the result."""
+def run_here(request: EvalRequest, folder: EvalFolder, tell: Progress) -> None:
+    """Measures in this process alone."""
     import torch
 
     from grpo_cli.eval.work import Place, measure
 
-    cuda = torch.cuda.is_available() and not request.recipe.launch.use_cpu
-    about = measure(request, folder, Place(0, 1, torch.device("cuda" if cuda else "cpu")), tell)
-    return finish(request, folder, about)
+    device = torch.device(pick_device(request.recipe.launch))
+    measure(request, folder, Place(0, 1, device), tell)
 
 
-def finish(request: EvalRequest, folder: EvalFolder, about: dict[str, Any]) -> dict[str, Any]:
-    """Sums up what all processes sampled."""
+def finish(
+    request: EvalRequest, folder: EvalFolder, harness: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Sums up what was sampled, and writes the result.
+
+    Args:
+        request: What was asked for.
+        folder: Holds every sample.
+        harness: Scores of standard benchmarks, where they were asked for.
+    """
     origin = describe_origin(sys.argv, Path(request.source), request.seed)
-    result = build_result(request, folder, about, origin)
+    result = build_result(request, folder, folder.read_about(), origin)
+    if harness is not None:
+        result["harness"] = harness
     write_result(folder, result)
     return result

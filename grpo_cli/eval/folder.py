@@ -34,7 +34,7 @@ class EvalFolder:
 
     @property
     def about(self) -> Path:
-        """What the data is, where several processes measured."""
+        """What the data is that is measured on."""
         return self.path / "data.json"
 
     @property
@@ -66,6 +66,28 @@ class EvalFolder:
                 "Fix: name a folder that `grpo eval` made"
             ) from None
         return EvalRequest.model_validate(told["request"])
+
+    def write_about(self, about: dict[str, Any]) -> None:
+        """Writes what the data is.
+
+        Raises:
+            UsageError: The evaluation was begun with other data.
+        """
+        if self.about.is_file() and self.read_about() != about:
+            raise UsageError(
+                f"the data changed since {self.path} was begun, and its samples answer the old prompts. "
+                "Fix: measure anew, without --resume"
+            )
+        write_json(self.about, about)
+
+    def read_about(self) -> dict[str, Any]:
+        """What the data is: split, rows, fingerprint."""
+        return json.loads(self.about.read_text(encoding="utf-8"))
+
+    def count_samples(self, subject: str) -> int:
+        """How many samples of a subject there are so far."""
+        files = (self.path / "samples").glob(f"{subject}.*.jsonl")
+        return sum(path.read_bytes().count(b"\n") for path in files)
 
     def append(
         self,

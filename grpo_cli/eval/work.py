@@ -5,7 +5,7 @@ process and on many, since each has its own prompts and its own seed.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,17 +13,15 @@ from typing import Any
 from grpo_cli.data.build import build_datasets
 from grpo_cli.errors import UsageError
 from grpo_cli.eval.folder import EvalFolder
-from grpo_cli.eval.request import EvalRequest, Subject
+from grpo_cli.eval.request import EvalRequest, Progress, Subject
 from grpo_cli.eval.samplers import Sample, TransformersModels, VllmModels
 from grpo_cli.measure.chunks import Chunk, make_chunks, share
 from grpo_cli.measure.samples import score_samples
 from grpo_cli.models.sampling import count_prompt_tokens
 from grpo_cli.preflight.contents import reward_context
+from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.scoring import Reward
-
-Progress = Callable[[str, int, int], None]
-"""Told which subject is measured, how many completions are done, and how many there are in all."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +34,7 @@ class Place:
     """A `torch.device`."""
 
 
-def measure(
-    request: EvalRequest, folder: EvalFolder, place: Place, tell: Progress
-) -> dict[str, Any]:
+def measure(request: EvalRequest, folder: EvalFolder, place: Place, tell: Progress) -> None:
     """Measures this process's share of all subjects.
 
     Args:
@@ -47,11 +43,9 @@ def measure(
         place: This process.
         tell: Told how far it is.
 
-    Returns:
-        What the data is: split, rows, fingerprint.
-
     Raises:
-        GrpoError: The data, a model or a reward cannot be loaded, or a reward fails.
+        GrpoError: The data, a model or a reward cannot be loaded, or a reward fails; or the
+            evaluation goes on, and was begun with other data.
     """
     models = (
         VllmModels(request)
@@ -61,13 +55,17 @@ def measure(
     rewards = build_rewards(
         request.recipe.rewards, reward_context(request.recipe, str(place.device))
     )
-    about: dict[str, Any] = {}
+    known: tuple[ModelConfig, Any, list[Chunk]] | None = None
     for subject in request.subjects:
         with models.open(subject) as (tokenizer, sample):
-            rows, lengths, about = _read_rows(request, tokenizer)
-            chunks = make_chunks(lengths, request.chunk_size, request.seed)
-            _measure_one(request, folder, place, subject, sample, (rows, chunks, rewards), tell)
-    return about
+            if known is None or known[0] != subject.model:
+                rows, lengths, about = _read_rows(request, tokenizer)
+                if place.rank == 0:
+                    folder.write_about(about)
+                chunks = make_chunks(lengths, request.chunk_size, request.seed)
+                known = (subject.model, rows, chunks)
+            work = (known[1], known[2], rewards)
+            _measure_one(request, folder, place, subject, sample, work, tell)
 
 
 def _read_rows(request: EvalRequest, tokenizer: Any) -> tuple[Any, list[int], dict[str, Any]]:
@@ -78,7 +76,10 @@ def _read_rows(request: EvalRequest, tokenizer: Any) -> tuple[Any, list[int], di
         chat_template_kwargs=request.recipe.generation.extras.get("chat_template_kwargs"),
     )
     data = build_datasets(
-        request.recipe, has_chat_template=bool(tokenizer.chat_template), count_tokens=count
+        request.recipe,
+        has_chat_template=bool(tokenizer.chat_template),
+        # Counting takes long, and only a limit asks for it.
+        count_tokens=count if request.recipe.dataset.max_prompt_length else None,
     )
     rows = data.train if request.split == "train" else data.eval
     if rows is None or len(rows) == 0:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from grpo_cli.errors import ExitCode, GrpoError, SetupError
 from grpo_cli.eval.folder import EvalFolder
-from grpo_cli.runs.files import write_json
 from grpo_cli.runs.processes import stop_with_parent
 
 
@@ -42,10 +41,7 @@ def _work(folder: EvalFolder, planned: int) -> None:
             "Fix: start the evaluation with `grpo eval`"
         )
     place = Place(state.process_index, state.num_processes, state.device)
-    about = measure(request, folder, place, lambda subject, done, total: None)
-    state.wait_for_everyone()
-    if state.is_main_process:
-        write_json(folder.about, about)
+    measure(request, folder, place, lambda subject, done, total: None)
 
 
 if __name__ == "__main__":

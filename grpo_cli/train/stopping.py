@@ -5,7 +5,6 @@ The answer is the same on every process, so that all of them leave the loop at t
 
 import os
 import signal
-import sys
 from types import FrameType
 
 from grpo_cli.runs.folder import RunFolder
@@ -23,8 +22,7 @@ class StopRequest:
         """Takes SIGINT, SIGTERM and the parent's death as a request instead of an end."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._receive)
-        if sys.platform.startswith("linux"):
-            stop_with_parent()
+        stop_with_parent()
 
     def seen_here(self) -> bool:
         """Whether this process knows of a request."""
