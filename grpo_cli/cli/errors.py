@@ -1,8 +1,11 @@
 """The one handler of exceptions: from what was raised to text on stderr and an exit code."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
 
 from typer.exceptions import TyperException
 
@@ -12,6 +15,7 @@ from grpo_cli.errors import ExitCode, GrpoError, ProblemsError
 
 def run_guarded(command: Callable[[], int | None]) -> int:
     """Runs a command; what is not an error of ours keeps its traceback. `GRPO_DEBUG=1` shows all."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         return int(command() or ExitCode.OK)
     except GrpoError as error:
@@ -36,6 +40,13 @@ def run_guarded(command: Callable[[], int | None]) -> int:
         # The reader of our output has gone (`grpo … | head`): nothing is wrong.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return ExitCode.OK
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """Ends by way of every `finally`, so that nothing half-made stays; the next signal ends at once."""
+    signal.signal(number, signal.SIG_DFL)
+    stderr().print("terminated")
+    sys.exit(128 + number)
 
 
 def _explain_usage(error: TyperException) -> int:

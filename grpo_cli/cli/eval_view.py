@@ -64,21 +64,10 @@ def _plain_progress() -> Callable[[str, int, int], None]:
 def print_result(result: Mapping[str, Any], folder: Path) -> None:
     """Prints every metric of every subject, the gain, and the verdict."""
     console = stdout()
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    table.add_column("")
-    subjects = result["subjects"]
-    for name in subjects:
-        table.add_column(name, justify="right")
-    for name in result["differences"]:
-        table.add_column(f"gain of {name}", justify="right")
-    for metric in next(iter(subjects.values()))["metrics"]:
-        cells = [_cell(subject["metrics"].get(metric)) for subject in subjects.values()]
-        gains = [_cell(each.get(metric), "+") for each in result["differences"].values()]
-        table.add_row(Text(metric), *cells, *gains)
-    speeds = [f"{subject['tokens_per_s'] or 0:.0f}" for subject in subjects.values()]
-    table.add_row(Text("tokens/s", style="dim"), *speeds)
-    console.print(table)
-    settings, first = result["settings"], next(iter(subjects.values()))
+    wide, narrow = _result_table(result, " "), _result_table(result, "\n")
+    fits = console.measure(wide).maximum <= console.width
+    console.print(wide if fits else narrow)
+    settings, first = result["settings"], next(iter(result["subjects"].values()))
     console.print(
         Text(
             f"{first['prompts']} prompts × {settings['samples']} at temperature "
@@ -91,6 +80,28 @@ def print_result(result: Mapping[str, Any], folder: Path) -> None:
     for verdict in result["verdicts"].values():
         console.print(Text(verdict, style="bold"))
     console.print(f"result  {folder / 'result.json'}", markup=False)
+
+
+def _result_table(result: Mapping[str, Any], gap: str) -> Table:
+    """A row for each metric; `gap` stands between a value and its interval."""
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("")
+    subjects = result["subjects"]
+    for name in subjects:
+        table.add_column(name, justify="right")
+    for name in result["differences"]:
+        table.add_column(f"gain of {name}", justify="right")
+    first = next(iter(subjects.values()))
+    for metric, found in first["metrics"].items():
+        name = Text(metric)
+        if found["prompts"] < first["prompts"]:
+            name.append(f" ({found['prompts']} prompts)", style="dim")
+        cells = [_cell(subject["metrics"].get(metric), gap) for subject in subjects.values()]
+        gains = [_cell(each.get(metric), gap, "+") for each in result["differences"].values()]
+        table.add_row(name, *cells, *gains)
+    speeds = [f"{subject['tokens_per_s'] or 0:.0f}" for subject in subjects.values()]
+    table.add_row(Text("tokens/s", style="dim"), *speeds)
+    return table
 
 
 def _harness_table(harness: Mapping[str, Any]) -> Table:
@@ -122,15 +133,19 @@ def print_comparison(compared: Mapping[str, Any]) -> None:
     table.add_column("")
     table.add_column("difference", justify="right")
     for name, metric in compared["differences"].items():
-        table.add_row(Text(name), _cell(metric, "+"))
+        table.add_row(Text(name), _cell(metric, " ", "+"))
     console.print(table)
+    for name, (before, after) in compared["settings"].items():
+        told = "" if name == "rewards" else f": {before} → {after}"
+        console.print(f"note: {name} of the two differ{told}", style="yellow", markup=False)
     console.print(Text(compared["verdict"], style="bold"))
 
 
-def _cell(metric: Mapping[str, Any] | None, sign: str = "") -> Text:
+def _cell(metric: Mapping[str, Any] | None, gap: str, sign: str = "") -> Text:
     if metric is None or metric["value"] is None:
         return Text("–")
     text = Text(f"{metric['value']:{sign}.3f}")
     if metric["low"] is not None:
-        text.append(f" [{metric['low']:{sign}.3f}, {metric['high']:{sign}.3f}]", style="dim")
+        interval = f"[{metric['low']:{sign}.3f}, {metric['high']:{sign}.3f}]"
+        text.append(f"{gap}{interval}", style="dim")
     return text

@@ -82,7 +82,7 @@ def measure(
 ) -> None:
     """Measure the models of a run, or a model with a recipe, and the gain over a baseline."""
     from grpo_cli.cli import eval_view, output
-    from grpo_cli.cli.measuring import run_request
+    from grpo_cli.cli.measuring import kept_for_resume, run_request
     from grpo_cli.eval.evaluation import EvalOptions, finish, prepare
     from grpo_cli.eval.harness import check_harness, run_harness
     from grpo_cli.eval.result import check_floors
@@ -95,7 +95,11 @@ def measure(
     check_floors(fail_under or (), baseline=True)
     request, folder = prepare(source, set_, options)
     check_floors(fail_under or (), baseline=request.baseline is not None)
-    with output.stdout_kept(), eval_view.progress(folder) as tell:
+    with (
+        output.stdout_kept(),
+        kept_for_resume(folder, fresh=not resume),
+        eval_view.progress(folder) as tell,
+    ):
         run_request(request, folder, num_processes, tell)
         # Before the result is written: what breaks here can be taken up with --resume.
         scores = run_harness(request, names, limit, tell) if harness else None

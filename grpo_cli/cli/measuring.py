@@ -3,8 +3,11 @@
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+from grpo_cli.cli.output import stderr
 from grpo_cli.errors import RunError
 from grpo_cli.eval.evaluation import run_here
 from grpo_cli.eval.folder import EvalFolder
@@ -42,6 +45,27 @@ def run_request(
         request.recipe.model_copy(update={"launch": launch}), folder.path, hardware, worker=WORKER
     )
     _run_together(replace(plan, argv=(*plan.argv, str(count))), request, folder, tell)
+
+
+@contextmanager
+def kept_for_resume(folder: EvalFolder, *, fresh: bool) -> Iterator[None]:
+    """Says how an evaluation that breaks off goes on; one that sampled nothing leaves no folder behind.
+
+    Args:
+        folder: The evaluation's.
+        fresh: Whether this command made it.
+    """
+    try:
+        yield
+    except BaseException:
+        if folder.has_samples():
+            stderr().print(
+                f"the samples so far are kept in {folder.path}; the same command with --resume goes on",
+                markup=False,
+            )
+        elif fresh:
+            folder.remove()
+        raise
 
 
 def _run_together(

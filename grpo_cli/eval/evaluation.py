@@ -57,7 +57,7 @@ def prepare(
     root = _root(source, recipe)
     if options.resume:
         return request, _find_unfinished(request, options.out, root)
-    folder = EvalFolder(_fresh(options.out) if options.out else claim_folder(root))
+    folder = EvalFolder(_fresh(options.out) if options.out else claim_folder(root, "--out DIR"))
     folder.write_request(request)
     return request, folder
 
@@ -128,14 +128,22 @@ def _find_unfinished(request: EvalRequest, out: Path | None, root: Path) -> Eval
     candidates = [out] if out else sorted(root.glob("*/"), reverse=True)
     for path in candidates:
         folder = EvalFolder(path)
-        if folder.request.is_file() and not folder.result.is_file():
-            if folder.read_request() == request:
-                folder.forget_torn()
-                return folder
+        if not folder.request.is_file() or folder.result.is_file():
+            continue
+        try:
+            differing = folder.read_request().differing(request)
+        except UsageError:
             if out:
-                raise UsageError(
-                    f"{out} was started with other settings. Fix: give the same ones, or another --out"
-                )
+                raise
+            continue
+        if not differing:
+            folder.forget_torn()
+            return folder
+        if out:
+            raise UsageError(
+                f"{out} was started with other settings ({', '.join(differing)}). "
+                "Fix: give the same ones, or another --out"
+            )
     raise UsageError(
         f"there is no interrupted evaluation with these settings in {out or root}. Fix: leave out --resume"
     )

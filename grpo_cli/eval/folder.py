@@ -4,6 +4,7 @@ Owns the names of its files, and what of an interrupted evaluation counts as don
 """
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from grpo_cli.eval.request import EvalRequest
 from grpo_cli.measure.chunks import Chunk
 from grpo_cli.measure.samples import ScoredCompletion
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
+from grpo_cli.runs.folder import unwritable
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,17 @@ class EvalFolder:
         return self.path / "samples" / f"{subject}.{rank}.jsonl"
 
     def write_request(self, request: EvalRequest) -> None:
-        """Writes what was asked for; makes the folder."""
-        (self.path / "samples").mkdir(parents=True, exist_ok=True)
+        """Writes what was asked for; makes the folder.
+
+        Raises:
+            UsageError: The folder cannot be written.
+        """
         told = {"schema_version": SCHEMA_VERSION, "request": request.model_dump(mode="json")}
-        write_json(self.request, told)
+        try:
+            (self.path / "samples").mkdir(parents=True, exist_ok=True)
+            write_json(self.request, told)
+        except OSError as error:
+            raise unwritable(self.path, error, "--out DIR") from None
 
     def read_request(self) -> EvalRequest:
         """What was asked for.
@@ -60,12 +69,16 @@ class EvalFolder:
         """
         try:
             told = json.loads(self.request.read_text(encoding="utf-8"))
+            return EvalRequest.model_validate(told["request"])
         except OSError:
             raise UsageError(
                 f"{self.path} is not the folder of an evaluation: it has no request.json. "
                 "Fix: name a folder that `grpo eval` made"
             ) from None
-        return EvalRequest.model_validate(told["request"])
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(
+                f"{self.request} is damaged, or another version's. Fix: measure anew, with another --out"
+            ) from None
 
     def write_about(self, about: dict[str, Any]) -> None:
         """Writes what the data is.
@@ -88,6 +101,14 @@ class EvalFolder:
         """How many samples of a subject there are so far."""
         files = (self.path / "samples").glob(f"{subject}.*.jsonl")
         return sum(path.read_bytes().count(b"\n") for path in files)
+
+    def has_samples(self) -> bool:
+        """Whether anything was sampled yet."""
+        return any(path.stat().st_size for path in (self.path / "samples").glob("*.jsonl"))
+
+    def remove(self) -> None:
+        """Takes the whole folder away."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def append(
         self,

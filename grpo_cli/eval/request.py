@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from grpo_cli.errors import UsageError
+from grpo_cli.models.source import read_adapter_base
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
@@ -56,6 +57,11 @@ class EvalRequest(BaseModel):
     backend: Backend
     batch_size: int
 
+    def differing(self, other: "EvalRequest") -> list[str]:
+        """The settings in which two requests differ; how the source is spelled is none."""
+        names = (name for name in type(self).model_fields if name != "source")
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
+
     @property
     def chunk_size(self) -> int:
         """Prompts sampled at a time; vLLM batches by itself, and wants many."""
@@ -85,7 +91,9 @@ def name_subjects(
     if model is not None and run is not None:
         raise UsageError("--model goes with a recipe. Fix: grpo eval RECIPE --model PATH")
     if run is not None:
-        measured = [_of_folder(name, path, recipe) for name, path in _folders(run, checkpoint)]
+        measured = [
+            _of_folder(name, path, recipe.model) for name, path in _folders(run, checkpoint)
+        ]
     elif model is not None:
         measured = [_of_path("model", model, recipe)]
     else:
@@ -108,22 +116,41 @@ def _own(name: str, recipe: Recipe) -> Subject:
 
 
 def _of_path(name: str, path: str, recipe: Recipe) -> Subject:
+    """A hub id, a folder of weights, an adapter (on the model that it names), or a run's final model."""
     folder = Path(path).expanduser()
-    if folder.is_dir():
-        return _of_folder(name, folder, recipe)
-    plain = recipe.model.model_copy(update={"path": path, "revision": None, "lora": None})
-    return Subject(name=name, model=plain)
+    run = RunFolder(folder)
+    if run.resolved.is_file():
+        ((_, folder),) = _folders(run, None)
+        return _of_folder(name, folder, run.read_recipe().model)
+    if not (folder / "adapter_config.json").is_file():
+        return (
+            _of_folder(name, folder, recipe.model)
+            if folder.is_dir()
+            else _plain(name, path, recipe.model)
+        )
+    base = read_adapter_base(folder) or recipe.model.path
+    if base.startswith("/") and not Path(base).is_dir():
+        raise UsageError(
+            f"the adapter {path} was trained on {base}, which is not here. Fix: put that model there, or "
+            "correct `base_model_name_or_path` in its adapter_config.json"
+        )
+    known = recipe.model if base == recipe.model.path else _plain(name, base, recipe.model).model
+    return _of_folder(name, folder, known)
 
 
-def _of_folder(name: str, folder: Path, recipe: Recipe) -> Subject:
-    """A folder of weights, or of an adapter on the model it was trained on."""
+def _of_folder(name: str, folder: Path, base: ModelConfig) -> Subject:
+    """A folder of weights, or of an adapter on `base`."""
     folder = folder.absolute()
     if not (folder / "adapter_config.json").is_file():
-        plain = recipe.model.model_copy(
-            update={"path": str(folder), "revision": None, "lora": None}
-        )
-        return Subject(name=name, model=plain)
-    return _own(name, recipe).model_copy(update={"adapter": str(folder)})
+        return _plain(name, str(folder), base)
+    model = base.model_copy(update={"lora": None})
+    return Subject(name=name, model=model, adapter=str(folder))
+
+
+def _plain(name: str, path: str, like: ModelConfig) -> Subject:
+    """Another model, loaded with the settings of a known one."""
+    model = like.model_copy(update={"path": path, "revision": None, "lora": None})
+    return Subject(name=name, model=model)
 
 
 def _folders(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path]]:

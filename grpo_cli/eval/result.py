@@ -211,6 +211,7 @@ def compare_results(first: Path, second: Path, seed: int = 0) -> dict[str, Any]:
         UsageError: They were not measured on the same prompts.
     """
     sides = [_read_side(path) for path in (first, second)]
+    settings = [_tell_settings(result) for _, _, result in sides]
     prompts = [_prompts(found.groups) for _, found, _ in sides]
     if prompts[0] != prompts[1]:
         common = len(prompts[0].items() & prompts[1].items())
@@ -228,6 +229,11 @@ def compare_results(first: Path, second: Path, seed: int = 0) -> dict[str, Any]:
         "before": names[0],
         "after": names[1],
         "prompts": len(prompts[0]),
+        "settings": {
+            name: [settings[0][name], settings[1][name]]
+            for name in settings[0]
+            if settings[0][name] != settings[1][name]
+        },
         "differences": {name: found.as_json() for name, found in differences.items()},
         "verdict": say_difference(primary, differences[primary], names[1], names[0]),
     }
@@ -238,6 +244,17 @@ def _read_side(path: Path) -> tuple[str, Measured, dict[str, Any]]:
     name = next(iter(result["subjects"]))
     right = right_scores(Recipe.model_validate(result["recipe"]))
     return name, read_measured(folder, name, right), result
+
+
+def _tell_settings(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What a difference between two results may come from, beside the models."""
+    recipe = Recipe.model_validate(result["recipe"])
+    names = ("samples", "temperature", "seed", "backend")
+    return {
+        **{name: result["settings"][name] for name in names},
+        "max_completion_length": recipe.generation.max_completion_length,
+        "rewards": [reward.model_dump(mode="json") for reward in recipe.rewards],
+    }
 
 
 def _prompts(groups: Sequence[Sequence[ScoredCompletion]]) -> dict[int, str]:

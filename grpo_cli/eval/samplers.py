@@ -9,8 +9,10 @@ from typing import Any
 
 import peft
 import torch
+from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
+from grpo_cli.errors import UsageError
 from grpo_cli.eval.request import EvalRequest, Subject
 from grpo_cli.models.loading import (
     load_generation_config,
@@ -67,8 +69,20 @@ class TransformersModels:
     def open(self, subject: Subject) -> Iterator[tuple[Any, Sample]]:
         """A subject's tokenizer and the way to sample from it."""
         tokenizer, model = self._load(subject.model)
-        with _adapted(model, subject.adapter) as adapted:
+        if subject.adapter is None:
+            yield tokenizer, self._sampler(tokenizer, model)
+            return
+        adapted = _adapt(model, subject.adapter, subject.model.path)
+        if model.dtype == torch.float32 and subject.model.quantization is None:
+            # Merged it samples nearly twice as fast. Coarser weights would be rounded by it, and are
+            # measured as they were trained. A merged model is the base of nothing any more.
+            self._loaded = None
+            yield tokenizer, self._sampler(tokenizer, adapted.merge_and_unload())
+            return
+        try:
             yield tokenizer, self._sampler(tokenizer, adapted)
+        finally:
+            adapted.unload()
 
     def _load(self, config: ModelConfig) -> tuple[Any, Any]:
         if self._loaded is None or self._loaded[0] != config:
@@ -88,7 +102,7 @@ class TransformersModels:
             model,
             tokenizer,
             prompts,
-            batch_size=request.chunk_size * request.samples,
+            batch_size=request.batch_size,
             seed=seed,
             **_settings(request),
         )
@@ -105,14 +119,17 @@ def _settings(request: EvalRequest) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _adapted(model: Any, adapter: str | None) -> Iterator[Any]:
-    """The model with an adapter on it, which is taken off again."""
-    if adapter is None:
-        yield model
-        return
-    adapted = peft.PeftModel.from_pretrained(model, adapter)
+def _adapt(model: Any, adapter: str, base: str) -> peft.PeftModel:
+    """The model with an adapter on it; `base` is how messages call the model.
+
+    Raises:
+        UsageError: The adapter is another model's, or torn.
+    """
     try:
-        yield adapted
-    finally:
-        adapted.unload()
+        return peft.PeftModel.from_pretrained(model, adapter)
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+        sentence = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"the adapter {adapter} does not fit {base}: {sentence}. "
+            "Fix: name the model that it was trained on in the recipe, or fetch it anew"
+        ) from error

@@ -82,6 +82,20 @@ def check_model(model: ModelConfig) -> list[Problem]:
     return problems
 
 
+def read_adapter_base(adapter: Path) -> str | None:
+    """The model that a folder of LoRA weights says it was trained on: a folder, or a hub id.
+
+    Raises:
+        RecipeError: Its adapter_config.json cannot be read.
+    """
+    try:
+        settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+        return settings.get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        fix = "write the adapter anew, or fetch it anew"
+        raise _path_error(f"{adapter}/adapter_config.json is damaged: {error}", fix) from None
+
+
 def read_chat_template(model: ModelConfig) -> str | None:
     """The text of `model.chat_template`, read from its file where it names one.
 

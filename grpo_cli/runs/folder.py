@@ -168,8 +168,12 @@ def removed_on_failure(folder: RunFolder) -> Iterator[None]:
         raise unwritable(folder.path.parent, error) from None
 
 
-def claim_folder(parent: Path) -> Path:
+def claim_folder(parent: Path, flag: str = "--runs DIR") -> Path:
     """Makes a folder that no other has, named after the time.
+
+    Args:
+        parent: Where it goes; made where it is missing.
+        flag: What the command line gives another place with.
 
     Raises:
         UsageError: The parent cannot be written.
@@ -185,7 +189,7 @@ def claim_folder(parent: Path) -> Path:
                 continue
             return path
     except OSError as error:
-        raise unwritable(parent, error) from None
+        raise unwritable(parent, error, flag) from None
     raise SetupError(f"{parent} holds a thousand runs of this second. Fix: try again")
 
 
@@ -207,8 +211,8 @@ def check_writable(root: Path) -> None:
         raise unwritable(root, PermissionError(13, "Permission denied"))
 
 
-def unwritable(path: Path, error: OSError) -> UsageError:
-    """The message for a run root that cannot be written."""
+def unwritable(path: Path, error: OSError, flag: str = "--runs DIR") -> UsageError:
+    """The message for a folder that cannot be written; `flag` gives another."""
     return UsageError(
-        f"{path} cannot be written ({error.strerror}). Fix: give another place with --runs DIR"
+        f"{path} cannot be written ({error.strerror}). Fix: give another place with {flag}"
     )

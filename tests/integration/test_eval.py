@@ -1,13 +1,16 @@
 """`grpo eval` on real runs of tiny models, in real processes."""
 
 import json
+import shutil
 import signal
 import subprocess
 import time
 
+import psutil
 import pytest
 
 from tests.integration.conftest import RECIPE, Workshop
+from tests.tiny_models import make_tiny_model
 
 LORA = "dtype: float32\n  lora: {{r: 4, lora_alpha: 8}}"
 MANY = """\
@@ -191,3 +194,85 @@ def test_data_that_changed_is_not_mixed_with_samples_of_the_old(trained):
     about = trained.folder / "old" / "data.json"
     about.write_text(about.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
     assert "the data changed" in evaluate(trained, recipe, "--out", "old", "--resume", code=2)
+
+
+def test_an_adapter_is_measured_on_the_model_it_was_trained_on(trained, tmp_path):
+    recipe = trained.folder / "recipe.yaml"
+    of_run = evaluate(trained, recipe, "--model", trained.run)
+    adapter = tmp_path / "adapter"
+    shutil.copytree(trained.run / "model", adapter)
+    assert of_run["subjects"]["model"]["adapter"] == str(trained.run / "model")
+    make_tiny_model(tmp_path / "other", kind="llama", chat=True, seed=7)
+    rebase(adapter, tmp_path / "other")
+    moved = evaluate(trained, recipe, "--model", adapter)["subjects"]
+    assert moved["model"]["model"] == str(tmp_path / "other")
+    assert moved["base"]["model"] == str(trained.model)
+    assert moved["base"]["metrics"] == of_run["subjects"]["base"]["metrics"]
+    rebase(adapter, tmp_path / "gone")
+    assert "gone, which is not here" in evaluate(trained, recipe, "--model", adapter, code=2)
+    make_tiny_model(tmp_path / "wide", kind="llama", chat=True, hidden_size=64)
+    rebase(adapter, tmp_path / "wide")
+    before = set((trained.folder / "evals" / "tiny").iterdir())
+    assert "does not fit" in evaluate(trained, recipe, "--model", adapter, code=2)
+    assert set((trained.folder / "evals" / "tiny").iterdir()) == before
+
+
+def rebase(adapter, base):
+    """Says in an adapter's settings that it was trained on another model."""
+    path = adapter / "adapter_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "base_model_name_or_path": str(base)}))
+
+
+def test_what_is_in_the_way_of_a_result_is_said(trained, tmp_path):
+    recipe = trained.folder / "recipe.yaml"
+    (tmp_path / "file").write_text("in the way")
+    assert "--out DIR" in evaluate(trained, recipe, "--out", tmp_path / "file" / "x", code=2)
+    damaged = trained.folder / "evals" / "tiny" / "29991231-000000"
+    damaged.mkdir(parents=True)
+    (damaged / "request.json").write_text("{")
+    assert "is damaged" in evaluate(trained, recipe, "--out", damaged, "--resume", code=2)
+    begun = evaluate(trained, recipe, "--seed", "77", "--samples", "2")
+    (result,) = (
+        path
+        for path in (trained.folder / "evals" / "tiny").glob("*/result.json")
+        if json.loads(path.read_text())["settings"] == begun["settings"]
+    )
+    result.unlink()
+    flags = ["--seed", "77", "--samples", "2", "--resume"]
+    spelled = recipe.parent / ".." / recipe.parent.name / "recipe.yaml"
+    resumed = evaluate(trained, spelled, *flags)
+    assert resumed["subjects"]["model"]["metrics"] == begun["subjects"]["model"]["metrics"]
+    assert result.exists()
+
+
+def test_a_comparison_names_what_else_differs(trained):
+    recipe = trained.folder / "recipe.yaml"
+    evaluate(trained, recipe, "--out", "greedy")
+    flags = ["--temperature", "0.5", "--set", "rewards.0.weight=3"]
+    evaluate(trained, recipe, "--out", "sampled", *flags)
+    compared = json.loads(trained.grpo("eval", "compare", "greedy", "sampled", "--json").stdout)
+    assert compared["settings"].keys() == {"temperature", "rewards"}
+    shown = trained.grpo("eval", "compare", "greedy", "sampled").stdout
+    assert "note: temperature of the two differ: 0.0 → 0.5" in shown
+
+
+def test_a_terminated_evaluation_leaves_no_process_and_what_it_sampled(trained):
+    flags = ["--batch-size", "2", "--num-processes", "2", "--out", "ended"]
+    many = ["--samples", "200", "--temperature", "1"]
+    process = subprocess.Popen(
+        **trained.command("eval", trained.folder / "recipe.yaml", *flags, *many),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    samples = trained.folder / "ended" / "samples"
+    while process.poll() is None and not any(samples.glob("*.jsonl")):
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 3
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    assert process.returncode == 143
+    assert "--resume goes on" in said

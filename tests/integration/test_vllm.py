@@ -21,6 +21,7 @@ VLLM = {"gpu_memory_utilization": 0.1, "max_model_length": 512}
 @pytest.fixture
 def recipe(workshop):
     text = changed(
+        model__dtype="float32",
         generation__vllm=VLLM,
         dataset__eval_rows=[
             {"question": f"What is {a} + {b}?", "answer": str(a + b)}
@@ -34,23 +35,26 @@ def recipe(workshop):
 
 
 def test_both_backends_measure_the_same(workshop, recipe):
-    found = {}
     for backend in ("transformers", "vllm"):
-        done = workshop.grpo(
-            "eval", recipe, "--backend", backend, "--json", VLLM_CPU_KVCACHE_SPACE="1"
-        )
+        flags = ["--backend", backend, "--out", backend]
+        done = workshop.grpo("eval", recipe, *flags, VLLM_CPU_KVCACHE_SPACE="1")
         assert done.returncode == 0, done.stderr[-3000:]
-        found[backend] = json.loads(done.stdout)["subjects"]["model"]
-    ours, theirs = (each["metrics"] for each in found.values())
-    print({name: (ours[name]["value"], theirs[name]["value"]) for name in ours})
-    assert found["vllm"]["completions"] == 24
-    # Kernels differ in their last bits, and greedy decoding follows the first difference.
-    assert theirs["accuracy/math"]["value"] == pytest.approx(
-        ours["accuracy/math"]["value"], abs=0.15
-    )
-    assert theirs["completion_length"]["value"] == pytest.approx(
-        ours["completion_length"]["value"], rel=0.15
-    )
+    ours, theirs = (sampled(workshop.folder / name) for name in ("transformers", "vllm"))
+    assert len(ours) == len(theirs) == 24
+    same = {row for row in ours if ours[row]["text"] == theirs[row]["text"]}
+    # Kernels differ in their last bits, and greedy decoding follows the first difference: then the
+    # texts part, and only then.
+    assert len(same) >= 20
+    for row in same:
+        assert ours[row] == theirs[row]
+
+
+def sampled(folder):
+    """What each prompt was answered, and what for."""
+    lines = (folder / "samples" / "model.0.jsonl").read_text().split("\n")
+    records = [json.loads(line) for line in lines if line]
+    kept = ("text", "tokens", "clipped", "rewards", "total")
+    return {record["row"]: {name: record[name] for name in kept} for record in records}
 
 
 def test_the_probe_samples_with_vllm(workshop, recipe):
