@@ -65,7 +65,8 @@ def print_result(result: Mapping[str, Any], folder: Path) -> None:
     """Prints every metric of every subject, the gain, and the verdict."""
     console = stdout()
     wide, narrow = _result_table(result, " "), _result_table(result, "\n")
-    fits = console.measure(wide).maximum <= console.width
+    unbounded = console.options.update(max_width=10_000)
+    fits = console.measure(wide, options=unbounded).maximum <= console.width
     console.print(wide if fits else narrow)
     settings, first = result["settings"], next(iter(result["subjects"].values()))
     console.print(
