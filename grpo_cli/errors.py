@@ -24,6 +24,9 @@ class ExitCode(IntEnum):
     ENVIRONMENT = 3
     """The machine or the installation lacks something."""
     INTERRUPTED = 130
+    """By Ctrl-C."""
+    TERMINATED = 143
+    """By SIGTERM."""
 
 
 @dataclass(frozen=True, order=True)

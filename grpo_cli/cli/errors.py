@@ -13,6 +13,10 @@ from grpo_cli.cli.output import print_problems, stderr
 from grpo_cli.errors import ExitCode, GrpoError, ProblemsError
 
 
+class Terminated(KeyboardInterrupt):
+    """A SIGTERM: passes wherever Ctrl-C passes, by way of every `finally`."""
+
+
 def run_guarded(command: Callable[[], int | None]) -> int:
     """Runs a command; what is not an error of ours keeps its traceback. `GRPO_DEBUG=1` shows all."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -23,8 +27,7 @@ def run_guarded(command: Callable[[], int | None]) -> int:
             raise
         if isinstance(error.__cause__, KeyboardInterrupt):
             # It reached a reward, which could not know that it was meant for all.
-            stderr().print("interrupted")
-            return ExitCode.INTERRUPTED
+            return _say_interrupted(error.__cause__)
         if isinstance(error, ProblemsError):
             print_problems(error.problems)
             _count(len(error.problems))
@@ -33,9 +36,8 @@ def run_guarded(command: Callable[[], int | None]) -> int:
         return error.exit_code
     except TyperException as error:
         return _explain_usage(error)
-    except KeyboardInterrupt:
-        stderr().print("interrupted")
-        return ExitCode.INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return _say_interrupted(interrupt)
     except BrokenPipeError:
         # The reader of our output has gone (`grpo … | head`): nothing is wrong.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -43,10 +45,16 @@ def run_guarded(command: Callable[[], int | None]) -> int:
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Ends by way of every `finally`, so that nothing half-made stays; the next signal ends at once."""
+    """The first signal lets every `finally` clean up; the next one ends at once."""
     signal.signal(number, signal.SIG_DFL)
-    stderr().print("terminated")
-    sys.exit(128 + number)
+    raise Terminated
+
+
+def _say_interrupted(interrupt: BaseException) -> int:
+    """What a shell expects of a process that a signal ended."""
+    terminated = isinstance(interrupt, Terminated)
+    stderr().print("terminated" if terminated else "interrupted")
+    return ExitCode.TERMINATED if terminated else ExitCode.INTERRUPTED
 
 
 def _explain_usage(error: TyperException) -> int:

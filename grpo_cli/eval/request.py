@@ -3,7 +3,6 @@
 Owns the passage from a run or a recipe to subjects, and the rules settings must keep.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -15,6 +14,7 @@ from grpo_cli.models.source import read_adapter_base
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.trained import find_trained
 
 Progress = Callable[[str, int, int], None]
 """Told which subject is measured, how many completions are done, and how many there are in all."""
@@ -92,7 +92,7 @@ def name_subjects(
         raise UsageError("--model goes with a recipe. Fix: grpo eval RECIPE --model PATH")
     if run is not None:
         measured = [
-            _of_folder(name, path, recipe.model) for name, path in _folders(run, checkpoint)
+            _of_folder(name, path, recipe.model) for name, path in find_trained(run, checkpoint)
         ]
     elif model is not None:
         measured = [_of_path("model", model, recipe)]
@@ -120,7 +120,7 @@ def _of_path(name: str, path: str, recipe: Recipe) -> Subject:
     folder = Path(path).expanduser()
     run = RunFolder(folder)
     if run.resolved.is_file():
-        ((_, folder),) = _folders(run, None)
+        ((_, folder),) = find_trained(run, None)
         return _of_folder(name, folder, run.read_recipe().model)
     if not (folder / "adapter_config.json").is_file():
         return (
@@ -151,49 +151,6 @@ def _plain(name: str, path: str, like: ModelConfig) -> Subject:
     """Another model, loaded with the settings of a known one."""
     model = like.model_copy(update={"path": path, "revision": None, "lora": None})
     return Subject(name=name, model=model)
-
-
-def _folders(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path]]:
-    """The names and folders of what a run left behind."""
-    if checkpoint is None:
-        if not run.model.is_dir():
-            raise UsageError(
-                f"{run.path} has no final model{_say_checkpoints(run)}. "
-                "Fix: name a checkpoint with --checkpoint N, or finish the run"
-            )
-        return [("final", run.model)]
-    known = run.whole_checkpoints()
-    if checkpoint == "best":
-        return [_best(run, known)]
-    if checkpoint == "all":
-        chosen = sorted(known)
-    else:
-        chosen = [int(checkpoint)] if checkpoint.isdecimal() and int(checkpoint) in known else []
-    if not chosen:
-        raise UsageError(
-            f"{run.path} has no checkpoint `{checkpoint}`{_say_checkpoints(run)}. "
-            "Fix: --checkpoint N, all or best"
-        )
-    return [(f"checkpoint-{step}", known[step]) for step in chosen]
-
-
-def _best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
-    """The checkpoint that the trainer's own state calls the best."""
-    if known:
-        state = json.loads((known[max(known)] / "trainer_state.json").read_text(encoding="utf-8"))
-        name = Path(state.get("best_model_checkpoint") or "").name
-        found = {path.name: path for path in known.values()}
-        if name in found:
-            return name, found[name]
-    raise UsageError(
-        f"{run.path} does not say which checkpoint is best{_say_checkpoints(run)}. "
-        "Fix: --checkpoint N; a run knows its best one with `training.load_best_model_at_end`"
-    )
-
-
-def _say_checkpoints(run: RunFolder) -> str:
-    known = sorted(run.whole_checkpoints())
-    return f" (checkpoints: {', '.join(map(str, known))})" if known else " (and no checkpoints)"
 
 
 def check_sampling(samples: int, temperature: float) -> None:

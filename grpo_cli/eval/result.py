@@ -16,10 +16,9 @@ from grpo_cli.estimates import ALL_EQUAL
 from grpo_cli.eval.folder import EvalFolder, as_scored
 from grpo_cli.eval.request import EvalRequest, Subject
 from grpo_cli.measure.metrics import Metric, PerPrompt, compare, per_prompt, summarize
-from grpo_cli.measure.samples import ScoredCompletion
+from grpo_cli.measure.samples import ScoredCompletion, group_by_row
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.building import name_rewards
-from grpo_cli.rewards.registry import KINDS
+from grpo_cli.rewards.building import right_scores
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 
 
@@ -39,20 +38,6 @@ class Measured:
         return sum(each.tokens for group in self.groups for each in group)
 
 
-def right_scores(recipe: Recipe) -> dict[str, float]:
-    """For each reward that judges answers, by name, the score of a right one."""
-    found = {}
-    for name, reward in zip(name_rewards(recipe.rewards), recipe.rewards, strict=True):
-        best, clip = KINDS[reward.kind].right_answer, reward.clip or (-math.inf, math.inf)
-        if best is None:
-            continue
-        right, wrong = (min(max(value, clip[0]), clip[1]) for value in (best, 0.0))
-        # Where `clip` makes right and wrong the same, nobody can tell them apart.
-        if right != wrong:
-            found[name] = right
-    return found
-
-
 def read_measured(folder: EvalFolder, subject: str, right: Mapping[str, float]) -> Measured:
     """Reads a subject's samples back.
 
@@ -60,15 +45,11 @@ def read_measured(folder: EvalFolder, subject: str, right: Mapping[str, float]) 
         UsageError: There are none.
     """
     chunks = folder.read_samples(subject)
-    groups: dict[int, list[ScoredCompletion]] = {}
-    for records in chunks.values():
-        for record in records:
-            groups.setdefault(record["row"], []).append(as_scored(record))
+    groups = group_by_row([as_scored(each) for records in chunks.values() for each in records])
     if not groups:
         raise UsageError(f"{folder.path} holds no samples of `{subject}`. Fix: measure it anew")
-    ordered = [groups[row] for row in sorted(groups)]
     seconds = sum(records[0]["chunk_s"] for records in chunks.values())
-    return Measured(ordered, per_prompt(ordered, right), seconds)
+    return Measured(groups, per_prompt(groups, right), seconds)
 
 
 def build_result(
@@ -82,7 +63,7 @@ def build_result(
         about: What the data is.
         origin: Command, versions, git, machine.
     """
-    right = right_scores(request.recipe)
+    right = right_scores(request.recipe.rewards)
     measured = {
         subject.name: read_measured(folder, subject.name, right) for subject in request.subjects
     }
@@ -242,7 +223,7 @@ def compare_results(first: Path, second: Path, seed: int = 0) -> dict[str, Any]:
 def _read_side(path: Path) -> tuple[str, Measured, dict[str, Any]]:
     folder, result = read_result(path)
     name = next(iter(result["subjects"]))
-    right = right_scores(Recipe.model_validate(result["recipe"]))
+    right = right_scores(Recipe.model_validate(result["recipe"]).rewards)
     return name, read_measured(folder, name, right), result
 
 

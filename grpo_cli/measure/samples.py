@@ -76,6 +76,14 @@ def score_samples(
     ]
 
 
+def group_by_row(scored: Sequence[ScoredCompletion]) -> list[list[ScoredCompletion]]:
+    """The completions of each prompt together, in the order of the data's rows."""
+    groups: dict[int, list[ScoredCompletion]] = {}
+    for each in scored:
+        groups.setdefault(each.row, []).append(each)
+    return [groups[row] for row in sorted(groups)]
+
+
 def _record(
     rewards: Sequence[Reward],
     group: int,

@@ -24,7 +24,7 @@ from grpo_cli.rewards.contract import (
 )
 from grpo_cli.rewards.pool import Died, Late, WorkerPool
 from grpo_cli.rewards.registry import KINDS
-from grpo_cli.rewards.scoring import Reward
+from grpo_cli.rewards.scoring import Reward, right_score
 
 
 def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> list[Reward]:
@@ -43,6 +43,13 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
     origins = [Origin(*each, context) for each in zip(configs, names, strict=True)]
     pool = WorkerPool(_prepare, (tuple(origin for origin in origins if _limit_of(origin)),))
     return [_limited(build_reward(origin), origin, pool) for origin in origins]
+
+
+def right_scores(configs: Sequence[RewardConfig]) -> dict[str, float]:
+    """For each reward that judges answers, by name, the score of a right one; builds none."""
+    named = zip(name_rewards(configs), configs, strict=True)
+    scores = {name: right_score(KINDS[each.kind].right_answer, each.clip) for name, each in named}
+    return {name: score for name, score in scores.items() if score is not None}
 
 
 def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:

@@ -29,6 +29,30 @@ _ANYTHING = (Exception, SystemExit)
 """What a user's code may raise without meaning to end the run."""
 
 
+Clip = tuple[float, float] | None
+"""Least and greatest score; None leaves scores as they are."""
+
+
+def clip_score(value: float, clip: Clip) -> float:
+    """A score as `clip` lets it be."""
+    return value if clip is None else min(max(value, clip[0]), clip[1])
+
+
+def right_score(best: float | None, clip: Clip) -> float | None:
+    """The score of a right answer, as `clip` lets it be.
+
+    Args:
+        best: What the kind gives a right answer; None where it judges no answers.
+        clip: The reward's.
+
+    Returns:
+        None for rewards that judge no answers, and where `clip` makes right and wrong the same.
+    """
+    if best is None or clip_score(best, clip) == clip_score(0.0, clip):
+        return None
+    return clip_score(best, clip)
+
+
 @dataclass(frozen=True)
 class Reward:
     """A reward of the recipe, ready to score."""
@@ -41,7 +65,7 @@ class Reward:
     params: RewardParams
     scorer: Scorer
     on_error: Literal["raise", "zero", "skip"] = "raise"
-    clip: tuple[float, float] | None = None
+    clip: Clip = None
     condition: Condition | None = None
     """Which rows it applies to; None for all."""
 
@@ -51,14 +75,11 @@ class Reward:
 
         None for rewards that judge no answers, and where `clip` makes right and wrong the same.
         """
-        best = self.params.right_answer
-        if best is None or self.clipped(best) == self.clipped(0.0):
-            return None
-        return self.clipped(best)
+        return right_score(self.params.right_answer, self.clip)
 
     def clipped(self, value: float) -> float:
         """A value as `clip` lets it be."""
-        return value if self.clip is None else min(max(value, self.clip[0]), self.clip[1])
+        return clip_score(value, self.clip)
 
     def score(self, batch: Batch) -> list[Score]:
         """Scores a batch, as the recipe's `when`, `on_error` and `clip` want it.

@@ -5,16 +5,17 @@ Owns sharing the rows among the processes and the record that is written. Sampli
 """
 
 import json
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 from accelerate.utils import gather_object
 from datasets import Dataset
 
-from grpo_cli.measure.samples import score_samples
+from grpo_cli.measure.metrics import PerPrompt, per_prompt
+from grpo_cli.measure.samples import ScoredCompletion, group_by_row, score_samples
 from grpo_cli.models.sampling import Completion, sample_completions
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
@@ -47,13 +48,19 @@ class Measurer:
         self.session.report(f"measuring {when} training")
         shard = self.rows.select(range(rank, len(self.rows), world))
         scored = (
-            self._score(shard, self._sample(when, shard, model, tokenizer)) if len(shard) else []
+            score_samples(
+                self.rewards, shard.to_dict(), self._sample(when, shard, model, tokenizer)
+            )
+            if len(shard)
+            else []
         )
-        everyone = sorted(gather_object(scored), key=lambda record: record["row"])
+        everyone = sorted(gather_object(scored), key=lambda each: each.row)
         result = self._summarize(everyone, time.monotonic() - started)
         if self.session.processes.is_main_process:
             self.session.folder.evaluations.mkdir(exist_ok=True)
-            samples = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in everyone)
+            samples = "".join(
+                json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in everyone
+            )
             write_text(self.session.folder.evaluations / f"{when}.jsonl", samples)
             write_json(self.session.folder.evaluations / f"{when}.json", result)
             append_record(self.session.folder.metrics, {"event": "measure", "when": when, **result})
@@ -78,38 +85,23 @@ class Measurer:
             ),
         )
 
-    def _score(self, rows: Dataset, sampled: list[list[Completion]]) -> list[dict[str, Any]]:
-        """One record a completion, holding each reward's value."""
-        return [
-            {
-                "row": scored.row,
-                "prompt": scored.prompt,
-                "completion": scored.text,
-                "tokens": scored.tokens,
-                "clipped": scored.clipped,
-                "rewards": scored.rewards,
-                "total": scored.total,
-            }
-            for scored in score_samples(self.rewards, rows.to_dict(), sampled)
-        ]
-
-    def _summarize(self, scored: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    def _summarize(self, scored: list[ScoredCompletion], seconds: float) -> dict[str, Any]:
+        groups = group_by_row(scored)
+        right = {
+            each.name: best for each in self.rewards if (best := each.right_answer) is not None
+        }
+        values = per_prompt(groups, right)
         return {
             "schema_version": SCHEMA_VERSION,
-            "prompts": len({record["row"] for record in scored}),
+            "prompts": len(groups),
             "completions": len(scored),
-            "reward": _mean([record["total"] for record in scored]),
+            "reward": _mean(values["reward"]),
             "rewards": {
-                reward.name: _mean([record["rewards"][reward.name] for record in scored])
-                for reward in self.rewards
+                reward.name: _mean(values[f"rewards/{reward.name}"]) for reward in self.rewards
             },
-            "accuracy": {
-                reward.name: _share_right(reward, scored)
-                for reward in self.rewards
-                if reward.right_answer is not None
-            },
-            "completion_length": _mean([record["tokens"] for record in scored]),
-            "clipped": _mean([float(record["clipped"]) for record in scored]),
+            "accuracy": {name: _mean(values[f"accuracy/{name}"]) for name in right},
+            "completion_length": _mean(values["completion_length"]),
+            "clipped": _mean(values["clipped"]),
             "temperature": self.session.recipe.evaluation.temperature,
             "seconds": round(seconds, 2),
         }
@@ -122,11 +114,5 @@ def select_rows(rows: Dataset | None, limit: int | None) -> Dataset | None:
     return rows.select(range(min(limit, len(rows)))) if limit else rows
 
 
-def _share_right(reward: Reward, scored: list[dict[str, Any]]) -> float | None:
-    values = [record["rewards"][reward.name] for record in scored]
-    return _mean([float(value == reward.right_answer) for value in values if value is not None])
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(known) / len(known) if known else None
+def _mean(values: PerPrompt) -> float | None:
+    return fmean(values.values()) if values else None

@@ -221,7 +221,7 @@ def test_the_held_out_answers_are_kept(workshop):
     lines = (workshop.run / "eval" / "after.jsonl").read_text().splitlines()
     first = json.loads(lines[0])
     assert len(lines) == 2
-    assert {"row", "prompt", "completion", "rewards", "clipped"} <= first.keys()
+    assert {"row", "prompt", "text", "rewards", "clipped"} <= first.keys()
 
 
 def test_two_processes_share_one_training(workshop):

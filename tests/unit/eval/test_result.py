@@ -3,9 +3,10 @@
 import pytest
 
 from grpo_cli.errors import UsageError
-from grpo_cli.eval.result import falls_short, primary_metric, right_scores, say_difference
+from grpo_cli.eval.result import falls_short, primary_metric, say_difference
 from grpo_cli.measure.metrics import Metric
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.building import right_scores
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,8 @@ def test_a_right_answer_is_what_clip_lets_it_be():
             "rewards": [{"kind": "length", "target": 3}, {"kind": "math", "clip": [0, 0.5]}],
         }
     )
-    assert right_scores(recipe) == {"math": 0.5}
+    assert right_scores(recipe.rewards) == {"math": 0.5}
     merged = recipe.rewards[1].model_copy(update={"clip": (1.0, 2.0)})
-    assert right_scores(recipe.model_copy(update={"rewards": (merged,)})) == {}
-    assert primary_metric(right_scores(recipe)) == "accuracy/math"
+    assert right_scores((merged,)) == {}
+    assert primary_metric(right_scores(recipe.rewards)) == "accuracy/math"
     assert primary_metric({}) == "reward"

@@ -1,0 +1,61 @@
+"""Which of a run's models is meant: the final one, one checkpoint, the best, or all.
+
+Owns the names `--checkpoint` takes. Does not look into the weights.
+"""
+
+import json
+from pathlib import Path
+
+from grpo_cli.errors import UsageError
+from grpo_cli.runs.folder import RunFolder
+
+
+def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path]]:
+    """The names and folders of the models that a run left behind.
+
+    Args:
+        run: The run.
+        checkpoint: A step, `best` or `all`; None is the final model.
+
+    Raises:
+        UsageError: There is no such model.
+    """
+    if checkpoint is None:
+        if not run.model.is_dir():
+            raise UsageError(
+                f"{run.path} has no final model{_say_checkpoints(run)}. "
+                "Fix: name a checkpoint with --checkpoint N, or finish the run"
+            )
+        return [("final", run.model)]
+    known = run.whole_checkpoints()
+    if checkpoint == "best":
+        return [_find_best(run, known)]
+    if checkpoint == "all":
+        chosen = sorted(known)
+    else:
+        chosen = [int(checkpoint)] if checkpoint.isdecimal() and int(checkpoint) in known else []
+    if not chosen:
+        raise UsageError(
+            f"{run.path} has no checkpoint `{checkpoint}`{_say_checkpoints(run)}. "
+            "Fix: --checkpoint N, all or best"
+        )
+    return [(f"checkpoint-{step}", known[step]) for step in chosen]
+
+
+def _find_best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
+    """The checkpoint that the trainer's own state calls the best."""
+    if known:
+        state = json.loads((known[max(known)] / "trainer_state.json").read_text(encoding="utf-8"))
+        name = Path(state.get("best_model_checkpoint") or "").name
+        found = {path.name: path for path in known.values()}
+        if name in found:
+            return name, found[name]
+    raise UsageError(
+        f"{run.path} does not say which checkpoint is best{_say_checkpoints(run)}. "
+        "Fix: --checkpoint N; a run knows its best one with `training.load_best_model_at_end`"
+    )
+
+
+def _say_checkpoints(run: RunFolder) -> str:
+    known = sorted(run.whole_checkpoints())
+    return f" (checkpoints: {', '.join(map(str, known))})" if known else " (and no checkpoints)"
