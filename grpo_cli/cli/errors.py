@@ -13,8 +13,8 @@ from grpo_cli.cli.output import print_problems, stderr
 from grpo_cli.errors import ExitCode, GrpoError, ProblemsError
 
 
-class Terminated(KeyboardInterrupt):
-    """A SIGTERM: passes wherever Ctrl-C passes, by way of every `finally`."""
+class Terminated(BaseException):
+    """A SIGTERM, on its way past every `finally`; Typer would take a KeyboardInterrupt for Ctrl-C."""
 
 
 def run_guarded(command: Callable[[], int | None]) -> int:
@@ -27,7 +27,7 @@ def run_guarded(command: Callable[[], int | None]) -> int:
             raise
         if isinstance(error.__cause__, KeyboardInterrupt):
             # It reached a reward, which could not know that it was meant for all.
-            return _say_interrupted(error.__cause__)
+            return _say("interrupted", ExitCode.INTERRUPTED)
         if isinstance(error, ProblemsError):
             print_problems(error.problems)
             _count(len(error.problems))
@@ -36,8 +36,10 @@ def run_guarded(command: Callable[[], int | None]) -> int:
         return error.exit_code
     except TyperException as error:
         return _explain_usage(error)
-    except KeyboardInterrupt as interrupt:
-        return _say_interrupted(interrupt)
+    except KeyboardInterrupt:
+        return _say("interrupted", ExitCode.INTERRUPTED)
+    except Terminated:
+        return _say("terminated", ExitCode.TERMINATED)
     except BrokenPipeError:
         # The reader of our output has gone (`grpo … | head`): nothing is wrong.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -50,11 +52,9 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 
-def _say_interrupted(interrupt: BaseException) -> int:
-    """What a shell expects of a process that a signal ended."""
-    terminated = isinstance(interrupt, Terminated)
-    stderr().print("terminated" if terminated else "interrupted")
-    return ExitCode.TERMINATED if terminated else ExitCode.INTERRUPTED
+def _say(word: str, code: ExitCode) -> ExitCode:
+    stderr().print(word)
+    return code
 
 
 def _explain_usage(error: TyperException) -> int:
