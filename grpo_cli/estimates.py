@@ -10,7 +10,7 @@ from statistics import NormalDist, fmean
 
 FEWEST_CLUSTERS = 8
 """Prompts below which a bootstrap's interval is too narrow to be shown."""
-ALL_EQUAL = "all prompts have the same value"
+ALL_EQUAL = "it is the same for all prompts"
 """A reason for which there is no interval."""
 RESAMPLES = 10_000
 _BLOCK = 2**20
@@ -37,7 +37,9 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     """
     if not 0 < k <= samples:
         raise ValueError(f"k is {k}, and there are {samples} samples")
-    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+    # One division of whole numbers: 1 of 5 is then 0.2, and not a hair below it.
+    ways = math.comb(samples, k)
+    return (ways - math.comb(samples - right, k)) / ways
 
 
 def majority(answers: Sequence[Hashable | None]) -> int | None:

@@ -4,6 +4,7 @@ Owns the words both models and reward models can meet. The fixes only one of the
 given by the room that loads it; nothing is loaded here.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -47,6 +48,9 @@ def explain_loading(
         yield
     except SafetensorError as error:
         fix = "the weights are torn: fetch them anew"
+        raise SetupError(f"{path} cannot be loaded: {error}. Fix: {fix}") from error
+    except json.JSONDecodeError as error:
+        fix = "one of its files is damaged: fetch them anew"
         raise SetupError(f"{path} cannot be loaded: {error}. Fix: {fix}") from error
     except (OSError, ValueError, ImportError, TypeError) as error:
         text = " ".join(str(error).split())

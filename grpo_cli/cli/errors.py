@@ -1,5 +1,6 @@
 """The one handler of exceptions: from what was raised to text on stderr and an exit code."""
 
+import errno
 import os
 import signal
 import sys
@@ -11,6 +12,17 @@ from typer.exceptions import TyperException
 
 from grpo_cli.cli.output import print_problems, stderr
 from grpo_cli.errors import ExitCode, GrpoError, ProblemsError
+
+_OF_THE_MACHINE = {
+    errno.ENOSPC: "free some space, or choose another disk",
+    errno.EDQUOT: "free some space, or choose another disk",
+    errno.EFBIG: "raise the limit on file sizes (`ulimit -f`)",
+    errno.EROFS: "choose a place that can be written",
+    errno.EACCES: "change the permissions, or choose another place",
+    errno.EPERM: "change the permissions, or choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""Errors of files that are no bug, wherever they come from, and what mends them."""
 
 
 class Terminated(BaseException):
@@ -44,12 +56,23 @@ def run_guarded(command: Callable[[], int | None]) -> int:
         # The reader of our output has gone (`grpo … | head`): nothing is wrong.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return ExitCode.OK
+    except OSError as error:
+        if error.errno not in _OF_THE_MACHINE or os.environ.get("GRPO_DEBUG") == "1":
+            raise
+        stderr().print(_say_os_error(error), style="red", markup=False)
+        return ExitCode.ENVIRONMENT
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     """The first signal lets every `finally` clean up; the next one ends at once."""
     signal.signal(number, signal.SIG_DFL)
     raise Terminated
+
+
+def _say_os_error(error: OSError) -> str:
+    name = "" if error.filename is None else f"{error.filename}: "
+    fix = _OF_THE_MACHINE[error.errno or 0]
+    return f"error: {name}{(error.strerror or '').lower()}. Fix: {fix}"
 
 
 def _say(word: str, code: ExitCode) -> ExitCode:

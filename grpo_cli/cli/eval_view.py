@@ -38,8 +38,9 @@ def progress(folder: EvalFolder) -> Iterator[Callable[[str, int, int], None]]:
 
         def tell(subject: str, done: int, total: int) -> None:
             if subject not in tasks:
-                tasks[subject] = bars.add_task(subject, total=total, completed=done)
-            bars.update(tasks[subject], completed=done)
+                tasks[subject] = bars.add_task("", total=None)
+            what = subject if total else f"{subject}: loading the model"
+            bars.update(tasks[subject], description=what, total=total or None, completed=done)
 
         yield tell
 
@@ -50,6 +51,9 @@ def _plain_progress() -> Callable[[str, int, int], None]:
 
     def tell(subject: str, done: int, total: int) -> None:
         now = time.monotonic()
+        if not total:
+            stderr().print(f"{subject}: loading the model", markup=False)
+            return
         started, first = begun.setdefault(subject, (now, done))
         if now - last[0] < _QUIET_S and done < total:
             return
@@ -78,15 +82,37 @@ def print_result(result: Mapping[str, Any], folder: Path) -> None:
     )
     if "harness" in result:
         console.print(_harness_table(result["harness"]))
-    for verdict in result["verdicts"].values():
-        console.print(Text(verdict, style="bold"))
+    for note in _notes(result):
+        console.print(Text(note, style="dim"))
+    for name, subject in result["subjects"].items():
+        for reward, count in subject["failures"].items():
+            told = f"warning: {reward} failed on {count} of {subject['completions']} completions of {name}"
+            console.print(Text(told, style="yellow"))
+    for name, verdict in result["verdicts"].items():
+        several = f"{name}: " if len(result["verdicts"]) > 1 else ""
+        console.print(Text(several + verdict, style="bold"))
     console.print(f"result  {folder / 'result.json'}", markup=False)
+
+
+def _notes(result: Mapping[str, Any]) -> list[str]:
+    """Why some values have no interval."""
+    values = [subject["metrics"] for subject in result["subjects"].values()]
+    gains = [
+        {f"gain in {name}": metric for name, metric in each.items()}
+        for each in result["differences"].values()
+    ]
+    missing: dict[str, dict[str, None]] = {}
+    for metrics in (*values, *gains):
+        for name, metric in metrics.items():
+            if metric["reason"]:
+                missing.setdefault(metric["reason"], {})[name] = None
+    return [f"no interval: {reason} ({', '.join(names)})" for reason, names in missing.items()]
 
 
 def _result_table(result: Mapping[str, Any], gap: str) -> Table:
     """A row for each metric; `gap` stands between a value and its interval."""
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    table.add_column("")
+    table = Table(box=None, padding=(0, 2 if gap == " " else 1), pad_edge=False)
+    table.add_column("", no_wrap=True)
     subjects = result["subjects"]
     for name in subjects:
         table.add_column(name, justify="right")

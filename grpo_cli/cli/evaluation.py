@@ -13,15 +13,14 @@ class _MeasuresByDefault(TyperGroup):
     """`grpo eval RUN` is `grpo eval measure RUN`: what is no command is something to measure."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts the command in its place."""
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
-            args = ["measure", *args]
+        """Puts the command in its place; help without one is that of measuring, which names the others."""
+        if not args or args[0] not in self.commands:
+            args = ["measure", *(args or ["--help"])]
         return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
     help="Measure a model with its recipe's own prompts and rewards, beside a baseline.",
-    no_args_is_help=True,
     cls=_MeasuresByDefault,
 )
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -80,23 +79,28 @@ def measure(
     fail_under: FailUnder = None,
     json: AsJson = False,
 ) -> None:
-    """Measure the models of a run, or a model with a recipe, and the gain over a baseline."""
+    """Measure the models of a run, or a model with a recipe, and the gain over a baseline.
+
+    Greedy, unless the recipe or --temperature says otherwise. The result goes to RUN/eval/<time>, or to
+    evals/<name>/<time> for a recipe. See also: grpo eval show FILE, grpo eval compare A B.
+    """
     from grpo_cli.cli import eval_view, output
     from grpo_cli.cli.measuring import kept_for_resume, run_request
-    from grpo_cli.eval.evaluation import EvalOptions, finish, prepare
+    from grpo_cli.eval.evaluation import EvalOptions, finish, open_folder, prepare
     from grpo_cli.eval.harness import check_harness, run_harness
-    from grpo_cli.eval.result import check_floors
+    from grpo_cli.eval.result import check_floors, known_metrics
 
     options = EvalOptions(
         **{name: value for name, value in locals().items() if name in EvalOptions.__annotations__}
     )
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     check_harness(harness, names)
-    check_floors(fail_under or (), baseline=True)
-    request, folder = prepare(source, set_, options)
-    check_floors(fail_under or (), baseline=request.baseline is not None)
+    request = prepare(source, set_, options)
+    check_floors(fail_under or (), known_metrics(request), baseline=request.baseline is not None)
+    folder = open_folder(request, options)
     with (
         output.stdout_kept(),
+        folder.held(),
         kept_for_resume(folder, fresh=not resume),
         eval_view.progress(folder) as tell,
     ):
@@ -122,8 +126,13 @@ def show(
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A result, or its folder.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another, on the same prompts.")],
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="A result or its folder; A:NAME for one of several models."
+        ),
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another, on the same prompts.")],
     json: AsJson = False,
 ) -> None:
     """Compare two results prompt by prompt: B minus A."""

@@ -1,6 +1,7 @@
 """The work of `grpo eval`: on this process, or on several that are launched."""
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from grpo_cli.runs.processes import stop_with_parent
 
 WORKER = "grpo_cli.eval.worker"
 _LOOK_S = 0.5
+_TELLING = re.compile(r"^[\w.]*(Error|Exception)\b.*:|Signal \d+ \(")
+"""A traceback's last line, or what torch's launcher says of a process that was killed (2.13)."""
 
 
 def run_request(
@@ -58,12 +61,12 @@ def kept_for_resume(folder: EvalFolder, *, fresh: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if folder.has_samples():
+        if folder.samples.any():
             stderr().print(
                 f"the samples so far are kept in {folder.path}; the same command with --resume goes on",
                 markup=False,
             )
-        elif fresh:
+        elif fresh and not folder.log.is_file():
             folder.remove()
         raise
 
@@ -88,10 +91,15 @@ def _run_together(
             process.terminate()
             process.wait()
             raise
-    if process.returncode:
-        raise RunError(
-            f"the processes ended with {process.returncode}: {_cause(folder)}. Fix: see {folder.log}"
-        )
+    failure = folder.take_failure()
+    if failure is None and process.returncode == 0:
+        return
+    if failure is not None:
+        folder.log.unlink()
+        raise failure
+    raise RunError(
+        f"the processes ended with {process.returncode}: {_cause(folder)}. Fix: see {folder.log}"
+    )
 
 
 def _report(request: EvalRequest, folder: EvalFolder, tell: Progress) -> None:
@@ -99,13 +107,13 @@ def _report(request: EvalRequest, folder: EvalFolder, tell: Progress) -> None:
         return
     total = folder.read_about()["rows"] * request.samples
     for subject in request.subjects:
-        done = folder.count_samples(subject.name)
+        done = folder.samples.count(subject.name)
         if done:
             tell(subject.name, done, total)
 
 
 def _cause(folder: EvalFolder) -> str:
-    """The first error of our own in the log, or its last line."""
+    """The last exception in the log, or the signal that killed a process."""
     lines = folder.log.read_text(encoding="utf-8", errors="replace").splitlines()
-    own = next((line for line in lines if line.startswith("error: ")), None)
-    return (own or (lines[-1] if lines else "they said nothing")).removeprefix("error: ")
+    telling = [line for line in lines if _TELLING.search(line)]
+    return telling[-1].strip() if telling else "they did not say why"

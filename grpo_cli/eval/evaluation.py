@@ -3,13 +3,15 @@
 Owns the settings' defaults, the folder an evaluation gets, and taking up one that was interrupted.
 """
 
+import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from grpo_cli.errors import UsageError
+from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.eval.folder import EvalFolder
+from grpo_cli.eval.inputs import stamp_inputs
 from grpo_cli.eval.request import (
     Backend,
     EvalRequest,
@@ -44,22 +46,33 @@ class EvalOptions:
     resume: bool = False
 
 
-def prepare(
-    source: Path, overrides: list[str] | None, options: EvalOptions
-) -> tuple[EvalRequest, EvalFolder]:
-    """Works out what to measure, and the folder it goes to.
+def prepare(source: Path, overrides: list[str] | None, options: EvalOptions) -> EvalRequest:
+    """Works out what to measure.
 
     Raises:
         GrpoError: The recipe, the run, a model or a setting is wrong.
     """
     recipe = _read_recipe(source, overrides)
     request = _make_request(source, recipe, options)
-    root = _root(source, recipe)
+    if request.backend == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise SetupError(
+            'vllm is not installed. Fix: pip install "grpo-cli[vllm]", or --backend transformers'
+        )
+    return request
+
+
+def open_folder(request: EvalRequest, options: EvalOptions) -> EvalFolder:
+    """The folder the evaluation goes to: a fresh one, or one that is taken up again.
+
+    Raises:
+        UsageError: It exists already, cannot be written, or there is none to take up.
+    """
+    root = _root(Path(request.source), request.recipe)
     if options.resume:
-        return request, _find_unfinished(request, options.out, root)
+        return _find_unfinished(request, options.out, root)
     folder = EvalFolder(_fresh(options.out) if options.out else claim_folder(root, "--out DIR"))
     folder.write_request(request)
-    return request, folder
+    return folder
 
 
 def _read_recipe(source: Path, overrides: list[str] | None) -> Recipe:
@@ -107,6 +120,11 @@ def _make_request(source: Path, recipe: Recipe, options: EvalOptions) -> EvalReq
         seed=recipe.seed if options.seed is None else options.seed,
         backend=options.backend or "transformers",
         batch_size=options.batch_size or evaluation.batch_size,
+        inputs=stamp_inputs(
+            recipe,
+            (subject.model for subject in subjects),
+            (subject.adapter for subject in subjects if subject.adapter),
+        ),
     )
 
 
@@ -124,8 +142,11 @@ def _fresh(path: Path) -> Path:
 
 
 def _find_unfinished(request: EvalRequest, out: Path | None, root: Path) -> EvalFolder:
-    """The newest evaluation of the same request without a result."""
-    candidates = [out] if out else sorted(root.glob("*/"), reverse=True)
+    """The newest evaluation of the same request without a result, one with samples before others."""
+    newest = sorted(root.glob("*/"), reverse=True)
+    candidates = (
+        [out] if out else sorted(newest, key=lambda path: not EvalFolder(path).samples.any())
+    )
     for path in candidates:
         folder = EvalFolder(path)
         if not folder.request.is_file() or folder.result.is_file():
@@ -137,7 +158,9 @@ def _find_unfinished(request: EvalRequest, out: Path | None, root: Path) -> Eval
                 raise
             continue
         if not differing:
-            folder.forget_torn()
+            folder.samples.path.mkdir(exist_ok=True)
+            with folder.held():
+                folder.samples.forget_torn()
             return folder
         if out:
             raise UsageError(

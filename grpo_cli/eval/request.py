@@ -56,11 +56,18 @@ class EvalRequest(BaseModel):
     seed: int
     backend: Backend
     batch_size: int
+    inputs: dict[str, str] = {}
+    """Local files the measurement depends on, each with a stamp."""
 
     def differing(self, other: "EvalRequest") -> list[str]:
         """The settings in which two requests differ; how the source is spelled is none."""
-        names = (name for name in type(self).model_fields if name != "source")
-        return [name for name in names if getattr(self, name) != getattr(other, name)]
+        names = [name for name in type(self).model_fields if name not in ("source", "inputs")]
+        files = sorted(
+            name
+            for name in self.inputs.keys() | other.inputs.keys()
+            if self.inputs.get(name) != other.inputs.get(name)
+        )
+        return [name for name in names if getattr(self, name) != getattr(other, name)] + files
 
     @property
     def chunk_size(self) -> int:

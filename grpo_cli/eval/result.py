@@ -5,7 +5,8 @@ Owns the result file (`schema_version`, see `SCHEMA_VERSION`) and what it says i
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,13 +14,17 @@ from typing import Any
 
 from grpo_cli.errors import RunError, UsageError
 from grpo_cli.estimates import ALL_EQUAL
-from grpo_cli.eval.folder import EvalFolder, as_scored
+from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.request import EvalRequest, Subject
-from grpo_cli.measure.metrics import Metric, PerPrompt, compare, per_prompt, summarize
+from grpo_cli.eval.samples import as_scored
+from grpo_cli.measure.metrics import Metric, PerPrompt, compare, metric_names, per_prompt, summarize
 from grpo_cli.measure.samples import ScoredCompletion, group_by_row
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.building import right_scores
+from grpo_cli.rewards.building import name_rewards, right_scores
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
+
+_HAIR = 1e-9
+_KEYS = ("subjects", "differences", "verdicts", "settings", "data", "recipe", "primary", "baseline")
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ def read_measured(folder: EvalFolder, subject: str, right: Mapping[str, float]) 
     Raises:
         UsageError: There are none.
     """
-    chunks = folder.read_samples(subject)
+    chunks = folder.samples.read(subject)
     groups = group_by_row([as_scored(each) for records in chunks.values() for each in records])
     if not groups:
         raise UsageError(f"{folder.path} holds no samples of `{subject}`. Fix: measure it anew")
@@ -128,8 +133,14 @@ def _describe(request: EvalRequest, subject: Subject, found: Measured) -> dict[s
         "tokens": found.tokens,
         "sampling_s": round(found.seconds, 2),
         "tokens_per_s": round(found.tokens / found.seconds, 1) if found.seconds else None,
+        "failures": _count_failures(found.groups),
         "metrics": {name: metric.as_json() for name, metric in metrics.items()},
     }
+
+
+def _count_failures(groups: Sequence[Sequence[ScoredCompletion]]) -> dict[str, int]:
+    """Completions whose scoring failed, by reward; rewards without failures are left out."""
+    return dict(Counter(name for group in groups for each in group for name in each.failed))
 
 
 def primary_metric(right: Mapping[str, float]) -> str:
@@ -145,6 +156,9 @@ def say_difference(metric: str, found: Metric, name: str, baseline: str) -> str:
     if found.value == 0 and found.reason == ALL_EQUAL:
         return f"no difference: {metric} is the same for {name} and {baseline} {on}"
     gain = f"{found.value:+.3g} in {metric}"
+    if found.reason == ALL_EQUAL:
+        sense = "better" if found.value > 0 else "worse"
+        return f"{sense}: {gain} against {baseline} on each of the same {found.prompts} prompts"
     if found.low is None or found.high is None:
         return f"{gain} over {baseline} {on}; no interval, since {found.reason}"
     interval = f"(95 % interval {found.low:+.3g} to {found.high:+.3g})"
@@ -170,28 +184,41 @@ def read_result(path: Path) -> tuple[EvalFolder, dict[str, Any]]:
     file = folder.result if path.is_dir() else path
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
-    except OSError:
-        hint = "grpo eval … --resume finishes it" if folder.request.is_file() else "name a folder"
+    except (FileNotFoundError, NotADirectoryError):
+        begun = folder.request.is_file()
+        hint = (
+            "grpo eval … --resume finishes it" if begun else "name a folder that `grpo eval` made"
+        )
         raise UsageError(f"{path} holds no result.json. Fix: {hint}") from None
-    except ValueError as error:
-        raise UsageError(f"{file} is no JSON ({error}). Fix: measure anew") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{file} is no JSON. Fix: name the result.json of an evaluation") from None
     if not isinstance(result, dict) or result.get("kind") != "grpo-eval":
-        raise UsageError(f"{file} is not a result of `grpo eval`. Fix: name its result.json")
-    if result["schema_version"] != SCHEMA_VERSION:
         raise UsageError(
-            f"{file} is of version {result['schema_version']}, this grpo reads {SCHEMA_VERSION}. "
+            f"{file} is not a result of `grpo eval`. Fix: name its result.json; a run's own measurements "
+            "are compared by `grpo eval RUN`"
+        )
+    if result.get("schema_version") != SCHEMA_VERSION:
+        raise UsageError(
+            f"{file} is of version {result.get('schema_version')}, this grpo reads {SCHEMA_VERSION}. "
             "Fix: measure anew, or use the grpo that wrote it"
         )
+    if not all(key in result for key in _KEYS) or not result["subjects"]:
+        raise UsageError(f"{file} is damaged: a part of it is missing. Fix: measure anew")
     return folder, result
 
 
-def compare_results(first: Path, second: Path, seed: int = 0) -> dict[str, Any]:
-    """The paired difference between the first subjects of two results.
+def compare_results(first: str, second: str, seed: int = 0) -> dict[str, Any]:
+    """The paired difference between the models of two results.
+
+    Args:
+        first: A result or its folder; with `:NAME` behind it where it holds several models.
+        second: Another.
+        seed: Of the bootstrap.
 
     Raises:
-        UsageError: They were not measured on the same prompts.
+        UsageError: They were not measured on the same prompts, or hold several models and none is named.
     """
-    sides = [_read_side(path) for path in (first, second)]
+    sides = [_read_side(given) for given in (first, second)]
     settings = [_tell_settings(result) for _, _, result in sides]
     prompts = [_prompts(found.groups) for _, found, _ in sides]
     if prompts[0] != prompts[1]:
@@ -202,7 +229,10 @@ def compare_results(first: Path, second: Path, seed: int = 0) -> dict[str, Any]:
         )
     (before, old, result), (after, new, _) = sides
     differences = compare(old.values, new.values, seed)
-    names = (f"{first} ({before})", f"{second} ({after})")
+    names = tuple(
+        given if given.endswith(f":{name}") else f"{given}:{name}"
+        for given, name in ((first, before), (second, after))
+    )
     primary = result["primary"] if result["primary"] in differences else "reward"
     return {
         "schema_version": SCHEMA_VERSION,
@@ -220,9 +250,15 @@ def compare_results(first: Path, second: Path, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def _read_side(path: Path) -> tuple[str, Measured, dict[str, Any]]:
-    folder, result = read_result(path)
-    name = next(iter(result["subjects"]))
+def _read_side(given: str) -> tuple[str, Measured, dict[str, Any]]:
+    path, _, wanted = (given, "", "") if Path(given).exists() else given.rpartition(":")
+    folder, result = read_result(Path(path or given))
+    measured = [name for name in result["subjects"] if name != result["baseline"]]
+    if wanted not in ("", *result["subjects"]) or (not wanted and len(measured) > 1):
+        raise UsageError(
+            f"{path} holds {', '.join(result['subjects'])}. Fix: name one of them, as {path}:{measured[0]}"
+        )
+    name = wanted or measured[0]
     right = right_scores(Recipe.model_validate(result["recipe"]).rewards)
     return name, read_measured(folder, name, right), result
 
@@ -233,6 +269,7 @@ def _tell_settings(result: Mapping[str, Any]) -> dict[str, Any]:
     names = ("samples", "temperature", "seed", "backend")
     return {
         **{name: result["settings"][name] for name in names},
+        "data (prompts alike, other columns or rows)": result["data"]["fingerprint"],
         "max_completion_length": recipe.generation.max_completion_length,
         "rewards": [reward.model_dump(mode="json") for reward in recipe.rewards],
     }
@@ -245,11 +282,27 @@ def _prompts(groups: Sequence[Sequence[ScoredCompletion]]) -> dict[int, str]:
     }
 
 
-def check_floors(floors: Sequence[str], *, baseline: bool) -> list[tuple[str, float]]:
-    """Reads floors, before anything is measured.
+def known_metrics(request: EvalRequest) -> list[str]:
+    """The metrics that the result will hold."""
+    rewards = request.recipe.rewards
+    return metric_names(name_rewards(rewards), right_scores(rewards), request.samples)
+
+
+def check_floors(
+    floors: Sequence[str], metrics: Collection[str], *, baseline: bool
+) -> list[tuple[str, str, float]]:
+    """Reads floors (`METRIC=VALUE`), before anything is measured.
+
+    Args:
+        floors: As the command line gives them.
+        metrics: Names of the metrics there are.
+        baseline: Whether there is a difference to a baseline.
+
+    Returns:
+        For each the name as given, the metric's full name, and the least value.
 
     Raises:
-        UsageError: One cannot be read, or wants a gain where nothing is compared.
+        UsageError: One cannot be read, names no metric, or wants a gain where nothing is compared.
     """
     read = []
     for floor in floors:
@@ -264,7 +317,7 @@ def check_floors(floors: Sequence[str], *, baseline: bool) -> list[tuple[str, fl
             )
         if name.startswith("gain/") and not baseline:
             raise UsageError("--fail-under gain/… needs a baseline. Fix: --baseline PATH")
-        read.append((name, least))
+        read.append((name, _resolve(name.removeprefix("gain/"), metrics), least))
     return read
 
 
@@ -278,11 +331,12 @@ def falls_short(result: Mapping[str, Any], floors: Sequence[str]) -> list[str]:
         UsageError: A floor cannot be read, or names no metric.
     """
     short = []
-    for name, least in check_floors(floors, baseline=bool(result["differences"])):
+    known = {name: None for each in result["subjects"].values() for name in each["metrics"]}
+    for name, full, least in check_floors(floors, known, baseline=bool(result["differences"])):
         for subject, metrics in _tables(result, gain=name.startswith("gain/")).items():
-            full = _resolve(name.removeprefix("gain/"), metrics)
-            value = metrics[full]["value"]
-            if value is None or value < least:
+            value = metrics[full]["value"] if full in metrics else None
+            # A mean of many floats may lie a hair below what it stands for.
+            if value is None or value < least - _HAIR:
                 seen = "has no value" if value is None else f"is {value:.3g}"
                 short.append(f"{name} of {subject} {seen}, below {least:g}")
     return short
@@ -298,10 +352,13 @@ def _tables(result: Mapping[str, Any], *, gain: bool) -> dict[str, dict[str, Any
     }
 
 
-def _resolve(name: str, metrics: Mapping[str, Any]) -> str:
+def _resolve(name: str, metrics: Collection[str]) -> str:
     if name in metrics:
         return name
     close = [full for full in metrics if full.partition("/")[0] == name]
     if len(close) == 1:
         return close[0]
-    raise UsageError(f"--fail-under: there is no metric `{name}`. Fix: one of {', '.join(metrics)}")
+    raise UsageError(
+        f"--fail-under: there is no metric `{name}`. Fix: one of {', '.join(metrics)}, in short where only "
+        "one begins so (accuracy=0.5), or the gain over the baseline (gain/accuracy=0)"
+    )

@@ -57,7 +57,7 @@ class VllmModels:
 
 
 class TransformersModels:
-    """Models on one device; the base that several subjects share is loaded once."""
+    """Models on one device, one at a time; a model that two subjects in turn share is loaded once."""
 
     def __init__(self, request: EvalRequest, device: torch.device) -> None:
         self._request = request
@@ -72,17 +72,14 @@ class TransformersModels:
         if subject.adapter is None:
             yield tokenizer, self._sampler(tokenizer, model)
             return
+        # Not every adapter can be taken off without a trace: the next subject gets a model of its own.
+        self._loaded = None
         adapted = _adapt(model, subject.adapter, subject.model.path)
         if model.dtype == torch.float32 and subject.model.quantization is None:
-            # Merged it samples nearly twice as fast. Coarser weights would be rounded by it, and are
-            # measured as they were trained. A merged model is the base of nothing any more.
-            self._loaded = None
-            yield tokenizer, self._sampler(tokenizer, adapted.merge_and_unload())
-            return
-        try:
-            yield tokenizer, self._sampler(tokenizer, adapted)
-        finally:
-            adapted.unload()
+            # Merged it samples nearly twice as fast; coarser weights would be rounded by it, and are
+            # measured as they were trained.
+            adapted = adapted.merge_and_unload()
+        yield tokenizer, self._sampler(tokenizer, adapted)
 
     def _load(self, config: ModelConfig) -> tuple[Any, Any]:
         if self._loaded is None or self._loaded[0] != config:
@@ -127,7 +124,7 @@ def _adapt(model: Any, adapter: str, base: str) -> peft.PeftModel:
     """
     try:
         return peft.PeftModel.from_pretrained(model, adapter)
-    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+    except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
         sentence = " ".join(str(error).split())[:200]
         raise UsageError(
             f"the adapter {adapter} does not fit {base}: {sentence}. "

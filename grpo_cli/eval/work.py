@@ -17,6 +17,7 @@ from grpo_cli.eval.request import EvalRequest, Progress, Subject
 from grpo_cli.eval.samplers import Sample, TransformersModels, VllmModels
 from grpo_cli.measure.chunks import Chunk, make_chunks, share
 from grpo_cli.measure.samples import score_samples
+from grpo_cli.models.loading import load_tokenizer
 from grpo_cli.models.sampling import count_prompt_tokens
 from grpo_cli.preflight.contents import reward_context
 from grpo_cli.recipe.model import ModelConfig
@@ -55,17 +56,40 @@ def measure(request: EvalRequest, folder: EvalFolder, place: Place, tell: Progre
     rewards = build_rewards(
         request.recipe.rewards, reward_context(request.recipe, str(place.device))
     )
-    known: tuple[ModelConfig, Any, list[Chunk]] | None = None
+    plans = _plan(request, folder)
+    if place.rank == 0:
+        folder.write_about(plans[0][2])
+    for subject, (rows, chunks, _) in zip(request.subjects, plans, strict=True):
+        tell(subject.name, 0, 0)
+        with models.open(subject) as (_, sample):
+            _measure_one(request, folder, place, subject, sample, (rows, chunks, rewards), tell)
+
+
+def _plan(
+    request: EvalRequest, folder: EvalFolder
+) -> list[tuple[Any, list[Chunk], dict[str, Any]]]:
+    """The rows, chunks and data of each subject, before the first of them is loaded.
+
+    Raises:
+        GrpoError: A subject's tokenizer cannot be had, or gives other prompts than the first one's.
+    """
+    known: list[tuple[ModelConfig, tuple[Any, list[Chunk], dict[str, Any]]]] = []
+    plans = []
     for subject in request.subjects:
-        with models.open(subject) as (tokenizer, sample):
-            if known is None or known[0] != subject.model:
-                rows, lengths, about = _read_rows(request, tokenizer)
-                if place.rank == 0:
-                    folder.write_about(about)
-                chunks = make_chunks(lengths, request.chunk_size, request.seed)
-                known = (subject.model, rows, chunks)
-            work = (known[1], known[2], rewards)
-            _measure_one(request, folder, place, subject, sample, work, tell)
+        plan = next((plan for model, plan in known if model == subject.model), None)
+        if plan is None:
+            rows, lengths, about = _read_rows(request, load_tokenizer(subject.model))
+            plan = (rows, make_chunks(lengths, request.chunk_size, request.seed), about)
+            known.append((subject.model, plan))
+        if plan[2] != known[0][1][2]:
+            raise UsageError(
+                f"`{subject.name}` gets other prompts than `{request.subjects[0].name}`: its chat template "
+                "(or, with `max_prompt_length`, its tokenizer) differs. Fix: measure it by itself, with "
+                "--baseline none"
+            )
+        plans.append(plan)
+    folder.check_about(known[0][1][2])
+    return plans
 
 
 def _read_rows(request: EvalRequest, tokenizer: Any) -> tuple[Any, list[int], dict[str, Any]]:
@@ -108,7 +132,7 @@ def _measure_one(
     tell: Progress,
 ) -> None:
     rows, chunks, rewards = work
-    done = folder.read_samples(subject.name).keys()
+    done = folder.samples.read(subject.name).keys()
     mine = share(chunks, place.rank, place.world)
     total = request.samples * sum(len(chunk.places) for chunk in mine)
     finished = request.samples * sum(len(chunk.places) for chunk in mine if chunk.number in done)
@@ -121,6 +145,6 @@ def _measure_one(
         sampled = sample(list(chosen["prompt"]), chunk.seed)
         seconds = time.perf_counter() - started
         scored = score_samples(rewards, chosen.to_dict(), sampled)
-        folder.append(subject.name, place.rank, chunk, seconds, scored)
+        folder.samples.append(subject.name, place.rank, chunk, seconds, scored)
         finished += len(scored)
         tell(subject.name, finished, total)

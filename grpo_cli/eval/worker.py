@@ -9,6 +9,7 @@ from pathlib import Path
 
 from grpo_cli.errors import ExitCode, GrpoError, SetupError
 from grpo_cli.eval.folder import EvalFolder
+from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.runs.processes import stop_with_parent
 
 
@@ -23,7 +24,7 @@ def main(argv: list[str]) -> int:
     try:
         _work(folder, planned=int(argv[1]))
     except GrpoError as error:
-        sys.stderr.write(f"error: {error}\n")
+        folder.write_failure(error)
         return error.exit_code
     return ExitCode.OK
 
@@ -34,11 +35,11 @@ def _work(folder: EvalFolder, planned: int) -> None:
     from grpo_cli.eval.work import Place, measure
 
     request = folder.read_request()
-    state = PartialState(cpu=request.recipe.launch.use_cpu)
+    state = PartialState(cpu=pick_device(request.recipe.launch) == "cpu")
     if state.num_processes != planned:
         raise SetupError(
             f"{planned} processes were planned but {state.num_processes} work together. "
-            "Fix: start the evaluation with `grpo eval`"
+            "Fix: see `grpo doctor`, or measure with --num-processes 1"
         )
     place = Place(state.process_index, state.num_processes, state.device)
     measure(request, folder, place, lambda subject, done, total: None)

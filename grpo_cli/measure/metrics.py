@@ -6,7 +6,7 @@ Names: `reward` (the weighted total), `rewards/NAME`, `accuracy/NAME` (share of 
 rewards that judge them), `pass@K/NAME`, `maj@K/NAME`, `completion_length` (tokens), `clipped` (share).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -73,6 +73,27 @@ def per_prompt(groups: Sequence[Group], right: Mapping[str, float]) -> dict[str,
     )
     found["clipped"] = _collect(groups, lambda group: fmean(each.clipped for each in group))
     return found
+
+
+def metric_names(rewards: Sequence[str], right: Collection[str], size: int) -> list[str]:
+    """The metrics that `per_prompt` gives; majority votes only where a reward can read answers.
+
+    Args:
+        rewards: Names of the rewards.
+        right: Names of those that judge answers.
+        size: Completions of each prompt.
+    """
+    judged = [
+        f"{metric}/{name}"
+        for name in right
+        for metric in (
+            "accuracy",
+            *(f"pass@{k}" for k in _powers(size)),
+            *([f"maj@{size}"] if size > 2 else []),
+        )
+    ]
+    shared = ["reward", *(f"rewards/{name}" for name in rewards)]
+    return [*shared, *judged, "completion_length", "clipped"]
 
 
 def summarize(values: Mapping[str, PerPrompt], size: int, seed: int) -> dict[str, Metric]:
@@ -145,9 +166,16 @@ def _powers(size: int) -> list[int]:
 def _mean(name: str, values: list[float], size: int, seed: int) -> Metric:
     if not values:
         return Metric(None, None, None, 0, "it applies to no prompt")
-    if name.startswith(_SHARES):
+    if name.startswith(_SHARES) or _are_shares(values, size):
         return _metric(fmean(values), proportion_interval(values, size), len(values))
     return _metric(fmean(values), mean_interval(values, seed), len(values))
+
+
+def _are_shares(values: Sequence[float], size: int) -> bool:
+    """Whether each prompt's value may be a share of its completions, as the mean of 0/1 scores is."""
+    return all(
+        0 <= value <= 1 and abs(value * size - round(value * size)) < 1e-9 for value in values
+    )
 
 
 def _metric(value: float, interval: Interval, prompts: int) -> Metric:

@@ -37,6 +37,8 @@ class ScoredCompletion:
     """None where a reward does not apply."""
     reasons: dict[str, str]
     """Why, by reward that gives a reason."""
+    failed: list[str]
+    """Rewards whose scoring failed, so that `on_error` gave the score."""
     answers: dict[str, str | None]
     """What it answers, by reward that can say so; for majority votes."""
     total: float
@@ -103,6 +105,7 @@ def _record(
         clipped=completion.clipped,
         rewards={name: score.value for name, score in own.items()},
         reasons={name: score.reason for name, score in own.items() if score.reason},
+        failed=[name for name, score in own.items() if score.failed],
         answers={
             reward.name: reward.params.vote(completion.text)
             for reward in rewards

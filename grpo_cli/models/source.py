@@ -90,10 +90,11 @@ def read_adapter_base(adapter: Path) -> str | None:
     """
     try:
         settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-        return settings.get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError) as error:
-        fix = "write the adapter anew, or fetch it anew"
+        base = settings.get("base_model_name_or_path")
+    except (FileNotFoundError, ValueError, AttributeError) as error:
+        fix = "fetch the adapter anew"
         raise _path_error(f"{adapter}/adapter_config.json is damaged: {error}", fix) from None
+    return base if isinstance(base, str) else None
 
 
 def read_chat_template(model: ModelConfig) -> str | None:

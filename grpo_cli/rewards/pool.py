@@ -201,5 +201,6 @@ def _close(pool: "ProcessPool", held: "Connection") -> None:
     # The pipe first: where pebble can no longer end its workers, the kernel does.
     held.close()
     pool.stop()
-    with contextlib.suppress(TimeoutError):
+    # A RuntimeError where the collector runs this in a thread of the pool, which cannot wait for itself.
+    with contextlib.suppress(TimeoutError, RuntimeError):
         pool.join(timeout=_TICK_S)

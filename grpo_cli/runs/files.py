@@ -14,7 +14,8 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file under a temporary name beside it, then renames."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        # JSON's own escape stands for what UTF-8 cannot hold: half of a surrogate pair.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

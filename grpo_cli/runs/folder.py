@@ -121,12 +121,17 @@ class RunFolder:
         """
         try:
             text = self.resolved.read_text(encoding="utf-8")
-        except OSError:
+            return Recipe.model_validate(json.loads(text)["recipe"])
+        except (FileNotFoundError, NotADirectoryError):
             raise UsageError(
                 f"{self.path} is not a run folder: it has no resolved.json. "
                 "Fix: name a folder under runs/<name>/"
             ) from None
-        return Recipe.model_validate(json.loads(text)["recipe"])
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(
+                f"{self.resolved} is damaged, or another version's. "
+                "Fix: use the grpo that wrote it, or train anew with recipe.yaml"
+            ) from None
 
 
 def _by_rank(paths: Iterable[Path]) -> dict[int, Path]:

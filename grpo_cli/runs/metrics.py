@@ -14,7 +14,7 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
     """Appends one record as a line; NaN and infinities become null, since JSON has neither."""
     stamped = {"schema_version": SCHEMA_VERSION, "time": round(time.time(), 3), **record}
     line = json.dumps(_finite(stamped), ensure_ascii=False, allow_nan=False, default=str)
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"{line}\n")
 
 

@@ -33,7 +33,7 @@ def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path
     if checkpoint == "all":
         chosen = sorted(known)
     else:
-        chosen = [int(checkpoint)] if checkpoint.isdecimal() and int(checkpoint) in known else []
+        chosen = [int(checkpoint)] if _is_step(checkpoint) and int(checkpoint) in known else []
     if not chosen:
         raise UsageError(
             f"{run.path} has no checkpoint `{checkpoint}`{_say_checkpoints(run)}. "
@@ -45,8 +45,7 @@ def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path
 def _find_best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
     """The checkpoint that the trainer's own state calls the best."""
     if known:
-        state = json.loads((known[max(known)] / "trainer_state.json").read_text(encoding="utf-8"))
-        name = Path(state.get("best_model_checkpoint") or "").name
+        name = _read_best(known[max(known)] / "trainer_state.json")
         found = {path.name: path for path in known.values()}
         if name in found:
             return name, found[name]
@@ -54,6 +53,18 @@ def _find_best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
         f"{run.path} does not say which checkpoint is best{_say_checkpoints(run)}. "
         "Fix: --checkpoint N; a run knows its best one with `training.load_best_model_at_end`"
     )
+
+
+def _read_best(state: Path) -> str | None:
+    """The name of the best checkpoint's folder; None where the state does not say it."""
+    try:
+        return Path(json.loads(state.read_text(encoding="utf-8"))["best_model_checkpoint"]).name
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_step(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def _say_checkpoints(run: RunFolder) -> str:

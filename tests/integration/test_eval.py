@@ -1,5 +1,6 @@
 """`grpo eval` on real runs of tiny models, in real processes."""
 
+import importlib.util
 import json
 import shutil
 import signal
@@ -177,11 +178,14 @@ def test_a_recipe_without_held_out_rows_says_what_to_do(workshop):
     assert "--split train" in evaluate(workshop, workshop.write(text), code=2)
 
 
-def test_two_processes_give_the_same_numbers(trained):
+@pytest.mark.parametrize("use_cpu", [True, False])
+def test_two_processes_give_the_same_numbers(trained, use_cpu):
+    recipe = trained.folder / "recipe.yaml"
     flags = ["--batch-size", "4", "--samples", "2", "--temperature", "1", "--seed", "5"]
-    alone = evaluate(trained, trained.run, *flags)
-    together = evaluate(trained, trained.run, *flags, "--num-processes", "2")
-    for name in ("final", "base"):
+    flags += ["--model", trained.run, "--set", f"launch.use_cpu={use_cpu}"]
+    alone = evaluate(trained, recipe, *flags)
+    together = evaluate(trained, recipe, *flags, "--num-processes", "2")
+    for name in ("model", "base"):
         assert together["subjects"][name]["metrics"] == alone["subjects"][name]["metrics"]
     assert together["data"] == alone["data"]
     assert together["verdicts"] == alone["verdicts"]
@@ -231,7 +235,7 @@ def test_what_is_in_the_way_of_a_result_is_said(trained, tmp_path):
     damaged = trained.folder / "evals" / "tiny" / "29991231-000000"
     damaged.mkdir(parents=True)
     (damaged / "request.json").write_text("{")
-    assert "is damaged" in evaluate(trained, recipe, "--out", damaged, "--resume", code=2)
+    assert "damaged" in evaluate(trained, recipe, "--out", damaged, "--resume", code=2)
     begun = evaluate(trained, recipe, "--seed", "77", "--samples", "2")
     (result,) = (
         path
@@ -276,3 +280,92 @@ def test_a_terminated_evaluation_leaves_no_process_and_what_it_sampled(trained):
     assert not alive
     assert process.returncode == 143
     assert "--resume goes on" in said
+
+
+def test_several_processes_end_as_one_does(trained):
+    recipe = trained.folder / "recipe.yaml"
+    for flags, code, said in (
+        (["--set", "dataset.eval_rows=null"], 2, "--split train"),
+        (["--model", "no-such/model"], 3, "cannot be loaded"),
+    ):
+        alone = evaluate(trained, recipe, *flags, "--out", "refused", code=code)
+        together = evaluate(
+            trained, recipe, *flags, "--out", "refused", "--num-processes", "2", code=code
+        )
+        assert said in alone
+        assert said in together
+        assert not (trained.folder / "refused").exists()
+
+
+def test_a_baseline_is_measured_without_what_an_adapter_left(trained, tmp_path):
+    text = with_rows(RECIPE).replace(
+        "dtype: float32",
+        "dtype: bfloat16\n  lora: {{r: 4, lora_alpha: 8, modules_to_save: [lm_head]}}",
+    )
+    workshop = Workshop(tmp_path, trained.model)
+    text = text.replace("learning_rate: 1e-3", "learning_rate: 0.1")
+    assert workshop.grpo("train", workshop.write(text)).returncode == 0
+    beside = evaluate(workshop, workshop.run)["subjects"]
+    alone = evaluate(workshop, workshop.folder / "recipe.yaml")["subjects"]["model"]
+    assert beside["base"]["metrics"] == alone["metrics"]
+
+
+def test_mistakes_are_found_before_anything_is_sampled(trained):
+    recipe = trained.folder / "recipe.yaml"
+    for flags, code, said in (
+        (["--fail-under", "acuracy=0.5"], 2, "there is no metric `acuracy`"),
+        (["--fail-under", "gain/reward=0"], 2, "needs a baseline"),
+        (["--baseline", "./nope"], 2, "nope does not exist"),
+        (["--baseline", ""], 2, "holds no config.json"),
+        (["--checkpoint", "\u0662"], 2, "a checkpoint of a run"),
+    ):
+        assert said in evaluate(trained, recipe, *flags, "--out", "early", code=code)
+        assert not (trained.folder / "early").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
+def test_a_missing_vllm_is_said(trained):
+    said = evaluate(trained, trained.folder / "recipe.yaml", "--backend", "vllm", code=3)
+    assert 'pip install "grpo-cli[vllm]"' in said
+
+
+def test_subjects_with_other_prompts_are_not_compared(trained, base_model):
+    recipe = trained.folder / "recipe.yaml"
+    said = evaluate(trained, recipe, "--model", base_model, "--out", "unlike", code=2)
+    assert "`base` gets other prompts than `model`" in said
+    assert not (trained.folder / "unlike").exists()
+    alone = evaluate(trained, recipe, "--model", base_model, "--baseline", "none")
+    assert list(alone["subjects"]) == ["model"]
+
+
+def test_a_reward_that_fails_is_counted_and_its_code_may_not_change(trained, tmp_path):
+    own = trained.folder / "own.py"
+    own.write_text("def own(completions, **kwargs):\n    raise ValueError('\\ud800')\n")
+    recipe = trained.folder / "own.yaml"
+    text = (trained.folder / "recipe.yaml").read_text()
+    recipe.write_text(
+        text.replace(
+            "rewards:\n", "rewards:\n  - {kind: python, path: ./own.py:own, on_error: skip}\n"
+        )
+    )
+    done = trained.grpo("eval", recipe, "--out", "failing")
+    assert done.returncode == 0, done.stderr
+    assert "warning: own failed on 12 of 12 completions of model" in done.stdout
+    (trained.folder / "failing" / "result.json").unlink()
+    own.write_text("def own(completions, **kwargs):\n    return [1.0] * len(completions)\n")
+    assert "own.py" in evaluate(trained, recipe, "--out", "failing", "--resume", code=2)
+
+
+def test_a_comparison_wants_one_model_of_each_result(trained):
+    evaluate(trained, trained.run, "--checkpoint", "all", "--out", "steps")
+    evaluate(trained, trained.run, "--out", "last")
+    refused = trained.grpo("eval", "compare", "steps", "last")
+    assert (refused.returncode, "steps:checkpoint-1" in refused.stderr) == (2, True)
+    compared = trained.grpo("eval", "compare", "steps:checkpoint-2", "last", "--json")
+    assert json.loads(compared.stdout)["before"] == "steps:checkpoint-2"
+    other = trained.folder / "other.yaml"
+    text = (trained.folder / "recipe.yaml").read_text().replace('answer: "3"', 'answer: "4"')
+    other.write_text(text)
+    evaluate(trained, other, "--model", trained.run, "--out", "golds")
+    noted = trained.grpo("eval", "compare", "last", "golds").stdout
+    assert "note: data (prompts alike, other columns or rows) of the two differ" in noted

@@ -103,6 +103,10 @@ def test_too_few_prompts_and_equal_ones_have_no_interval_but_a_reason():
     few = mean_interval([0.0, 1.0])
     assert (few.low, few.high) == (None, None)
     assert "2 prompts are too few" in few.reason
-    assert "same value" in mean_interval([0.5] * FEWEST_CLUSTERS).reason
+    assert "same for all prompts" in mean_interval([0.5] * FEWEST_CLUSTERS).reason
     with pytest.raises(ValueError, match=r"argument 2"):
         difference_interval([1.0], [1.0, 2.0])
+
+
+def test_one_right_of_five_is_a_fifth():
+    assert [pass_at_k(5, right, 1) for right in range(6)] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]

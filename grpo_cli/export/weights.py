@@ -1,0 +1,99 @@
+"""The base model, the trained one and the merged one, all in float32, and writing them down.
+
+Owns merging. float32 whatever comes out: each weight is then rounded once, when it is written.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from safetensors import SafetensorError
+from transformers.utils.logging import disable_progress_bar
+
+from grpo_cli.errors import SetupError
+from grpo_cli.export.request import ExportRequest
+from grpo_cli.models.loading import load_generation_config, load_model, load_tokenizer
+from grpo_cli.models.sampling import all_eos_token_ids
+
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def load_base(request: ExportRequest) -> Any:
+    """The model that training began with.
+
+    Raises:
+        GrpoError: It cannot be had.
+    """
+    disable_progress_bar()
+    return load_model(request.base, device_is_cuda=False)
+
+
+def load_trained(request: ExportRequest) -> Any:
+    """The model as training left it; an adapter stays beside the weights of its base.
+
+    Raises:
+        GrpoError: It cannot be had, or the adapter is another model's.
+    """
+    disable_progress_bar()
+    if not request.is_adapter:
+        whole = request.base.model_copy(update={"path": str(request.trained), "revision": None})
+        return load_model(whole, device_is_cuda=False)
+    try:
+        return peft.PeftModel.from_pretrained(load_base(request), request.trained)
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+        sentence = " ".join(str(error).split())[:200]
+        raise SetupError(
+            f"the adapter {request.trained} does not fit {request.base.path}: {sentence}. "
+            "Fix: put the model it was trained on in that place, or export another checkpoint"
+        ) from error
+
+
+def write_safetensors(request: ExportRequest, folder: Path, dtype: str) -> None:
+    """Writes the trained model as one: weights, settings, stop tokens, tokenizer and template.
+
+    Args:
+        request: What is exported.
+        folder: Where it goes.
+        dtype: Precision of the weights: `float32`, `float16` or `bfloat16`.
+
+    Raises:
+        GrpoError: A model cannot be had.
+    """
+    model = load_trained(request)
+    if request.is_adapter:
+        model = model.merge_and_unload()
+    tokenizer = load_tokenizer(request.recipe.model)
+    settings = load_generation_config(request.recipe.model)
+    stops = all_eos_token_ids(settings, tokenizer)
+    settings.update(
+        eos_token_id=stops if stops[1:] else stops[0], pad_token_id=tokenizer.pad_token_id
+    )
+    model.generation_config = settings
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=request.max_shard_size)
+    tokenizer.save_pretrained(folder)
+
+
+def write_adapter(request: ExportRequest, folder: Path) -> None:
+    """Writes the adapter as it is, with the tokenizer and template it was trained with."""
+    for name in _ADAPTER_FILES:
+        shutil.copyfile(request.trained / name, folder / name)
+    load_tokenizer(request.recipe.model).save_pretrained(folder)
+
+
+def count_parameters(request: ExportRequest) -> int:
+    """Weights of the base model, counted without loading them.
+
+    Raises:
+        GrpoError: Its settings cannot be had.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from grpo_cli.models.loading import load_config
+
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(
+            load_config(request.base), trust_remote_code=request.base.trust_remote_code
+        )
+    return sum(weight.numel() for weight in empty.parameters())
