@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from grpo_cli import __version__
-from grpo_cli.cli import evaluation
+from grpo_cli.cli import evaluation, exporting
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.errors import ExitCode
 
@@ -229,6 +229,7 @@ def doctor(
 
 
 app.add_typer(evaluation.app, name="eval")
+app.command()(exporting.export)
 
 rewards = typer.Typer(help="Reward kinds, and rewards tried on answers.", no_args_is_help=True)
 app.add_typer(rewards, name="rewards")

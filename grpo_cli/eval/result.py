@@ -16,9 +16,8 @@ from grpo_cli.errors import RunError, UsageError
 from grpo_cli.estimates import ALL_EQUAL
 from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.request import EvalRequest, Subject
-from grpo_cli.eval.samples import as_scored
 from grpo_cli.measure.metrics import Metric, PerPrompt, compare, metric_names, per_prompt, summarize
-from grpo_cli.measure.samples import ScoredCompletion, group_by_row
+from grpo_cli.measure.samples import ScoredCompletion, as_scored, group_by_row
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import name_rewards, right_scores
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json

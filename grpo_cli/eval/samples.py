@@ -84,9 +84,3 @@ def _read_whole_lines(path: Path) -> Iterator[dict[str, Any]]:
             return
         if isinstance(record, dict) and "chunk" in record:
             yield record
-
-
-def as_scored(record: dict[str, Any]) -> ScoredCompletion:
-    """A record of `SampleFiles.read` as it was before it was written."""
-    names = ScoredCompletion.__dataclass_fields__
-    return ScoredCompletion(**{name: record[name] for name in names})

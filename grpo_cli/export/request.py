@@ -53,13 +53,8 @@ class ExportRequest(BaseModel):
 
     @property
     def base(self) -> ModelConfig:
-        """The model that training began with, unquantized and in float32, with a kernel that runs anywhere."""
-        plain = {
-            "lora": None,
-            "quantization": None,
-            "dtype": "float32",
-            "attn_implementation": None,
-        }
+        """The model that training began with, unquantized, with a kernel that runs anywhere."""
+        plain = {"lora": None, "quantization": None, "attn_implementation": None}
         return self.recipe.model.model_copy(update=plain)
 
 

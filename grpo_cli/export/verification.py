@@ -18,11 +18,12 @@ from typing import Any
 
 import peft
 import torch
+from transformers import AutoTokenizer
 
 from grpo_cli.data.build import build_datasets
 from grpo_cli.export.request import ExportRequest
-from grpo_cli.export.weights import load_base, load_trained
-from grpo_cli.models.loading import load_generation_config, load_model, load_tokenizer
+from grpo_cli.export.weights import load_base, load_exact, load_trained
+from grpo_cli.models.loading import load_generation_config, load_tokenizer
 from grpo_cli.models.sampling import all_eos_token_ids, encode_prompt, sample_completions
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.hardware import pick_device
@@ -94,7 +95,8 @@ def verify(request: ExportRequest, folder: Path) -> dict[str, Any]:
     base = _look(request, load_base(request), tokenizer, prompts, trained.answers)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".loaded-") as scratch:
         plain = _plain_folder(request, folder, Path(scratch))
-        own = load_tokenizer(plain)
+        adapter = request.format == "adapter"
+        own = AutoTokenizer.from_pretrained(folder) if adapter else load_tokenizer(plain)
         loaded = _load_export(request, folder, plain)
         export = _look(request, loaded, own, prompts, trained.answers)
         del loaded
@@ -189,11 +191,11 @@ def _precision(request: ExportRequest) -> str:
 
 def _plain_folder(request: ExportRequest, folder: Path, scratch: Path) -> ModelConfig:
     """The export as something that loads: itself, or a GGUF file as transformers reads it."""
-    own = {"revision": None, "chat_template": None}
+    if request.format == "adapter":
+        return request.base
+    own = {"revision": None, "chat_template": None, "dtype": "auto"}
     if request.format == "safetensors":
         return request.base.model_copy(update={**own, "path": str(folder)})
-    if request.format == "adapter":
-        return request.base.model_copy(update=own)
     from grpo_cli.models.gguf import materialize_gguf
 
     (file,) = folder.glob("*.gguf")
@@ -201,7 +203,7 @@ def _plain_folder(request: ExportRequest, folder: Path, scratch: Path) -> ModelC
 
 
 def _load_export(request: ExportRequest, folder: Path, plain: ModelConfig) -> Any:
-    model = load_model(plain, device_is_cuda=False)
+    model = load_exact(plain)
     return peft.PeftModel.from_pretrained(model, folder) if request.format == "adapter" else model
 
 

@@ -1,6 +1,7 @@
-"""The base model, the trained one and the merged one, all in float32, and writing them down.
+"""The base model, the trained one and the merged one, and writing them down.
 
-Owns merging. float32 whatever comes out: each weight is then rounded once, when it is written.
+Owns merging. Weights are read at the precision they were trained in, and worked on in float32: what
+comes out is rounded once, when it is written.
 """
 
 import shutil
@@ -10,12 +11,19 @@ from typing import Any
 import peft
 import torch
 from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.errors import SetupError
 from grpo_cli.export.request import ExportRequest
-from grpo_cli.models.loading import load_generation_config, load_model, load_tokenizer
+from grpo_cli.models.loading import (
+    load_config,
+    load_generation_config,
+    load_model,
+    load_tokenizer,
+)
 from grpo_cli.models.sampling import all_eos_token_ids
+from grpo_cli.recipe.model import ModelConfig
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -26,8 +34,17 @@ def load_base(request: ExportRequest) -> Any:
     Raises:
         GrpoError: It cannot be had.
     """
+    return load_exact(request.base)
+
+
+def load_exact(model: ModelConfig) -> Any:
+    """A model's weights, as its section says, in float32.
+
+    Raises:
+        GrpoError: It cannot be had.
+    """
     disable_progress_bar()
-    return load_model(request.base, device_is_cuda=False)
+    return load_model(model, device_is_cuda=False).float()
 
 
 def load_trained(request: ExportRequest) -> Any:
@@ -36,10 +53,9 @@ def load_trained(request: ExportRequest) -> Any:
     Raises:
         GrpoError: It cannot be had, or the adapter is another model's.
     """
-    disable_progress_bar()
     if not request.is_adapter:
-        whole = request.base.model_copy(update={"path": str(request.trained), "revision": None})
-        return load_model(whole, device_is_cuda=False)
+        whole = {"path": str(request.trained), "revision": None, "dtype": "auto"}
+        return load_exact(request.base.model_copy(update=whole))
     try:
         return peft.PeftModel.from_pretrained(load_base(request), request.trained)
     except (RuntimeError, ValueError, OSError, SafetensorError) as error:
@@ -88,10 +104,6 @@ def count_parameters(request: ExportRequest) -> int:
     Raises:
         GrpoError: Its settings cannot be had.
     """
-    from transformers import AutoModelForCausalLM
-
-    from grpo_cli.models.loading import load_config
-
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(
             load_config(request.base), trust_remote_code=request.base.trust_remote_code

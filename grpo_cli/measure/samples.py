@@ -4,7 +4,7 @@ Owns the passage from completions of a model to scores. Samples nothing and judg
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,13 @@ def score_samples(
         _record(rewards, group, repeated["row_id"][at], prompts[at], completion, scores, at)
         for at, (group, completion) in enumerate(flat)
     ]
+
+
+def as_scored(record: dict[str, Any]) -> ScoredCompletion:
+    """A completion as it was before it was written as JSON; keys of other owners are passed over."""
+    return ScoredCompletion(
+        **{field.name: record[field.name] for field in fields(ScoredCompletion)}
+    )
 
 
 def group_by_row(scored: Sequence[ScoredCompletion]) -> list[list[ScoredCompletion]]:

@@ -17,10 +17,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from grpo_cli.report.series import StepRecord, read_step
 from grpo_cli.report.terminal import without_control_echo
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import RecordTail
+from grpo_cli.runs.series import StepRecord, read_step
 from grpo_cli.runs.status import Status, StatusFile
 from grpo_cli.units import format_duration
 

@@ -4,9 +4,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_cli.report.series import StepRecord, read_step
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
+from grpo_cli.runs.series import StepRecord, read_step
 from grpo_cli.runs.status import Status, StatusFile
 from grpo_cli.units import format_duration
 

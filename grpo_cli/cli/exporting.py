@@ -1,0 +1,68 @@
+"""`grpo export`: parses, calls one function, and prints its result."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    to: Annotated[Path, typer.Option(help="Folder of the export.")],
+    format: Annotated[str, typer.Option(help="safetensors, adapter or gguf.")] = "safetensors",
+    checkpoint: Annotated[str | None, typer.Option(help="A step of the run, or best.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, float16 or bfloat16; by default the run's own, or float32 where that would "
+            "lose what was trained."
+        ),
+    ] = None,
+    gguf_type: Annotated[str | None, typer.Option(help="f32, f16, bf16 or q8_0.")] = None,
+    converter: Annotated[
+        Path | None, typer.Option(help="A llama.cpp checkout, or its converter.")
+    ] = None,
+    max_shard_size: Annotated[str, typer.Option(help="Of one file of weights.")] = "5GB",
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Load the export again, and compare.")
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    push: Annotated[
+        str | None, typer.Option(metavar="ORG/NAME", help="Upload to the hub, as one commit.")
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="A repository that is made is public.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Export a trained model that other tools load, and prove that it is the trained one."""
+    from grpo_cli.cli import export_view, output
+    from grpo_cli.export import exporting
+    from grpo_cli.export.gguf import find_converter
+    from grpo_cli.export.request import ExportOptions, make_request
+
+    options: Any = {"format": format, "dtype": dtype, "gguf_type": gguf_type}
+    request = make_request(
+        run, ExportOptions(**options, checkpoint=checkpoint, max_shard_size=max_shard_size)
+    )
+    command = find_converter(converter) if format == "gguf" else None
+    refine = dtype is None and format == "safetensors" and verify
+    plan = exporting.ExportPlan(request, to, force, verify, refine, command)
+    if push is not None:
+        from grpo_cli.export.hub import check_login
+
+        check_login(push)
+    with output.stdout_kept(), export_view.progress() as tell:
+        result = exporting.export(plan, tell)
+        if push is not None:
+            from grpo_cli.export import hub
+
+            tell(f"uploading to {push}")
+            message = f"{request.recipe.name}: {request.name}, exported by grpo"
+            result["pushed"] = hub.push(to, push, private=not public, message=message)
+    if json:
+        output.print_json(result)
+    else:
+        export_view.print_result(result)

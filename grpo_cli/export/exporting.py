@@ -1,0 +1,252 @@
+"""`grpo export` from a request to a folder under its final name.
+
+Owns the order: refusals, weights, verification, card, and only then the name. What goes wrong on the
+way leaves nothing behind, and an export that was there before stays as it was.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.errors import RunError, SetupError, UsageError
+from grpo_cli.export.request import ExportRequest
+from grpo_cli.runs.files import SCHEMA_VERSION, write_text
+from grpo_cli.runs.folder import RunFolder, unwritable
+from grpo_cli.runs.processes import stop_with_parent
+from grpo_cli.units import format_bytes
+
+Tell = Callable[[str], None]
+"""Told what is being done."""
+_VERIFIER = "grpo_cli.export.verification"
+_WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
+_GGUF_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
+"""Bytes of one weight; q8_0 has a scale of 2 bytes for each 32 weights (ggml's `block_q8_0`)."""
+_SPARE_BYTES = 64 * 2**20
+"""For tokenizer, card and picture."""
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """Where an export goes and how it is made."""
+
+    request: ExportRequest
+    target: Path
+    force: bool
+    verify: bool
+    may_refine: bool
+    """Whether float32 may take the place of a precision that loses what was trained."""
+    converter: list[str] | None
+    """The command of llama.cpp's converter; None where no GGUF file is wanted."""
+
+
+def check_target(plan: ExportPlan) -> None:
+    """Refuses a target that is there already, or a disk that is too small.
+
+    Raises:
+        UsageError: The folder exists, and `force` does not allow to replace it.
+        SetupError: There is not enough room.
+    """
+    if plan.target.exists() and not plan.force and not _is_empty(plan.target):
+        raise UsageError(
+            f"{plan.target} exists already, and nothing is overwritten. Fix: another --to, or --force"
+        )
+    existing = plan.target.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    needed, free = _needed_bytes(plan), shutil.disk_usage(existing).free
+    if needed > free:
+        raise SetupError(
+            f"the export needs {format_bytes(needed)} on the disk of {existing}, which has "
+            f"{format_bytes(free)} left. Fix: free some space, or --to a folder on another disk"
+        )
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _needed_bytes(plan: ExportPlan) -> float:
+    """Room for everything that is on the disk at the same time."""
+    from grpo_cli.export.weights import count_parameters
+
+    request = plan.request
+    if request.format == "adapter":
+        return sum(file.stat().st_size for file in request.trained.iterdir()) + _SPARE_BYTES
+    weights = count_parameters(request)
+    if request.gguf_type is None:
+        dtype = "float32" if plan.may_refine else request.dtype
+        return weights * _WEIGHT_BYTES[dtype] + _SPARE_BYTES
+    # The float32 weights it is made from; when they are gone, those it is read back as.
+    return weights * (_GGUF_BYTES[request.gguf_type] + _WEIGHT_BYTES["float32"]) + _SPARE_BYTES
+
+
+def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
+    """Writes, verifies and names an export.
+
+    Args:
+        plan: What to do.
+        tell: Told what is being done.
+
+    Returns:
+        What was written, with the verification.
+
+    Raises:
+        GrpoError: It cannot be written, or is not what was trained; nothing is left then.
+    """
+    check_target(plan)
+    try:
+        plan.target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(
+            tempfile.mkdtemp(prefix=f".{plan.target.name}.partial-", dir=plan.target.parent)
+        )
+    except OSError as error:
+        raise unwritable(plan.target, error, "--to DIR") from None
+    try:
+        request, verification = _write_checked(plan, partial, tell)
+        result = _describe(plan, request, verification, partial)
+        tell("writing the card")
+        _write_companions(request, partial, result)
+        partial.chmod(0o755)
+        for file in partial.iterdir():
+            file.chmod(0o644)
+        _give_name(partial, plan.target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return result
+
+
+def _write_checked(
+    plan: ExportPlan, partial: Path, tell: Tell
+) -> tuple[ExportRequest, dict[str, Any] | None]:
+    """Writes weights and verifies them; once more in float32 where a coarser precision loses too much.
+
+    Raises:
+        RunError: The export is not the trained model.
+    """
+    request = plan.request
+    _write_weights(request, partial, plan.converter, tell)
+    if not plan.verify:
+        return request, None
+    verification = run_verification(request, partial, tell)
+    if not verification["ok"] and plan.may_refine and request.dtype != "float32":
+        tell(f"{request.dtype} would keep {verification['kept']:.0%} of what training changed")
+        for file in partial.iterdir():
+            file.unlink()
+        request = request.model_copy(update={"dtype": "float32"})
+        _write_weights(request, partial, plan.converter, tell)
+        verification = run_verification(request, partial, tell)
+    if not verification["ok"]:
+        found = [each for each in verification["findings"] if each["level"] == "error"]
+        told = "; ".join(f"{each['subject']}: {each['seen']}" for each in found)
+        raise RunError(f"{told}. Nothing was exported. Fix: {found[0]['fix']}")
+    return request, verification
+
+
+def _write_weights(
+    request: ExportRequest, folder: Path, converter: list[str] | None, tell: Tell
+) -> None:
+    from grpo_cli.export import weights
+
+    if request.format == "adapter":
+        tell("copying the adapter")
+        weights.write_adapter(request, folder)
+        return
+    if converter is None or request.gguf_type is None:
+        tell("merging" if request.is_adapter else "writing the weights")
+        weights.write_safetensors(request, folder, request.dtype)
+        return
+    from grpo_cli.export.gguf import convert
+
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".float32-") as whole:
+        tell("merging" if request.is_adapter else "writing the weights")
+        weights.write_safetensors(request, Path(whole), "float32")
+        tell("converting to GGUF")
+        name = f"{request.recipe.name}-{request.gguf_type}.gguf"
+        convert(converter, Path(whole), folder / name, request.gguf_type)
+
+
+def run_verification(request: ExportRequest, folder: Path, tell: Tell) -> dict[str, Any]:
+    """What a fresh process finds of an exported folder.
+
+    Raises:
+        RunError: It could not look.
+    """
+    tell("verifying in a fresh process")
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", _VERIFIER, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            preexec_fn=stop_with_parent,
+        )
+        try:
+            told, _ = process.communicate(request.model_dump_json())
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        if process.returncode == 0:
+            return json.loads(told)
+        said.seek(0)
+        lines = [line for line in said.read().splitlines() if line.strip()]
+    last = lines[-1] if lines else f"it ended with {process.returncode}"
+    raise RunError(
+        f"the export could not be loaded again: {last}. Nothing was exported. "
+        "Fix: `--no-verify` leaves the check out, if you are sure"
+    )
+
+
+def _describe(
+    plan: ExportPlan, request: ExportRequest, verification: dict[str, Any] | None, folder: Path
+) -> dict[str, Any]:
+    files = {file.name: file.stat().st_size for file in sorted(folder.iterdir()) if file.is_file()}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "grpo-export",
+        "path": str(plan.target.absolute()),
+        "run": str(request.run),
+        "model": request.name,
+        "format": request.format,
+        "precision": request.gguf_type or (None if request.format == "adapter" else request.dtype),
+        "refined": request.dtype != plan.request.dtype,
+        "files": files,
+        "bytes": sum(files.values()),
+        "verification": verification,
+    }
+
+
+def _write_companions(request: ExportRequest, folder: Path, result: dict[str, Any]) -> None:
+    """What belongs beside the weights: recipe, curve, card and, for Ollama, the `Modelfile`."""
+    from grpo_cli.export.card import write_card
+    from grpo_cli.export.curve import draw_curve
+
+    with suppress(FileNotFoundError):
+        write_text(
+            folder / "recipe.yaml", RunFolder(request.run).recipe.read_text(encoding="utf-8")
+        )
+    has_curve = draw_curve(RunFolder(request.run), folder / "reward_curve.png")
+    if request.format == "gguf":
+        from grpo_cli.export.ollama import write_modelfile
+
+        write_modelfile(request, folder)
+    write_card(request, folder, result, has_curve=has_curve)
+
+
+def _give_name(partial: Path, target: Path) -> None:
+    """Puts a finished folder in its place; what was there goes only when the new one stands."""
+    old = None
+    if target.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
+        target.rename(old / "export")
+    partial.rename(target)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)

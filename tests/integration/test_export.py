@@ -1,0 +1,200 @@
+"""`grpo export` of real runs of tiny models: what comes out is loaded with its own tool and compared."""
+
+import json
+import shutil
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from grpo_cli.export.exporting import run_verification
+from grpo_cli.export.request import ExportOptions, make_request
+from tests.integration.conftest import RECIPE, Workshop
+from tests.tiny_models import make_tiny_model
+
+LORA = "dtype: bfloat16\n  lora: {{r: 4, lora_alpha: 8}}"
+FAST = ("learning_rate: 1e-3", "learning_rate: 5e-2")
+
+
+def train(folder, model, text):
+    workshop = Workshop(folder, model)
+    done = workshop.grpo("train", workshop.write(text), "--set", "training.save_steps=1")
+    assert done.returncode == 0, done.stderr
+    return workshop
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory, chat_model):
+    """Two steps of LoRA on bfloat16 weights."""
+    text = RECIPE.replace("dtype: float32", LORA).replace(*FAST)
+    return train(tmp_path_factory.mktemp("adapted"), chat_model, text)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, chat_model):
+    """Two steps of all weights."""
+    return train(tmp_path_factory.mktemp("whole"), chat_model, RECIPE)
+
+
+def export(workshop, *arguments, code=0):
+    done = workshop.grpo("export", workshop.run, *arguments, "--json")
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout) if code == 0 else done.stderr
+
+
+def logits(model, tokenizer):
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "count 3"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    with torch.no_grad():
+        return model(**ids).logits
+
+
+def test_merged_weights_are_the_trained_model(adapted):
+    told = export(adapted, "--to", "merged")
+    assert told["verification"]["ok"]
+    assert told["verification"]["tensors"]["changed"] == 14
+    assert told["verification"]["kept"] > 0.9
+    folder = adapted.folder / "merged"
+    merged = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    base = AutoModelForCausalLM.from_pretrained(adapted.model, dtype=torch.float32)
+    base_logits = logits(base, tokenizer)
+    trained = peft.PeftModel.from_pretrained(base, adapted.run / "model")
+    apart = (logits(merged, tokenizer) - logits(trained, tokenizer)).abs().max()
+    moved = (base_logits - logits(trained, tokenizer)).abs().max()
+    assert apart < 0.05 * moved
+    assert GenerationConfig.from_pretrained(folder).eos_token_id is not None
+    names = {path.name for path in folder.iterdir()}
+    assert {"README.md", "recipe.yaml", "reward_curve.png", "chat_template.jinja"} <= names
+    assert not [path for path in adapted.folder.iterdir() if "partial" in path.name]
+
+
+def test_the_card_says_what_it_is(adapted):
+    export(adapted, "--to", "carded", "--no-verify")
+    text = (adapted.folder / "carded" / "README.md").read_text()
+    head = text.split("---")[1]
+    assert "library_name: transformers" in head
+    assert "- grpo" in head
+    for said in (
+        "| reward | ",
+        "(LoRA, merged)",
+        "| `has_a` (regex) | 1.0 |",
+        "name: tiny",
+        "trl (version)",
+    ):
+        assert said in text
+    assert "What was checked" not in text
+
+
+def test_a_checkpoint_and_an_adapter_are_exported(adapted):
+    told = export(adapted, "--to", "step", "--checkpoint", "1", "--format", "adapter")
+    assert (told["model"], told["format"]) == ("checkpoint-1", "adapter")
+    assert told["verification"]["difference"]["largest"] == 0
+    folder = adapted.folder / "step"
+    loaded = peft.AutoPeftModelForCausalLM.from_pretrained(folder)
+    assert any("lora" in name for name, _ in loaded.named_parameters())
+
+
+def test_whole_weights_are_exported_exactly(whole):
+    told = export(whole, "--to", "plain", "--max-shard-size", "50KB")
+    found = told["verification"]
+    assert found["difference"]["largest"] == 0
+    assert found["tensors"]["changed"] == found["tensors"]["expected"] > 0
+    assert sum(name.endswith(".safetensors") for name in told["files"]) > 1
+    half = export(whole, "--to", "half", "--dtype", "float16")
+    assert half["precision"] == "float16"
+
+
+def test_weights_that_are_the_base_models_are_found_out(adapted, tmp_path):
+    export(adapted, "--to", "swapped", "--no-verify")
+    folder = adapted.folder / "swapped"
+    base = AutoModelForCausalLM.from_pretrained(adapted.model, dtype=torch.bfloat16)
+    base.save_pretrained(folder)
+    request = make_request(adapted.run, ExportOptions())
+    found = run_verification(request, folder, lambda what: None)
+    assert not found["ok"]
+    assert found["kept"] == pytest.approx(0, abs=0.01)
+    subjects = {each["subject"] for each in found["findings"]}
+    assert {"logits", "training kept", "weights"} <= subjects
+
+
+def test_another_template_or_stop_token_is_found_out(adapted):
+    export(adapted, "--to", "turned", "--no-verify")
+    folder = adapted.folder / "turned"
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<|im_start|>", "<|im_end|>"))
+    settings = folder / "generation_config.json"
+    told = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**told, "eos_token_id": [0, 5]}))
+    request = make_request(adapted.run, ExportOptions())
+    found = run_verification(request, folder, lambda what: None)
+    subjects = {each["subject"] for each in found["findings"]}
+    assert {"chat template", "stop tokens"} <= subjects
+
+
+def test_what_bfloat16_would_lose_is_written_in_float32(tmp_path, chat_model):
+    text = RECIPE.replace("dtype: float32", LORA).replace("1e-3", "1e-5")
+    workshop = train(tmp_path, chat_model, text)
+    told = export(workshop, "--to", "fine")
+    assert (told["precision"], told["refined"]) == ("float32", True)
+    assert told["verification"]["kept"] > 0.99
+    said = export(workshop, "--to", "coarse", "--dtype", "bfloat16", code=1)
+    assert "Nothing was exported" in said
+    assert "--dtype float32" in said
+    assert [path.name for path in tmp_path.iterdir() if "coarse" in path.name] == []
+
+
+def test_what_was_there_stays_unless_forced(adapted):
+    folder = adapted.folder / "kept"
+    folder.mkdir()
+    (folder / "mine").write_text("mine")
+    assert "exists already" in export(adapted, "--to", "kept", code=2)
+    assert (folder / "mine").read_text() == "mine"
+    export(adapted, "--to", "kept", "--force", "--no-verify")
+    assert not (folder / "mine").exists()
+    assert (folder / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--format", "onnx"], "there is no --format onnx"),
+        (["--dtype", "int4"], "there is no --dtype int4"),
+        (["--gguf-type", "q8_0"], "add --format gguf"),
+        (["--checkpoint", "9"], "has no checkpoint `9` (checkpoints: 1, 2)"),
+        (["--checkpoint", "all"], "one model is exported at a time"),
+        (["--push", "mine"], "ORGANISATION/NAME"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(adapted, arguments, message):
+    assert message in export(adapted, "--to", "refused", *arguments, code=2)
+    assert not (adapted.folder / "refused").exists()
+
+
+def test_an_adapter_of_another_base_is_refused(adapted, tmp_path, chat_model):
+    run = tmp_path / "run"
+    shutil.copytree(adapted.run, run)
+    path = run / "model" / "adapter_config.json"
+    told = json.loads(path.read_text())
+    make_tiny_model(tmp_path / "other", kind="llama", chat=True, seed=3)
+    path.write_text(json.dumps({**told, "base_model_name_or_path": str(tmp_path / "other")}))
+    done = adapted.grpo("export", run, "--to", tmp_path / "out")
+    assert done.returncode == 2
+    assert "says it was trained on" in done.stderr
+
+
+def test_a_disk_that_is_too_small_is_seen_beforehand(adapted, monkeypatch):
+    from grpo_cli.errors import SetupError
+    from grpo_cli.export import exporting
+
+    request = make_request(adapted.run, ExportOptions())
+    plan = exporting.ExportPlan(request, adapted.folder / "big", False, True, True, None)
+    usage = shutil.disk_usage(adapted.folder)
+    monkeypatch.setattr(exporting.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(SetupError, match="has 1000 bytes left"):
+        exporting.check_target(plan)
