@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo_cli.export.exporting import run_verification
 from grpo_cli.export.request import ExportOptions, make_request
+from tests.hub_server import TOKEN, HubServer
 from tests.integration.conftest import RECIPE, Workshop
 from tests.tiny_models import make_tiny_model
 
@@ -198,3 +199,52 @@ def test_a_disk_that_is_too_small_is_seen_beforehand(adapted, monkeypatch):
     monkeypatch.setattr(exporting.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(SetupError, match="has 1000 bytes left"):
         exporting.check_target(plan)
+
+
+@pytest.fixture
+def hub():
+    server = HubServer()
+    yield server
+    server.close()
+
+
+def push(workshop, hub, to, **environment):
+    """Exports and uploads to the stand-in; no token and no cache of this machine can interfere."""
+    return workshop.grpo(
+        *("export", workshop.run, "--to", to, "--no-verify", "--push", "team/model", "--json"),
+        **{
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(workshop.folder / "hub"),
+            "HF_HUB_DISABLE_XET": "1",
+            **environment,
+        },
+    )
+
+
+def test_an_export_is_pushed_as_one_private_commit(adapted, hub):
+    done = push(adapted, hub, "pushed", HF_TOKEN=TOKEN)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["pushed"] == f"{hub.url}/team/model/commit/abc"
+    assert hub.repos["team/model"]["private"] is True
+    (commit,) = hub.commits
+    files = {path.name: path.read_bytes() for path in (adapted.folder / "pushed").iterdir()}
+    assert commit["files"] == files
+    assert commit["summary"] == "tiny: final, exported by grpo"
+    assert TOKEN not in done.stdout + done.stderr
+
+
+def test_a_push_without_a_token_is_refused_beforehand(adapted, hub):
+    for token in ("", "hf_wrong"):
+        done = push(adapted, hub, "unpushed", HF_TOKEN=token)
+        assert done.returncode == 3
+        assert "hf auth login" in done.stderr
+        assert not (adapted.folder / "unpushed").exists()
+
+
+def test_a_push_that_fails_keeps_the_export(adapted, hub):
+    hub.refuse_commits = True
+    done = push(adapted, hub, "stays", HF_TOKEN=TOKEN)
+    assert done.returncode == 1
+    assert "hf upload team/model" in done.stderr
+    assert (adapted.folder / "stays" / "model.safetensors").is_file()
