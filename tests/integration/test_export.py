@@ -226,7 +226,7 @@ def test_an_export_is_pushed_as_one_private_commit(adapted, hub):
     done = push(adapted, hub, "pushed", HF_TOKEN=TOKEN)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["pushed"] == f"{hub.url}/team/model/commit/abc"
-    assert hub.repos["team/model"]["private"] is True
+    assert hub.repos["team/model"]["visibility"] == "private"
     (commit,) = hub.commits
     files = {path.name: path.read_bytes() for path in (adapted.folder / "pushed").iterdir()}
     assert commit["files"] == files
