@@ -14,13 +14,9 @@ def flag(name):
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/v1/models":
-            name = flag("--served-model-name")
-            return self.send(
-                {
-                    "object": "list",
-                    "data": [{"id": name, "object": "model", "created": 0, "owned_by": "x"}],
-                }
-            )
+            names = [flag("--served-model-name"), flag("--lora-modules").partition("=")[0]]
+            common = {"object": "model", "created": 0, "owned_by": "x"}
+            return self.send({"object": "list", "data": [{"id": name, **common} for name in names]})
         return self.send({})
 
     def do_POST(self):
