@@ -48,6 +48,7 @@ def progress(folder: EvalFolder) -> Iterator[Callable[[str, int, int], None]]:
 def _plain_progress() -> Callable[[str, int, int], None]:
     last = [0.0]
     begun: dict[str, tuple[float, int]] = {}
+    ended: set[str] = set()
 
     def tell(subject: str, done: int, total: int) -> None:
         now = time.monotonic()
@@ -55,9 +56,11 @@ def _plain_progress() -> Callable[[str, int, int], None]:
             stderr().print(f"{subject}: loading the model", markup=False)
             return
         started, first = begun.setdefault(subject, (now, done))
-        if now - last[0] < _QUIET_S and done < total:
+        if subject in ended or (now - last[0] < _QUIET_S and done < total):
             return
         last[0] = now
+        if done >= total:
+            ended.add(subject)
         speed = (done - first) / (now - started) if now > started else 0.0
         left = f", {format_duration((total - done) / speed)} left" if speed and done < total else ""
         stderr().print(f"{subject}: {done}/{total} completions{left}", markup=False)

@@ -81,8 +81,8 @@ def measure(
 ) -> None:
     """Measure the models of a run, or a model with a recipe, and the gain over a baseline.
 
-    Greedy, unless the recipe or --temperature says otherwise. The result goes to RUN/eval/<time>, or to
-    evals/<name>/<time> for a recipe. See also: grpo eval show FILE, grpo eval compare A B.
+    Greedy, unless the recipe or --temperature says otherwise. The result goes to RUN/eval/TIME, or to
+    evals/NAME/TIME for a recipe. See also: grpo eval show FILE, grpo eval compare A B.
     """
     from grpo_cli.cli import eval_view, output
     from grpo_cli.cli.measuring import kept_for_resume, run_request
