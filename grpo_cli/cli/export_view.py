@@ -70,4 +70,5 @@ def _print_verification(found: Mapping[str, Any]) -> None:
             f"  weights {tensors['changed']} of {tensors['all']} tensors differ from the base model's"
         )
     for finding in found["findings"]:
-        console.print(f"  {finding['level']}: {finding['seen']}", style="yellow", markup=False)
+        text = f"  {finding['level']}: {finding['seen']}. Fix: {finding['fix']}"
+        console.print(text, style="yellow", markup=False)

@@ -28,8 +28,6 @@ _VERIFIER = "grpo_cli.export.verification"
 _WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _GGUF_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 """Bytes of one weight; q8_0 has a scale of 2 bytes for each 32 weights (ggml's `block_q8_0`)."""
-_WELL_KEPT = 0.9
-"""Share of what training changed in the logits below which float32 is chosen, where the choice is ours."""
 _SPARE_BYTES = 64 * 2**20
 """For tokenizer, card and picture."""
 
@@ -137,8 +135,8 @@ def _write_checked(
     if not plan.verify:
         return request, None
     verification = run_verification(request, partial, tell)
-    lossy = not verification["ok"] or verification["kept"] < _WELL_KEPT
-    if lossy and plan.may_refine and request.dtype != "float32":
+    lossy = any(each["subject"] == "training kept" for each in verification["findings"])
+    if (lossy or not verification["ok"]) and plan.may_refine and request.dtype != "float32":
         tell(f"{request.dtype} would keep {verification['kept']:.0%} of what training changed")
         for file in partial.iterdir():
             file.unlink()

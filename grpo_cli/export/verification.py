@@ -25,14 +25,15 @@ from grpo_cli.export.request import ExportRequest
 from grpo_cli.export.weights import load_base, load_exact, load_trained
 from grpo_cli.models.loading import load_generation_config, load_tokenizer
 from grpo_cli.models.sampling import all_eos_token_ids, encode_prompt, sample_completions
-from grpo_cli.preflight.finding import Finding
+from grpo_cli.preflight.finding import Finding, FindingLevel
 from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.recipe.model import ModelConfig
 
 PROMPTS = 4
 ANSWER_TOKENS = 32
-LEAST_KEPT = 0.5
-"""Share of what training changed in the logits below which an export is more base than trained."""
+LEAST_KEPT, WELL_KEPT = 0.25, 0.9
+"""Share of what training changed in the logits: below the one an export is the base model rather than the
+trained one, below the other much is lost to rounding."""
 TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 5e-2, "q8_0": 1e-1}
 """Largest root mean square of the difference in logits, in standard deviations of the logits."""
 _GGUF_PRECISION = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "q8_0"}
@@ -263,10 +264,11 @@ def _judge_logits(request: ExportRequest, apart: Difference, kept: float) -> lis
         )
         why = "other tools would run another model than the one you trained"
         found.append(Finding("logits", "error", seen, finer, why))
-    if not kept >= LEAST_KEPT:
+    if not kept >= WELL_KEPT:
         seen = f"the export keeps {kept:.0%} of what training changed in the logits"
-        why = f"{precision} rounds most of it away, so that the export is nearer to the base model"
-        found.append(Finding("training kept", "error", seen, finer, why))
+        why = f"{precision} rounds the rest away"
+        level: FindingLevel = "warning" if kept >= LEAST_KEPT else "error"
+        found.append(Finding("training kept", level, seen, finer, why))
     return found
 
 

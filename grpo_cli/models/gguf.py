@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import pre_tokenizers
+from tokenizers import decoders, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 from grpo_cli.errors import SetupError
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 """Part of the cache key; raise it when the folders written here change."""
 _PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<|endoftext|>", "<unk>")
 _STRAY_TOKENIZER_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
@@ -39,6 +39,8 @@ class _SpecialTokens:
     """The end-of-sequence token first, then the end-of-turn token where it is another."""
     pad: int | None
     unknown: int | None
+    kind: str | None
+    """llama.cpp's name of the vocabulary: `gpt2` is BPE over bytes, `llama` is sentencepiece."""
     pre_tokenizer: str | None
     """llama.cpp's name of the rule that splits text before the merges."""
 
@@ -172,6 +174,7 @@ def _read_special_tokens(path: Path) -> _SpecialTokens:
         eos=tuple(token for token in eos if token is not None),
         pad=read("padding_token_id"),
         unknown=read("unknown_token_id"),
+        kind=read("model"),
         pre_tokenizer=read("pre"),
     )
 
@@ -193,8 +196,22 @@ def _mend_tokenizer(tokenizer: Any, special: _SpecialTokens, context_length: int
     tokenizer.init_kwargs["clean_up_tokenization_spaces"] = False
     tokenizer.clean_up_tokenization_spaces = False
     tokenizer.model_max_length = context_length
+    if special.kind == "gpt2":
+        _decode_bytes(tokenizer)
     if special.pre_tokenizer == "smollm":
         _split_digits(tokenizer)
+
+
+def _decode_bytes(tokenizer: Any) -> None:
+    """Takes away what is sentencepiece's: the reader of transformers 5.17 gives it to every llama.
+
+    With it `▁` would be decoded as a space, and llama.cpp's converter would take the vocabulary for
+    sentencepiece's.
+    """
+    backend = tokenizer.backend_tokenizer
+    backend.model.byte_fallback = False
+    backend.model.fuse_unk = False
+    backend.decoder = decoders.ByteLevel()
 
 
 def _split_digits(tokenizer: Any) -> None:
