@@ -56,10 +56,10 @@ def chat(
 ) -> None:
     """Talk with a trained model in the terminal: in this process, or through a server."""
     from grpo_cli.cli import serve_view
-    from grpo_cli.serve.plan import find_served, fixed_system
+    from grpo_cli.serve.plan import find_served
     from grpo_cli.serve.speakers import Manner, open_model, open_server
 
     served, manner = find_served(source, checkpoint), Manner(temperature, max_tokens)
     with serve_view.waiting("loading the model"):
         speaker = open_server(url, None, manner) if url else open_model(served, manner)
-    serve_view.converse(served.name, speaker, fixed_system(served) if system is None else system)
+    serve_view.converse(served.name, speaker, served.fixed_system if system is None else system)

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from grpo_cli.errors import UsageError
-from grpo_cli.models.source import read_adapter_base
+from grpo_cli.models.adapters import is_adapter, read_adapter_base
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
@@ -129,7 +129,7 @@ def _of_path(name: str, path: str, recipe: Recipe) -> Subject:
     if run.resolved.is_file():
         ((_, folder),) = find_trained(run, None)
         return _of_folder(name, folder, run.read_recipe().model)
-    if not (folder / "adapter_config.json").is_file():
+    if not is_adapter(folder):
         return (
             _of_folder(name, folder, recipe.model)
             if folder.is_dir()
@@ -148,7 +148,7 @@ def _of_path(name: str, path: str, recipe: Recipe) -> Subject:
 def _of_folder(name: str, folder: Path, base: ModelConfig) -> Subject:
     """A folder of weights, or of an adapter on `base`."""
     folder = folder.absolute()
-    if not (folder / "adapter_config.json").is_file():
+    if not is_adapter(folder):
         return _plain(name, str(folder), base)
     model = base.model_copy(update={"lora": None})
     return Subject(name=name, model=model, adapter=str(folder))

@@ -5,15 +5,14 @@ Owns loading each model once, and the adapters on top of it.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import peft
 import torch
-from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_cli.errors import UsageError
 from grpo_cli.eval.request import EvalRequest, Subject
+from grpo_cli.models.adapters import load_adapter
 from grpo_cli.models.loading import (
     load_generation_config,
     load_model,
@@ -74,7 +73,7 @@ class TransformersModels:
             return
         # Not every adapter can be taken off without a trace: the next subject gets a model of its own.
         self._loaded = None
-        adapted = _adapt(model, subject.adapter, subject.model.path)
+        adapted = load_adapter(model, Path(subject.adapter), subject.model.path)
         if model.dtype == torch.float32 and subject.model.quantization is None:
             # Merged it samples nearly twice as fast; coarser weights would be rounded by it, and are
             # measured as they were trained.
@@ -114,19 +113,3 @@ def _settings(request: EvalRequest) -> dict[str, Any]:
         "samples_per_prompt": request.samples,
         "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
     }
-
-
-def _adapt(model: Any, adapter: str, base: str) -> peft.PeftModel:
-    """The model with an adapter on it; `base` is how messages call the model.
-
-    Raises:
-        UsageError: The adapter is another model's, or torn.
-    """
-    try:
-        return peft.PeftModel.from_pretrained(model, adapter)
-    except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
-        sentence = " ".join(str(error).split())[:200]
-        raise UsageError(
-            f"the adapter {adapter} does not fit {base}: {sentence}. "
-            "Fix: name the model that it was trained on in the recipe, or fetch it anew"
-        ) from error

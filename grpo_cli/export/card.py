@@ -105,7 +105,7 @@ def _say_base(request: ExportRequest) -> str:
 
 def _example(recipe: Recipe) -> list[str]:
     """Messages as the model was trained on them, as JSON."""
-    system = getattr(getattr(recipe.dataset, "prompt", None), "system", None)
+    system = recipe.dataset.prompt.system
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": "…"})
     return [json.dumps(message, ensure_ascii=False) for message in messages]

@@ -127,7 +127,9 @@ def write_modelfile(request: ExportRequest, folder: Path) -> None:
         lines.append("# The chat template is the one in the GGUF file.")
     else:
         lines.append('TEMPLATE "{{ .Prompt }}"')
-    system = _system_of(request) or (turns.default_system if turns is not None else None)
+    system = request.recipe.dataset.prompt.fixed_system or (
+        turns.default_system if turns is not None else None
+    )
     if system is not None:
         lines.append(f'SYSTEM """{system}"""')
     lines += [f'PARAMETER stop "{token}"' for token in tokenizer.convert_ids_to_tokens(stops)]
@@ -144,10 +146,3 @@ def _turns_of(tokenizer: Any, request: ExportRequest) -> TurnTemplate | None:
             list(messages), tokenize=False, add_generation_prompt=opened, **kwargs
         )
     )
-
-
-def _system_of(request: ExportRequest) -> str | None:
-    """The recipe's system prompt, where it is the same for every row."""
-    prompt = getattr(request.recipe.dataset, "prompt", None)
-    system = getattr(prompt, "system", None)
-    return system if system and "{{" not in system and "{%" not in system else None

@@ -11,7 +11,8 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from grpo_cli.errors import UsageError
-from grpo_cli.models.source import read_adapter_base, resolve_source
+from grpo_cli.models.adapters import is_adapter, read_adapter_base
+from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
@@ -73,17 +74,16 @@ def make_request(run: Path, options: ExportOptions) -> ExportRequest:
     if options.checkpoint == "all":
         raise UsageError("one model is exported at a time. Fix: --checkpoint N or best")
     ((name, trained),) = find_trained(RunFolder(run), options.checkpoint)
-    is_adapter = (trained / "adapter_config.json").is_file()
-    if options.format == "adapter" and not is_adapter:
+    if options.format == "adapter" and not is_adapter(trained):
         raise UsageError(f"{trained} holds whole weights, no adapter. Fix: --format safetensors")
-    if is_adapter:
+    if is_adapter(trained):
         _check_base(trained, recipe.model)
     return ExportRequest(
         run=run.absolute(),
         recipe=recipe,
         name=name,
         trained=trained.absolute(),
-        is_adapter=is_adapter,
+        is_adapter=is_adapter(trained),
         format=options.format,
         dtype=options.dtype or _own_dtype(recipe.model, trained),
         gguf_type=(options.gguf_type or "bf16") if options.format == "gguf" else None,

@@ -23,6 +23,7 @@ from transformers import AutoTokenizer
 from grpo_cli.data.build import build_datasets
 from grpo_cli.export.request import ExportRequest
 from grpo_cli.export.weights import load_base, load_exact, load_trained
+from grpo_cli.models.adapters import load_adapter
 from grpo_cli.models.loading import load_generation_config, load_tokenizer
 from grpo_cli.models.sampling import all_eos_token_ids, encode_prompt, sample_completions
 from grpo_cli.preflight.finding import Finding, FindingLevel
@@ -205,7 +206,7 @@ def _plain_folder(request: ExportRequest, folder: Path, scratch: Path) -> ModelC
 
 def _load_export(request: ExportRequest, folder: Path, plain: ModelConfig) -> Any:
     model = load_exact(plain)
-    return peft.PeftModel.from_pretrained(model, folder) if request.format == "adapter" else model
+    return load_adapter(model, folder, plain.path) if request.format == "adapter" else model
 
 
 def _compare_settings(

@@ -8,14 +8,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_cli.errors import SetupError
 from grpo_cli.export.request import ExportRequest
+from grpo_cli.models.adapters import load_adapter
 from grpo_cli.models.loading import (
     load_config,
     load_generation_config,
@@ -56,14 +54,7 @@ def load_trained(request: ExportRequest) -> Any:
     if not request.is_adapter:
         whole = {"path": str(request.trained), "revision": None, "dtype": "auto"}
         return load_exact(request.base.model_copy(update=whole))
-    try:
-        return peft.PeftModel.from_pretrained(load_base(request), request.trained)
-    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
-        sentence = " ".join(str(error).split())[:200]
-        raise SetupError(
-            f"the adapter {request.trained} does not fit {request.base.path}: {sentence}. "
-            "Fix: put the model it was trained on in that place, or export another checkpoint"
-        ) from error
+    return load_adapter(load_base(request), request.trained, request.base.path)
 
 
 def write_safetensors(request: ExportRequest, folder: Path, dtype: str) -> None:

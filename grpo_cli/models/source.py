@@ -82,21 +82,6 @@ def check_model(model: ModelConfig) -> list[Problem]:
     return problems
 
 
-def read_adapter_base(adapter: Path) -> str | None:
-    """The model that a folder of LoRA weights says it was trained on: a folder, or a hub id.
-
-    Raises:
-        RecipeError: Its adapter_config.json cannot be read.
-    """
-    try:
-        settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-        base = settings.get("base_model_name_or_path")
-    except (FileNotFoundError, ValueError, AttributeError) as error:
-        fix = "fetch the adapter anew"
-        raise _path_error(f"{adapter}/adapter_config.json is damaged: {error}", fix) from None
-    return base if isinstance(base, str) else None
-
-
 def read_chat_template(model: ModelConfig) -> str | None:
     """The text of `model.chat_template`, read from its file where it names one.
 

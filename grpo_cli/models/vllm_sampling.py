@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import peft
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
+from grpo_cli.models.adapters import read_vllm_rank
 from grpo_cli.models.sampling import Completion, Prompt, encode_prompt
 
 _OPTIONS = ("top_p", "top_k", "min_p", "repetition_penalty")
@@ -99,15 +99,13 @@ def open_vllm(
         seed: Of the engine.
         engine: More arguments for `vllm.LLM`, such as `gpu_memory_utilization`.
     """
-    lora = {} if adapter is None else {"enable_lora": True, "max_lora_rank": _rank(adapter)}
+    lora = (
+        {}
+        if adapter is None
+        else {"enable_lora": True, "max_lora_rank": read_vllm_rank(Path(adapter))}
+    )
     llm = LLM(model=location, seed=seed, disable_log_stats=True, **lora, **(engine or {}))
     try:
         yield VllmSampler(llm, tokenizer, stops, adapter)
     finally:
         llm.llm_engine.engine_core.shutdown()
-
-
-def _rank(adapter: str) -> int:
-    """The rank vLLM must make room for: it knows powers of 2, from 8 on."""
-    rank = peft.PeftConfig.from_pretrained(str(Path(adapter))).r
-    return max(8, 1 << (int(rank) - 1).bit_length())

@@ -18,6 +18,11 @@ class PromptConfig(Section):
     """`chat` renders messages through the chat template, `text` passes the rendered text on as it is;
     `auto` is `chat` where the tokenizer has a chat template."""
 
+    @property
+    def fixed_system(self) -> str | None:
+        """The system message, where it is the same for every row."""
+        return self.system if self.system and not set("{}") & set(self.system) else None
+
 
 class ColumnConfig(Section):
     """A column for the rewards, extracted from another one."""

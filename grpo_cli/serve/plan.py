@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_cli.errors import UsageError
-from grpo_cli.models.source import read_adapter_base
+from grpo_cli.models.adapters import is_adapter, read_adapter_base, read_vllm_rank
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.trained import find_trained
@@ -27,6 +27,11 @@ class Served:
     recipe: Recipe | None
     """What it was trained with, where a run was named."""
 
+    @property
+    def fixed_system(self) -> str | None:
+        """The system message it was trained with, where that is the same for every row."""
+        return self.recipe.dataset.prompt.fixed_system if self.recipe else None
+
 
 def find_served(source: Path, checkpoint: str | None) -> Served:
     """The model that a run or an export holds.
@@ -43,7 +48,7 @@ def find_served(source: Path, checkpoint: str | None) -> Served:
     if checkpoint is not None:
         raise UsageError("--checkpoint names a checkpoint of a run. Fix: name a folder under runs/")
     folder = source.absolute()
-    if (folder / "adapter_config.json").is_file():
+    if is_adapter(folder):
         base = read_adapter_base(folder)
         if base is None:
             raise UsageError(
@@ -65,7 +70,7 @@ def _of_run(run: RunFolder, checkpoint: str | None) -> Served:
     recipe = run.read_recipe()
     ((_, trained),) = find_trained(run, checkpoint)
     trained = trained.absolute()
-    if not (trained / "adapter_config.json").is_file():
+    if not is_adapter(trained):
         return Served(recipe.name, str(trained), None, recipe)
     return Served(recipe.name, read_adapter_base(trained) or recipe.model.path, trained, recipe)
 
@@ -130,21 +135,8 @@ def plan_server(
     if served.adapter is not None:
         flags |= {
             "--lora-modules": f"{served.name}={served.adapter}",
-            "--max-lora-rank": _rank(served.adapter),
+            "--max-lora-rank": read_vllm_rank(served.adapter),
         }
     named = [str(part) for flag in flags.items() if flag[1] is not None for part in flag]
     lora = [] if served.adapter is None else ["--enable-lora"]
     return ServePlan((command, "serve", served.model, *named, *lora), served.name, host, port)
-
-
-def _rank(adapter: Path) -> int:
-    """The rank vLLM must make room for: it knows powers of 2, from 8 on."""
-    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    return max(8, 1 << (int(settings["r"]) - 1).bit_length())
-
-
-def fixed_system(served: Served) -> str | None:
-    """The system prompt of the recipe, where it is the same for every row."""
-    prompt = getattr(served.recipe.dataset, "prompt", None) if served.recipe else None
-    system = getattr(prompt, "system", None)
-    return system if system and "{{" not in system and "{%" not in system else None

@@ -28,10 +28,10 @@ def open_model(served: Served, manner: Manner) -> Speaker:
     Raises:
         GrpoError: It cannot be had.
     """
-    import peft
     import torch
     from transformers.utils.logging import disable_progress_bar
 
+    from grpo_cli.models.adapters import load_adapter
     from grpo_cli.models.loading import load_generation_config, load_model, load_tokenizer
     from grpo_cli.models.sampling import all_eos_token_ids
 
@@ -41,7 +41,7 @@ def open_model(served: Served, manner: Manner) -> Speaker:
     tokenizer = load_tokenizer(config)
     model = load_model(config, tokenizer)
     if served.adapter is not None:
-        model = peft.PeftModel.from_pretrained(model, served.adapter)
+        model = load_adapter(model, served.adapter, served.model)
     if config.quantization is None:
         model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     stops = all_eos_token_ids(load_generation_config(config), tokenizer)

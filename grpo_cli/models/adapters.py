@@ -1,0 +1,70 @@
+"""LoRA adapters as folders: what one says of itself, and putting it on a model.
+
+Owns `adapter_config.json`'s two facts that others need. Loads peft only where an adapter is loaded.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.errors import Problem, RecipeError, UsageError
+
+_CONFIG = "adapter_config.json"
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter rather than whole weights."""
+    return (folder / _CONFIG).is_file()
+
+
+def read_adapter_base(adapter: Path) -> str | None:
+    """The model that an adapter says it was trained on: a folder, or a hub id; None where it is silent.
+
+    Raises:
+        RecipeError: Its settings cannot be read.
+    """
+    base = _read_settings(adapter).get("base_model_name_or_path")
+    return base if isinstance(base, str) else None
+
+
+def read_vllm_rank(adapter: Path) -> int:
+    """The rank vLLM (0.31) must make room for: it knows powers of 2, from 8 on.
+
+    Raises:
+        RecipeError: The adapter's settings cannot be read.
+    """
+    rank = _read_settings(adapter).get("r")
+    return max(8, 1 << (int(rank or 8) - 1).bit_length())
+
+
+def load_adapter(model: Any, adapter: Path, base: str) -> Any:
+    """The model with an adapter beside its weights: a `peft.PeftModel`.
+
+    Args:
+        model: What it is put on.
+        adapter: Its folder.
+        base: How messages call the model.
+
+    Raises:
+        UsageError: The adapter is another model's, or torn.
+    """
+    import peft
+    from safetensors import SafetensorError
+
+    try:
+        return peft.PeftModel.from_pretrained(model, adapter)
+    except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
+        sentence = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"the adapter {adapter} does not fit {base}: {sentence}. "
+            "Fix: put it on the model that it was trained on, or fetch it anew"
+        ) from error
+
+
+def _read_settings(adapter: Path) -> dict[str, Any]:
+    path = adapter / _CONFIG
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError) as error:
+        problem = Problem(f"{path} is damaged: {error}", "fetch the adapter anew", "model.path")
+        raise RecipeError([problem]) from None
