@@ -88,7 +88,7 @@ def print_result(result: Mapping[str, Any], folder: Path) -> None:
     for note in _notes(result):
         console.print(Text(note, style="dim"))
     for name, subject in result["subjects"].items():
-        for reward, count in subject["failures"].items():
+        for reward, count in subject.get("failures", {}).items():
             told = f"warning: {reward} failed on {count} of {subject['completions']} completions of {name}"
             console.print(Text(told, style="yellow"))
     for name, verdict in result["verdicts"].items():

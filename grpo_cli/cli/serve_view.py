@@ -4,7 +4,7 @@ import contextlib
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.markup import escape
@@ -13,8 +13,7 @@ from grpo_cli.cli.output import stderr, stdout
 from grpo_cli.errors import RunError
 from grpo_cli.serve import server
 from grpo_cli.serve.plan import ServePlan
-
-Message = dict[str, str]
+from grpo_cli.serve.speakers import Message, Speaker
 
 
 def print_command(plan: ServePlan) -> None:
@@ -46,9 +45,7 @@ def waiting(what: str) -> Iterator[None]:
         yield
 
 
-def converse(
-    name: str, speaker: Callable[[Sequence[Message]], Iterator[str]], system: str | None
-) -> None:
+def converse(name: str, speaker: Speaker, system: str | None) -> None:
     """Reads lines and streams the answers; Ctrl-C ends an answer, Ctrl-D (or /quit) the chat.
 
     Where stdin is no terminal every line is answered, and nothing else is printed on stdout.
@@ -75,7 +72,7 @@ def _read_line(typed: bool) -> str | None:
     return None if line == "/quit" else line
 
 
-def _answer(speaker: Callable[[Sequence[Message]], Iterator[str]], messages: list[Message]) -> str:
+def _answer(speaker: Speaker, messages: list[Message]) -> str:
     pieces: list[str] = []
     stream = speaker(messages)
     try:

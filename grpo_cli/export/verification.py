@@ -101,7 +101,6 @@ def verify(request: ExportRequest, folder: Path) -> dict[str, Any]:
         own = AutoTokenizer.from_pretrained(folder) if adapter else load_tokenizer(plain)
         loaded = _load_export(request, folder, plain)
         export = _look(request, loaded, own, prompts, trained.answers)
-        del loaded
         settings = _compare_settings(request, plain, tokenizer, own, prompts)
     moved = Difference.between(base.logits, trained.logits)
     apart = Difference.between(trained.logits, export.logits)
