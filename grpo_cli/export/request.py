@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo_cli.errors import UsageError
 from grpo_cli.models.adapters import is_adapter, read_adapter_base
+from grpo_cli.models.sharded import is_sharded
 from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
@@ -54,8 +55,13 @@ class ExportRequest(BaseModel):
 
     @property
     def base(self) -> ModelConfig:
-        """The model that training began with, unquantized, with a kernel that runs anywhere."""
-        plain = {"lora": None, "quantization": None, "attn_implementation": None}
+        """The model that training began with, as `model`, without adapters."""
+        return self.model.model_copy(update={"lora": None})
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model that was trained, unquantized, with a kernel that runs anywhere."""
+        plain = {"quantization": None, "attn_implementation": None}
         return self.recipe.model.model_copy(update=plain)
 
 
@@ -74,7 +80,8 @@ def make_request(run: Path, options: ExportOptions) -> ExportRequest:
     if options.checkpoint == "all":
         raise UsageError("one model is exported at a time. Fix: --checkpoint N or best")
     ((name, trained),) = find_trained(RunFolder(run), options.checkpoint)
-    if options.format == "adapter" and not is_adapter(trained):
+    adapter = recipe.model.lora is not None if is_sharded(trained) else is_adapter(trained)
+    if options.format == "adapter" and not adapter:
         raise UsageError(f"{trained} holds whole weights, no adapter. Fix: --format safetensors")
     if is_adapter(trained):
         _check_base(trained, recipe.model)
@@ -83,7 +90,7 @@ def make_request(run: Path, options: ExportOptions) -> ExportRequest:
         recipe=recipe,
         name=name,
         trained=trained.absolute(),
-        is_adapter=is_adapter(trained),
+        is_adapter=adapter,
         format=options.format,
         dtype=options.dtype or _own_dtype(recipe.model, trained),
         gguf_type=(options.gguf_type or "bf16") if options.format == "gguf" else None,

@@ -48,7 +48,6 @@ class Look:
     """[positions, vocabulary] float32: before each token of the trained model's answers."""
     answers: list[tuple[int, ...]]
     """Greedy completions, as tokens."""
-    embeddings: int
     hashes: dict[str, str]
     """Of each tensor at the export's precision; empty where they are not compared."""
 
@@ -87,6 +86,7 @@ def verify(request: ExportRequest, folder: Path) -> dict[str, Any]:
 
     Returns:
         The differences, what became of greedy texts, and findings; `ok` is whether none is an error.
+        Only these two where the export cannot be compared at all.
 
     Raises:
         GrpoError: A model cannot be loaded.
@@ -100,6 +100,8 @@ def verify(request: ExportRequest, folder: Path) -> dict[str, Any]:
         adapter = request.format == "adapter"
         own = AutoTokenizer.from_pretrained(folder) if adapter else load_tokenizer(plain)
         loaded = _load_export(request, folder, plain)
+        if unlike := _judge_vocabulary(trained, loaded):
+            return {"ok": False, "findings": [unlike.as_json()]}
         export = _look(request, loaded, own, prompts, trained.answers)
         settings = _compare_settings(request, plain, tokenizer, own, prompts)
     moved = Difference.between(base.logits, trained.logits)
@@ -107,7 +109,6 @@ def verify(request: ExportRequest, folder: Path) -> dict[str, Any]:
     kept = _kept(base.logits, trained.logits, export.logits)
     changed, expected = _count_changed(base, export), _count_changed(base, trained)
     findings = [
-        *_judge_embeddings(trained, export),
         *settings,
         *_judge_weights(request, moved, changed),
         *_judge_logits(request, apart, kept),
@@ -171,9 +172,8 @@ def _look(
     hashes = {}
     if request.format == "safetensors" and not isinstance(model, peft.PeftModel):
         hashes = _hash_tensors(model, getattr(torch, request.dtype))
-    embeddings = model.get_input_embeddings().num_embeddings
     gc.collect()
-    return Look(torch.cat(rows), own, embeddings, hashes)
+    return Look(torch.cat(rows), own, hashes)
 
 
 def _hash_tensors(model: Any, dtype: torch.dtype) -> dict[str, str]:
@@ -233,11 +233,12 @@ def _compare_settings(
     return found
 
 
-def _judge_embeddings(trained: Look, export: Look) -> list[Finding]:
-    if trained.embeddings == export.embeddings:
-        return []
-    seen = f"the export has {export.embeddings} embeddings, the trained model {trained.embeddings}"
-    return [Finding("vocabulary", "error", seen, "export anew")]
+def _judge_vocabulary(trained: Look, export: Any) -> Finding | None:
+    known, had = export.get_output_embeddings().weight.shape[0], trained.logits.shape[1]
+    if known == had:
+        return None
+    seen = f"the export knows {known} tokens, the trained model {had}"
+    return Finding("vocabulary", "error", seen, "export anew with the tokenizer of the run")
 
 
 def _judge_weights(request: ExportRequest, moved: Difference, changed: int) -> list[Finding]:

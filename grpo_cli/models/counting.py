@@ -12,10 +12,9 @@ import peft
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from grpo_cli.errors import Problem, RecipeError
-from grpo_cli.models.loading import build_peft_config, load_config
+from grpo_cli.models.loading import add_adapters, load_config
 from grpo_cli.models.shape import ModelShape
-from grpo_cli.recipe.model import LoraConfig, ModelConfig
+from grpo_cli.recipe.model import ModelConfig
 
 _FUSED = "grpo_fused_attention"
 
@@ -73,21 +72,8 @@ def _build_empty(model: ModelConfig, config: Any, dtype: torch.dtype) -> Any:
                 empty.set_experts_implementation("eager")
         empty.set_attn_implementation("eager" if model.attn_implementation == "eager" else _FUSED)
         if model.lora is not None:
-            empty = _add_adapters(empty, model.lora)
+            empty = add_adapters(empty, model.lora)
     return empty.train()
-
-
-def _add_adapters(empty: Any, lora: LoraConfig) -> Any:
-    try:
-        return peft.get_peft_model(empty, build_peft_config(lora))
-    except ValueError as error:
-        sentence = " ".join(str(error).split()).split(". ")[0]
-        problem = Problem(
-            f"the adapters do not fit the model: {sentence}",
-            "set `target_modules: all-linear`, or name modules the model has",
-            "model.lora.target_modules",
-        )
-        raise RecipeError([problem]) from error
 
 
 class _Fused(torch.autograd.Function):

@@ -129,6 +129,24 @@ def build_peft_config(lora: LoraConfig | None) -> peft.LoraConfig | None:
     return peft.LoraConfig(task_type="CAUSAL_LM", **options)
 
 
+def add_adapters(model: Any, lora: LoraConfig) -> Any:
+    """The model with fresh adapters beside its weights: a `peft.PeftModel`.
+
+    Raises:
+        RecipeError: `target_modules` names nothing that it has.
+    """
+    try:
+        return peft.get_peft_model(model, build_peft_config(lora))
+    except ValueError as error:
+        sentence = " ".join(str(error).split()).split(". ")[0]
+        problem = Problem(
+            f"the adapters do not fit the model: {sentence}",
+            "set `target_modules: all-linear`, or name modules the model has",
+            "model.lora.target_modules",
+        )
+        raise RecipeError([problem]) from error
+
+
 def check_vocabulary(model: Any, tokenizer: Any) -> None:
     """Checks that the model has an embedding for every token of the tokenizer.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from grpo_cli.errors import UsageError
 from grpo_cli.models.adapters import is_adapter, read_adapter_base, read_vllm_rank
+from grpo_cli.models.sharded import refuse_sharded
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.trained import find_trained
@@ -70,6 +71,7 @@ def _of_run(run: RunFolder, checkpoint: str | None) -> Served:
     recipe = run.read_recipe()
     ((_, trained),) = find_trained(run, checkpoint)
     trained = trained.absolute()
+    refuse_sharded(trained)
     if not is_adapter(trained):
         return Served(recipe.name, str(trained), None, recipe)
     return Served(recipe.name, read_adapter_base(trained) or recipe.model.path, trained, recipe)

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import signal
+import subprocess
 
 import peft
 import pytest
@@ -136,6 +138,41 @@ def test_another_template_or_stop_token_is_found_out(adapted):
     found = run_verification(request, folder, lambda what: None)
     subjects = {each["subject"] for each in found["findings"]}
     assert {"chat template", "stop tokens"} <= subjects
+
+
+def test_another_vocabulary_is_found_out(adapted):
+    export(adapted, "--to", "wider", "--no-verify")
+    folder = adapted.folder / "wider"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(300)
+    model.save_pretrained(folder)
+    found = run_verification(make_request(adapted.run, ExportOptions()), folder, lambda what: None)
+    assert not found["ok"]
+    (finding,) = found["findings"]
+    assert finding["seen"] == "the export knows 300 tokens, the trained model 261"
+
+
+def test_an_interrupted_export_leaves_nothing(adapted):
+    command = adapted.command("export", adapted.run, "--to", "broken")
+    process = subprocess.Popen(**command, stderr=subprocess.PIPE, start_new_session=True)
+    for line in process.stderr:
+        if "verifying" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    process.stderr.close()
+    assert [path.name for path in adapted.folder.iterdir() if "broken" in path.name] == []
+
+
+def test_the_best_checkpoint_is_exported(adapted, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(adapted.run, run)
+    path = run / "checkpoints" / "checkpoint-2" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps({**state, "best_model_checkpoint": "elsewhere/checkpoint-1"}))
+    done = adapted.grpo("export", run, "--to", tmp_path / "out", "--checkpoint", "best", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"] == "checkpoint-1"
 
 
 def test_what_bfloat16_would_lose_is_written_in_float32(tmp_path, chat_model):
