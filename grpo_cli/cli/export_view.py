@@ -9,6 +9,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from grpo_cli.cli.output import stderr, stdout
+from grpo_cli.cli.views import count_noun
 from grpo_cli.units import format_bytes
 
 
@@ -36,7 +37,7 @@ def print_result(result: Mapping[str, Any]) -> None:
         Text.assemble(
             ("✓ ", "green"),
             f"exported {result['model']} as {result['format']}{precision}: "
-            f"{len(result['files'])} files, {format_bytes(result['bytes'])}",
+            f"{count_noun(len(result['files']), 'file')}, {format_bytes(result['bytes'])}",
         )
     )
     if result["refined"]:

@@ -20,7 +20,7 @@ def export(
             "lose what was trained."
         ),
     ] = None,
-    gguf_type: Annotated[str | None, typer.Option(help="f32, f16, bf16 or q8_0.")] = None,
+    gguf_type: Annotated[str | None, typer.Option(help="f32, f16 (default), bf16 or q8_0.")] = None,
     converter: Annotated[
         Path | None, typer.Option(help="A llama.cpp checkout, or its converter.")
     ] = None,

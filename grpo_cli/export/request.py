@@ -93,7 +93,7 @@ def make_request(run: Path, options: ExportOptions) -> ExportRequest:
         is_adapter=adapter,
         format=options.format,
         dtype=options.dtype or _own_dtype(recipe.model, trained),
-        gguf_type=(options.gguf_type or "bf16") if options.format == "gguf" else None,
+        gguf_type=(options.gguf_type or "f16") if options.format == "gguf" else None,
         max_shard_size=options.max_shard_size,
     )
 

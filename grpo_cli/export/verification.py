@@ -21,6 +21,7 @@ import torch
 from transformers import AutoTokenizer
 
 from grpo_cli.data.build import build_datasets
+from grpo_cli.data.sources import has_eval
 from grpo_cli.export.request import ExportRequest
 from grpo_cli.export.weights import load_base, load_exact, load_trained
 from grpo_cli.models.adapters import load_adapter
@@ -47,7 +48,7 @@ class Look:
     logits: torch.Tensor
     """[positions, vocabulary] float32: before each token of the trained model's answers."""
     answers: list[tuple[int, ...]]
-    """Greedy completions, as tokens."""
+    """Greedy completions, as tokens; none where they were not asked for."""
     hashes: dict[str, str]
     """Of each tensor at the export's precision; empty where they are not compared."""
 
@@ -94,7 +95,7 @@ def verify(request: ExportRequest, folder: Path) -> dict[str, Any]:
     tokenizer = load_tokenizer(request.recipe.model)
     prompts = _read_prompts(request, tokenizer)
     trained = _look(request, load_trained(request), tokenizer, prompts, None)
-    base = _look(request, load_base(request), tokenizer, prompts, trained.answers)
+    base = _look(request, load_base(request), tokenizer, prompts, trained.answers, greedy=False)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".loaded-") as scratch:
         plain = _plain_folder(request, folder, Path(scratch))
         adapter = request.format == "adapter"
@@ -139,7 +140,10 @@ def verify(request: ExportRequest, folder: Path) -> dict[str, Any]:
 
 def _read_prompts(request: ExportRequest, tokenizer: Any) -> list[Any]:
     chat = bool(tokenizer.chat_template)
-    data = build_datasets(request.recipe, has_chat_template=chat, count_tokens=None)
+    dataset = request.recipe.dataset
+    few = {"limit": PROMPTS, **({"eval_limit": PROMPTS} if has_eval(dataset) else {})}
+    recipe = request.recipe.model_copy(update={"dataset": dataset.model_copy(update=few)})
+    data = build_datasets(recipe, has_chat_template=chat, count_tokens=None)
     rows = data.train if data.eval is None or not len(data.eval) else data.eval
     return list(rows.select(range(min(PROMPTS, len(rows))))["prompt"])
 
@@ -150,19 +154,23 @@ def _look(
     tokenizer: Any,
     prompts: Sequence[Any],
     answers: list[tuple[int, ...]] | None,
+    *,
+    greedy: bool = True,
 ) -> Look:
     """Logits before each token of `answers`, or of the model's own greedy ones; lets go of the model."""
     model = model.to(pick_device(request.recipe.launch)).eval()
     kwargs = request.recipe.generation.extras.get("chat_template_kwargs")
-    sampled = sample_completions(
-        model,
-        tokenizer,
-        prompts,
-        max_new_tokens=ANSWER_TOKENS,
-        temperature=0.0,
-        chat_template_kwargs=kwargs,
-    )
-    own = [group[0].token_ids for group in sampled]
+    own: list[tuple[int, ...]] = []
+    if greedy:
+        sampled = sample_completions(
+            model,
+            tokenizer,
+            prompts,
+            max_new_tokens=ANSWER_TOKENS,
+            temperature=0.0,
+            chat_template_kwargs=kwargs,
+        )
+        own = [group[0].token_ids for group in sampled]
     rows = []
     with torch.no_grad():
         for prompt, answer in zip(prompts, answers or own, strict=True):
