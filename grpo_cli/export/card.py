@@ -9,14 +9,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub import ModelCardData
 from jinja2 import Environment, StrictUndefined
 
 from grpo_cli.export.request import ExportRequest
 from grpo_cli.measure.metrics import compare, per_prompt, summarize
 from grpo_cli.measure.samples import as_scored, group_by_row
+from grpo_cli.models.licence import read_licence
 from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.training import TrainingConfig
+from grpo_cli.recipe.writing import write_yaml
 from grpo_cli.rewards.building import name_rewards, right_scores
 from grpo_cli.runs.files import write_text
 from grpo_cli.runs.folder import RunFolder
@@ -47,7 +50,7 @@ def write_card(
         rewards=list(zip(name_rewards(recipe.rewards), recipe.rewards, strict=True)),
         settings=_list_settings(request, run),
         checks=_say_checks(result),
-        recipe_text=_read_text(run.recipe).strip(),
+        recipe_text=write_yaml(recipe).strip(),
         licensed=head.license is not None,
     )
     write_text(folder / "README.md", f"---\n{head.to_yaml()}\n---\n\n{text}")
@@ -71,29 +74,19 @@ def _read_head(request: ExportRequest) -> ModelCardData:
         base_model_relation=_RELATIONS[request.format] if hub else None,
         datasets=[dataset] if dataset else None,
         library_name=library[request.format],
-        license=_read_licence(request),
+        license=read_licence(recipe.model),
         pipeline_tag="text-generation",
         tags=["grpo", "trl", "reinforcement-learning", *(["lora"] if recipe.model.lora else [])],
     )
 
 
+_ALWAYS_TOLD = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_iterations",
+    "learning_rate",
+)
 _RELATIONS = {"safetensors": "finetune", "adapter": "adapter", "gguf": "quantized"}
-
-
-def _read_licence(request: ExportRequest) -> str | None:
-    """What the base model's own card says, where it is on this machine."""
-    source = resolve_source(request.recipe.model)
-    if source.kind == "hub":
-        found = try_to_load_from_cache(source.location, "README.md", revision=source.revision)
-        path = Path(found) if isinstance(found, str) else None
-    else:
-        path = Path(source.location) / "README.md" if source.kind == "folder" else None
-    if path is None or not path.is_file():
-        return None
-    try:
-        return ModelCard.load(path).data.license
-    except ValueError:
-        return None
 
 
 def _say_base(request: ExportRequest) -> str:
@@ -113,7 +106,6 @@ def _example(recipe: Recipe) -> list[str]:
 
 def _list_settings(request: ExportRequest, run: RunFolder) -> list[tuple[str, Any]]:
     recipe = request.recipe
-    training = recipe.training.model_dump(mode="json", exclude_none=True)
     generation = recipe.generation
     status, manifest = _read_json(run.status), _read_json(run.manifest)
     rows = [
@@ -126,13 +118,22 @@ def _list_settings(request: ExportRequest, run: RunFolder) -> list[tuple[str, An
         ("sampling temperature", generation.temperature),
         (
             "LoRA",
-            recipe.model.lora and f"r {recipe.model.lora.r}, alpha {recipe.model.lora.lora_alpha}",
+            recipe.model.lora and f"r {recipe.model.lora.r}, alpha {recipe.model.lora.lora_alpha:g}",
         ),
         ("seed", recipe.seed),
-        *((name, value) for name, value in training.items() if not isinstance(value, dict)),
+        *_list_training(recipe.training).items(),
         *((f"{name} (version)", found) for name, found in (manifest.get("versions") or {}).items()),
     ]
     return [(name, value) for name, value in rows if value is not None]
+
+
+def _list_training(training: TrainingConfig) -> dict[str, Any]:
+    """What every reader looks for, and whatever else is not the default."""
+    told = training.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    asked = {name: getattr(training, name) for name in _ALWAYS_TOLD}
+    span = {} if training.max_steps > 0 else {"num_train_epochs": training.num_train_epochs}
+    plain = {name: value for name, value in told.items() if not isinstance(value, dict)}
+    return {**asked, **span, **plain}
 
 
 def _steps(request: ExportRequest, status: Mapping[str, Any]) -> Any:
@@ -142,6 +143,8 @@ def _steps(request: ExportRequest, status: Mapping[str, Any]) -> Any:
 def _say_data(recipe: Recipe) -> str:
     dataset = recipe.dataset
     named = getattr(dataset, "path", None) or getattr(dataset, "task", None)
+    if dataset.kind == "files":
+        named = ", ".join(Path(file).name for file in dataset.train)
     return f"{dataset.kind}: {named}" if named else dataset.kind
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from grpo_cli.errors import RunError, SetupError, UsageError
 from grpo_cli.export.request import ExportRequest
 from grpo_cli.models.sharded import is_sharded, make_whole
+from grpo_cli.recipe.writing import write_yaml
 from grpo_cli.runs.files import SCHEMA_VERSION, write_text
 from grpo_cli.runs.folder import RunFolder, unwritable
 from grpo_cli.runs.processes import stop_with_parent
@@ -251,10 +252,7 @@ def _write_companions(request: ExportRequest, folder: Path, result: dict[str, An
     from grpo_cli.export.card import write_card
     from grpo_cli.export.curve import draw_curve
 
-    with suppress(FileNotFoundError):
-        write_text(
-            folder / "recipe.yaml", RunFolder(request.run).recipe.read_text(encoding="utf-8")
-        )
+    write_text(folder / "recipe.yaml", write_yaml(request.recipe))
     has_curve = draw_curve(RunFolder(request.run), folder / "reward_curve.png")
     if request.format == "gguf":
         from grpo_cli.export.ollama import write_modelfile

@@ -206,6 +206,20 @@ def _gguf_has_key(path: Path, key: str) -> bool:
         return data.find(needle, 0, _GGUF_METADATA_BYTES) >= 0
 
 
+def read_gguf_text(path: Path, key: str) -> str | None:
+    """A text in the metadata of a GGUF file; None where there is none, found as `_gguf_has_key` does.
+
+    Source: ggml's `docs/gguf.md`, `gguf_metadata_kv_t`; type 8 is a string.
+    """
+    needle = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", 8)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = data.find(needle, 0, _GGUF_METADATA_BYTES) + len(needle)
+        if start < len(needle) or start + 8 > len(data):
+            return None
+        (length,) = struct.unpack_from("<Q", data, start)
+        return data[start + 8 : start + 8 + min(length, 1000)].decode("utf-8", "replace") or None
+
+
 def _missing_error(path: Path, text: str) -> RecipeError:
     siblings = _visible_names(path.parent) if path.parent.is_dir() else []
     close = nearest(path.name, siblings)

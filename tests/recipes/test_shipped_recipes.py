@@ -8,7 +8,9 @@ import pytest
 
 from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.preflight.hardware import Hardware
+from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.templates import list_templates, write_template
+from grpo_cli.recipe.writing import write_yaml
 from grpo_cli.recipe.yaml_tree import read_text
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +58,11 @@ def test_a_template_passes_the_checks_once_its_data_is_there(template, tmp_path,
     rows = "".join(f'{{"question": "{i}", "answer": "so #### {i}"}}\n' for i in range(400))
     (tmp_path / "data" / "train.jsonl").write_text(rows)
     assert check_recipe(path, hardware=CPU).errors == []
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_written_anew_reads_as_the_same(path, tmp_path):
+    recipe = load_recipe(path)
+    written = tmp_path / "written.yaml"
+    written.write_text(write_yaml(recipe), encoding="utf-8")
+    assert load_recipe(written) == recipe

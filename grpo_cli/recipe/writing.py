@@ -1,0 +1,40 @@
+"""A recipe as YAML again: what differs from the defaults, in the order of the schema.
+
+Owns the form of the text. Comments, `extends` and the writer's own order are not kept.
+"""
+
+from typing import Any
+
+import yaml
+
+from grpo_cli.recipe.recipe import Recipe
+
+
+def write_yaml(recipe: Recipe) -> str:
+    """The YAML that reads as this recipe, wherever its file lies; long texts as blocks of lines."""
+    plain = recipe.model_dump(mode="json", exclude_defaults=True)
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Sequences are indented below their key, and texts of several lines written as such."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
+        return super().increase_indent(flow, False)
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = "|" if "\n" in text.strip("\n") else "'" if _is_number(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _is_number(text: str) -> bool:
+    """Whether a recipe's reader takes it for one; PyYAML's own rules miss `1e-6`."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+_Dumper.add_representer(str, _represent_text)

@@ -1,0 +1,44 @@
+"""What is said of a model's licence on this machine."""
+
+import struct
+
+import pytest
+
+from grpo_cli.models.licence import read_licence
+from grpo_cli.recipe.model import ModelConfig
+
+
+def text(value):
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def test_a_gguf_file_says_it_in_its_metadata(tmp_path):
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 2)
+    other = text("general.name") + struct.pack("<I", 8) + text("general")
+    said = text("general.license") + struct.pack("<I", 8) + text("apache-2.0")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(head + other + said)
+    assert read_licence(ModelConfig(path=str(path))) == "apache-2.0"
+    path.write_bytes(head + other)
+    assert read_licence(ModelConfig(path=str(path))) is None
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: mit\n---\n# A model", "mit"),
+        ("# A model", None),
+        ("---\nlicense: [mit]\n---\n", None),
+        ("---\n: {\n---\n", None),
+        (None, None),
+    ],
+)
+def test_a_folder_says_it_in_its_card(tmp_path, card, licence):
+    (tmp_path / "config.json").write_text("{}")
+    if card is not None:
+        (tmp_path / "README.md").write_text(card)
+    assert read_licence(ModelConfig(path=str(tmp_path))) == licence
+
+
+def test_a_model_that_was_never_fetched_says_nothing():
+    assert read_licence(ModelConfig(path="org/not-here")) is None
