@@ -118,7 +118,8 @@ def _list_settings(request: ExportRequest, run: RunFolder) -> list[tuple[str, An
         ("sampling temperature", generation.temperature),
         (
             "LoRA",
-            recipe.model.lora and f"r {recipe.model.lora.r}, alpha {recipe.model.lora.lora_alpha:g}",
+            recipe.model.lora
+            and f"r {recipe.model.lora.r}, alpha {recipe.model.lora.lora_alpha:g}",
         ),
         ("seed", recipe.seed),
         *_list_training(recipe.training).items(),
