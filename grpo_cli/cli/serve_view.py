@@ -1,6 +1,7 @@
 """How a server and a chat look in a terminal. Knows no models."""
 
 import contextlib
+import re
 import shlex
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from grpo_cli.errors import RunError
 from grpo_cli.serve import server
 from grpo_cli.serve.plan import ServePlan
 from grpo_cli.serve.speakers import Message, Speaker
+
+_COMMANDS = "/new starts anew, /quit or Ctrl-D ends"
 
 
 def print_command(plan: ServePlan) -> None:
@@ -52,12 +55,16 @@ def converse(name: str, speaker: Speaker, system: str | None) -> None:
     """
     typed = sys.stdin.isatty()
     if typed:
-        stderr().print(f"{name} · /new starts anew, /quit or Ctrl-D ends", markup=False)
+        stderr().print(f"{name} · {_COMMANDS}", markup=False)
+        if system:
+            stderr().print(f"system: {system}", markup=False, style="dim")
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
     while (line := _read_line(typed)) is not None:
         if line == "/new":
             messages = list(opening)
+        elif typed and re.fullmatch(r"/\w+", line):
+            stderr().print(f"there is no {line}; {_COMMANDS}", markup=False, style="yellow")
         elif line:
             messages.append({"role": "user", "content": line})
             messages.append({"role": "assistant", "content": _answer(speaker, messages)})

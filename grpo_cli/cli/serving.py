@@ -62,4 +62,4 @@ def chat(
     served, manner = find_served(source, checkpoint), Manner(temperature, max_tokens)
     with serve_view.waiting("loading the model"):
         speaker = open_server(url, None, manner) if url else open_model(served, manner)
-    serve_view.converse(served.name, speaker, served.fixed_system if system is None else system)
+    serve_view.converse(served.name, speaker, served.system if system is None else system)

@@ -53,7 +53,7 @@ def _find_vllm() -> str | None:
 
 def _write_template(served: Served, scratch: Path) -> Path | None:
     """The template a recipe sets, as a file; a folder that was exported holds its own."""
-    template = read_chat_template(served.recipe.model) if served.recipe is not None else None
+    template = read_chat_template(served.settings) if served.settings is not None else None
     if template is None:
         return None
     path = scratch / "chat_template.jinja"

@@ -4,13 +4,15 @@ Source: vLLM 0.31, `vllm serve` and its flags.
 """
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_cli.errors import UsageError
+from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.models.adapters import is_adapter, read_adapter_base, read_vllm_rank
 from grpo_cli.models.sharded import refuse_sharded
-from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.loading import load_recipe
+from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.trained import find_trained
 
@@ -25,13 +27,10 @@ class Served:
     """A folder or hub id of whole weights."""
     adapter: Path | None
     """A LoRA adapter on top of it."""
-    recipe: Recipe | None
-    """What it was trained with, where a run was named."""
-
-    @property
-    def fixed_system(self) -> str | None:
-        """The system message it was trained with, where that is the same for every row."""
-        return self.recipe.dataset.prompt.fixed_system if self.recipe else None
+    settings: ModelConfig | None
+    """How it was loaded in training, where a run was named."""
+    system: str | None
+    """The system message it was trained with, where that is known and the same for every row."""
 
 
 def find_served(source: Path, checkpoint: str | None) -> Served:
@@ -56,9 +55,9 @@ def find_served(source: Path, checkpoint: str | None) -> Served:
                 f"{source}/adapter_config.json does not name its base model. "
                 "Fix: correct `base_model_name_or_path`, or export as safetensors"
             )
-        return Served(folder.name, base, folder, None)
+        return Served(folder.name, base, folder, None, _read_system(folder))
     if (folder / "config.json").is_file():
-        return Served(folder.name, str(folder), None, None)
+        return Served(folder.name, str(folder), None, None, _read_system(folder))
     if list(folder.glob("*.gguf")):
         raise UsageError(
             f"{source} holds a GGUF file, which is llama.cpp's to serve. "
@@ -72,9 +71,22 @@ def _of_run(run: RunFolder, checkpoint: str | None) -> Served:
     ((_, trained),) = find_trained(run, checkpoint)
     trained = trained.absolute()
     refuse_sharded(trained)
-    if not is_adapter(trained):
-        return Served(recipe.name, str(trained), None, recipe)
-    return Served(recipe.name, read_adapter_base(trained) or recipe.model.path, trained, recipe)
+    adapter = is_adapter(trained)
+    return Served(
+        recipe.name,
+        (read_adapter_base(trained) or recipe.model.path) if adapter else str(trained),
+        trained if adapter else None,
+        recipe.model,
+        recipe.dataset.prompt.fixed_system,
+    )
+
+
+def _read_system(export: Path) -> str | None:
+    """The system message in the recipe beside exported weights; nothing else of it is taken."""
+    try:
+        return load_recipe(export / "recipe.yaml").dataset.prompt.fixed_system
+    except RecipeError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,8 @@ class ServePlan:
     name: str
     host: str
     port: int
+    system: str | None
+    """The system message of the example."""
 
     @property
     def url(self) -> str:
@@ -99,8 +113,12 @@ class ServePlan:
     @property
     def curl(self) -> str:
         """A command that asks it something."""
-        body = json.dumps({"model": self.name, "messages": [{"role": "user", "content": "Hello"}]})
-        return f"curl {self.url}/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+        opening = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*opening, {"role": "user", "content": "Hello"}]
+        body = shlex.quote(
+            json.dumps({"model": self.name, "messages": messages}, ensure_ascii=False)
+        )
+        return f"curl {self.url}/chat/completions -H 'Content-Type: application/json' -d {body}"
 
 
 def plan_server(
@@ -132,8 +150,8 @@ def plan_server(
         "--gpu-memory-utilization": gpu_memory_utilization,
         "--chat-template": chat_template,
     }
-    if served.recipe is not None and served.recipe.model.dtype != "auto":
-        flags["--dtype"] = served.recipe.model.dtype
+    if served.settings is not None and served.settings.dtype != "auto":
+        flags["--dtype"] = served.settings.dtype
     if served.adapter is not None:
         flags |= {
             "--lora-modules": f"{served.name}={served.adapter}",
@@ -141,4 +159,5 @@ def plan_server(
         }
     named = [str(part) for flag in flags.items() if flag[1] is not None for part in flag]
     lora = [] if served.adapter is None else ["--enable-lora"]
-    return ServePlan((command, "serve", served.model, *named, *lora), served.name, host, port)
+    argv = (command, "serve", served.model, *named, *lora)
+    return ServePlan(argv, served.name, host, port, served.system)

@@ -36,7 +36,7 @@ def open_model(served: Served, manner: Manner) -> Speaker:
     from grpo_cli.models.sampling import all_eos_token_ids
 
     disable_progress_bar()
-    like = served.recipe.model if served.recipe else ModelConfig(path=served.model)
+    like = served.settings or ModelConfig(path=served.model)
     config = like.model_copy(update={"path": served.model, "revision": None, "lora": None})
     tokenizer = load_tokenizer(config)
     model = load_model(config, tokenizer)
