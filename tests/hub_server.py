@@ -6,6 +6,8 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.json_reply import send_json
+
 TOKEN = "hf_of_the_test"
 
 
@@ -102,11 +104,12 @@ def _handler_of(hub: HubServer) -> type[BaseHTTPRequestHandler]:
 
         def do_PUT(self):
             hub.store(self.path, self._body())
-            self._send(200, {})
+            send_json(self, {})
 
         def _reply(self):
             token = (self.headers.get("authorization") or "").removeprefix("Bearer ") or None
-            self._send(*hub.answer(self.path.partition("?")[0], self._body(), token))
+            status, told = hub.answer(self.path.partition("?")[0], self._body(), token)
+            send_json(self, told, status)
 
         def _body(self) -> bytes:
             if self.headers.get("transfer-encoding") == "chunked":
@@ -117,14 +120,6 @@ def _handler_of(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 self.rfile.readline()
                 return b"".join(parts)
             return self.rfile.read(int(self.headers.get("content-length") or 0))
-
-        def _send(self, status: int, told: dict) -> None:
-            body = json.dumps(told).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
 
         def log_message(self, *args):
             pass

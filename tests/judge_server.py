@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.json_reply import send_json
+
 FENCED = re.compile(
     r"^([A-Z]+(?: [A-Z]+)?(?: \d+)?)\n(~{8,})\n(.*?)\n\2$", re.DOTALL | re.MULTILINE
 )
@@ -135,17 +137,8 @@ def _handler_of(server):
             return self._send(Answer({"object": "list", "data": data}))
 
         def _send(self, answer):
-            raw = isinstance(answer.body, str)
-            body = (answer.body if raw else json.dumps(answer.body)).encode()
             with contextlib.suppress(OSError):
-                self.send_response(answer.status)
-                headers = {"Content-Type": "application/json", **answer.headers}
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-                self.wfile.flush()
+                send_json(self, answer.body, answer.status, answer.headers)
 
         def log_message(self, *args):
             pass

@@ -6,6 +6,9 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+# Run by its path, beside this module.
+from json_reply import send_json
+
 
 def flag(name):
     return sys.argv[sys.argv.index(name) + 1]
@@ -16,8 +19,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             names = [flag("--served-model-name"), flag("--lora-modules").partition("=")[0]]
             common = {"object": "model", "created": 0, "owned_by": "x"}
-            return self.send({"object": "list", "data": [{"id": name, **common} for name in names]})
-        return self.send({})
+            return send_json(
+                self, {"object": "list", "data": [{"id": name, **common} for name in names]}
+            )
+        return send_json(self, {})
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -37,14 +42,6 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(f"data: {json.dumps(piece)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
         return
-
-    def send(self, told):
-        body = json.dumps(told).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
     def log_message(self, *args):
         pass
