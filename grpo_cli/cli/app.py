@@ -170,16 +170,29 @@ def train(
     no_probe: Annotated[
         bool, typer.Option("--no-probe", help="Train without `grpo probe --quick` beforehand.")
     ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the newest run of this name, exactly.")
+    ] = False,
+    resume_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN|CHECKPOINT", help="Go on with this run, or from this checkpoint."
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Go on although the recipe is another one.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the end only.")] = False,
     json: AsJson = False,
 ) -> None:
     """Train a recipe: check and probe it, make a run folder, launch, watch, and sum up."""
     from grpo_cli.cli import output, views
-    from grpo_cli.cli.training import prepare, probe_first, run
+    from grpo_cli.cli.training import Earlier, prepare, probe_first, run
 
-    if not (no_probe or dry_run):
+    earlier = Earlier(resume or resume_from is not None, resume_from, force)
+    if not (no_probe or dry_run or earlier.wanted):
         probe_first(recipe, set_, runs)
-    prepared = prepare(recipe, set_, runs)
+    prepared = prepare(recipe, set_, runs, earlier)
     if dry_run:
         views.print_plan(prepared.folder, prepared.plan, as_json=json)
         return

@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -14,10 +15,19 @@ from grpo_cli.cli.output import print_problems, progress, stderr
 from grpo_cli.cli.probe_view import print_findings
 from grpo_cli.errors import ExitCode
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
+from grpo_cli.launch.resumption import (
+    Resumption,
+    begin_attempt,
+    find_latest,
+    is_finished,
+    plan_resumption,
+    read_target,
+)
 from grpo_cli.launch.supervisor import Outcome, supervise
 from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.preflight.finding import Finding
-from grpo_cli.preflight.hardware import read_hardware
+from grpo_cli.preflight.hardware import Hardware, read_hardware
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.progress import LiveView, PlainView, ProgressView, SilentView
 from grpo_cli.report.summary import RunSummary, read_summary
 from grpo_cli.runs.files import write_json
@@ -29,11 +39,26 @@ from grpo_cli.units import format_duration
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """What `--resume` and its companions say."""
+
+    wanted: bool
+    source: Path | None
+    """A run or a checkpoint; None is the newest run of the recipe's name."""
+    force: bool
+
+
+@dataclass(frozen=True)
 class PreparedRun:
-    """A run folder that is ready to be launched."""
+    """A run folder that is ready to be launched, or one that has nothing left to do."""
 
     folder: RunFolder
     plan: LaunchPlan
+    recipe: Recipe
+    origin: dict[str, Any]
+    """What the manifest of this attempt says."""
+    resumption: Resumption | None = None
+    finished: bool = False
 
 
 def probe_first(path: Path, overrides: list[str] | None, root: Path) -> None:
@@ -91,29 +116,75 @@ def _read_findings(text: str) -> list[Finding] | None:
         return None
 
 
-def prepare(path: Path, overrides: list[str] | None, root: Path) -> PreparedRun:
-    """Checks a recipe and writes its run folder; leaves nothing behind where a check fails.
+def prepare(path: Path, overrides: list[str] | None, root: Path, earlier: Earlier) -> PreparedRun:
+    """Checks a recipe and writes its run folder, or finds the run that goes on.
+
+    Leaves nothing behind where a check fails, and an earlier run as it is.
 
     Raises:
         ProblemsError: The recipe cannot be trained.
-        UsageError: The run folder cannot be written.
+        UsageError: The run folder cannot be written, or the earlier run cannot go on with this recipe.
     """
     hardware = read_hardware()
     checked = check_recipe(path, overrides, hardware)
     recipe = checked.recipe
     check_writable(root)
     print_problems(problem for problem in checked.problems if problem.level != "error")
+    origin = describe_origin(sys.argv, path, recipe.seed)
+    if earlier.wanted and (taken := _take_up(recipe, root, earlier, hardware, origin)):
+        return taken
     folder = create_run(root, recipe, checked.loaded.text)
     plan = plan_launch(recipe, folder.path, hardware)
     with removed_on_failure(folder):
-        write_json(folder.manifest, describe_origin(sys.argv, path, recipe.seed))
-        write_json(folder.launch / "plan.json", plan.as_json())
+        write_json(folder.manifest, origin)
+        write_json(folder.plan, plan.as_json())
         StatusFile(folder.status).update(state="pending")
-    return PreparedRun(folder, plan)
+    return PreparedRun(folder, plan, recipe, origin)
+
+
+def _take_up(
+    recipe: Recipe, root: Path, earlier: Earlier, hardware: Hardware, origin: dict[str, Any]
+) -> PreparedRun | None:
+    """The run that goes on; None, and a word about it, where there is nothing to go on from."""
+    step = None
+    if earlier.source is not None:
+        run, step = read_target(earlier.source)
+    elif (found := find_latest(root, recipe.name)) is not None:
+        run = found
+    else:
+        stderr().print(f"no run of {recipe.name} is in {root}: starting one", markup=False)
+        return None
+    plan = plan_launch(recipe, run.path, hardware)
+    if step is None and is_finished(run, recipe):
+        stderr().print(f"{run.path} is completed: nothing to go on with", markup=False)
+        return PreparedRun(run, plan, recipe, origin, finished=True)
+    resumption = plan_resumption(run, step, recipe, plan, force=earlier.force)
+    if resumption is None:
+        stderr().print(f"{run.path} has no checkpoint yet: starting anew", markup=False)
+        return None
+    stderr().print(f"going on from step {resumption.step} of {run.path}", markup=False)
+    for each in resumption.changed:
+        stderr().print(f"  changed: {each}", markup=False, style="yellow")
+    return PreparedRun(run, plan, recipe, origin, resumption)
 
 
 def run(prepared: PreparedRun, *, quiet: bool) -> tuple[RunSummary, int]:
-    """Launches a prepared run and shows it until it ends; gives its summary and the exit code."""
+    """Launches a prepared run and shows it until it ends; gives its summary and the exit code.
+
+    Raises:
+        UsageError: Another command works in the run folder, or it cannot be written.
+    """
+    folder = prepared.folder
+    if prepared.finished:
+        return read_summary(folder), ExitCode.OK
+    with folder.held():
+        if prepared.resumption:
+            begin_attempt(prepared.resumption, prepared.recipe, prepared.plan, prepared.origin)
+        outcome = _watch(prepared, quiet=quiet)
+    return read_summary(folder), _exit_code(outcome)
+
+
+def _watch(prepared: PreparedRun, *, quiet: bool) -> Outcome:
     folder = prepared.folder
     view = _choose_view(folder, quiet=quiet)
     failures: list[Exception] = []
@@ -128,10 +199,9 @@ def run(prepared: PreparedRun, *, quiet: bool) -> tuple[RunSummary, int]:
                 stderr().print(f"the display failed and is off ({error!r}); training goes on")
 
     try:
-        outcome = supervise(prepared.plan, folder, refresh, view.stopping)
+        return supervise(prepared.plan, folder, refresh, view.stopping)
     finally:
         view.close()
-    return read_summary(folder), _exit_code(outcome)
 
 
 def _choose_view(folder: RunFolder, *, quiet: bool) -> ProgressView:

@@ -234,4 +234,4 @@ def print_failure(summary: "RunSummary") -> None:
     style = "bold red" if status.state == "failed" else "yellow"
     console.print(Text(status.reason or "no reason was recorded", style=style))
     if status.state == "failed":
-        console.print(f"The worker's log: {summary.folder.attempt(1) / 'worker.log'}", markup=False)
+        console.print(f"The worker's log: {summary.folder.log}", markup=False)

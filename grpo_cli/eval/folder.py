@@ -3,11 +3,9 @@
 Owns the names of its files and who may write to it. The samples' own form is `samples.py`'s.
 """
 
-import contextlib
-import fcntl
 import json
 import shutil
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from grpo_cli.eval.request import EvalRequest
 from grpo_cli.eval.samples import SampleFiles
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.folder import unwritable
+from grpo_cli.runs.locking import held
 
 
 @dataclass(frozen=True)
@@ -55,21 +54,9 @@ class EvalFolder:
         """Every completion with its scores."""
         return SampleFiles(self.path / "samples")
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keeps other commands from measuring into the same folder.
-
-        Raises:
-            UsageError: One does so already.
-        """
-        with (self.path / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(
-                    f"another command is measuring in {self.path}. Fix: wait for it, or stop it"
-                ) from None
-            yield
+    def held(self) -> AbstractContextManager[None]:
+        """Keeps other commands from measuring into the same folder; see `runs/locking.py`."""
+        return held(self.path, "measuring")
 
     def write_request(self, request: EvalRequest) -> None:
         """Writes what was asked for; makes the folder.

@@ -74,16 +74,15 @@ def supervise(
 
     Args:
         plan: What to start.
-        folder: The run's folder; logs go to its first attempt.
+        folder: The run's folder; logs go to its present attempt.
         on_tick: Called a few times a second, and once at the end.
         on_stopping: Called when a stop has been asked for.
 
     Raises:
         RunError: The run folder has gone.
     """
-    log = folder.attempt(1) / "worker.log"
     signals = _Signals()
-    with signals.installed(), log.open("ab") as output:
+    with signals.installed(), folder.log.open("ab") as output:
         process = _start(plan, output)
         try:
             _watch(process, folder, signals, on_tick, on_stopping)
@@ -133,17 +132,17 @@ def _end(process: subprocess.Popen[bytes], folder: RunFolder) -> None:
     """Makes sure that nothing is left running: the launcher, its session, and every worker."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    for pid in _worker_pids(folder):
-        # A worker's number may be another program's by now; only ours names the run folder.
-        if str(folder.path) in _command_line(pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    for pid in live_workers(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
-def _worker_pids(folder: RunFolder) -> list[int]:
-    """Process ids that workers have written down."""
-    return [int(path.read_text() or 0) for path in folder.worker_pids().values()]
+def live_workers(folder: RunFolder) -> list[int]:
+    """The processes that work in a run folder at this moment, of those that have written theirs down."""
+    written = [int(path.read_text() or 0) for path in folder.worker_pids().values()]
+    # A worker's number may be another program's by now; only ours names the run folder.
+    return [pid for pid in written if str(folder.path) in _command_line(pid)]
 
 
 def _command_line(pid: int) -> str:
@@ -203,5 +202,4 @@ def _explain_exit(returncode: int) -> str:
 
 
 def _tail(folder: RunFolder, lines: int = 30) -> str:
-    log = folder.attempt(1) / "worker.log"
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    return "\n".join(folder.log.read_text(errors="replace").splitlines()[-lines:])

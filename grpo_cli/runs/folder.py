@@ -8,14 +8,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
+from grpo_cli.runs.locking import held
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class RunFolder:
         return self.path / "launch"
 
     @property
+    def plan(self) -> Path:
+        """The command, the processes and the environment of the present attempt."""
+        return self.launch / "plan.json"
+
+    @property
     def stop_request(self) -> Path:
         """A file that asks the workers to finish their step, save and stop; its being there says it."""
         return self.launch / "stop"
@@ -70,26 +77,12 @@ class RunFolder:
 
     def worker_pids(self) -> dict[int, Path]:
         """The process ids written so far, by rank."""
-        return _by_rank(self.launch.glob("rank_*.pid"))
+        return _by_number(self.launch.glob("rank_*.pid"))
 
     @property
     def checkpoints(self) -> Path:
         """The trainer's checkpoints."""
         return self.path / "checkpoints"
-
-    def whole_checkpoints(self) -> dict[int, Path]:
-        """The checkpoints that were written to their end, by step.
-
-        The trainer writes `trainer_state.json` last (transformers 5.17).
-        """
-        found = {
-            int(path.name.rpartition("-")[2]): path
-            for path in self.checkpoints.glob("checkpoint-*")
-            if path.name.rpartition("-")[2].isdecimal()
-        }
-        return {
-            step: path for step, path in found.items() if (path / "trainer_state.json").is_file()
-        }
 
     @property
     def model(self) -> Path:
@@ -101,17 +94,49 @@ class RunFolder:
         """Measurements before and after."""
         return self.path / "eval"
 
+    @property
+    def resumption(self) -> Path:
+        """From which checkpoint the present attempt goes on; absent where it began anew."""
+        return self.launch / "resume.json"
+
     def attempt(self, number: int) -> Path:
         """The logs of one attempt, from 1."""
         return self.path / "logs" / f"attempt_{number}"
 
+    @property
+    def attempts(self) -> int:
+        """How often the run was started."""
+        return max(_by_number((self.path / "logs").glob("attempt_*")), default=0)
+
+    @property
+    def log(self) -> Path:
+        """What the workers of the present attempt say."""
+        return self.attempt(self.attempts) / "worker.log"
+
     def failure(self, rank: int) -> Path:
-        """Why one worker of the first attempt failed: when, its rank, reason and traceback."""
-        return self.attempt(1) / f"failure_{rank}.json"
+        """Why one worker of the present attempt failed: when, its rank, reason and traceback."""
+        return self.attempt(self.attempts) / f"failure_{rank}.json"
 
     def failures(self) -> dict[int, Path]:
-        """The failures written so far, by rank."""
-        return _by_rank(self.attempt(1).glob("failure_*.json"))
+        """The failures written so far in the present attempt, by rank."""
+        return _by_number(self.attempt(self.attempts).glob("failure_*.json"))
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keeps other commands from training into the same folder; see `runs/locking.py`."""
+        return held(self.launch, "training")
+
+    def read_plan(self) -> dict[str, Any]:
+        """What was launched; nothing where it is not there, or damaged."""
+        return _read_json(self.plan)
+
+    def read_resumption(self) -> dict[str, Any]:
+        """From where the present attempt goes on; nothing where it began anew."""
+        return _read_json(self.resumption)
+
+    def write_recipe(self, recipe: Recipe) -> None:
+        """Writes the resolved recipe."""
+        resolved = {"schema_version": SCHEMA_VERSION, "recipe": recipe.model_dump(mode="json")}
+        write_json(self.resolved, resolved)
 
     def read_recipe(self) -> Recipe:
         """The resolved recipe.
@@ -134,8 +159,15 @@ class RunFolder:
             ) from None
 
 
-def _by_rank(paths: Iterable[Path]) -> dict[int, Path]:
+def _by_number(paths: Iterable[Path]) -> dict[int, Path]:
     return {int(path.stem.rpartition("_")[2]): path for path in paths}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def create_run(root: Path, recipe: Recipe, recipe_text: str) -> RunFolder:
@@ -152,8 +184,7 @@ def create_run(root: Path, recipe: Recipe, recipe_text: str) -> RunFolder:
     folder = RunFolder(claim_folder(root / recipe.name))
     with removed_on_failure(folder):
         write_text(folder.recipe, recipe_text)
-        resolved = {"schema_version": SCHEMA_VERSION, "recipe": recipe.model_dump(mode="json")}
-        write_json(folder.resolved, resolved)
+        folder.write_recipe(recipe)
         for child in (folder.completions, folder.launch, folder.checkpoints, folder.attempt(1)):
             child.mkdir(parents=True)
     return folder

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from grpo_cli.errors import UsageError
+from grpo_cli.runs.checkpoints import whole_checkpoints
 from grpo_cli.runs.folder import RunFolder
 
 
@@ -27,7 +28,7 @@ def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path
                 "Fix: name a checkpoint with --checkpoint N, or finish the run"
             )
         return [("final", run.model)]
-    known = run.whole_checkpoints()
+    known = whole_checkpoints(run)
     if checkpoint == "best":
         return [_find_best(run, known)]
     if checkpoint == "all":
@@ -68,5 +69,5 @@ def _is_step(text: str) -> bool:
 
 
 def _say_checkpoints(run: RunFolder) -> str:
-    known = sorted(run.whole_checkpoints())
+    known = sorted(whole_checkpoints(run))
     return f" (checkpoints: {', '.join(map(str, known))})" if known else " (and no checkpoints)"

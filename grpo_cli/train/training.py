@@ -14,7 +14,7 @@ import torch
 import transformers
 from accelerate import PartialState
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from grpo_cli.batch import plan_batch
 from grpo_cli.data.build import BuiltData, build_datasets
@@ -33,6 +33,7 @@ from grpo_cli.train.measurement import Measurer, select_rows
 from grpo_cli.train.reward_functions import build_reward_functions
 from grpo_cli.train.session import Session
 from grpo_cli.train.stopping import Stopped, StopRequest
+from grpo_cli.train.trainer import RunTrainer
 from grpo_cli.train.trl_args import build_trl_args
 
 
@@ -59,10 +60,14 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     data = _build_data(session, tokenizer)
     trainer, rewards, callback = _build_trainer(session, args, tokenizer, data)
     measurer = _build_measurer(session, trainer, rewards, data)
-    if measurer:
+    checkpoint = folder.read_resumption().get("checkpoint")
+    if measurer and checkpoint is None:
         measurer.measure("before", trainer.model, tokenizer)
     session.report("training", total_steps=_planned_steps(trainer))
-    trainer.train()
+    if checkpoint is None:
+        trainer.train()
+    else:
+        trainer.go_on(folder.checkpoints / checkpoint, _steps_an_epoch(session, data))
     if callback.stopped:
         raise Stopped(f"stopped after step {trainer.state.global_step}, which is saved")
     _check_steps(session, trainer)
@@ -115,7 +120,7 @@ def _describe_device(session: Session) -> dict[str, Any]:
 
 def _build_trainer(
     session: Session, args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, data: BuiltData
-) -> tuple[GRPOTrainer, list[Reward], RunCallback]:
+) -> tuple[RunTrainer, list[Reward], RunCallback]:
     recipe = session.recipe
     session.report("loading the rewards")
     context = reward_context(recipe, str(session.processes.device))
@@ -126,7 +131,7 @@ def _build_trainer(
     ends = [*all_eos_token_ids(model.generation_config, tokenizer), tokenizer.pad_token_id]
     # TRL tells training from evaluation in the same way.
     log = _open_completion_log(session, rewards, ends, lambda: model.training)
-    trainer = GRPOTrainer(
+    trainer = RunTrainer(
         model=model,
         reward_funcs=build_reward_functions(rewards, log),
         args=args,
@@ -156,17 +161,23 @@ def _open_completion_log(
 
 
 def _build_measurer(
-    session: Session, trainer: GRPOTrainer, rewards: list[Reward], data: BuiltData
+    session: Session, trainer: RunTrainer, rewards: list[Reward], data: BuiltData
 ) -> Measurer | None:
     rows = select_rows(data.eval, session.recipe.evaluation.limit)
     return Measurer(session, rewards, rows) if rows is not None else None
 
 
-def _planned_steps(trainer: GRPOTrainer) -> int | None:
+def _steps_an_epoch(session: Session, data: BuiltData) -> int:
+    """Optimizer steps of one epoch."""
+    inputs = batch_inputs(session.recipe, session.processes.num_processes, len(data.train))
+    return plan_batch(inputs).optimizer_steps_per_epoch or 1
+
+
+def _planned_steps(trainer: RunTrainer) -> int | None:
     return trainer.args.max_steps if trainer.args.max_steps > 0 else None
 
 
-def _check_steps(session: Session, trainer: GRPOTrainer) -> None:
+def _check_steps(session: Session, trainer: RunTrainer) -> None:
     """Compares the steps done with those planned: a loop can end early without an error."""
     done, planned = trainer.state.global_step, trainer.state.max_steps
     if done < planned and not session.recipe.training.early_stopping:
@@ -176,7 +187,7 @@ def _check_steps(session: Session, trainer: GRPOTrainer) -> None:
         )
 
 
-def _early_end(trainer: GRPOTrainer) -> str | None:
+def _early_end(trainer: RunTrainer) -> str | None:
     """Why training ended before its last step, where early stopping ended it."""
     state = trainer.state
     if state.global_step >= state.max_steps:
@@ -185,7 +196,7 @@ def _early_end(trainer: GRPOTrainer) -> str | None:
     return f"stopped early: {metric} no longer got better (best {best})"
 
 
-def _save_model(session: Session, trainer: GRPOTrainer) -> None:
+def _save_model(session: Session, trainer: RunTrainer) -> None:
     """Writes the final weights (or adapter) and tokenizer to `model/`, whole or not at all."""
     partial = session.folder.path / ".model.partial"
     if session.processes.is_main_process:

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     write_pid(folder, rank)
     status = StatusFile(folder.status)
     if rank == 0:
-        status.update(state="running", phase="loading libraries", started_at=time.time())
+        status.update(state="running", phase="loading libraries")
     try:
         # Torch and its family take seconds to import; by now a stop or a failure is heard.
         from grpo_cli.train.training import train

@@ -1,0 +1,186 @@
+"""Going on with a run: which one, from which checkpoint, and whether it would be the same training.
+
+Owns which settings may change in between. Starts nothing.
+"""
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.errors import UsageError
+from grpo_cli.launch.plan import LaunchPlan
+from grpo_cli.launch.supervisor import live_workers
+from grpo_cli.recipe.comparison import Difference, list_differences
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.checkpoints import check_resumable, whole_checkpoints
+from grpo_cli.runs.files import write_json
+from grpo_cli.runs.folder import RunFolder, unwritable
+from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.rewinding import rewind
+from grpo_cli.runs.status import StatusFile
+
+_FREE = (
+    "name",
+    "description",
+    "logging.",
+    "evaluation.",
+    "launch.machine_rank",
+    "launch.main_process_",
+    "launch.num_processes",
+    "launch.stall_timeout_s",
+    "training.max_steps",
+    "training.num_train_epochs",
+    "training.early_stopping",
+    "training.save_",
+    "training.eval_",
+)
+"""Settings that change nothing of what was trained so far. The processes are compared as planned."""
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run that can go on."""
+
+    folder: RunFolder
+    checkpoint: Path
+    step: int
+    """Optimizer steps done."""
+    changed: tuple[Difference, ...]
+    """Settings that are others now."""
+
+
+def find_latest(root: Path, name: str) -> RunFolder | None:
+    """The newest run of a name; None where there is none."""
+    found = sorted(path for path in (root / name).glob("*") if (path / "resolved.json").is_file())
+    return RunFolder(found[-1].absolute()) if found else None
+
+
+def read_target(path: Path) -> tuple[RunFolder, int | None]:
+    """The run that a path names, and the step where it names a checkpoint.
+
+    Raises:
+        UsageError: It names neither.
+    """
+    path = path.absolute()
+    if (path / "resolved.json").is_file():
+        return RunFolder(path), None
+    run = RunFolder(path.parent.parent)
+    for step, checkpoint in whole_checkpoints(run).items():
+        if checkpoint == path:
+            return run, step
+    raise UsageError(
+        f"{path} is neither a run folder nor a whole checkpoint in one. "
+        "Fix: name a folder under runs/<name>/, or one of its checkpoints/"
+    )
+
+
+def plan_resumption(
+    run: RunFolder, step: int | None, recipe: Recipe, plan: LaunchPlan, *, force: bool
+) -> Resumption | None:
+    """Works out from where a run goes on.
+
+    Args:
+        run: The run.
+        step: A checkpoint's; None takes the newest whole one.
+        recipe: What it goes on with.
+        plan: How it would be launched.
+        force: Whether the recipe may change what is trained, and random states may be missing.
+
+    Returns:
+        None where the run has no checkpoint yet.
+
+    Raises:
+        UsageError: It is another training now, or the checkpoint is not enough for it.
+    """
+    known = whole_checkpoints(run)
+    if step is not None and step not in known:
+        there = ", ".join(map(str, known)) or "none"
+        raise UsageError(f"{run.path} has no checkpoint {step} (there: {there}). Fix: name another")
+    if not known:
+        return None
+    step = max(known) if step is None else step
+    changed = [*list_differences(run.read_recipe(), recipe), *_compare_plans(run, plan)]
+    refused = [each for each in changed if not each.path.startswith(_FREE)]
+    if refused and not force:
+        told = "\n".join(f"  {each}" for each in refused)
+        raise UsageError(
+            f"with this recipe {run.path} would not go on as it began:\n{told}\n"
+            "Fix: undo these changes, start a run of its own without --resume, or --force to go on "
+            "with them"
+        )
+    if not force:
+        check_resumable(known[step], _local_ranks(plan))
+    return Resumption(run, known[step], step, tuple(changed))
+
+
+def begin_attempt(
+    resumption: Resumption, recipe: Recipe, plan: LaunchPlan, origin: Mapping[str, Any]
+) -> None:
+    """Takes the run folder back to the checkpoint and makes it ready for another attempt.
+
+    Args:
+        resumption: Where it goes on.
+        recipe: With what.
+        plan: How it is launched.
+        origin: What this attempt's manifest says.
+
+    Raises:
+        UsageError: The last attempt's workers still work, or the folder cannot be written.
+    """
+    run = resumption.folder
+    if alive := live_workers(run):
+        raise UsageError(
+            f"workers of the last attempt still finish their step in {run.path} (processes "
+            f"{', '.join(map(str, alive))}). Fix: wait for them, or end them"
+        )
+    status = StatusFile(run.status).read()
+    try:
+        rewind(run, resumption.step)
+        before = run.attempt(run.attempts)
+        shutil.copyfile(run.resolved, before / run.resolved.name)
+        attempt = run.attempt(run.attempts + 1)
+        attempt.mkdir(parents=True)
+        write_json(attempt / run.manifest.name, dict(origin))
+        write_json(
+            run.resumption, {"checkpoint": resumption.checkpoint.name, "step": resumption.step}
+        )
+        run.write_recipe(recipe)
+        write_json(run.plan, plan.as_json())
+        record = {"event": "resume", "step": resumption.step, "attempt": run.attempts}
+        append_record(run.metrics, record)
+        StatusFile(run.status).update(
+            state="pending",
+            phase="starting",
+            step=resumption.step,
+            reason=None,
+            traceback=None,
+            # The time it did not work is none of its own.
+            started_at=time.time() - (status.updated_at - status.started_at),
+        )
+    except OSError as error:
+        raise unwritable(run.path, error) from None
+
+
+def is_finished(run: RunFolder, recipe: Recipe) -> bool:
+    """Whether a run is completed and the recipe asks for nothing more."""
+    lengths = ("training.max_steps", "training.num_train_epochs")
+    changed = {each.path for each in list_differences(run.read_recipe(), recipe)}
+    return StatusFile(run.status).read().state == "completed" and not changed & set(lengths)
+
+
+def _compare_plans(run: RunFolder, plan: LaunchPlan) -> list[Difference]:
+    """The processes that work together: their number decides which rows meet in a batch."""
+    before = run.read_plan().get("num_processes", plan.num_processes)
+    if before == plan.num_processes:
+        return []
+    return [Difference("processes", before, plan.num_processes)]
+
+
+def _local_ranks(plan: LaunchPlan) -> range | None:
+    if plan.num_processes == 1:
+        return None
+    local = plan.num_processes // plan.num_machines
+    return range(plan.machine_rank * local, (plan.machine_rank + 1) * local)

@@ -1,0 +1,225 @@
+"""Runs that are broken off and go on: the same losses, rewards, answers and weights as one unbroken run."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.integration.conftest import RECIPE, Workshop
+
+# The worker ends by SIGKILL while it scores the answers of a step, once.
+DEADLY = """\
+import os
+import signal
+from pathlib import Path
+
+def brief(completions, trainer_state=None, **kwargs):
+    wish = Path({wish!r})
+    if wish.exists() and trainer_state.global_step >= int(wish.read_text()):
+        wish.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [-0.01 * len(str(completion)) for completion in completions]
+"""
+STEPS = 8
+NOT_COMPARED = {"time", "step_time", "tokens_per_s", "train_runtime"}
+
+
+def workshop_of(folder, model, die_at=None):
+    folder.mkdir()
+    wish = folder / "die"
+    if die_at is not None:
+        wish.write_text(str(die_at))
+    (folder / "deadly.py").write_text(DEADLY.format(wish=str(wish)))
+    workshop = Workshop(folder, model)
+    text = RECIPE.replace(
+        "rewards:\n", "rewards:\n  - {{kind: python, path: ./deadly.py:brief, name: brief}}\n"
+    )
+    workshop.write(text)
+    return workshop
+
+
+def train(workshop, *flags, steps=STEPS, code=0):
+    common = ["--set", f"training.max_steps={steps}", "--set", "logging.log_completions=true"]
+    done = workshop.grpo("train", workshop.folder / "recipe.yaml", *common, *flags)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def sets(**values):
+    homes = {"steps_per_generation": "generation"}
+    named = [f"{homes.get(key, 'training')}.{key}={value}" for key, value in values.items()]
+    return [part for text in named for part in ("--set", text)]
+
+
+def steps_of(workshop):
+    """What every step logged, in order."""
+    records = workshop.records("train")
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    return [
+        {k: v for k, v in record.items() if k not in NOT_COMPARED and not k.endswith("/seconds")}
+        for record in records
+    ]
+
+
+def completions_of(workshop):
+    found = []
+    for path in sorted((workshop.run / "completions").glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            found.append([record[key] for key in ("step", "row", "completions", "rewards")])
+    return found
+
+
+def weights_of(workshop):
+    (path,) = (workshop.run / "model").glob("*.safetensors")
+    return load_file(path)
+
+
+def assert_same(broken, unbroken):
+    assert steps_of(broken) == steps_of(unbroken)
+    assert completions_of(broken) == completions_of(unbroken)
+    first, second = weights_of(broken), weights_of(unbroken)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "processes"),
+    [
+        # Eight prompts, two a step: the checkpoint of step 5 lies in the second epoch.
+        pytest.param({"save_steps": 5}, 1, id="second epoch"),
+        # One generation feeds four steps, or two: step 3 learns from what step 1 or 2 sampled.
+        pytest.param({"save_steps": 3, "steps_per_generation": 4}, 1, id="steps per generation"),
+        pytest.param({"save_steps": 3, "num_iterations": 2}, 1, id="iterations"),
+        pytest.param(
+            {"save_steps": 3, "num_iterations": 2, "per_device_train_batch_size": 2},
+            2,
+            id="two processes",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, chat_model, settings, processes):
+    flags = [*sets(**settings), "--set", f"launch.num_processes={processes}"]
+    unbroken = workshop_of(tmp_path / "unbroken", chat_model)
+    train(unbroken, *flags)
+    broken = workshop_of(tmp_path / "broken", chat_model, die_at=settings["save_steps"] + 1)
+    train(broken, *flags, code=1)
+    assert broken.status()["state"] == "failed"
+    done = train(broken, *flags, "--resume")
+    assert f"going on from step {settings['save_steps']}" in done.stderr
+    assert broken.status()["state"] == "completed"
+    assert_same(broken, unbroken)
+    assert (broken.run / "logs" / "attempt_2" / "worker.log").is_file()
+    (record,) = broken.records("resume")
+    assert (record["step"], record["attempt"]) == (settings["save_steps"], 2)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, chat_model):
+    """A run of two steps, both saved."""
+    workshop = Workshop(tmp_path_factory.mktemp("stopped"), chat_model)
+    workshop.write()
+    train(workshop, *sets(save_steps=1), steps=2)
+    return workshop
+
+
+@pytest.fixture
+def copied(stopped, tmp_path):
+    """The same run in a folder of its own."""
+    shutil.copytree(stopped.folder, tmp_path / "copied")
+    return Workshop(tmp_path / "copied", stopped.model)
+
+
+def test_a_completed_run_is_left_alone_and_may_be_prolonged(copied):
+    before = copied.status()
+    done = train(copied, *sets(save_steps=1), "--resume", steps=2)
+    assert "nothing to go on with" in done.stderr
+    assert copied.status() == before
+    done = train(copied, *sets(save_steps=1), "--resume", steps=3)
+    assert "changed: training.max_steps: 2 → 3" in done.stderr
+    assert copied.status()["step"] == 3
+    assert len(steps_of(copied)) == 3
+
+
+def test_an_earlier_checkpoint_is_named_and_what_came_later_is_kept_aside(copied):
+    checkpoint = copied.run / "checkpoints" / "checkpoint-1"
+    first = steps_of(copied)
+    train(copied, *sets(save_steps=1), "--resume-from", checkpoint, steps=2)
+    assert steps_of(copied) == first
+    undone = copied.run / "logs" / "attempt_1" / "undone"
+    assert (undone / "checkpoints" / "checkpoint-2" / "trainer_state.json").is_file()
+    assert (undone / "model" / "config.json").is_file()
+    records = [json.loads(line) for line in (undone / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if record["event"] == "train"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("training.per_device_train_batch_size=2", "training.per_device_train_batch_size: 4 → 2"),
+        ("generation.num_generations=4", "generation.num_generations: 2 → 4"),
+        ("dataset.limit=6", "dataset.limit: None → 6"),
+        ("launch.num_processes=2", "processes: 1 → 2"),
+        ("seed=2", "seed: 1 → 2"),
+    ],
+)
+def test_another_training_is_refused_with_the_difference(copied, change, said):
+    before = copied.status()
+    done = train(copied, "--set", change, *sets(save_steps=1), "--resume", steps=3, code=2)
+    assert said in done.stderr
+    assert "--force" in done.stderr
+    assert copied.status() == before
+
+
+def test_a_forced_change_goes_on(copied):
+    flags = ["--set", "training.learning_rate=1e-4", *sets(save_steps=1), "--resume"]
+    train(copied, *flags, "--force", steps=3)
+    assert copied.status()["state"] == "completed"
+
+
+def test_what_cannot_go_on_is_said(copied, tmp_path):
+    flags = [*sets(save_steps=1)]
+    newest = copied.run / "checkpoints" / "checkpoint-2"
+    (newest / "rng_state.pth").rename(tmp_path / "rng_state.pth")
+    assert "rng_state.pth" in train(copied, *flags, "--resume", steps=3, code=2).stderr
+    (newest / "optimizer.pt").unlink()
+    assert "holds no optimizer" in train(copied, *flags, "--resume", steps=3, code=2).stderr
+    # A checkpoint that was torn is passed over.
+    (newest / "trainer_state.json").unlink()
+    assert "from step 1" in train(copied, *flags, "--resume", steps=3).stderr
+    for wrong in (tmp_path, copied.run / "checkpoints" / "checkpoint-9"):
+        done = train(copied, *flags, "--resume-from", wrong, steps=3, code=2)
+        assert "neither a run folder nor a whole checkpoint" in done.stderr
+
+
+def test_without_an_earlier_run_one_is_started(tmp_path, chat_model):
+    workshop = workshop_of(tmp_path / "new", chat_model)
+    done = train(workshop, "--resume", steps=1)
+    assert "no run of tiny is in runs: starting one" in done.stderr
+    assert workshop.status()["state"] == "completed"
+
+
+def test_two_commands_never_train_into_one_folder(copied):
+    recipe = copied.folder / "recipe.yaml"
+    flags = ["--set", "training.max_steps=500", *sets(save_steps=1), "--resume"]
+    first = subprocess.Popen(
+        **copied.command("train", recipe, *flags), stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while copied.status()["state"] != "running" and time.monotonic() < deadline:
+            time.sleep(0.1)
+        done = copied.grpo("train", recipe, *flags)
+        assert done.returncode == 2
+        assert "another command is training in" in done.stderr
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+        first.stderr.close()
