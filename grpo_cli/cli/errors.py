@@ -1,6 +1,7 @@
 """The one handler of exceptions: from what was raised to text on stderr and an exit code."""
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -32,6 +33,7 @@ class Terminated(BaseException):
 def run_guarded(command: Callable[[], int | None]) -> int:
     """Runs a command; what is not an error of ours keeps its traceback. `GRPO_DEBUG=1` shows all."""
     signal.signal(signal.SIGTERM, _terminate)
+    _mend_streams()
     try:
         return int(command() or ExitCode.OK)
     except GrpoError as error:
@@ -61,6 +63,16 @@ def run_guarded(command: Callable[[], int | None]) -> int:
             raise
         stderr().print(_say_os_error(error), style="red", markup=False)
         return ExitCode.ENVIRONMENT
+
+
+def _mend_streams() -> None:
+    """Makes streams of a closed descriptor (`>&-`) empty ones, and text in another encoding readable."""
+    for name in ("stdin", "stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if name == "stdin" else "backslashreplace")
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

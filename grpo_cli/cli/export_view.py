@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from rich.padding import Padding
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -40,36 +41,41 @@ def print_result(result: Mapping[str, Any]) -> None:
             f"{count_noun(len(result['files']), 'file')}, {format_bytes(result['bytes'])}",
         )
     )
-    if result["refined"]:
-        console.print(
-            "  float32, since a coarser precision would lose much of what was trained; --dtype float16 "
-            "is finer than bfloat16, and as small"
-        )
     found = result["verification"]
+    if found is not None and "instead_of" in found:
+        coarse = found["instead_of"]
+        _say(
+            f"{result['precision']}, since {coarse['dtype']} keeps {coarse['kept']:.0%} of what training "
+            "changed; --dtype float16 is finer, and as small"
+        )
     if found is None:
         console.print(Text("  not verified", style="yellow"))
     else:
         _print_verification(found)
+    for each in result["warnings"]:
+        _say(f"warning: {each['seen']}. Fix: {each['fix']}", style="yellow")
     console.print(f"  folder  {result['path']}", markup=False)
     if result.get("pushed"):
         console.print(f"  pushed  {result['pushed']}", markup=False)
 
 
 def _print_verification(found: Mapping[str, Any]) -> None:
-    console, difference, moved = stdout(), found["difference"], found["moved"]
-    console.print(
-        f"  logits  differ from the trained model's by {difference['largest']:.2g} at most, "
-        f"{difference['mean']:.2g} in the mean (training moved them by {moved['largest']:.2g} and "
-        f"{moved['mean']:.2g}; {found['kept']:.1%} of that is kept)"
+    difference, moved, tensors = found["difference"], found["moved"], found["tensors"]
+    _say(
+        f"logits  {difference['largest']:.2g} off the trained model's at most, {difference['mean']:.2g} in "
+        f"the mean; training moved them by {moved['largest']:.2g} and {moved['mean']:.2g}, and "
+        f"{found['kept']:.1%} of that is kept"
     )
-    console.print(
-        f"  greedy  the same text for {found['greedy_same']} of {found['prompts']} prompts"
-    )
-    tensors = found["tensors"]
+    _say(f"greedy  the same first tokens for {found['greedy_same']} of {found['prompts']} prompts")
     if tensors["all"]:
-        console.print(
-            f"  weights {tensors['changed']} of {tensors['all']} tensors differ from the base model's"
+        _say(
+            f"weights {tensors['changed']} of {tensors['all']} tensors differ from the base model's"
         )
     for finding in found["findings"]:
-        text = f"  {finding['level']}: {finding['seen']}. Fix: {finding['fix']}"
-        console.print(text, style="yellow", markup=False)
+        _say(f"{finding['level']}: {finding['seen']}. Fix: {finding['fix']}", style="yellow")
+
+
+def _say(text: str, style: str | None = None) -> None:
+    """A line of the result, broken between words and indented."""
+    console = stdout()
+    console.print(Padding(Text(text, style=style or ""), (0, 0, 0, 2)), soft_wrap=False)

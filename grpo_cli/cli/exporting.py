@@ -1,9 +1,13 @@
 """`grpo export`: parses, calls one function, and prints its result."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from grpo_cli.export.exporting import ExportPlan
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -16,24 +20,29 @@ def export(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32, float16 or bfloat16; by default the run's own, or float32 where that would "
-            "lose what was trained."
+            help="float32, float16 or bfloat16; by default the run's own, or float32 where that loses "
+            "much of what was trained."
         ),
     ] = None,
     gguf_type: Annotated[str | None, typer.Option(help="f32, f16 (default), bf16 or q8_0.")] = None,
     converter: Annotated[
         Path | None, typer.Option(help="A llama.cpp checkout, or its converter.")
     ] = None,
-    max_shard_size: Annotated[str, typer.Option(help="Of one file of weights.")] = "5GB",
+    max_shard_size: Annotated[
+        str, typer.Option(help="Of one file of weights, such as 500MB.")
+    ] = "5GB",
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Load the export again, and compare.")
     ] = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an export that is there.")
+    ] = False,
     push: Annotated[
-        str | None, typer.Option(metavar="ORG/NAME", help="Upload to the hub, as one commit.")
+        str | None,
+        typer.Option(metavar="ORG/NAME", help="Upload to the hub as one commit; private."),
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="A repository that is made is public.")
+        bool, typer.Option("--public", help="Make the repository of --push a public one.")
     ] = False,
     json: AsJson = False,
 ) -> None:
@@ -42,6 +51,7 @@ def export(
     from grpo_cli.export import exporting
     from grpo_cli.export.gguf import find_converter
     from grpo_cli.export.request import ExportOptions, make_request
+    from grpo_cli.export.target import resolve_target
 
     options: Any = {"format": format, "dtype": dtype, "gguf_type": gguf_type}
     request = make_request(
@@ -49,20 +59,28 @@ def export(
     )
     command = find_converter(converter) if format == "gguf" else None
     refine = dtype is None and format == "safetensors" and verify
-    plan = exporting.ExportPlan(request, to, force, verify, refine, command)
-    if push is not None:
-        from grpo_cli.export.hub import check_login
-
-        check_login(push)
+    target = resolve_target(to, request.run)
+    plan = exporting.ExportPlan(request, target, force, verify, refine, command)
     with output.stdout_kept(), export_view.progress() as tell:
-        result = exporting.export(plan, tell)
-        if push is not None:
-            from grpo_cli.export import hub
-
-            tell(f"uploading to {push}")
-            message = f"{request.recipe.name}: {request.name}, exported by grpo"
-            result["pushed"] = hub.push(to, push, private=not public, message=message)
+        result = _export_and_push(plan, push, public=public, tell=tell)
     if json:
         output.print_json(result)
     else:
         export_view.print_result(result)
+
+
+def _export_and_push(
+    plan: "ExportPlan", push: str | None, *, public: bool, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    from grpo_cli.export import exporting
+
+    if push is None:
+        return exporting.export(plan, tell)
+    from grpo_cli.export import hub
+
+    hub.check_login(push)
+    result = exporting.export(plan, tell)
+    tell(f"uploading to {push}")
+    message = f"{plan.request.recipe.name}: {plan.request.name}, exported by grpo"
+    pushed = hub.push(plan.target, push, private=not public, message=message)
+    return {**result, "pushed": pushed}

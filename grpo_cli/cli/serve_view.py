@@ -1,6 +1,7 @@
 """How a server and a chat look in a terminal. Knows no models."""
 
 import contextlib
+import importlib
 import re
 import shlex
 import sys
@@ -55,6 +56,9 @@ def converse(name: str, speaker: Speaker, system: str | None) -> None:
     """
     typed = sys.stdin.isatty()
     if typed:
+        # Importing it gives `input` its history and arrow keys.
+        with contextlib.suppress(ImportError):
+            importlib.import_module("readline")
         stderr().print(f"{name} · {_COMMANDS}", markup=False)
         if system:
             stderr().print(f"system: {system}", markup=False, style="dim")

@@ -27,7 +27,7 @@ def serve(
     from grpo_cli.cli import serve_view
     from grpo_cli.serve.launch import prepare
 
-    with prepare(
+    plan = prepare(
         source,
         checkpoint,
         host=host,
@@ -35,11 +35,11 @@ def serve(
         max_model_len=max_model_len,
         gpu_memory_utilization=gpu_memory_utilization,
         needs_vllm=not dry_run,
-    ) as plan:
-        if dry_run:
-            serve_view.print_command(plan)
-        else:
-            serve_view.run(plan, timeout)
+    )
+    if dry_run:
+        serve_view.print_command(plan)
+    else:
+        serve_view.run(plan, timeout)
 
 
 def chat(

@@ -4,7 +4,9 @@ Owns what the card says; its form is `card.md.jinja`'s and, for the head, huggin
 """
 
 import json
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ def write_card(
         has_curve: Whether there is a `reward_curve.png`.
     """
     recipe, run = request.recipe, RunFolder(request.run)
-    head = _read_head(request)
+    head, recipe_text = _read_head(request), write_yaml(recipe).strip()
     text = _template().render(
         title=recipe.name,
         base=_say_base(request),
@@ -45,20 +47,32 @@ def write_card(
         recipe=recipe,
         messages=_example(recipe),
         gguf_file=next((file.name for file in folder.glob("*.gguf")), None),
-        evaluation=_read_evaluation(request, run),
+        evaluation=_read_if_whole(lambda: _read_evaluation(request, run)),
         has_curve=has_curve,
         rewards=list(zip(name_rewards(recipe.rewards), recipe.rewards, strict=True)),
         settings=_list_settings(request, run),
+        fence="`" * (1 + max(map(len, re.findall("`+", recipe_text)), default=2)),
+        precision=result["precision"],
+        system=recipe.dataset.prompt.fixed_system,
         checks=_say_checks(result),
-        recipe_text=write_yaml(recipe).strip(),
+        recipe_text=recipe_text,
         licensed=head.license is not None,
     )
     write_text(folder / "README.md", f"---\n{head.to_yaml()}\n---\n\n{text}")
 
 
+def _read_if_whole(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    """What is in a file beside the run; a damaged one is left out of the card, not the card out of the export."""
+    try:
+        return read()
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
 def _template() -> Any:
     source = resources.files("grpo_cli.export").joinpath("card.md.jinja").read_text("utf-8")
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.filters["shell"] = shlex.quote
     return environment.from_string(source)
 
 
@@ -112,7 +126,6 @@ def _list_settings(request: ExportRequest, run: RunFolder) -> list[tuple[str, An
         ("model exported", request.name),
         ("optimizer steps", _steps(request, status)),
         ("data", _say_data(recipe)),
-        ("data fingerprint", (manifest.get("data") or {}).get("fingerprint")),
         ("completions of each prompt", generation.num_generations),
         ("max_completion_length", generation.max_completion_length),
         ("sampling temperature", generation.temperature),
@@ -123,7 +136,8 @@ def _list_settings(request: ExportRequest, run: RunFolder) -> list[tuple[str, An
         ),
         ("seed", recipe.seed),
         *_list_training(recipe.training).items(),
-        *((f"{name} (version)", found) for name, found in (manifest.get("versions") or {}).items()),
+        ("trained in", recipe.model.dtype),
+        ("versions", _say_versions(manifest.get("versions"))),
     ]
     return [(name, value) for name, value in rows if value is not None]
 
@@ -135,6 +149,12 @@ def _list_training(training: TrainingConfig) -> dict[str, Any]:
     span = {} if training.max_steps > 0 else {"num_train_epochs": training.num_train_epochs}
     plain = {name: value for name, value in told.items() if not isinstance(value, dict)}
     return {**asked, **span, **plain}
+
+
+def _say_versions(found: Any) -> str | None:
+    if not isinstance(found, dict):
+        return None
+    return ", ".join(f"{name} {version}" for name, version in found.items() if version) or None
 
 
 def _steps(request: ExportRequest, status: Mapping[str, Any]) -> Any:

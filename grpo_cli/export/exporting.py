@@ -15,11 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.errors import RunError, SetupError, UsageError
+from safetensors import SafetensorError
+
+from grpo_cli.errors import RunError, SetupError
 from grpo_cli.export.request import ExportRequest
+from grpo_cli.export.target import KIND, RECORD, check_free, give_name
+from grpo_cli.models.adapters import read_adapter_base
+from grpo_cli.models.licence import read_licence
 from grpo_cli.models.sharded import is_sharded, make_whole
+from grpo_cli.preflight.finding import Finding
 from grpo_cli.recipe.writing import write_yaml
-from grpo_cli.runs.files import SCHEMA_VERSION, write_text
+from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
 from grpo_cli.runs.folder import RunFolder, unwritable
 from grpo_cli.runs.processes import stop_with_parent
 from grpo_cli.units import format_bytes
@@ -54,13 +60,10 @@ def check_target(plan: ExportPlan) -> None:
     """Refuses a target that is there already, or a disk that is too small.
 
     Raises:
-        UsageError: The folder exists, and `force` does not allow to replace it.
+        UsageError: The folder holds something that may not be replaced.
         SetupError: There is not enough room.
     """
-    if plan.target.exists() and not plan.force and not _is_empty(plan.target):
-        raise UsageError(
-            f"{plan.target} exists already, and nothing is overwritten. Fix: another --to, or --force"
-        )
+    check_free(plan.target, force=plan.force)
     existing = plan.target.absolute()
     while not existing.exists():
         existing = existing.parent
@@ -70,10 +73,6 @@ def check_target(plan: ExportPlan) -> None:
             f"the export needs {format_bytes(needed)} on the disk of {existing}, which has "
             f"{format_bytes(free)} left. Fix: free some space, or --to a folder on another disk"
         )
-
-
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _needed_bytes(plan: ExportPlan) -> float:
@@ -117,16 +116,22 @@ def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
     try:
         with _whole_request(plan, tell) as whole:
             request, verification = _write_checked(replace(plan, request=whole), partial, tell)
-        result = _describe(plan, request, verification, partial)
-        tell("writing the card")
-        _write_companions(request, partial, result)
+            result = _describe(request, verification)
+            tell("writing the card")
+            _write_companions(request, partial, result)
+        result |= _list_files(partial)
+        write_json(partial / RECORD, result)
         partial.chmod(0o755)
-        for file in partial.iterdir():
-            file.chmod(0o644)
-        _give_name(partial, plan.target)
+        for path in partial.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        give_name(partial, plan.target, force=plan.force)
+    except SafetensorError as error:
+        raise SetupError(
+            f"{plan.target} cannot be written: {error}. Fix: free some space"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return result
+    return {**result, "path": str(plan.target)}
 
 
 @contextmanager
@@ -159,12 +164,13 @@ def _write_checked(
     verification = run_verification(request, partial, tell)
     lossy = any(each["subject"] in _LOST for each in verification["findings"])
     if lossy and plan.may_refine and request.dtype != "float32":
-        tell(f"{request.dtype} would keep {verification['kept']:.0%} of what training changed")
-        for file in partial.iterdir():
-            file.unlink()
+        coarse = {"dtype": request.dtype, "kept": verification["kept"]}
+        tell(f"{request.dtype} keeps {coarse['kept']:.0%} of what training changed: float32 now")
+        shutil.rmtree(partial)
+        partial.mkdir()
         request = request.model_copy(update={"dtype": "float32"})
         _write_weights(request, partial, plan.converter, tell)
-        verification = run_verification(request, partial, tell)
+        verification = run_verification(request, partial, tell) | {"instead_of": coarse}
     if not verification["ok"]:
         found = [each for each in verification["findings"] if each["level"] == "error"]
         told = "; ".join(f"{each['subject']}: {each['seen']}" for each in found)
@@ -187,12 +193,17 @@ def _write_weights(
         return
     from grpo_cli.export.gguf import convert
 
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".float32-") as whole:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".float32-") as scratch:
+        # The converter takes the folder's name for the model's.
+        whole = Path(scratch) / request.recipe.name
         tell("merging" if request.is_adapter else "writing the weights")
-        weights.write_safetensors(request, Path(whole), "float32")
+        weights.write_safetensors(request, whole, "float32")
         tell("converting to GGUF")
         name = f"{request.recipe.name}-{request.gguf_type}.gguf"
-        convert(converter, Path(whole), folder / name, request.gguf_type)
+        about = {"general.name": request.recipe.name}
+        if licence := read_licence(request.recipe.model):
+            about["general.license"] = licence
+        convert(converter, whole, folder / name, request.gguf_type, about)
 
 
 def run_verification(request: ExportRequest, folder: Path, tell: Tell) -> dict[str, Any]:
@@ -228,23 +239,35 @@ def run_verification(request: ExportRequest, folder: Path, tell: Tell) -> dict[s
     )
 
 
-def _describe(
-    plan: ExportPlan, request: ExportRequest, verification: dict[str, Any] | None, folder: Path
-) -> dict[str, Any]:
-    files = {file.name: file.stat().st_size for file in sorted(folder.iterdir()) if file.is_file()}
+def _describe(request: ExportRequest, verification: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
-        "kind": "grpo-export",
-        "path": str(plan.target.absolute()),
-        "run": str(request.run),
+        "kind": KIND,
+        "run": "/".join(request.run.parts[-2:]),
         "model": request.name,
         "format": request.format,
         "precision": request.gguf_type or (None if request.format == "adapter" else request.dtype),
-        "refined": request.dtype != plan.request.dtype,
-        "files": files,
-        "bytes": sum(files.values()),
         "verification": verification,
+        "warnings": [each.as_json() for each in _warn(request)],
     }
+
+
+def _warn(request: ExportRequest) -> list[Finding]:
+    """What a person should know before giving the export away."""
+    base = read_adapter_base(request.trained) if request.format == "adapter" else None
+    if base is None or not base.startswith("/"):
+        return []
+    seen = f"the adapter names its base by a path of this machine, {base}: nobody else can load it"
+    return [Finding("base model", "warning", seen, "export as safetensors, to give it away")]
+
+
+def _list_files(folder: Path) -> dict[str, Any]:
+    sizes = {
+        str(file.relative_to(folder)): file.stat().st_size
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+    return {"files": sizes, "bytes": sum(sizes.values())}
 
 
 def _write_companions(request: ExportRequest, folder: Path, result: dict[str, Any]) -> None:
@@ -259,14 +282,3 @@ def _write_companions(request: ExportRequest, folder: Path, result: dict[str, An
 
         write_modelfile(request, folder)
     write_card(request, folder, result, has_curve=has_curve)
-
-
-def _give_name(partial: Path, target: Path) -> None:
-    """Puts a finished folder in its place; what was there goes only when the new one stands."""
-    old = None
-    if target.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
-        target.rename(old / "export")
-    partial.rename(target)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)

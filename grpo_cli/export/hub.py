@@ -4,12 +4,16 @@ Owns the passage to huggingface_hub. The token is the one it finds in its usual 
 read, shown or stored here.
 """
 
+import re
 from pathlib import Path
 
+from httpx import HTTPError
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
 from grpo_cli.errors import RunError, SetupError, UsageError
+
+_REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
 def check_login(repo: str) -> None:
@@ -19,7 +23,7 @@ def check_login(repo: str) -> None:
         UsageError: The name is not one of a repository.
         SetupError: There is no token, or the hub refuses it or cannot be reached.
     """
-    if repo.count("/") != 1 or not all(repo.split("/")):
+    if not _REPO.fullmatch(repo):
         raise UsageError(f"{repo} is no name of a repository. Fix: --push ORGANISATION/NAME")
     try:
         HfApi().whoami()
@@ -27,7 +31,7 @@ def check_login(repo: str) -> None:
         raise SetupError(
             "there is no token for the hub. Fix: `hf auth login`, or set HF_TOKEN"
         ) from None
-    except (HfHubHTTPError, OSError) as error:
+    except (HfHubHTTPError, HTTPError, OSError) as error:
         raise SetupError(
             f"the hub: {_first_line(error)}. Fix: `hf auth login`, or try later"
         ) from None
@@ -52,7 +56,7 @@ def push(folder: Path, repo: str, *, private: bool, message: str) -> str:
     try:
         api.create_repo(repo, private=private, exist_ok=True)
         commit = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
-    except (HfHubHTTPError, OSError) as error:
+    except (HfHubHTTPError, HTTPError, OSError) as error:
         raise RunError(
             f"{repo} could not be pushed: {_first_line(error)}. The export is kept in {folder}. "
             f"Fix: `hf upload {repo} {folder}` when the cause is mended"

@@ -115,14 +115,14 @@ def write_modelfile(request: ExportRequest, folder: Path) -> None:
     from grpo_cli.models.sampling import all_eos_token_ids
 
     (file,) = folder.glob("*.gguf")
-    tokenizer = load_tokenizer(request.recipe.model)
+    tokenizer = load_tokenizer(request.tokenizer)
     stops = all_eos_token_ids(load_generation_config(request.recipe.model), tokenizer)
     lines = [f"FROM ./{file.name}"]
     turns = _turns_of(tokenizer, request)
     if turns is not None:
         # Ollama puts the beginning-of-sequence token there itself.
         go = turns.as_go().removeprefix(tokenizer.bos_token or "")
-        lines.append(f'TEMPLATE """{go}"""')
+        lines.append(_quote("TEMPLATE", go))
     elif tokenizer.chat_template:
         lines.append("# The chat template is the one in the GGUF file.")
     else:
@@ -131,10 +131,20 @@ def write_modelfile(request: ExportRequest, folder: Path) -> None:
         turns.default_system if turns is not None else None
     )
     if system is not None:
-        lines.append(f'SYSTEM """{system}"""')
+        lines.append(_quote("SYSTEM", system))
     lines += [f'PARAMETER stop "{token}"' for token in tokenizer.convert_ids_to_tokens(stops)]
-    lines.append(f"PARAMETER num_predict {request.recipe.generation.max_completion_length}")
+    # As in training: without these Ollama cuts the distribution and punishes repetition.
+    temperature = request.recipe.generation.temperature
+    plain = {"temperature": temperature, "top_k": 0, "top_p": 1, "repeat_penalty": 1}
+    lines += [f"PARAMETER {name} {value:g}" for name, value in plain.items()]
     write_text(folder / "Modelfile", "\n".join(lines) + "\n")
+
+
+def _quote(instruction: str, text: str) -> str:
+    """An instruction with a text of several lines, which cannot hold three quotation marks."""
+    if '"""' in text:
+        return f'# {instruction} is left out: its text holds """, which a Modelfile cannot quote.'
+    return f'{instruction} """{text}"""'
 
 
 def _turns_of(tokenizer: Any, request: ExportRequest) -> TurnTemplate | None:

@@ -4,6 +4,7 @@ Owns the defaults of the settings. Loads no weights.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo_cli.errors import UsageError
 from grpo_cli.models.adapters import is_adapter, read_adapter_base
+from grpo_cli.models.fingerprint import fingerprint_model
 from grpo_cli.models.sharded import is_sharded
 from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.model import ModelConfig
@@ -54,6 +56,16 @@ class ExportRequest(BaseModel):
     max_shard_size: str
 
     @property
+    def tokenizer(self) -> ModelConfig:
+        """Where the tokenizer comes from; with the chat template that lies beside the trained weights,
+        since the recipe's may have been edited."""
+        saved = self.trained / "chat_template.jinja"
+        if not saved.is_file():
+            return self.recipe.model
+        template = saved.read_text(encoding="utf-8")
+        return self.recipe.model.model_copy(update={"chat_template": template})
+
+    @property
     def base(self) -> ModelConfig:
         """The model that training began with, as `model`, without adapters."""
         return self.model.model_copy(update={"lora": None})
@@ -63,6 +75,9 @@ class ExportRequest(BaseModel):
         """The model that was trained, unquantized, with a kernel that runs anywhere."""
         plain = {"quantization": None, "attn_implementation": None}
         return self.recipe.model.model_copy(update=plain)
+
+
+_SIZE = re.compile(r"[1-9]\d*(KB|MB|GB|TB)")
 
 
 def make_request(run: Path, options: ExportOptions) -> ExportRequest:
@@ -85,6 +100,8 @@ def make_request(run: Path, options: ExportOptions) -> ExportRequest:
         raise UsageError(f"{trained} holds whole weights, no adapter. Fix: --format safetensors")
     if is_adapter(trained):
         _check_base(trained, recipe.model)
+    if adapter:
+        _check_unchanged(RunFolder(run), recipe.model)
     return ExportRequest(
         run=run.absolute(),
         recipe=recipe,
@@ -106,6 +123,10 @@ def _check_choices(options: ExportOptions) -> None:
     ):
         if value is not None and value not in known:
             raise UsageError(f"there is no {flag} {value}. Fix: {' or '.join(known)}")
+    if not _SIZE.fullmatch(options.max_shard_size):
+        raise UsageError(
+            f"--max-shard-size {options.max_shard_size} is no size. Fix: such as 5GB or 500MB"
+        )
     if options.gguf_type is not None and options.format != "gguf":
         raise UsageError("--gguf-type is a GGUF file's. Fix: add --format gguf")
     if options.dtype is not None and options.format != "safetensors":
@@ -129,6 +150,20 @@ def _check_base(adapter: Path, model: ModelConfig) -> None:
         f"{adapter} says it was trained on {recorded}, and the run on {model.path}. "
         "Fix: correct `base_model_name_or_path` in its adapter_config.json, if the two are the same model"
     )
+
+
+def _check_unchanged(run: RunFolder, model: ModelConfig) -> None:
+    """Refuses a base whose weights are not those that the run began with.
+
+    Raises:
+        UsageError: They are others.
+    """
+    then, now = run.read_manifest().get("model"), fingerprint_model(model)
+    if then is not None and now is not None and then != now:
+        raise UsageError(
+            f"{model.path} holds other weights than when the adapter was trained on it ({now[:12]}, not "
+            f"{str(then)[:12]}). Fix: put the old ones back; on the hub, `model.revision` names them"
+        )
 
 
 def _own_dtype(model: ModelConfig, trained: Path) -> Precision:

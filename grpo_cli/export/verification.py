@@ -9,6 +9,7 @@ weights alone. Owns what counts as the same.
 import gc
 import hashlib
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -38,6 +39,13 @@ LEAST_KEPT, WELL_KEPT = 0.25, 0.9
 trained one, below the other much is lost to rounding."""
 TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 5e-2, "q8_0": 1e-1}
 """Largest root mean square of the difference in logits, in standard deviations of the logits."""
+_FINER = {
+    "q8_0": "export with --gguf-type f16",
+    "bf16": "export with --gguf-type f16, which is as small",
+    "f16": "export with --gguf-type f32",
+    "bfloat16": "export with --dtype float16, which is as small, or --dtype float32",
+    "float16": "export with --dtype float32",
+}
 _GGUF_PRECISION = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "q8_0"}
 
 
@@ -92,7 +100,7 @@ def verify(request: ExportRequest, folder: Path) -> dict[str, Any]:
     Raises:
         GrpoError: A model cannot be loaded.
     """
-    tokenizer = load_tokenizer(request.recipe.model)
+    tokenizer = load_tokenizer(request.tokenizer)
     prompts = _read_prompts(request, tokenizer)
     trained = _look(request, load_trained(request), tokenizer, prompts, None)
     base = _look(request, load_base(request), tokenizer, prompts, trained.answers, greedy=False)
@@ -112,7 +120,7 @@ def verify(request: ExportRequest, folder: Path) -> dict[str, Any]:
     findings = [
         *settings,
         *_judge_weights(request, moved, changed),
-        *_judge_logits(request, apart, kept),
+        *(_judge_logits(request, apart, kept) if math.isfinite(moved.largest) else []),
     ]
     same = sum(a == b for a, b in zip(trained.answers, export.answers, strict=True))
     decode = tokenizer.decode
@@ -250,6 +258,10 @@ def _judge_vocabulary(trained: Look, export: Any) -> Finding | None:
 
 
 def _judge_weights(request: ExportRequest, moved: Difference, changed: int) -> list[Finding]:
+    if not math.isfinite(moved.largest):
+        seen = f"{request.trained} computes values that are not finite"
+        fix = "export an earlier checkpoint with --checkpoint N"
+        return [Finding("training", "error", seen, fix, "the training went astray")]
     if moved.largest == 0:
         seen = f"{request.trained} computes exactly what the base model does"
         why = "there is nothing to ship"
@@ -264,7 +276,8 @@ def _judge_weights(request: ExportRequest, moved: Difference, changed: int) -> l
 
 def _judge_logits(request: ExportRequest, apart: Difference, kept: float) -> list[Finding]:
     precision = _precision(request)
-    finer = "export with --gguf-type f32" if request.gguf_type else "export with --dtype float32"
+    written = request.gguf_type or precision
+    finer = _FINER.get(written, "export with --format adapter, which changes no weight")
     found = []
     if not apart.relative <= TOLERANCES[precision]:
         seen = (

@@ -71,7 +71,7 @@ def write_safetensors(request: ExportRequest, folder: Path, dtype: str) -> None:
     model = load_trained(request)
     if request.is_adapter:
         model = model.merge_and_unload()
-    tokenizer = load_tokenizer(request.recipe.model)
+    tokenizer = load_tokenizer(request.tokenizer)
     settings = load_generation_config(request.recipe.model)
     stops = all_eos_token_ids(settings, tokenizer)
     settings.update(
@@ -86,7 +86,7 @@ def write_adapter(request: ExportRequest, folder: Path) -> None:
     """Writes the adapter as it is, with the tokenizer and template it was trained with."""
     for name in _ADAPTER_FILES:
         shutil.copyfile(request.trained / name, folder / name)
-    load_tokenizer(request.recipe.model).save_pretrained(folder)
+    load_tokenizer(request.tokenizer).save_pretrained(folder)
 
 
 def count_parameters(request: ExportRequest) -> int:

@@ -52,13 +52,29 @@ def load_adapter(model: Any, adapter: Path, base: str) -> Any:
     from safetensors import SafetensorError
 
     try:
-        return peft.PeftModel.from_pretrained(model, adapter)
+        loaded = peft.PeftModel.from_pretrained(model, adapter)
+        lacking = peft.get_peft_model_state_dict(loaded).keys() - _list_tensors(adapter)
+        if lacking:
+            # peft only warns, and goes on with fresh values.
+            raise ValueError(f"{len(lacking)} of its tensors are lacking, such as {min(lacking)}")
+        return loaded
     except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
         sentence = " ".join(str(error).split())[:200]
         raise UsageError(
             f"the adapter {adapter} does not fit {base}: {sentence}. "
             "Fix: put it on the model that it was trained on, or fetch it anew"
         ) from error
+
+
+def _list_tensors(adapter: Path) -> set[str]:
+    """The names in an adapter's file of weights."""
+    from safetensors import safe_open
+
+    weights = adapter / "adapter_model.safetensors"
+    if not weights.is_file():
+        raise FileNotFoundError(f"there is no {weights.name} in it")
+    with safe_open(weights, "pt") as tensors:
+        return set(tensors.keys())
 
 
 def _read_settings(adapter: Path) -> dict[str, Any]:

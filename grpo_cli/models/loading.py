@@ -112,7 +112,15 @@ def load_model(
         options["attn_implementation"] = model.attn_implementation
     location = model_folder_or_id(model)
     with _explained(model):
-        loaded = AutoModelForCausalLM.from_pretrained(location, **options)
+        loaded, told = AutoModelForCausalLM.from_pretrained(
+            location, output_loading_info=True, **options
+        )
+    if lacking := sorted(told["missing_keys"]):
+        # transformers only warns, and goes on with random values.
+        raise SetupError(
+            f"{model.path} lacks {len(lacking)} of its weights, such as {lacking[0]}. "
+            "Fix: fetch it anew; or name a model that was saved with its language-modelling head"
+        )
     if tokenizer is not None:
         check_vocabulary(loaded, tokenizer)
     return loaded

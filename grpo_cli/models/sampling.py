@@ -87,7 +87,7 @@ def sample_completions(
 
 
 def encode_prompt(
-    tokenizer: Any, prompt: Prompt, chat_template_kwargs: dict[str, Any] | None = None
+    tokenizer: Any, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None
 ) -> list[int]:
     """The tokens of a prompt, as `GRPOTrainer` makes them.
 

@@ -129,6 +129,10 @@ class RunFolder:
         """What was launched; nothing where it is not there, or damaged."""
         return _read_json(self.plan)
 
+    def read_manifest(self) -> dict[str, Any]:
+        """What the run was made of; nothing where it is not there, or damaged."""
+        return _read_json(self.manifest)
+
     def read_resumption(self) -> dict[str, Any]:
         """From where the present attempt goes on; nothing where it began anew."""
         return _read_json(self.resumption)

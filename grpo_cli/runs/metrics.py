@@ -41,8 +41,18 @@ class RecordTail:
         whole, newline, _ = data.rpartition(b"\n")
         self._offset += len(whole) + len(newline)
         for line in whole.splitlines():
-            if line.strip():
-                yield json.loads(line)
+            record = _read(line)
+            if record is not None:
+                yield record
+
+
+def _read(line: bytes) -> dict[str, Any] | None:
+    """A record; None for a line that a killed process left torn."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _finite(value: Any) -> Any:

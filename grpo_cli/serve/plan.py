@@ -5,8 +5,10 @@ Source: vLLM 0.31, `vllm serve` and its flags.
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.models.adapters import is_adapter, read_adapter_base, read_vllm_rank
@@ -19,7 +21,7 @@ from grpo_cli.runs.trained import find_trained
 
 @dataclass(frozen=True)
 class Served:
-    """The model behind a name."""
+    """The model behind a name, and how it was spoken to in training."""
 
     name: str
     """What requests call it."""
@@ -27,10 +29,14 @@ class Served:
     """A folder or hub id of whole weights."""
     adapter: Path | None
     """A LoRA adapter on top of it."""
-    settings: ModelConfig | None
-    """How it was loaded in training, where a run was named."""
-    system: str | None
-    """The system message it was trained with, where that is known and the same for every row."""
+    settings: ModelConfig
+    """How `model` is loaded."""
+    system: str | None = None
+    """The system message, where it is known and the same for every row."""
+    template: Path | None = None
+    """The chat template, where it is not the one beside the weights."""
+    template_kwargs: Mapping[str, Any] | None = None
+    """What the template is given besides the messages."""
 
 
 def find_served(source: Path, checkpoint: str | None) -> Served:
@@ -55,9 +61,14 @@ def find_served(source: Path, checkpoint: str | None) -> Served:
                 f"{source}/adapter_config.json does not name its base model. "
                 "Fix: correct `base_model_name_or_path`, or export as safetensors"
             )
-        return Served(folder.name, base, folder, None, _read_system(folder))
+        if base.startswith("/") and not Path(base).is_dir():
+            raise UsageError(
+                f"{source} is an adapter on {base}, which is not here. Fix: put that model there, or "
+                "correct `base_model_name_or_path` in its adapter_config.json"
+            )
+        return _of_export(folder, base, folder)
     if (folder / "config.json").is_file():
-        return Served(folder.name, str(folder), None, None, _read_system(folder))
+        return _of_export(folder, str(folder), None)
     if list(folder.glob("*.gguf")):
         raise UsageError(
             f"{source} holds a GGUF file, which is llama.cpp's to serve. "
@@ -72,20 +83,48 @@ def _of_run(run: RunFolder, checkpoint: str | None) -> Served:
     trained = trained.absolute()
     refuse_sharded(trained)
     adapter = is_adapter(trained)
+    model = (read_adapter_base(trained) or recipe.model.path) if adapter else str(trained)
+    revision = recipe.model.revision if model == recipe.model.path else None
+    template = trained / "chat_template.jinja"
     return Served(
         recipe.name,
-        (read_adapter_base(trained) or recipe.model.path) if adapter else str(trained),
+        model,
         trained if adapter else None,
-        recipe.model,
+        recipe.model.model_copy(
+            update={"path": model, "lora": None, "chat_template": None, "revision": revision}
+        ),
         recipe.dataset.prompt.fixed_system,
+        template if adapter and template.is_file() else None,
+        recipe.generation.extras.get("chat_template_kwargs"),
     )
 
 
-def _read_system(export: Path) -> str | None:
-    """The system message in the recipe beside exported weights; nothing else of it is taken."""
+def _of_export(folder: Path, model: str, adapter: Path | None) -> Served:
+    """An exported folder; of the recipe beside it nothing is taken that could run code."""
+    template = folder / "chat_template.jinja"
     try:
-        return load_recipe(export / "recipe.yaml").dataset.prompt.fixed_system
+        recipe = load_recipe(folder / "recipe.yaml")
     except RecipeError:
+        return Served(folder.name, model, adapter, ModelConfig(path=model))
+    return Served(
+        recipe.name,
+        model,
+        adapter,
+        ModelConfig(path=model, dtype=recipe.model.dtype if adapter else "auto"),
+        recipe.dataset.prompt.fixed_system,
+        template if adapter and template.is_file() else None,
+        recipe.generation.extras.get("chat_template_kwargs"),
+    )
+
+
+def _read_dtype(model: ModelConfig) -> str | None:
+    """The precision to name: vLLM would run float32 weights in 16 bits."""
+    if model.dtype != "auto":
+        return model.dtype
+    try:
+        told = json.loads((Path(model.path) / "config.json").read_text(encoding="utf-8"))
+        return "float32" if (told.get("dtype") or told.get("torch_dtype")) == "float32" else None
+    except (OSError, ValueError, AttributeError):
         return None
 
 
@@ -129,7 +168,6 @@ def plan_server(
     port: int,
     max_model_len: int | None,
     gpu_memory_utilization: float | None,
-    chat_template: Path | None,
 ) -> ServePlan:
     """The command that serves a model.
 
@@ -140,7 +178,6 @@ def plan_server(
         port: On which port.
         max_model_len: Longest prompt and answer, in tokens; None leaves it to the model.
         gpu_memory_utilization: Share of the GPU's memory (of the machine's, on a CPU).
-        chat_template: A file that takes the place of the tokenizer's.
     """
     flags = {
         "--host": host,
@@ -148,16 +185,23 @@ def plan_server(
         "--served-model-name": served.name if served.adapter is None else f"{served.name}-base",
         "--max-model-len": max_model_len,
         "--gpu-memory-utilization": gpu_memory_utilization,
-        "--chat-template": chat_template,
+        "--chat-template": served.template,
+        "--default-chat-template-kwargs": (
+            json.dumps(served.template_kwargs) if served.template_kwargs else None
+        ),
+        "--dtype": _read_dtype(served.settings),
+        "--revision": served.settings.revision,
+        "--tokenizer-revision": served.settings.revision,
     }
-    if served.settings is not None and served.settings.dtype != "auto":
-        flags["--dtype"] = served.settings.dtype
     if served.adapter is not None:
         flags |= {
             "--lora-modules": f"{served.name}={served.adapter}",
             "--max-lora-rank": read_vllm_rank(served.adapter),
         }
     named = [str(part) for flag in flags.items() if flag[1] is not None for part in flag]
-    lora = [] if served.adapter is None else ["--enable-lora"]
-    argv = (command, "serve", served.model, *named, *lora)
+    switches = [
+        *([] if served.adapter is None else ["--enable-lora"]),
+        *(["--trust-remote-code"] if served.settings.trust_remote_code else []),
+    ]
+    argv = (command, "serve", served.model, *named, *switches)
     return ServePlan(argv, served.name, host, port, served.system)

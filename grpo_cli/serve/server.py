@@ -1,24 +1,20 @@
 """vLLM's server as a child: started, waited for, and ended cleanly. Owns its life."""
 
-import os
-import signal
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 
 from grpo_cli.errors import RunError, SetupError
-from grpo_cli.runs.processes import stop_with_parent
+from grpo_cli.runs.guardian import guarded
 from grpo_cli.serve.plan import ServePlan
 
 _LOOK_S = 0.5
-_END_S = 20.0
-"""Seconds a server has to end by itself."""
-_LAST_LINES = 8
+_LAST_LINES, _LAST_BYTES, _LINE_LENGTH = 8, 2**16, 500
 
 
 def check_port(host: str, port: int) -> None:
@@ -31,9 +27,10 @@ def check_port(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            said = getattr(error, "strerror", None) or error
             raise SetupError(
-                f"{host}:{port} cannot be listened on ({error.strerror}). Fix: another --port"
+                f"{host}:{port} cannot be listened on ({said}). Fix: another --port, or another --host"
             ) from None
 
 
@@ -53,20 +50,12 @@ def running(
         RunError: It ended, or did not answer in time; the text holds its last lines.
     """
     check_port(plan.host, plan.port)
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            plan.argv,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            # A group of its own: Ctrl-C reaches it through us, once.
-            start_new_session=True,
-            preexec_fn=stop_with_parent,
-        )
-        try:
-            _wait(process, plan, log, timeout_s, tell)
-            yield process
-        finally:
-            _end(process)
+    with (
+        log.open("wb") as out,
+        guarded(plan.argv, stdout=out, stderr=subprocess.STDOUT) as process,
+    ):
+        _wait(process, plan, log, timeout_s, tell)
+        yield process
 
 
 def _wait(
@@ -94,28 +83,17 @@ def _wait(
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
+        # The address is this machine's: a proxy would not find it.
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(url, timeout=2) as answer:
             return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
+    except (OSError, HTTPException):
         return False
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Asks the server and all its children to end, and makes them where they do not."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(timeout=_END_S)
-        except subprocess.TimeoutExpired:
-            continue
-        time.sleep(_LOOK_S)
-    process.wait()
 
 
 def read_end(log: Path, lines: int = _LAST_LINES) -> str:
     """The last lines of a log."""
-    text = log.read_text(encoding="utf-8", errors="replace").strip()
-    return "\n".join(text.splitlines()[-lines:])
+    with log.open("rb") as said:
+        said.seek(max(log.stat().st_size - _LAST_BYTES, 0))
+        text = said.read().decode("utf-8", "replace").strip()
+    return "\n".join(line[:_LINE_LENGTH] for line in text.splitlines()[-lines:])

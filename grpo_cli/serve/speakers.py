@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from grpo_cli.errors import RunError, SetupError
-from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.serve.plan import Served
 
 Message = dict[str, str]
@@ -33,11 +33,11 @@ def open_model(served: Served, manner: Manner) -> Speaker:
 
     from grpo_cli.models.adapters import load_adapter
     from grpo_cli.models.loading import load_generation_config, load_model, load_tokenizer
-    from grpo_cli.models.sampling import all_eos_token_ids
+    from grpo_cli.models.sampling import all_eos_token_ids, encode_prompt
 
     disable_progress_bar()
-    like = served.settings or ModelConfig(path=served.model)
-    config = like.model_copy(update={"path": served.model, "revision": None, "lora": None})
+    template = served.template.read_text(encoding="utf-8") if served.template else None
+    config = served.settings.model_copy(update={"chat_template": template})
     tokenizer = load_tokenizer(config)
     model = load_model(config, tokenizer)
     if served.adapter is not None:
@@ -45,21 +45,26 @@ def open_model(served: Served, manner: Manner) -> Speaker:
     if config.quantization is None:
         model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     stops = all_eos_token_ids(load_generation_config(config), tokenizer)
-    return lambda messages: _stream(model.eval(), tokenizer, stops, messages, manner)
+    # A model without a template goes on from the text itself.
+    encode = partial(encode_prompt, tokenizer, chat_template_kwargs=served.template_kwargs)
+    chat = bool(tokenizer.chat_template)
+    return lambda messages: _stream(
+        model.eval(),
+        tokenizer,
+        encode(list(messages) if chat else messages[-1]["content"]),
+        stops,
+        manner,
+    )
 
 
 def _stream(
-    model: Any, tokenizer: Any, stops: list[int], messages: Sequence[Message], manner: Manner
+    model: Any, tokenizer: Any, prompt: Sequence[int], stops: list[int], manner: Manner
 ) -> Iterator[str]:
     """Generates in a thread, so that what is there can be shown while the rest is made."""
     import torch
     from transformers import GenerationConfig, TextIteratorStreamer
 
-    from grpo_cli.models.sampling import encode_prompt
-
-    # A model without a template goes on from the text itself.
-    prompt = list(messages) if tokenizer.chat_template else messages[-1]["content"]
-    ids = torch.tensor([encode_prompt(tokenizer, prompt)], device=model.device)
+    ids = torch.tensor([list(prompt)], device=model.device)
     sampling: dict[str, Any] = {"do_sample": False}
     if manner.temperature > 0:
         sampling = {"do_sample": True, "temperature": manner.temperature, "top_k": 0, "top_p": 1.0}
@@ -115,12 +120,13 @@ def open_server(url: str, name: str | None, manner: Manner) -> Speaker:
         raise SetupError(
             'the openai package is missing. Fix: pip install "grpo-cli[judge]"'
         ) from None
-    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
     try:
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         model = name or list(client.models.list())[-1].id
-    except (openai.OpenAIError, IndexError) as error:
+    except Exception as error:
+        # Whatever a stranger at that address sends, openai stumbles over it in its own way.
         raise SetupError(
-            f"{url} does not answer: {error}. Fix: start it with `grpo serve`"
+            f"{url} does not answer as OpenAI's API does: {error}. Fix: start it with `grpo serve`"
         ) from None
 
     def stream(messages: Sequence[Message]) -> Iterator[str]:
@@ -135,7 +141,7 @@ def open_server(url: str, name: str | None, manner: Manner) -> Speaker:
             for piece in pieces:
                 if piece.choices and piece.choices[0].delta.content:
                     yield piece.choices[0].delta.content
-        except openai.OpenAIError as error:
+        except Exception as error:
             raise RunError(f"{url}: {error}. Fix: see the server's log") from None
 
     return stream

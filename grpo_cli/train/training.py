@@ -19,6 +19,7 @@ from trl import GRPOConfig
 from grpo_cli.batch import plan_batch
 from grpo_cli.data.build import BuiltData, build_datasets
 from grpo_cli.errors import RunError, SetupError
+from grpo_cli.models.fingerprint import fingerprint_model
 from grpo_cli.models.loading import build_peft_config, load_model, load_tokenizer
 from grpo_cli.models.sampling import all_eos_token_ids, count_prompt_tokens
 from grpo_cli.preflight.arithmetic import batch_inputs
@@ -128,6 +129,7 @@ def _build_trainer(
     session.report("loading the model")
     with session.processes.local_main_process_first():
         model = load_model(recipe.model, tokenizer, device_is_cuda=not session.cpu)
+    session.annotate_manifest(model=fingerprint_model(recipe.model))
     ends = [*all_eos_token_ids(model.generation_config, tokenizer), tokenizer.pad_token_id]
     # TRL tells training from evaluation in the same way.
     log = _open_completion_log(session, rewards, ends, lambda: model.training)

@@ -200,6 +200,7 @@ def test_data_that_changed_is_not_mixed_with_samples_of_the_old(trained):
     assert "the data changed" in evaluate(trained, recipe, "--out", "old", "--resume", code=2)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_measured_on_the_model_it_was_trained_on(trained, tmp_path):
     recipe = trained.folder / "recipe.yaml"
     of_run = evaluate(trained, recipe, "--model", trained.run)
@@ -282,6 +283,7 @@ def test_a_terminated_evaluation_leaves_no_process_and_what_it_sampled(trained):
     assert "--resume goes on" in said
 
 
+@pytest.mark.slow
 def test_several_processes_end_as_one_does(trained):
     recipe = trained.folder / "recipe.yaml"
     for flags, code, said in (
@@ -297,6 +299,7 @@ def test_several_processes_end_as_one_does(trained):
         assert not (trained.folder / "refused").exists()
 
 
+@pytest.mark.slow
 def test_a_baseline_is_measured_without_what_an_adapter_left(trained, tmp_path):
     text = with_rows(RECIPE).replace(
         "dtype: float32",
@@ -329,6 +332,7 @@ def test_a_missing_vllm_is_said(trained):
     assert 'pip install "grpo-cli[vllm]"' in said
 
 
+@pytest.mark.slow
 def test_subjects_with_other_prompts_are_not_compared(trained, base_model):
     recipe = trained.folder / "recipe.yaml"
     said = evaluate(trained, recipe, "--model", base_model, "--out", "unlike", code=2)
@@ -356,6 +360,7 @@ def test_a_reward_that_fails_is_counted_and_its_code_may_not_change(trained, tmp
     assert "own.py" in evaluate(trained, recipe, "--out", "failing", "--resume", code=2)
 
 
+@pytest.mark.slow
 def test_a_comparison_wants_one_model_of_each_result(trained):
     evaluate(trained, trained.run, "--checkpoint", "all", "--out", "steps")
     evaluate(trained, trained.run, "--out", "last")

@@ -8,6 +8,7 @@ import subprocess
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo_cli.export.exporting import run_verification
@@ -88,7 +89,7 @@ def test_the_card_says_what_it_is(adapted):
         "(LoRA, merged)",
         "| `has_a` (regex) | 1.0 |",
         "name: tiny",
-        "trl (version)",
+        "| versions | grpo-cli ",
     ):
         assert said in text
     assert "What was checked" not in text
@@ -175,11 +176,13 @@ def test_the_best_checkpoint_is_exported(adapted, tmp_path):
     assert json.loads(done.stdout)["model"] == "checkpoint-1"
 
 
+@pytest.mark.slow
 def test_what_bfloat16_would_lose_is_written_in_float32(tmp_path, chat_model):
     text = RECIPE.replace("dtype: float32", LORA).replace("1e-3", "1e-5")
     workshop = train(tmp_path, chat_model, text)
     told = export(workshop, "--to", "fine")
-    assert (told["precision"], told["refined"]) == ("float32", True)
+    assert told["precision"] == "float32"
+    assert told["verification"]["instead_of"]["dtype"] == "bfloat16"
     assert told["verification"]["kept"] > 0.99
     said = export(workshop, "--to", "coarse", "--dtype", "bfloat16", code=1)
     assert "Nothing was exported" in said
@@ -191,11 +194,14 @@ def test_what_was_there_stays_unless_forced(adapted):
     folder = adapted.folder / "kept"
     folder.mkdir()
     (folder / "mine").write_text("mine")
-    assert "exists already" in export(adapted, "--to", "kept", code=2)
+    for flags in ([], ["--force"]):
+        assert "exists already" in export(adapted, "--to", "kept", *flags, code=2)
     assert (folder / "mine").read_text() == "mine"
-    export(adapted, "--to", "kept", "--force", "--no-verify")
-    assert not (folder / "mine").exists()
-    assert (folder / "config.json").is_file()
+    export(adapted, "--to", "again", "--format", "adapter", "--no-verify")
+    assert "or --force" in export(adapted, "--to", "again", code=2)
+    export(adapted, "--to", "again", "--force", "--no-verify")
+    assert (adapted.folder / "again" / "config.json").is_file()
+    assert not (adapted.folder / "again" / "adapter_config.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -207,6 +213,8 @@ def test_what_was_there_stays_unless_forced(adapted):
         (["--checkpoint", "9"], "has no checkpoint `9` (checkpoints: 1, 2)"),
         (["--checkpoint", "all"], "one model is exported at a time"),
         (["--push", "mine"], "ORGANISATION/NAME"),
+        (["--push", "a b/c"], "ORGANISATION/NAME"),
+        (["--max-shard-size", "5"], "such as 5GB"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(adapted, arguments, message):
@@ -224,6 +232,60 @@ def test_an_adapter_of_another_base_is_refused(adapted, tmp_path, chat_model):
     done = adapted.grpo("export", run, "--to", tmp_path / "out")
     assert done.returncode == 2
     assert "says it was trained on" in done.stderr
+
+
+@pytest.fixture
+def hurt(adapted, tmp_path):
+    """A copy of the run that can be damaged."""
+    shutil.copytree(adapted.run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_weights_that_are_not_whole_are_refused(adapted, hurt, tmp_path):
+    path = hurt / "model" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    save_file({name: each for name, each in tensors.items() if "layers.1" not in name}, path)
+    for flags in ([], ["--format", "adapter"]):
+        done = adapted.grpo("export", hurt, "--to", tmp_path / "out", *flags)
+        assert done.returncode != 0
+        assert "of its tensors are lacking" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_base_whose_weights_changed_is_refused(adapted, hurt, tmp_path):
+    told = json.loads((hurt / "manifest.json").read_text())
+    (hurt / "manifest.json").write_text(json.dumps({**told, "model": "0" * 32}))
+    done = adapted.grpo("export", hurt, "--to", tmp_path / "out")
+    assert done.returncode == 2
+    assert "holds other weights than when the adapter was trained on it" in done.stderr
+
+
+def test_damaged_records_cost_a_part_of_the_card_alone(adapted, hurt, tmp_path):
+    with (hurt / "metrics.jsonl").open("a") as lines:
+        lines.write('[1]\n{"event": "tra')
+    (hurt / "eval" / "before.jsonl").write_bytes(b"\xff[1]")
+    result = hurt / "eval" / "stamp" / "result.json"
+    result.parent.mkdir()
+    result.write_text('{"subjects": {}, "differences": {"final": {}}, "baseline": "base"}')
+    flags = ["--to", tmp_path / "out", "--format", "adapter", "--no-verify"]
+    done = adapted.grpo("export", hurt, *flags)
+    assert done.returncode == 0, done.stderr
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Before and after" not in card
+    assert "## Recipe" in card
+
+
+@pytest.mark.slow
+def test_the_template_that_was_trained_with_is_shipped(tmp_path, chat_model):
+    template = tmp_path / "template.jinja"
+    template.write_text((chat_model / "chat_template.jinja").read_text() + "{# trained #}")
+    text = RECIPE.replace("dtype: float32", f"dtype: float32\n  chat_template: {template}")
+    workshop = train(tmp_path, chat_model, text)
+    trained = template.read_text()
+    for change in (lambda: template.write_text("{{ 'another' }}"), template.unlink):
+        change()
+        export(workshop, "--to", "out", "--no-verify", "--force")
+        assert (tmp_path / "out" / "chat_template.jinja").read_text() == trained
 
 
 def test_a_disk_that_is_too_small_is_seen_beforehand(adapted, monkeypatch):

@@ -206,6 +206,7 @@ def test_without_an_earlier_run_one_is_started(tmp_path, chat_model):
     assert workshop.status()["state"] == "completed"
 
 
+@pytest.mark.slow
 def test_two_commands_never_train_into_one_folder(copied):
     recipe = copied.folder / "recipe.yaml"
     flags = ["--set", "training.max_steps=500", *sets(save_steps=1), "--resume"]
