@@ -194,16 +194,14 @@ def _write_weights(
     from grpo_cli.export.gguf import convert
 
     with tempfile.TemporaryDirectory(dir=folder, prefix=".float32-") as scratch:
-        # The converter takes the folder's name for the model's.
         whole = Path(scratch) / request.recipe.name
         tell("merging" if request.is_adapter else "writing the weights")
         weights.write_safetensors(request, whole, "float32")
         tell("converting to GGUF")
         name = f"{request.recipe.name}-{request.gguf_type}.gguf"
-        about = {"general.name": request.recipe.name}
         if licence := read_licence(request.recipe.model):
-            about["general.license"] = licence
-        convert(converter, whole, folder / name, request.gguf_type, about)
+            write_text(whole / "README.md", f"---\nlicense: {licence}\n---\n")
+        convert(converter, whole, folder / name, request.gguf_type)
 
 
 def run_verification(request: ExportRequest, folder: Path, tell: Tell) -> dict[str, Any]:

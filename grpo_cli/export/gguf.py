@@ -4,11 +4,9 @@ Owns finding and running the converter. It runs as a process of its own, since i
 package that would take the place of the one installed here.
 """
 
-import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_cli.errors import RunError, SetupError
@@ -45,26 +43,21 @@ def find_converter(given: Path | None) -> list[str]:
     )
 
 
-def convert(
-    command: list[str], source: Path, target: Path, gguf_type: str, about: Mapping[str, str]
-) -> None:
+def convert(command: list[str], source: Path, target: Path, gguf_type: str) -> None:
     """Writes a model folder as a GGUF file.
 
     Args:
         command: What `find_converter` gave.
-        source: A folder of safetensors with its tokenizer.
+        source: A folder of safetensors with its tokenizer; the file's metadata takes its name from the
+            folder, and its licence from the card there.
         target: The file to write.
         gguf_type: `f32`, `f16`, `bf16` or `q8_0`.
-        about: Metadata of the file, such as `general.name`.
 
     Raises:
         RunError: The converter fails; the text ends with its own last words.
     """
-    metadata = source / "gguf_metadata.json"
-    metadata.write_text(json.dumps(dict(about)), encoding="utf-8")
-    flags = ["--outfile", str(target), "--outtype", gguf_type, "--metadata", str(metadata)]
     with guarded(
-        [*command, str(source), *flags],
+        [*command, str(source), "--outfile", str(target), "--outtype", gguf_type],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
