@@ -26,6 +26,8 @@ class LaunchPlan:
     num_machines: int
     machine_rank: int
     device: Literal["cpu", "cuda"]
+    stall_timeout_s: float | None
+    """Seconds without progress after which the run is ended; None waits for ever."""
 
     def command_line(self) -> str:
         """The command as one would type it."""
@@ -58,6 +60,7 @@ def plan_launch(recipe: Recipe, run: Path, hardware: Hardware, worker: str = WOR
         num_machines=recipe.launch.num_machines,
         machine_rank=recipe.launch.machine_rank,
         device="cpu" if cpu else "cuda",
+        stall_timeout_s=recipe.launch.stall_timeout_s,
     )
 
 

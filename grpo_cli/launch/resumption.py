@@ -50,6 +50,8 @@ class Resumption:
     """Optimizer steps done."""
     changed: tuple[Difference, ...]
     """Settings that are others now."""
+    forced: bool
+    """Whether it may be another training."""
 
 
 def find_latest(root: Path, name: str) -> RunFolder | None:
@@ -113,7 +115,7 @@ def plan_resumption(
         )
     if not force:
         check_resumable(known[step], _local_ranks(plan))
-    return Resumption(run, known[step], step, tuple(changed))
+    return Resumption(run, known[step], step, tuple(changed), force)
 
 
 def begin_attempt(
@@ -144,9 +146,12 @@ def begin_attempt(
         attempt = run.attempt(run.attempts + 1)
         attempt.mkdir(parents=True)
         write_json(attempt / run.manifest.name, dict(origin))
-        write_json(
-            run.resumption, {"checkpoint": resumption.checkpoint.name, "step": resumption.step}
-        )
+        told = {
+            "checkpoint": resumption.checkpoint.name,
+            "step": resumption.step,
+            "forced": resumption.forced,
+        }
+        write_json(run.resumption, told)
         run.write_recipe(recipe)
         write_json(run.plan, plan.as_json())
         record = {"event": "resume", "step": resumption.step, "attempt": run.attempts}

@@ -20,10 +20,14 @@ from typing import IO
 from grpo_cli.errors import RunError
 from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.heartbeat import clear_beats, seconds_since_beat
 from grpo_cli.runs.processes import stop_with_parent
 from grpo_cli.runs.status import FINAL, Status, StatusFile
+from grpo_cli.units import format_duration
 
 TICK_S = 0.2
+_STACKS_S = 2.0
+"""Seconds that workers get to write down where they stand."""
 _HANG_UP = re.compile(r"Connection|connection|Read error|gloo|NCCL")
 """What a process says whose peer has died."""
 
@@ -82,14 +86,16 @@ def supervise(
         RunError: The run folder has gone.
     """
     signals = _Signals()
+    stalled = None
+    clear_beats(folder)
     with signals.installed(), folder.log.open("ab") as output:
         process = _start(plan, output)
         try:
-            _watch(process, folder, signals, on_tick, on_stopping)
+            stalled = _watch(process, plan, folder, signals, on_tick, on_stopping)
         finally:
             # Whatever broke the watch, nothing stays behind and the status tells the end.
             _end(process, folder)
-            status = _settle(plan, folder, process.returncode, signals)
+            status = _settle(plan, folder, process.returncode, signals, stalled)
     on_tick()
     return Outcome(status, signals.last)
 
@@ -110,22 +116,41 @@ def _start(plan: LaunchPlan, output: IO[bytes]) -> subprocess.Popen[bytes]:
 
 def _watch(
     process: subprocess.Popen[bytes],
+    plan: LaunchPlan,
     folder: RunFolder,
     signals: _Signals,
     on_tick: Callable[[], None],
     on_stopping: Callable[[], None],
-) -> None:
+) -> str | None:
+    """Waits for the end; gives the reason where a stall is one."""
     handled = 0
     while process.poll() is None:
         if signals.count > handled:
             handled = signals.count
             if handled > 1:
-                return
+                return None
             with contextlib.suppress(OSError):
                 folder.stop_request.touch()
             on_stopping()
+        still_s = seconds_since_beat(folder)
+        if plan.stall_timeout_s is not None and (still_s or 0) > plan.stall_timeout_s:
+            return _explain_stall(folder, plan.stall_timeout_s)
         on_tick()
         time.sleep(TICK_S)
+    return None
+
+
+def _explain_stall(folder: RunFolder, limit_s: float) -> str:
+    """Has every worker write down where it stands, and says where to look."""
+    for pid in live_workers(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    time.sleep(_STACKS_S)
+    phase = StatusFile(folder.status).read().phase
+    return (
+        f"no progress for {format_duration(limit_s)} while {phase}. The stacks of all workers are at the "
+        f"end of {folder.log}. Fix: what hangs there; `launch.stall_timeout_s` is how long to wait"
+    )
 
 
 def _end(process: subprocess.Popen[bytes], folder: RunFolder) -> None:
@@ -154,7 +179,13 @@ def _command_line(pid: int) -> str:
         return ""
 
 
-def _settle(plan: LaunchPlan, folder: RunFolder, returncode: int, signals: _Signals) -> Status:
+def _settle(
+    plan: LaunchPlan,
+    folder: RunFolder,
+    returncode: int,
+    signals: _Signals,
+    stalled: str | None,
+) -> Status:
     """The final status: the workers' own, or what their end says where they left none."""
     if not folder.path.is_dir():
         raise RunError(f"the run folder {folder.path} has gone. Fix: start the run again")
@@ -165,6 +196,8 @@ def _settle(plan: LaunchPlan, folder: RunFolder, returncode: int, signals: _Sign
         return file.update(state="failed", reason=failure["reason"], traceback=failure["traceback"])
     if status.state in FINAL:
         return status
+    if stalled:
+        return file.update(state="failed", reason=stalled)
     if signals.count > 1:
         lost = f"ended at once after step {status.step}; steps since the last checkpoint are lost"
         return file.update(state="stopped", reason=lost)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from grpo_cli.recipe.base import Integer, Section
+from grpo_cli.recipe.base import Integer, Number, Section
 
 
 class LaunchConfig(Section):
@@ -22,5 +22,8 @@ class LaunchConfig(Section):
     """Address of machine 0 (needed with several machines)."""
     main_process_port: Integer | None = Field(default=None, ge=1, le=65535)
     """Port of machine 0 (needed with several machines; otherwise a free one is taken)."""
+    stall_timeout_s: Number | None = Field(default=3600, gt=0)
+    """Seconds without any progress after which a training is ended as failed, with the stacks of all
+    workers in its log; null waits for ever."""
     use_cpu: bool = False
     """Train on the CPU even where there is a GPU."""

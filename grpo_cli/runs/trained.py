@@ -52,7 +52,7 @@ def _find_best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
             return name, found[name]
     raise UsageError(
         f"{run.path} does not say which checkpoint is best{_say_checkpoints(run)}. "
-        "Fix: --checkpoint N; a run knows its best one with `training.load_best_model_at_end`"
+        "Fix: --checkpoint N; a run that evaluates while it trains (`training.eval_strategy`) knows it"
     )
 
 

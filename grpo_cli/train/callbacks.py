@@ -1,11 +1,14 @@
 """What we do inside TRL's training loop, through `TrainerCallback` alone."""
 
+import math
 import time
 from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
 
+from grpo_cli.errors import RunError
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
 from grpo_cli.train.session import Session
@@ -26,17 +29,49 @@ class RunCallback(TrainerCallback):
     ) -> None:
         """Says how many steps are planned."""
         self._since = time.monotonic()
+        self.session.heartbeat.beat()
         self._update_status(state, phase="training", total_steps=state.max_steps)
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Gives a sign of life after each micro-step."""
+        self.session.heartbeat.beat()
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Gives a sign of life after each batch of TRL's evaluation."""
+        self.session.heartbeat.beat()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Stops all processes at this step where one of them was asked to."""
+        self.session.heartbeat.beat()
         self._update_status(state)
         if self._asked_anywhere():
             self.stopped = True
             control.should_save = True
             control.should_training_stop = True
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """Saves a model that is better than all before, also between two checkpoints."""
+        value = (metrics or {}).get(
+            f"eval_{(args.metric_for_best_model or '').removeprefix('eval_')}"
+        )
+        if value is None or args.save_strategy == SaveStrategy.NO:
+            return
+        best = state.best_metric
+        better = best is None or (value > best if args.greater_is_better else value < best)
+        control.should_save = control.should_save or better
 
     def on_log(
         self,
@@ -46,7 +81,11 @@ class RunCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Appends a record to `metrics.jsonl`."""
+        """Appends a record to `metrics.jsonl`; ends a training whose weights are lost.
+
+        Raises:
+            RunError: The gradient is not finite.
+        """
         if not state.is_world_process_zero or not logs:
             return
         event = "train" if "loss" in logs else "eval" if "eval_loss" in logs else "end"
@@ -54,6 +93,13 @@ class RunCallback(TrainerCallback):
         if event == "train":
             record["tokens_per_s"] = self._measure_pace(logs.get("num_tokens"))
         append_record(self.session.folder.metrics, record)
+        # In fp16 the gradient scaler skips such steps by itself.
+        if not (args.fp16 or math.isfinite(logs.get("grad_norm", 0.0))):
+            raise RunError(
+                f"the gradient of step {state.global_step} is {logs['grad_norm']}, which ruins the weights; "
+                "the last checkpoint is from before. Fix: a lower training.learning_rate, or a lower "
+                "training.max_grad_norm"
+            )
 
     def _measure_pace(self, num_tokens: float | None) -> float | None:
         """Tokens a second since the last record: prompts and completions, over all processes."""

@@ -80,10 +80,12 @@ class Measurer:
             batch_size=evaluation.batch_size,
             seed=self.session.recipe.seed + self.session.processes.process_index,
             chat_template_kwargs=generation.extras.get("chat_template_kwargs"),
-            on_progress=lambda done, total: self.session.report(
-                f"measuring {when} training", detail=f"{done}/{total} prompts"
-            ),
+            on_progress=lambda done, total: self._tell(when, f"{done}/{total} prompts"),
         )
+
+    def _tell(self, when: When, detail: str) -> None:
+        self.session.heartbeat.beat()
+        self.session.report(f"measuring {when} training", detail=detail)
 
     def _summarize(self, scored: list[ScoredCompletion], seconds: float) -> dict[str, Any]:
         groups = group_by_row(scored)

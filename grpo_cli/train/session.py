@@ -9,6 +9,7 @@ from accelerate import PartialState
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.heartbeat import Heartbeat
 from grpo_cli.runs.status import StatusFile
 from grpo_cli.train.stopping import Stopped, StopRequest
 
@@ -22,6 +23,7 @@ class Session:
     stop: StopRequest
     processes: PartialState
     cpu: bool
+    heartbeat: Heartbeat
 
     def report(self, phase: str, **changes: Any) -> None:
         """Says what is going on now (main process), and heeds a request to stop.

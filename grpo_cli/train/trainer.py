@@ -1,7 +1,8 @@
 """`GRPOTrainer` with checkpoints that are whole or not there, and from which a run goes on exactly.
 
 The only file that touches private names of TRL and transformers: `_save_checkpoint`, `_get_output_dir`,
-`_get_train_sampler`, `_step` and `_buffered_inputs`, as read in trl 1.16.0 and transformers 5.17.
+`_get_train_sampler`, `_load_from_checkpoint`, `_step` and `_buffered_inputs`, as read in trl 1.16.0 and
+transformers 5.17.
 `tests/integration/test_resuming.py` fails where one of them changes its meaning.
 """
 
@@ -16,7 +17,9 @@ from transformers import TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 
+from grpo_cli.errors import RunError
 from grpo_cli.runs.checkpoints import STAGING, STATE
+from grpo_cli.train.failures import whole_or_nothing
 
 
 class RunTrainer(GRPOTrainer):
@@ -44,6 +47,32 @@ class RunTrainer(GRPOTrainer):
             self._step, self._buffered_inputs = saved["step"], saved["inputs"]
         self.train(resume_from_checkpoint=str(checkpoint))
 
+    def take_weights(self, checkpoint: Path) -> None:
+        """Loads a checkpoint behind which nothing is left to train."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = TrainerState.load_from_json(str(checkpoint / STATE))
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """One micro-step; a loss that is not finite ends the training before it ruins the weights.
+
+        Raises:
+            RunError: It is not; what it was computed from is kept.
+        """
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        # In fp16 the gradient scaler skips such steps by itself.
+        if not (self.args.fp16 or torch.isfinite(loss).all()):
+            kept = (
+                Path(self.args.output_dir).parent / f"bad_batch_{self.accelerator.process_index}.pt"
+            )
+            batch = self._buffered_inputs[(self._step - 1) % self.args.steps_per_generation]
+            torch.save({"step": self.state.global_step + 1, "inputs": batch}, kept)
+            raise RunError(
+                f"the loss of step {self.state.global_step + 1} is {loss.item()}. The batch is kept in "
+                f"{kept}, and the last checkpoint is from before. Fix: a lower training.learning_rate; "
+                "look for extreme rewards in completions/"
+            )
+        return loss
+
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         sampler = super()._get_train_sampler(dataset)
         if sampler.shuffle:
@@ -60,14 +89,11 @@ class RunTrainer(GRPOTrainer):
         staged = checkpoints / STAGING / f"checkpoint-{self.state.global_step}"
         self._saving = True
         try:
-            super()._save_checkpoint(model, trial)
-            self._save_generations(staged)
-            if self.args.should_save:
-                self._note_best(staged)
-        except BaseException:
-            # A full disk, most often: what could not be finished must not fill it either.
-            shutil.rmtree(staged.parent, ignore_errors=True)
-            raise
+            with whole_or_nothing(staged.parent):
+                super()._save_checkpoint(model, trial)
+                self._save_generations(staged)
+                if self.args.should_save:
+                    self._note_best(staged)
         finally:
             self._saving = False
         self.accelerator.wait_for_everyone()

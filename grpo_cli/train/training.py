@@ -5,7 +5,7 @@ Reads top to bottom in the order in which things happen. It leaves the algorithm
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,8 +28,10 @@ from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.heartbeat import Heartbeat
 from grpo_cli.train.callbacks import RunCallback
 from grpo_cli.train.completion_log import CompletionLog
+from grpo_cli.train.failures import whole_or_nothing
 from grpo_cli.train.measurement import Measurer, select_rows
 from grpo_cli.train.reward_functions import build_reward_functions
 from grpo_cli.train.session import Session
@@ -52,7 +54,9 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     cpu = pick_device(recipe.launch) == "cpu"
     # Building the arguments starts the process group, which everything after may use.
     args = build_trl_args(recipe, folder, cpu=cpu)
-    session = Session(folder, recipe, stop, PartialState(), cpu)
+    processes = PartialState()
+    heartbeat = Heartbeat(folder, processes.process_index)
+    session = Session(folder, recipe, stop, processes, cpu, heartbeat)
     _check_world(session)
     session.report("loading the tokenizer")
     with session.processes.local_main_process_first():
@@ -61,14 +65,14 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     data = _build_data(session, tokenizer)
     trainer, rewards, callback = _build_trainer(session, args, tokenizer, data)
     measurer = _build_measurer(session, trainer, rewards, data)
-    checkpoint = folder.read_resumption().get("checkpoint")
-    if measurer and checkpoint is None:
+    resumption = folder.read_resumption()
+    if measurer and not resumption:
         measurer.measure("before", trainer.model, tokenizer)
     session.report("training", total_steps=_planned_steps(trainer))
-    if checkpoint is None:
+    if not resumption:
         trainer.train()
     else:
-        trainer.go_on(folder.checkpoints / checkpoint, _steps_an_epoch(session, data))
+        _go_on(session, trainer, data, resumption)
     if callback.stopped:
         raise Stopped(f"stopped after step {trainer.state.global_step}, which is saved")
     _check_steps(session, trainer)
@@ -104,12 +108,29 @@ def _build_data(session: Session, tokenizer: PreTrainedTokenizerBase) -> BuiltDa
                 chat_template_kwargs=session.recipe.generation.extras.get("chat_template_kwargs"),
             ),
         )
+    _check_same_data(session, data)
     session.annotate_manifest(data=data.report.as_json(), accelerator=_describe_device(session))
     processes = session.processes.num_processes
     plan = plan_batch(batch_inputs(session.recipe, processes, len(data.train)))
     if plan.problems:
         raise RunError("\n".join(str(problem) for problem in plan.problems))
     return data
+
+
+def _check_same_data(session: Session, data: BuiltData) -> None:
+    """Refuses to go on with rows that are not those it began with, unless that was forced.
+
+    Raises:
+        RunError: They are others.
+    """
+    resumption = session.folder.read_resumption()
+    then = (session.folder.read_manifest().get("data") or {}).get("fingerprint")
+    now = str(data.report.as_json()["fingerprint"])
+    if resumption and not resumption.get("forced") and then not in (None, now):
+        raise RunError(
+            f"the data is not what this run began with (fingerprint {now[:12]}, it was {then[:12]}). "
+            "Fix: put the old rows back, start a run of its own, or go on all the same with --force"
+        )
 
 
 def _describe_device(session: Session) -> dict[str, Any]:
@@ -169,10 +190,17 @@ def _build_measurer(
     return Measurer(session, rewards, rows) if rows is not None else None
 
 
-def _steps_an_epoch(session: Session, data: BuiltData) -> int:
-    """Optimizer steps of one epoch."""
+def _go_on(
+    session: Session, trainer: RunTrainer, data: BuiltData, resumption: Mapping[str, Any]
+) -> None:
+    """Trains from a checkpoint to the end; where it is the end, only takes its weights."""
+    checkpoint = session.folder.checkpoints / resumption["checkpoint"]
     inputs = batch_inputs(session.recipe, session.processes.num_processes, len(data.train))
-    return plan_batch(inputs).optimizer_steps_per_epoch or 1
+    plan = plan_batch(inputs)
+    if resumption["step"] >= (plan.total_optimizer_steps or 0):
+        trainer.take_weights(checkpoint)
+    else:
+        trainer.go_on(checkpoint, plan.optimizer_steps_per_epoch or 1)
 
 
 def _planned_steps(trainer: RunTrainer) -> int | None:
@@ -204,12 +232,8 @@ def _save_model(session: Session, trainer: RunTrainer) -> None:
     if session.processes.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
     session.processes.wait_for_everyone()
-    try:
+    with whole_or_nothing(partial):
         trainer.save_model(str(partial))
-    except BaseException:
-        # A full disk, most often: what could not be finished must not fill it either.
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     session.processes.wait_for_everyone()
     if session.processes.is_main_process:
         # A pickle of the arguments: of no use beside resolved.json, and unsafe to load.

@@ -29,7 +29,7 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> GRPOConfi
         **recipe.generation.trl_fields(),
         **recipe.logging.trl_fields(),
         **_backend(recipe),
-        **_early_stopping(recipe),
+        **_best_model(recipe),
         "output_dir": str(folder.checkpoints),
         "seed": recipe.seed,
         "reward_weights": [reward.weight for reward in recipe.rewards],
@@ -60,15 +60,17 @@ def _backend(recipe: Recipe) -> dict[str, bool]:
     }
 
 
-def _early_stopping(recipe: Recipe) -> dict[str, Any]:
-    """`EarlyStoppingCallback` reads its metric from the arguments."""
-    stopping = recipe.training.early_stopping
-    if stopping is None:
+def _best_model(recipe: Recipe) -> dict[str, Any]:
+    """The metric by which the trainer knows its best checkpoint, and early stopping when to stop."""
+    training = recipe.training
+    named = training.extras.get("metric_for_best_model")
+    if training.early_stopping is not None:
+        metric = training.early_stopping.metric
+    elif training.eval_strategy != "no" and named is None:
+        metric = "eval_reward"
+    else:
         return {}
-    return {
-        "metric_for_best_model": stopping.metric,
-        "greater_is_better": not stopping.metric.endswith("loss"),
-    }
+    return {"metric_for_best_model": metric, "greater_is_better": not metric.endswith("loss")}
 
 
 def _reference_model(recipe: Recipe) -> dict[str, Any]:

@@ -5,16 +5,21 @@ processes; `grpo train` does. It reads nothing but `RUN/resolved.json`. What it 
 told by `runs/folder.py`; how it is watched, by `launch/supervisor.py`.
 """
 
+import contextlib
+import faulthandler
 import os
+import signal
 import sys
 import time
 import traceback
 from pathlib import Path
 
 from grpo_cli.errors import ExitCode, GrpoError
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import StatusFile
+from grpo_cli.train.failures import describe, trace
 from grpo_cli.train.stopping import Stopped, StopRequest, write_pid
 
 
@@ -24,6 +29,8 @@ def main(argv: list[str]) -> int:
     rank = int(os.environ.get("RANK", "0"))
     stop = StopRequest(folder)
     stop.listen()
+    # The supervisor of a stalled run asks every worker where it stands.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     write_pid(folder, rank)
     status = StatusFile(folder.status)
     if rank == 0:
@@ -33,38 +40,26 @@ def main(argv: list[str]) -> int:
         from grpo_cli.train.training import train
 
         train(folder, stop)
-    except Stopped as reason:
+    except Stopped as stopped:
         if rank == 0:
-            status.update(state="stopped", reason=str(reason))
+            status.update(state="stopped", reason=str(stopped))
         return ExitCode.INTERRUPTED
     except BaseException as error:
         # A reward may raise anything, even SystemExit; signals do not come this way.
-        _write_failure(folder, rank, error)
+        reason = describe(error, _read_recipe(folder))
+        failure = {"time": time.time(), "rank": rank, "reason": reason, "traceback": trace(error)}
         traceback.print_exc()
+        write_json(folder.failure(rank), failure)
         if rank == 0:
-            status.update(state="failed", reason=_describe(error), traceback=_trace(error))
+            status.update(state="failed", reason=reason, traceback=trace(error))
         return ExitCode.FAILED
     return ExitCode.OK
 
 
-def _write_failure(folder: RunFolder, rank: int, error: BaseException) -> None:
-    failure = {
-        "time": time.time(),
-        "rank": rank,
-        "reason": _describe(error),
-        "traceback": _trace(error),
-    }
-    write_json(folder.failure(rank), failure)
-
-
-def _describe(error: BaseException) -> str:
-    text = str(error).strip()
-    return text if isinstance(error, GrpoError) else f"{type(error).__name__}: {text}"
-
-
-def _trace(error: BaseException) -> str | None:
-    """The traceback, where the message is not meant to speak for itself."""
-    return None if isinstance(error, GrpoError) else "".join(traceback.format_exception(error))
+def _read_recipe(folder: RunFolder) -> Recipe | None:
+    with contextlib.suppress(GrpoError):
+        return folder.read_recipe()
+    return None
 
 
 if __name__ == "__main__":

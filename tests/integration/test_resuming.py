@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.trained import find_trained
 from tests.integration.conftest import RECIPE, Workshop
 
 # The worker ends by SIGKILL while it scores the answers of a step, once.
@@ -197,6 +199,19 @@ def test_what_cannot_go_on_is_said(copied, tmp_path):
     for wrong in (tmp_path, copied.run / "checkpoints" / "checkpoint-9"):
         done = train(copied, *flags, "--resume-from", wrong, steps=3, code=2)
         assert "neither a run folder nor a whole checkpoint" in done.stderr
+
+
+def test_the_best_model_by_evaluation_is_kept(workshop):
+    # Better is always what came later: the rate is high, the task a length.
+    recipe = workshop.write(RECIPE.replace("scale: 0.1", "scale: 1"))
+    flags = sets(eval_strategy="steps", eval_steps=1, save_steps=99, save_total_limit=1)
+    train_flags = ["--set", "training.max_steps=4", *flags]
+    assert workshop.grpo("train", recipe, *train_flags).returncode == 0
+    rewards = {each["step"]: each["eval_reward"] for each in workshop.records("eval")}
+    best = min(step for step, value in rewards.items() if value == max(rewards.values()))
+    ((name, path),) = find_trained(RunFolder(workshop.run), "best")
+    assert name == f"checkpoint-{best}"
+    assert path.is_dir()
 
 
 def test_without_an_earlier_run_one_is_started(tmp_path, chat_model):

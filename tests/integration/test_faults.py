@@ -1,0 +1,108 @@
+"""What goes wrong in the night: a hang, a full disk, a loss that is no number, memory that runs out."""
+
+import json
+import shutil
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.integration.conftest import RECIPE, Workshop
+from tests.integration.test_resuming import sets
+
+REWARD = "rewards:\n  - {{kind: python, path: ./mine.py:f, name: f}}\n"
+
+
+def write(workshop, body, **changes):
+    (workshop.folder / "mine.py").write_text(
+        f"def f(completions, trainer_state=None, **kwargs):\n    {body}\n"
+    )
+    text = RECIPE.replace("rewards:\n", REWARD)
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return workshop.write(text)
+
+
+def test_a_run_that_hangs_is_ended_and_every_stack_is_written_down(workshop):
+    body = (
+        "import time\n    if trainer_state.global_step == 1: time.sleep(600)\n"
+        "    return [0.1 * len(str(each)) for each in completions]"
+    )
+    recipe = write(workshop, body)
+    flags = ["--set", "launch.stall_timeout_s=4", *sets(save_steps=1)]
+    done = workshop.grpo("train", recipe, *flags)
+    assert done.returncode == 1
+    status = workshop.status()
+    assert status["state"] == "failed"
+    assert status["reason"].startswith("no progress for 4s while training")
+    log = (workshop.run / "logs" / "attempt_1" / "worker.log").read_text()
+    assert 'mine.py", line' in log
+    assert (workshop.run / "checkpoints" / "checkpoint-1" / "trainer_state.json").is_file()
+
+
+RUINOUS = RECIPE.replace("learning_rate: 1e-3", "learning_rate: 1e30")
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_its_batch(workshop):
+    # One generation for four steps: the second computes with ruined weights before any sampling.
+    recipe = workshop.write(RUINOUS)
+    done = workshop.grpo("train", recipe, *sets(max_steps=4, steps_per_generation=4))
+    assert done.returncode == 1
+    assert workshop.status()["reason"].startswith("the loss of step 2 is nan. The batch is kept in")
+    kept = torch.load(workshop.run / "bad_batch_0.pt", weights_only=True)
+    assert kept["step"] == 2
+    assert kept["inputs"]["completion_ids"].shape[0] == 4
+
+
+def test_weights_that_are_ruined_are_told_from_the_sampling(workshop):
+    done = workshop.grpo("train", workshop.write(RUINOUS), *sets(max_steps=4))
+    assert done.returncode == 1
+    assert "a lower training.learning_rate" in workshop.status()["reason"]
+
+
+def test_memory_that_runs_out_comes_with_what_to_change(workshop):
+    recipe = write(workshop, 'raise RuntimeError("DefaultCPUAllocator: can\'t allocate memory")')
+    assert workshop.grpo("train", recipe).returncode == 1
+    reason = workshop.status()["reason"]
+    assert "Memory ran out. Fix: change, in this order,\n  1. training.per_device_train" in reason
+
+
+@contextmanager
+def small_disk(folder, size):
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True
+    )
+    if done.returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, chat_model):
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount")
+    with small_disk(tmp_path / "disk", "3m") as disk:
+        workshop = Workshop(disk, chat_model)
+        recipe = workshop.write()
+        flags = sets(max_steps=60, save_steps=1)
+        done = workshop.grpo("train", recipe, *flags)
+        assert done.returncode == 1
+        assert "is full: " in workshop.status()["reason"]
+        kept = sorted((workshop.run / "checkpoints").glob("checkpoint-*"))
+        assert kept
+        assert not (workshop.run / "checkpoints" / ".saving").exists()
+        for checkpoint in kept:
+            state = json.loads((checkpoint / "trainer_state.json").read_text())
+            assert state["global_step"] == int(checkpoint.name.rpartition("-")[2])
+        # With some room it goes on from there.
+        for checkpoint in kept[:-1]:
+            shutil.rmtree(checkpoint)
+        done = workshop.grpo(
+            "train", recipe, *sets(max_steps=len(kept) + 1, save_steps=99), "--resume"
+        )
+        assert done.returncode == 0, done.stderr
