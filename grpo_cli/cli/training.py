@@ -137,7 +137,7 @@ def prepare(path: Path, overrides: list[str] | None, root: Path, earlier: Earlie
     plan = plan_launch(recipe, folder.path, hardware)
     with removed_on_failure(folder):
         write_json(folder.manifest, origin)
-        write_json(folder.plan, plan.as_json())
+        folder.write_plan(plan.as_json())
         StatusFile(folder.status).update(state="pending")
     return PreparedRun(folder, plan, recipe, origin)
 

@@ -6,8 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_cli.preflight.hardware import Hardware, resolve_num_processes
+from grpo_cli.launch.accelerate_config import build_config
+from grpo_cli.preflight.hardware import Hardware, is_on_cpu, resolve_num_processes
+from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.folder import RunFolder
 
 WORKER = "grpo_cli.train.worker"
 """The module that trains; named, never imported, on this side of the process boundary."""
@@ -20,7 +23,8 @@ class LaunchPlan:
     argv: tuple[str, ...]
     environment: dict[str, str]
     """Variables added to the current ones; those the user has set win."""
-    strategy: Literal["single", "ddp"]
+    strategy: str
+    """`single`, `ddp`, `fsdp2`, `zero1`, `zero2`, `zero3`, or `custom` for a config of the user's own."""
     num_processes: int
     """Over all machines."""
     num_machines: int
@@ -28,6 +32,8 @@ class LaunchPlan:
     device: Literal["cpu", "cuda"]
     stall_timeout_s: float | None
     """Seconds without progress after which the run is ended; None waits for ever."""
+    accelerate: dict[str, Any] | None
+    """accelerate's config, for the run folder; None where it is not needed, or the user's own."""
 
     def command_line(self) -> str:
         """The command as one would type it."""
@@ -44,47 +50,62 @@ def plan_launch(recipe: Recipe, run: Path, hardware: Hardware, worker: str = WOR
     One process is started directly: a launcher in between would only be one more process to lose.
     """
     processes = resolve_num_processes(recipe.launch, hardware)
-    cpu = recipe.launch.use_cpu or hardware.gpus == 0
-    single = processes == 1
+    cpu = is_on_cpu(recipe.launch, hardware)
+    strategy = _choose_strategy(recipe.launch, processes)
+    single = strategy == "single"
+    precision = _mixed_precision(recipe, cpu=cpu)
+    written = not single and strategy != "custom"
     return LaunchPlan(
         argv=(
             sys.executable,
-            *(() if single else _accelerate(recipe, processes)),
+            *(() if single else _accelerate(recipe.launch, processes, RunFolder(run).accelerate)),
             "-m",
             worker,
             str(run),
         ),
         environment=_environment(recipe, processes, hardware, cpu=cpu),
-        strategy="single" if single else "ddp",
+        strategy=strategy,
         num_processes=processes,
         num_machines=recipe.launch.num_machines,
         machine_rank=recipe.launch.machine_rank,
         device="cpu" if cpu else "cuda",
         stall_timeout_s=recipe.launch.stall_timeout_s,
+        accelerate=build_config(recipe.launch, strategy, processes, mixed_precision=precision)
+        if written
+        else None,
     )
 
 
-def _accelerate(recipe: Recipe, processes: int) -> tuple[str, ...]:
-    """Arguments of `accelerate launch`.
+def _choose_strategy(launch: LaunchConfig, processes: int) -> str:
+    if launch.accelerate_config is not None:
+        return "custom"
+    if launch.strategy in ("auto", "single", "ddp"):
+        return "single" if processes == 1 else "ddp"
+    return launch.strategy
 
-    `--multi_gpu` is what makes accelerate start several processes on a CPU too: `--cpu` and
-    `MULTI_CPU` start one, without a word (accelerate 1.15).
-    """
-    launch = recipe.launch
-    flags = {
-        "--num_processes": processes,
-        "--num_machines": launch.num_machines,
-        "--mixed_precision": "no",
-        "--dynamo_backend": "no",
-        "--main_process_port": launch.main_process_port or 0,
-    }
-    if launch.num_machines > 1:
+
+def _accelerate(launch: LaunchConfig, processes: int, config: Path) -> tuple[str, ...]:
+    """Arguments of `accelerate launch`; a config of the user's own leaves the world to us."""
+    flags: dict[str, Any] = {"--config_file": launch.accelerate_config or config}
+    if launch.accelerate_config is not None:
         flags |= {
+            "--num_processes": processes,
+            "--num_machines": launch.num_machines,
             "--machine_rank": launch.machine_rank,
-            "--main_process_ip": launch.main_process_ip or "",
+            "--main_process_port": launch.main_process_port or 0,
         }
+        if launch.num_machines > 1:
+            flags["--main_process_ip"] = launch.main_process_ip or ""
     named = [str(part) for flag in flags.items() for part in flag]
-    return ("-m", "accelerate.commands.launch", "--multi_gpu", *named)
+    return ("-m", "accelerate.commands.launch", *named)
+
+
+def _mixed_precision(recipe: Recipe, *, cpu: bool) -> str:
+    """What TRL computes in: bf16 unless told otherwise, and the weights' own precision on a CPU."""
+    extras = recipe.training.extras
+    if extras.get("fp16"):
+        return "fp16"
+    return "bf16" if extras.get("bf16", not cpu) else "no"
 
 
 def _environment(

@@ -153,7 +153,7 @@ def begin_attempt(
         }
         write_json(run.resumption, told)
         run.write_recipe(recipe)
-        write_json(run.plan, plan.as_json())
+        run.write_plan(plan.as_json())
         record = {"event": "resume", "step": resumption.step, "attempt": run.attempts}
         append_record(run.metrics, record)
         StatusFile(run.status).update(

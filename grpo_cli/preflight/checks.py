@@ -18,7 +18,8 @@ from grpo_cli.errors import Problem, RecipeError, nearest, sort_problems
 from grpo_cli.models.source import check_model, known_chat_template, resolve_source
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import check_data, check_rewards, collect
-from grpo_cli.preflight.hardware import Hardware, read_hardware, resolve_num_processes
+from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
+from grpo_cli.recipe.launch import SHARED_WEIGHTS, LaunchConfig
 from grpo_cli.recipe.loading import LoadedRecipe, load_tree
 from grpo_cli.recipe.recipe import Recipe
 
@@ -94,12 +95,14 @@ def check_recipe(
     batch, processes = None, 1
     if loaded.recipe is not None:
         recipe = loaded.recipe
-        processes = resolve_num_processes(recipe.launch, hardware or read_hardware())
+        found = hardware or read_hardware()
+        processes = resolve_num_processes(recipe.launch, found)
         batch = _plan(recipe, processes, seen)
         if not loaded.problems:
             # A misspelt key leaves its default behind, and sums of defaults would only confuse.
             problems += batch.problems
         problems += [*_check_model(recipe), *_check_launch(recipe, processes)]
+        problems += _check_strategy(recipe.launch, cpu=is_on_cpu(recipe.launch, found))
         problems += _check_packages(recipe)
         problems += _check_evaluation(recipe, seen)
     placed = [loaded.place(problem) for problem in problems]
@@ -153,6 +156,28 @@ def _check_launch(recipe: Recipe, processes: int) -> Iterator[Problem]:
             )
 
 
+def _check_strategy(launch: LaunchConfig, *, cpu: bool) -> Iterator[Problem]:
+    config = launch.accelerate_config
+    if config is not None:
+        if launch.strategy != "auto":
+            yield Problem(
+                "is not read beside `accelerate_config`", "remove one of them", "launch.strategy"
+            )
+        if not Path(config).is_file():
+            message = f"there is no file {config}"
+            yield Problem(message, "correct the path", "launch.accelerate_config")
+    elif launch.strategy.startswith("zero") and not _installed("deepspeed"):
+        yield Problem(
+            "deepspeed is not installed", 'pip install "grpo-cli[deepspeed]"', "launch.strategy"
+        )
+    elif launch.strategy == "fsdp2" and cpu:
+        yield Problem(
+            "fsdp2 shares a model among GPUs; without one accelerate trains copies of it, in silence",
+            "set `strategy: ddp`",
+            "launch.strategy",
+        )
+
+
 def _check_packages(recipe: Recipe) -> Iterator[Problem]:
     if recipe.generation.backend == "vllm" and not _installed("vllm"):
         yield Problem(
@@ -183,6 +208,18 @@ def _installed(package: str) -> bool:
 
 def _check_evaluation(recipe: Recipe, seen: Peek | None) -> Iterator[Problem]:
     training = recipe.training
+    if (
+        recipe.launch.strategy in SHARED_WEIGHTS
+        and recipe.evaluation.limit != 0
+        and seen is not None
+        and seen.eval_rows
+    ):
+        yield Problem(
+            f"with {recipe.launch.strategy} a run does not measure before and after by itself",
+            "`grpo eval RUN` does, when it is done",
+            "launch.strategy",
+            level="note",
+        )
     evaluates = training.eval_strategy != "no"
     if evaluates and seen is not None and seen.columns is not None and seen.eval_rows is None:
         yield Problem(

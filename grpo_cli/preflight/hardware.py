@@ -50,6 +50,11 @@ def pick_device(launch: "LaunchConfig") -> Literal["cpu", "cuda"]:
     return "cuda" if torch.cuda.is_available() and not launch.use_cpu else "cpu"
 
 
+def is_on_cpu(launch: "LaunchConfig", hardware: Hardware) -> bool:
+    """Whether a launch on this machine trains on the CPU; without importing torch."""
+    return launch.use_cpu or hardware.gpus == 0
+
+
 def resolve_num_processes(launch: "LaunchConfig", hardware: Hardware) -> int:
     """Worker processes over all machines, with `auto` worked out for this one."""
     if launch.num_processes != "auto":

@@ -6,12 +6,22 @@ from pydantic import Field
 
 from grpo_cli.recipe.base import Integer, Number, Section
 
+Strategy = Literal["auto", "single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
+
+SHARED_WEIGHTS: frozenset[Strategy] = frozenset({"fsdp2", "zero3"})
+"""With these no process holds the whole model."""
+
 
 class LaunchConfig(Section):
     """How many processes, and how they share the model."""
 
-    strategy: Literal["auto", "single", "ddp"] = "auto"
-    """`single` is one process, `ddp` one model copy a process; `auto` picks by the number of processes."""
+    strategy: Strategy = "auto"
+    """`single` is one process, `ddp` one copy of the model a process. `fsdp2` shares weights, gradients and
+    optimizer among GPUs; so do DeepSpeed's `zero1` (optimizer), `zero2` (and gradients) and `zero3` (and
+    weights). `auto` is `single` or `ddp`, by the number of processes."""
+    accelerate_config: str | None = None
+    """A config file of accelerate's in the place of `strategy`; how many processes and machines take part
+    is still this section's to say."""
     num_processes: Literal["auto"] | Integer = "auto"
     """Worker processes over all machines; `auto` is one for each visible GPU, and 1 on a CPU."""
     num_machines: Integer = Field(default=1, ge=1)

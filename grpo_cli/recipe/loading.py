@@ -156,6 +156,8 @@ def anchor_paths(tree: Node) -> None:
     model = tree.child("model")
     for key in ("path", "chat_template"):
         _anchor(model.child(key) if model else None, only_local=True)
+    launch = tree.child("launch")
+    _anchor(launch.child("accelerate_config") if launch else None)
     dataset = tree.child("dataset")
     for key in ("train", "eval"):
         node = dataset.child(key) if dataset else None

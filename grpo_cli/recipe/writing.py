@@ -25,6 +25,9 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     style = "|" if "\n" in text.strip("\n") else "'" if _is_number(text) else None
+    if not text.replace("\n", "").isprintable():
+        # Other separators of lines among them, which every other style would take for such.
+        style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

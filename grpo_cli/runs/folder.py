@@ -7,12 +7,14 @@ what the files say.
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.recipe.recipe import Recipe
@@ -65,6 +67,11 @@ class RunFolder:
     def plan(self) -> Path:
         """The command, the processes and the environment of the present attempt."""
         return self.launch / "plan.json"
+
+    @property
+    def accelerate(self) -> Path:
+        """accelerate's config, where several processes are launched."""
+        return self.launch / "accelerate.yaml"
 
     @property
     def stop_request(self) -> Path:
@@ -120,6 +127,13 @@ class RunFolder:
     def failures(self) -> dict[int, Path]:
         """The failures written so far in the present attempt, by rank."""
         return _by_number(self.attempt(self.attempts).glob("failure_*.json"))
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """Writes what is launched, and accelerate's part of it as the file that it reads."""
+        write_json(self.plan, dict(plan))
+        if plan["accelerate"] is not None:
+            # JSON is YAML, but people look at this one.
+            write_text(self.accelerate, yaml.safe_dump(plan["accelerate"], sort_keys=False))
 
     def held(self) -> AbstractContextManager[None]:
         """Keeps other commands from training into the same folder; see `runs/locking.py`."""

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import torch
 import transformers
-from accelerate import PartialState
+from accelerate import DistributedType, PartialState
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase
 from trl import GRPOConfig
 
@@ -25,6 +25,7 @@ from grpo_cli.models.sampling import all_eos_token_ids, count_prompt_tokens
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import reward_context
 from grpo_cli.preflight.hardware import pick_device
+from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.folder import RunFolder
@@ -38,6 +39,8 @@ from grpo_cli.train.session import Session
 from grpo_cli.train.stopping import Stopped, StopRequest
 from grpo_cli.train.trainer import RunTrainer
 from grpo_cli.train.trl_args import build_trl_args
+
+_SHARED = {"fsdp": DistributedType.FSDP, "zero": DistributedType.DEEPSPEED}
 
 
 def train(folder: RunFolder, stop: StopRequest) -> None:
@@ -64,6 +67,7 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     session.report("preparing the data")
     data = _build_data(session, tokenizer)
     trainer, rewards, callback = _build_trainer(session, args, tokenizer, data)
+    _check_strategy(session, trainer)
     measurer = _build_measurer(session, trainer, rewards, data)
     resumption = folder.read_resumption()
     if measurer and not resumption:
@@ -93,6 +97,18 @@ def _check_world(session: Session) -> None:
         raise SetupError(
             f"{planned} processes were planned but {actual} work together. "
             "Fix: start the run with `grpo train`, and check `launch` in the recipe"
+        )
+
+
+def _check_strategy(session: Session, trainer: RunTrainer) -> None:
+    """Compares how the model was to be shared with how it is: accelerate may do otherwise, in silence."""
+    planned = str(session.folder.read_plan().get("strategy"))
+    wanted = _SHARED.get(planned.rstrip("123"))
+    actual = trainer.accelerator.distributed_type
+    if wanted is not None and actual != wanted:
+        raise SetupError(
+            f"{planned} was planned, but accelerate set up {actual.value}. "
+            "Fix: fsdp2 needs GPUs; `launch.strategy: ddp` works everywhere"
         )
 
 
@@ -148,8 +164,8 @@ def _build_trainer(
     context = reward_context(recipe, str(session.processes.device))
     rewards = build_rewards(recipe.rewards, context)
     session.report("loading the model")
-    with session.processes.local_main_process_first():
-        model = load_model(recipe.model, tokenizer, device_is_cuda=not session.cpu)
+    # All at once: with ZeRO-3 loading is common work. Downloads and conversions lock by themselves.
+    model = load_model(recipe.model, tokenizer, device_is_cuda=not session.cpu)
     session.annotate_manifest(model=fingerprint_model(recipe.model))
     ends = [*all_eos_token_ids(model.generation_config, tokenizer), tokenizer.pad_token_id]
     # TRL tells training from evaluation in the same way.
@@ -186,6 +202,9 @@ def _open_completion_log(
 def _build_measurer(
     session: Session, trainer: RunTrainer, rewards: list[Reward], data: BuiltData
 ) -> Measurer | None:
+    if session.recipe.launch.strategy in SHARED_WEIGHTS:
+        # No process holds a model that it could sample from by itself.
+        return None
     rows = select_rows(data.eval, session.recipe.evaluation.limit)
     return Measurer(session, rewards, rows) if rows is not None else None
 
