@@ -121,7 +121,7 @@ def _example(recipe: Recipe) -> list[str]:
 def _list_settings(request: ExportRequest, run: RunFolder) -> list[tuple[str, Any]]:
     recipe = request.recipe
     generation = recipe.generation
-    status, manifest = _read_json(run.status), _read_json(run.manifest)
+    status, manifest = _read_json(run.status), run.read_manifest()
     rows = [
         ("model exported", request.name),
         ("optimizer steps", _steps(request, status)),

@@ -94,14 +94,7 @@ def test_float32_weights_are_served_as_such(export):
 
 def test_the_example_holds_the_system_message_and_survives_a_shell(export):
     (export / "recipe.yaml").write_text(RECIPE.replace("SYSTEM", "Don't guess."))
-    plan = plan_server(
-        find_served(export, None),
-        "vllm",
-        host="127.0.0.1",
-        port=8000,
-        max_model_len=None,
-        gpu_memory_utilization=None,
-    )
+    _, plan = flags_of(export)
     body = json.loads(shlex.split(plan.curl)[-1])
     assert [message["role"] for message in body["messages"]] == ["system", "user"]
     assert body["messages"][0]["content"] == "Don't guess."
