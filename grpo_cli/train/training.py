@@ -25,7 +25,6 @@ from grpo_cli.models.sampling import all_eos_token_ids, count_prompt_tokens
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import reward_context
 from grpo_cli.preflight.hardware import pick_device
-from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.folder import RunFolder
@@ -202,7 +201,7 @@ def _open_completion_log(
 def _build_measurer(
     session: Session, trainer: RunTrainer, rewards: list[Reward], data: BuiltData
 ) -> Measurer | None:
-    if session.recipe.launch.strategy in SHARED_WEIGHTS:
+    if _shares_weights(trainer):
         # No process holds a model that it could sample from by itself.
         return None
     rows = select_rows(data.eval, session.recipe.evaluation.limit)
@@ -220,6 +219,14 @@ def _go_on(
         trainer.take_weights(checkpoint)
     else:
         trainer.go_on(checkpoint, plan.optimizer_steps_per_epoch or 1)
+
+
+def _shares_weights(trainer: RunTrainer) -> bool:
+    """Whether the processes hold a part of the weights each."""
+    state = trainer.accelerator.state
+    if state.distributed_type == DistributedType.DEEPSPEED:
+        return bool(state.deepspeed_plugin.zero_stage == 3)
+    return bool(state.distributed_type == DistributedType.FSDP)
 
 
 def _planned_steps(trainer: RunTrainer) -> int | None:

@@ -5,38 +5,99 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 
+from grpo_cli.launch.accelerate_config import build_config
+from grpo_cli.recipe.launch import LaunchConfig
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import sets
 
 DEEPSPEED = Path(sys.prefix) / "deepspeed"
 
 
-def train(workshop, *flags):
+# The members of a group take the likeliest token and the next one, whatever the process: what is drawn
+# at random depends on how many processes draw.
+REWARD = """\
+import torch
+
+def choose(probabilities, num_samples, **kwargs):
+    order = probabilities.argsort(dim=-1, descending=True, stable=True)
+    member = torch.arange(len(probabilities)) % 2
+    return order.gather(1, member[:, None])
+
+torch.multinomial = choose
+
+def spread(completion_ids, **kwargs):
+    return [sum(ids) / 1000 for ids in completion_ids]
+"""
+RECIPE_OF_IT = RECIPE.replace(
+    "rewards:\n", "rewards:\n  - {{kind: python, path: ./spread.py:spread, name: spread}}\n"
+)
+
+
+def train(workshop, *flags, more=""):
     path = os.pathsep.join((str(DEEPSPEED / "bin"), os.environ["PATH"]))
-    recipe = workshop.write(RECIPE)
+    (workshop.folder / "spread.py").write_text(REWARD + more)
+    recipe = workshop.write(RECIPE_OF_IT)
     done = workshop.grpo("train", recipe, *flags, PYTHONPATH=str(DEEPSPEED), PATH=path)
     assert done.returncode == 0, done.stderr
     return workshop
 
 
+def logged(workshop, name):
+    return pytest.approx([each[name] for each in workshop.records("train")], rel=1e-4, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, chat_model):
+    """Three steps of four completions in one process."""
+    workshop = Workshop(tmp_path_factory.mktemp("alone"), chat_model)
+    return train(workshop, *sets(max_steps=3, optim="sgd"))
+
+
+# accelerate (1.15) makes an FSDP run of several GPUs alone; of several CPUs it makes DDP, in silence.
+FSDP_ON_CPU = """
+from accelerate import DistributedType, state
+
+plain = state.AcceleratorState.__init__
+
+def promoted(self, *args, fsdp_plugin=None, **kwargs):
+    plain(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+    if self.distributed_type == DistributedType.MULTI_CPU:
+        self.distributed_type = DistributedType.FSDP
+        if fsdp_plugin is not None:
+            self.fsdp_plugin = fsdp_plugin
+
+state.AcceleratorState.__init__ = promoted
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3"])
-def test_two_processes_learn_what_one_does(tmp_path, chat_model, strategy):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2", "zero3"])
+def test_two_processes_learn_what_one_does(tmp_path, chat_model, alone, strategy):
     if strategy.startswith("zero") and not DEEPSPEED.is_dir():
         pytest.skip("DeepSpeed is not installed")
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    alone = train(Workshop(tmp_path / "one", chat_model), *sets(max_steps=2, optim="sgd"))
-    flags = ["--set", "launch.num_processes=2", "--set", f"launch.strategy={strategy}"]
-    settings = sets(max_steps=2, optim="sgd", per_device_train_batch_size=2, save_steps=2)
-    both = train(Workshop(tmp_path / "two", chat_model), *flags, *settings)
-    assert (both.run / "launch" / "accelerate.yaml").is_file()
+    flags = ["--set", "launch.num_processes=2", "--set"]
+    if strategy == "fsdp2":
+        config = build_config(LaunchConfig(), "fsdp2", 2, mixed_precision="no")
+        (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(config))
+        flags += [f"launch.accelerate_config={tmp_path / 'fsdp2.yaml'}"]
+    else:
+        flags += [f"launch.strategy={strategy}"]
+    settings = sets(max_steps=3, optim="sgd", per_device_train_batch_size=2, save_steps=2)
+    more = FSDP_ON_CPU if strategy == "fsdp2" else ""
+    both = train(Workshop(tmp_path, chat_model), *flags, *settings, more=more)
+    assert (both.run / "launch" / "accelerate.yaml").is_file() == (strategy != "fsdp2")
+    for name in ("step", "reward", "loss", "grad_norm", "learning_rate"):
+        assert [each[name] for each in both.records("train")] == logged(alone, name)
     first, second = (load_file(each.run / "model" / "model.safetensors") for each in (alone, both))
     assert first.keys() == second.keys()
-    assert all(first[name].shape == second[name].shape for name in first)
-    assert [each["step"] for each in both.records("train")] == [1, 2]
+    apart = max((first[name].float() - second[name].float()).abs().max() for name in first)
+    before = load_file(chat_model / "model.safetensors")
+    moved = max((first[name].float() - before[name].float()).abs().max() for name in first)
+    print(strategy, float(apart), float(moved))
+    assert apart < 1e-6 < moved
 
 
 def test_a_strategy_that_cannot_be_had_is_refused(workshop):
