@@ -1,6 +1,8 @@
 """Several processes share one training, in every way that a CPU can: DDP, and DeepSpeed's ZeRO."""
 
 import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,6 +51,19 @@ def logged(workshop, name):
     return pytest.approx([each[name] for each in workshop.records("train")], rel=1e-4, abs=1e-6)
 
 
+def assert_same(several, alone, what):
+    """The same rewards and steps, and to rounding the same weights."""
+    for name in ("step", "reward", "loss", "grad_norm", "learning_rate"):
+        assert [each[name] for each in several.records("train")] == logged(alone, name)
+    places = (alone.run / "model", several.run / "model", alone.model)
+    first, second, before = (load_file(place / "model.safetensors") for place in places)
+    assert first.keys() == second.keys()
+    apart = max((first[name].float() - second[name].float()).abs().max() for name in first)
+    moved = max((first[name].float() - before[name].float()).abs().max() for name in first)
+    print(what, float(apart), float(moved))
+    assert apart < 1e-6 < moved
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, chat_model):
     """Three steps of four completions in one process."""
@@ -89,15 +104,34 @@ def test_two_processes_learn_what_one_does(tmp_path, chat_model, alone, strategy
     more = FSDP_ON_CPU if strategy == "fsdp2" else ""
     both = train(Workshop(tmp_path, chat_model), *flags, *settings, more=more)
     assert (both.run / "launch" / "accelerate.yaml").is_file() == (strategy != "fsdp2")
-    for name in ("step", "reward", "loss", "grad_norm", "learning_rate"):
-        assert [each[name] for each in both.records("train")] == logged(alone, name)
-    first, second = (load_file(each.run / "model" / "model.safetensors") for each in (alone, both))
-    assert first.keys() == second.keys()
-    apart = max((first[name].float() - second[name].float()).abs().max() for name in first)
-    before = load_file(chat_model / "model.safetensors")
-    moved = max((first[name].float() - before[name].float()).abs().max() for name in first)
-    print(strategy, float(apart), float(moved))
-    assert apart < 1e-6 < moved
+    assert_same(both, alone, strategy)
+
+
+@pytest.mark.slow
+def test_two_machines_learn_what_one_does(tmp_path, chat_model, alone):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    world = {"num_machines": 2, "num_processes": 2, "main_process_ip": "127.0.0.1"}
+    world["main_process_port"] = port
+    settings = sets(max_steps=3, optim="sgd", per_device_train_batch_size=2)
+    machines, started = [], []
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+        machine = Workshop(tmp_path / str(rank), chat_model)
+        (machine.folder / "spread.py").write_text(REWARD)
+        recipe = machine.write(RECIPE_OF_IT)
+        named = {**world, "machine_rank": rank}
+        flags = [
+            part for key, value in named.items() for part in ("--set", f"launch.{key}={value}")
+        ]
+        command = machine.command("train", recipe, *settings, *flags)
+        started.append(subprocess.Popen(**command, stderr=subprocess.PIPE))
+        machines.append(machine)
+    for process in started:
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    assert_same(machines[0], alone, "two machines")
 
 
 def test_a_strategy_that_cannot_be_had_is_refused(workshop):
