@@ -15,6 +15,7 @@ from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.request import EvalRequest, Progress
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
 from grpo_cli.preflight.hardware import processes_per_machine, read_hardware
+from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.processes import stop_with_parent
 
 WORKER = "grpo_cli.eval.worker"
@@ -43,10 +44,13 @@ def run_request(
     if count == 1:
         run_here(request, folder, tell)
         return
-    launch = request.recipe.launch.model_copy(update={"num_processes": count, "num_machines": 1})
+    # Each process measures with a model of its own, however the training shared it.
+    own = {"num_processes": count, "num_machines": 1, "strategy": "ddp", "accelerate_config": None}
+    launch = request.recipe.launch.model_copy(update=own)
     plan = plan_launch(
         request.recipe.model_copy(update={"launch": launch}), folder.path, hardware, worker=WORKER
     )
+    RunFolder(folder.path).write_plan(plan.as_json())
     _run_together(replace(plan, argv=(*plan.argv, str(count))), request, folder, tell)
 
 

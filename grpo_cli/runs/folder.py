@@ -130,6 +130,7 @@ class RunFolder:
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Writes what is launched, and accelerate's part of it as the file that it reads."""
+        self.launch.mkdir(exist_ok=True)
         write_json(self.plan, dict(plan))
         if plan["accelerate"] is not None:
             # JSON is YAML, but people look at this one.
