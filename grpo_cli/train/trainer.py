@@ -43,7 +43,10 @@ class RunTrainer(GRPOTrainer):
         self._epochs_done = state.global_step // steps_an_epoch
         path = _generations(checkpoint, self.accelerator.process_index)
         if path.is_file():
-            saved = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+            device = self.accelerator.device
+            # Processes on a CPU are numbered, which torch cannot load to.
+            place = "cpu" if device.type == "cpu" else device
+            saved = torch.load(path, map_location=place, weights_only=True)
             self._step, self._buffered_inputs = saved["step"], saved["inputs"]
         self.train(resume_from_checkpoint=str(checkpoint))
 
