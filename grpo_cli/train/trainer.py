@@ -39,14 +39,12 @@ class RunTrainer(GRPOTrainer):
             checkpoint: One of this run's.
             steps_an_epoch: Optimizer steps of one epoch.
         """
+        _take_numbered_cpus()
         state = TrainerState.load_from_json(str(checkpoint / STATE))
         self._epochs_done = state.global_step // steps_an_epoch
         path = _generations(checkpoint, self.accelerator.process_index)
         if path.is_file():
-            device = self.accelerator.device
-            # Processes on a CPU are numbered, which torch cannot load to.
-            place = "cpu" if device.type == "cpu" else device
-            saved = torch.load(path, map_location=place, weights_only=True)
+            saved = torch.load(path, map_location=self.accelerator.device, weights_only=True)
             self._step, self._buffered_inputs = saved["step"], saved["inputs"]
         self.train(resume_from_checkpoint=str(checkpoint))
 
@@ -126,6 +124,18 @@ class RunTrainer(GRPOTrainer):
         if checkpoint.is_dir() or checkpoint.name == staged.name:
             self.state.best_model_checkpoint = str(checkpoint)
         self.state.save_to_json(str(staged / STATE))
+
+
+def _take_numbered_cpus() -> None:
+    """Lets torch load to `cpu:0`: so the Trainer calls the device of a process among several on a CPU.
+
+    Source: `torch.serialization.register_package`; torch 2.13 by itself knows only `cpu`.
+    """
+    torch.serialization.register_package(
+        11,
+        lambda storage: None,
+        lambda storage, location: storage if location.startswith("cpu:") else None,
+    )
 
 
 def _generations(checkpoint: Path, rank: int) -> Path:

@@ -103,10 +103,7 @@ def assert_same(broken, unbroken):
             {"save_steps": 3, "num_iterations": 2, "per_device_train_batch_size": 2},
             2,
             id="two processes",
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.xfail(reason="generations tagged cpu:0 are not loaded again yet"),
-            ],
+            marks=pytest.mark.slow,
         ),
     ],
 )
