@@ -192,7 +192,7 @@ def train(
     earlier = Earlier(resume or resume_from is not None, resume_from, force)
     if not (no_probe or dry_run or earlier.wanted):
         probe_first(recipe, set_, runs)
-    prepared = prepare(recipe, set_, runs, earlier)
+    prepared = prepare(recipe, set_, runs, earlier, dry_run=dry_run)
     if dry_run:
         views.print_plan(prepared.folder, prepared.plan, as_json=json)
         return

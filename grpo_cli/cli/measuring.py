@@ -46,10 +46,12 @@ def run_request(
         return
     # Each process measures with a model of its own, however the training shared it.
     own = {"num_processes": count, "num_machines": 1, "strategy": "ddp", "accelerate_config": None}
-    launch = request.recipe.launch.model_copy(update=own)
-    plan = plan_launch(
-        request.recipe.model_copy(update={"launch": launch}), folder.path, hardware, worker=WORKER
-    )
+    recipe = request.recipe
+    apart = {
+        "launch": recipe.launch.model_copy(update=own),
+        "generation": recipe.generation.model_copy(update={"backend": "transformers"}),
+    }
+    plan = plan_launch(recipe.model_copy(update=apart), folder.path, hardware, worker=WORKER)
     RunFolder(folder.path).write_plan(plan.as_json())
     _run_together(replace(plan, argv=(*plan.argv, str(count))), request, folder, tell)
 

@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import re
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,33 +12,43 @@ from rich.markup import escape
 
 from grpo_cli.cli.output import stderr, stdout
 from grpo_cli.errors import RunError
-from grpo_cli.serve import server
 from grpo_cli.serve.plan import ServePlan
 from grpo_cli.serve.speakers import Message, Speaker
+from grpo_cli.servers.plan import ServerPlan
+from grpo_cli.servers.process import read_end, running
 
 _COMMANDS = "/new starts anew, /quit or Ctrl-D ends"
 
 
-def print_command(plan: ServePlan) -> None:
+def print_command(plan: ServerPlan) -> None:
     """Prints the command that serves the model."""
-    stdout().print(shlex.join(plan.argv), markup=False)
+    stdout().print(plan.command_line(), markup=False, soft_wrap=True)
 
 
 def run(plan: ServePlan, timeout_s: float) -> None:
-    """Starts a server, says how to ask it, and stays until Ctrl-C."""
+    """Starts a server for a trained model, says how to ask it, and stays until Ctrl-C."""
+    _run(plan, timeout_s, f"{plan.name} answers at {plan.url}; Ctrl-C ends it\n\n{plan.curl}")
+
+
+def run_for_training(plan: ServerPlan, timeout_s: float) -> None:
+    """Starts a server that a training samples from, says how it finds it, and stays until Ctrl-C."""
+    found = f"`--set generation.vllm.base_url={plan.root}`"
+    _run(plan, timeout_s, f"a training finds it with {found}; Ctrl-C ends it")
+
+
+def _run(plan: ServerPlan, timeout_s: float, hint: str) -> None:
     console = stderr()
     log = Path(tempfile.mkstemp(prefix="grpo-serve-", suffix=".log")[1])
     console.print(f"log  {log}", markup=False)
     with contextlib.ExitStack() as stack:
         with console.status("starting") as status:
             process = stack.enter_context(
-                server.running(plan, log, timeout_s, lambda line: status.update(escape(line)))
+                running(plan, log, timeout_s, lambda line: status.update(escape(line)))
             )
-        hint = f"{plan.name} answers at {plan.url}; Ctrl-C ends it"
-        stdout().print(f"{hint}\n\n{plan.curl}", markup=False)
+        stdout().print(hint, markup=False)
         with contextlib.suppress(KeyboardInterrupt):
             code = process.wait()
-            raise RunError(f"the server ended with {code}:\n{server.read_end(log)}\nFix: see {log}")
+            raise RunError(f"the server ended with {code}:\n{read_end(log)}\nFix: see {log}")
 
 
 @contextlib.contextmanager

@@ -6,11 +6,18 @@ from typing import Annotated
 import typer
 
 Source = Annotated[Path, typer.Argument(metavar="RUN|DIR", help="A run, or an exported folder.")]
+Served = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN|DIR|RECIPE",
+        help="A run, an exported folder; or a recipe, for the server that its training samples from.",
+    ),
+]
 Checkpoint = Annotated[str | None, typer.Option(help="A step of the run, or best.")]
 
 
 def serve(
-    source: Source,
+    source: Served,
     checkpoint: Checkpoint = None,
     host: Annotated[str, typer.Option(help="Where it listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
@@ -23,19 +30,19 @@ def serve(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds until it must answer.")] = 600,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command alone.")] = False,
 ) -> None:
-    """Serve a trained model with vLLM, as an OpenAI-compatible API."""
+    """Serve a model with vLLM: a trained one, or the one that a recipe's training samples from."""
     from grpo_cli.cli import serve_view
-    from grpo_cli.serve.launch import prepare
+    from grpo_cli.serve.launch import Listening, prepare, prepare_for_training
 
-    plan = prepare(
-        source,
-        checkpoint,
-        host=host,
-        port=port,
-        max_model_len=max_model_len,
-        gpu_memory_utilization=gpu_memory_utilization,
-        needs_vllm=not dry_run,
-    )
+    listening = Listening(host, port, max_model_len, gpu_memory_utilization)
+    if source.suffix in (".yaml", ".yml"):
+        training = prepare_for_training(source, listening, needs_vllm=not dry_run)
+        if dry_run:
+            serve_view.print_command(training)
+        else:
+            serve_view.run_for_training(training, timeout)
+        return
+    plan = prepare(source, checkpoint, listening, needs_vllm=not dry_run)
     if dry_run:
         serve_view.print_command(plan)
     else:

@@ -1,19 +1,24 @@
 """`grpo train` from recipe to summary: the steps of it that other rooms own, in order."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import typer
 
 from grpo_cli.cli.output import print_problems, progress, stderr
 from grpo_cli.cli.probe_view import print_findings
 from grpo_cli.errors import ExitCode
+from grpo_cli.launch.places import find_places
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
 from grpo_cli.launch.resumption import (
     Resumption,
@@ -24,9 +29,11 @@ from grpo_cli.launch.resumption import (
     read_target,
 )
 from grpo_cli.launch.supervisor import Outcome, supervise
+from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.preflight.finding import Finding
-from grpo_cli.preflight.hardware import Hardware, read_hardware
+from grpo_cli.preflight.hardware import is_on_cpu, read_hardware
+from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.progress import LiveView, PlainView, ProgressView, SilentView
 from grpo_cli.report.summary import RunSummary, read_summary
@@ -35,6 +42,7 @@ from grpo_cli.runs.folder import RunFolder, check_writable, create_run, removed_
 from grpo_cli.runs.manifest import describe_origin
 from grpo_cli.runs.processes import stop_with_parent
 from grpo_cli.runs.status import StatusFile
+from grpo_cli.servers.examination import examine
 from grpo_cli.units import format_duration
 
 
@@ -116,7 +124,9 @@ def _read_findings(text: str) -> list[Finding] | None:
         return None
 
 
-def prepare(path: Path, overrides: list[str] | None, root: Path, earlier: Earlier) -> PreparedRun:
+def prepare(
+    path: Path, overrides: list[str] | None, root: Path, earlier: Earlier, *, dry_run: bool
+) -> PreparedRun:
     """Checks a recipe and writes its run folder, or finds the run that goes on.
 
     Leaves nothing behind where a check fails, and an earlier run as it is.
@@ -124,17 +134,21 @@ def prepare(path: Path, overrides: list[str] | None, root: Path, earlier: Earlie
     Raises:
         ProblemsError: The recipe cannot be trained.
         UsageError: The run folder cannot be written, or the earlier run cannot go on with this recipe.
+        SetupError: The vLLM server that the recipe names does not answer, or does not suit.
     """
     hardware = read_hardware()
     checked = check_recipe(path, overrides, hardware)
     recipe = checked.recipe
     check_writable(root)
     print_problems(problem for problem in checked.problems if problem.level != "error")
+    if not dry_run:
+        _look_at_server(recipe, path, cpu=is_on_cpu(recipe.launch, hardware))
+    plan_for = partial(plan_launch, recipe, hardware=hardware, places=find_places(recipe))
     origin = describe_origin(sys.argv, path, recipe.seed)
-    if earlier.wanted and (taken := _take_up(recipe, root, earlier, hardware, origin)):
+    if earlier.wanted and (taken := _take_up(recipe, root, earlier, origin, plan_for)):
         return taken
     folder = create_run(root, recipe, checked.loaded.text)
-    plan = plan_launch(recipe, folder.path, hardware)
+    plan = plan_for(folder.path)
     with removed_on_failure(folder):
         write_json(folder.manifest, origin)
         folder.write_plan(plan.as_json())
@@ -142,8 +156,31 @@ def prepare(path: Path, overrides: list[str] | None, root: Path, earlier: Earlie
     return PreparedRun(folder, plan, recipe, origin)
 
 
+def _look_at_server(recipe: Recipe, path: Path, *, cpu: bool) -> None:
+    """Looks at a vLLM server that runs already, and says what is doubtful about it."""
+    address = recipe.generation.vllm.address
+    if address is None or recipe.generation.backend != "vllm":
+        return
+    port = urlparse(address).port or 80
+    with progress(f"asking the vLLM server at {address}") as tell:
+        doubts = examine(
+            address,
+            f"grpo serve {shlex.quote(str(path))} --port {port}",
+            model=model_folder_or_id(recipe.model),
+            by_nccl=not cpu,
+            wait_s=float(read_setting(recipe, "vllm_server_timeout") or 0),
+            tell=tell,
+        )
+    for doubt in doubts:
+        stderr().print(f"warning: {doubt}", markup=False, style="yellow")
+
+
 def _take_up(
-    recipe: Recipe, root: Path, earlier: Earlier, hardware: Hardware, origin: dict[str, Any]
+    recipe: Recipe,
+    root: Path,
+    earlier: Earlier,
+    origin: dict[str, Any],
+    plan_for: Callable[[Path], LaunchPlan],
 ) -> PreparedRun | None:
     """The run that goes on; None, and a word about it, where there is nothing to go on from."""
     step = None
@@ -154,7 +191,7 @@ def _take_up(
     else:
         stderr().print(f"no run of {recipe.name} is in {root}: starting one", markup=False)
         return None
-    plan = plan_launch(recipe, run.path, hardware)
+    plan = plan_for(run.path)
     if step is None and is_finished(run, recipe):
         stderr().print(f"{run.path} is completed: nothing to go on with", markup=False)
         return PreparedRun(run, plan, recipe, origin, finished=True)
@@ -199,7 +236,7 @@ def _watch(prepared: PreparedRun, *, quiet: bool) -> Outcome:
                 stderr().print(f"the display failed and is off ({error!r}); training goes on")
 
     try:
-        return supervise(prepared.plan, folder, refresh, view.stopping)
+        return supervise(prepared.plan, folder, refresh, view.stopping, view.tell)
     finally:
         view.close()
 

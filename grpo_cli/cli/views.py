@@ -97,6 +97,8 @@ def print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> Non
     for name, value in plan.environment.items():
         console.print(f"environment {name}={value}", markup=False)
     console.print(f"command     {plan.command_line()}", markup=False)
+    if plan.server:
+        console.print(f"server      {plan.server.command_line()}", markup=False)
 
 
 def print_kinds(kinds: "list[KindDescription]") -> None:

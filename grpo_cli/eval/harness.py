@@ -110,7 +110,7 @@ def _read_task(task: str) -> Any:
 
 def _model_args(request: EvalRequest, subject: Subject) -> dict[str, Any]:
     """A subject as lm-eval names models; adapters go by each backend's own argument."""
-    from grpo_cli.models.loading import model_folder_or_id
+    from grpo_cli.models.source import model_folder_or_id
 
     args: dict[str, Any] = {
         "pretrained": model_folder_or_id(subject.model),

@@ -17,9 +17,9 @@ from grpo_cli.models.loading import (
     load_generation_config,
     load_model,
     load_tokenizer,
-    model_folder_or_id,
 )
 from grpo_cli.models.sampling import Completion, all_eos_token_ids, sample_completions
+from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.preflight.settings import engine_settings
 from grpo_cli.recipe.model import ModelConfig
 

@@ -2,18 +2,31 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from grpo_cli.launch.accelerate_config import build_config
+from grpo_cli.launch.places import Places
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, resolve_num_processes
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.servers.plan import ServerPlan, plan_training_server
 
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 WORKER = "grpo_cli.train.worker"
 """The module that trains; named, never imported, on this side of the process boundary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagedServer(ServerPlan):
+    """A server that is started, watched and ended with the training."""
+
+    group_port: int
+    """Where weights are handed over."""
+    max_restarts: int
 
 
 @dataclass(frozen=True)
@@ -22,7 +35,8 @@ class LaunchPlan:
 
     argv: tuple[str, ...]
     environment: dict[str, str]
-    """Variables added to the current ones; those the user has set win."""
+    """Variables added to the current ones; those the user has set win, unless they are worked out from
+    them (`CUDA_VISIBLE_DEVICES`)."""
     strategy: str
     """`single`, `ddp`, `fsdp2`, `zero1`, `zero2`, `zero3`, or `custom` for a config of the user's own."""
     num_processes: int
@@ -34,22 +48,35 @@ class LaunchPlan:
     """Seconds without progress after which the run is ended; None waits for ever."""
     accelerate: dict[str, Any] | None
     """accelerate's config, for the run folder; None where it is not needed, or the user's own."""
+    server: ManagedServer | None = None
+    """The vLLM server that goes with it."""
 
     def command_line(self) -> str:
         """The command as one would type it."""
         return shlex.join(self.argv)
+
+    def add_environment(self, present: Mapping[str, str]) -> dict[str, str]:
+        """The variables of the workers, from those of this process."""
+        decided = {name: self.environment[name] for name in [_DEVICES] if name in self.environment}
+        return {**self.environment, **present, **decided}
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain values."""
         return {**asdict(self), "argv": list(self.argv)}
 
 
-def plan_launch(recipe: Recipe, run: Path, hardware: Hardware, worker: str = WORKER) -> LaunchPlan:
+def plan_launch(
+    recipe: Recipe,
+    run: Path,
+    hardware: Hardware,
+    worker: str = WORKER,
+    places: Places | None = None,
+) -> LaunchPlan:
     """Works out what to start for a recipe on this machine.
 
     One process is started directly: a launcher in between would only be one more process to lose.
     """
-    processes = resolve_num_processes(recipe.launch, hardware)
+    processes = resolve_num_processes(recipe, hardware)
     cpu = is_on_cpu(recipe.launch, hardware)
     strategy = _choose_strategy(recipe.launch, processes)
     single = strategy == "single"
@@ -73,7 +100,40 @@ def plan_launch(recipe: Recipe, run: Path, hardware: Hardware, worker: str = WOR
         accelerate=build_config(recipe.launch, strategy, processes, mixed_precision=precision)
         if written
         else None,
+        server=_plan_server(recipe, hardware, places or Places(), cpu=cpu),
     )
+
+
+def _plan_server(
+    recipe: Recipe, hardware: Hardware, places: Places, *, cpu: bool
+) -> ManagedServer | None:
+    """The server where the recipe wants one; it takes the last of the visible GPUs."""
+    vllm = recipe.generation.vllm
+    if not recipe.generation.has_managed_server:
+        return None
+    plan = plan_training_server(
+        recipe,
+        places.vllm,
+        places.model or recipe.model.path,
+        host="127.0.0.1",
+        port=places.server_port,
+        device="cpu" if cpu else "cuda",
+        visible_devices="" if cpu else ",".join(_split_devices(recipe, hardware)[1]),
+    )
+    return ManagedServer(
+        plan.argv,
+        plan.host,
+        plan.port,
+        plan.environment,
+        group_port=int(vllm.extras.get("group_port", places.group_port)),
+        max_restarts=vllm.max_restarts,
+    )
+
+
+def _split_devices(recipe: Recipe, hardware: Hardware) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The GPUs of training, and those of a managed server."""
+    ours = len(hardware.devices) - recipe.generation.managed_gpus
+    return hardware.devices[:ours], hardware.devices[ours:]
 
 
 def _choose_strategy(launch: LaunchConfig, processes: int) -> str:
@@ -117,7 +177,9 @@ def _environment(
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     if recipe.launch.use_cpu:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment[_DEVICES] = ""
+    elif not cpu and recipe.generation.managed_gpus:
+        environment[_DEVICES] = ",".join(_split_devices(recipe, hardware)[0])
     if not cpu:
         return environment
     local = max(processes // recipe.launch.num_machines, 1)

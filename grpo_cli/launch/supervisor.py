@@ -19,6 +19,7 @@ from typing import IO
 
 from grpo_cli.errors import RunError
 from grpo_cli.launch.plan import LaunchPlan
+from grpo_cli.launch.server_watch import watched
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.heartbeat import clear_beats, seconds_since_beat
 from grpo_cli.runs.processes import stop_with_parent
@@ -70,6 +71,7 @@ def supervise(
     folder: RunFolder,
     on_tick: Callable[[], None],
     on_stopping: Callable[[], None],
+    on_notice: Callable[[str], None],
 ) -> Outcome:
     """Runs a plan to its end.
 
@@ -81,21 +83,27 @@ def supervise(
         folder: The run's folder; logs go to its present attempt.
         on_tick: Called a few times a second, and once at the end.
         on_stopping: Called when a stop has been asked for.
+        on_notice: Told what a person should know of the vLLM server.
 
     Raises:
         RunError: The run folder has gone.
     """
     signals = _Signals()
-    stalled = None
+    cause = None
     clear_beats(folder)
-    with signals.installed(), folder.log.open("ab") as output:
+    with (
+        signals.installed(),
+        folder.log.open("ab") as output,
+        watched(plan.server, folder.server_log, on_notice, lambda: signals.count > 1) as server,
+    ):
         process = _start(plan, output)
+        look = server.look if server else lambda: None
         try:
-            stalled = _watch(process, plan, folder, signals, on_tick, on_stopping)
+            cause = _watch(process, plan, folder, signals, look, on_tick, on_stopping)
         finally:
             # Whatever broke the watch, nothing stays behind and the status tells the end.
             _end(process, folder)
-            status = _settle(plan, folder, process.returncode, signals, stalled)
+            status = _settle(plan, folder, process.returncode, signals, cause)
     on_tick()
     return Outcome(status, signals.last)
 
@@ -103,7 +111,7 @@ def supervise(
 def _start(plan: LaunchPlan, output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         plan.argv,
-        env={**plan.environment, **os.environ},
+        env=plan.add_environment(os.environ),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -119,10 +127,11 @@ def _watch(
     plan: LaunchPlan,
     folder: RunFolder,
     signals: _Signals,
+    look_at_server: Callable[[], str | None],
     on_tick: Callable[[], None],
     on_stopping: Callable[[], None],
 ) -> str | None:
-    """Waits for the end; gives the reason where a stall is one."""
+    """Waits for the end; gives the reason where a stall or the server is one."""
     handled = 0
     while process.poll() is None:
         if signals.count > handled:
@@ -135,6 +144,8 @@ def _watch(
         still_s = seconds_since_beat(folder)
         if plan.stall_timeout_s is not None and (still_s or 0) > plan.stall_timeout_s:
             return _explain_stall(folder, plan.stall_timeout_s)
+        if (reason := look_at_server()) is not None:
+            return reason
         on_tick()
         time.sleep(TICK_S)
     return None
@@ -184,7 +195,7 @@ def _settle(
     folder: RunFolder,
     returncode: int,
     signals: _Signals,
-    stalled: str | None,
+    cause: str | None,
 ) -> Status:
     """The final status: the workers' own, or what their end says where they left none."""
     if not folder.path.is_dir():
@@ -196,8 +207,8 @@ def _settle(
         return file.update(state="failed", reason=failure["reason"], traceback=failure["traceback"])
     if status.state in FINAL:
         return status
-    if stalled:
-        return file.update(state="failed", reason=stalled)
+    if cause:
+        return file.update(state="failed", reason=cause)
     if signals.count > 1:
         lost = f"ended at once after step {status.step}; steps since the last checkpoint are lost"
         return file.update(state="stopped", reason=lost)

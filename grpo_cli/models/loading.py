@@ -6,7 +6,6 @@ model on a device, except a quantized one; why a model cannot be had is `loading
 
 import importlib.util
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, NoReturn
 
 import peft
@@ -21,7 +20,7 @@ from transformers import (
 
 from grpo_cli.errors import Problem, RecipeError, SetupError
 from grpo_cli.loading_errors import explain_loading
-from grpo_cli.models.source import read_chat_template, resolve_source
+from grpo_cli.models.source import model_folder_or_id, read_chat_template, resolve_source
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 
 _OFFLINE_FIX = (
@@ -167,23 +166,6 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
             f"the tokenizer knows {len(tokenizer)} tokens, the model {rows}",
             "use the tokenizer that belongs to these weights",
         )
-
-
-def model_folder_or_id(model: ModelConfig) -> str:
-    """What `from_pretrained`, TRL and vLLM take as the model's name: a folder, or a hub id.
-
-    A GGUF file is converted on first use, which takes a while; see `materialize_gguf`.
-
-    Raises:
-        RecipeError: `model.path` names nothing.
-        SetupError: The GGUF file cannot be converted.
-    """
-    source = resolve_source(model)
-    if source.kind != "gguf":
-        return source.location
-    from grpo_cli.models.gguf import materialize_gguf
-
-    return str(materialize_gguf(Path(source.location)))
 
 
 def _hub_options(model: ModelConfig) -> dict[str, Any]:

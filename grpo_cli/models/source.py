@@ -122,6 +122,23 @@ def known_chat_template(source: ModelSource, model: ModelConfig) -> bool | None:
     return bool(settings.get("chat_template"))
 
 
+def model_folder_or_id(model: ModelConfig) -> str:
+    """What `from_pretrained`, TRL and vLLM take as the model's name: a folder, or a hub id.
+
+    A GGUF file is converted on first use, which takes a while; see `materialize_gguf`.
+
+    Raises:
+        RecipeError: `model.path` names nothing.
+        SetupError: The GGUF file cannot be converted.
+    """
+    source = resolve_source(model)
+    if source.kind != "gguf":
+        return source.location
+    from grpo_cli.models.gguf import materialize_gguf
+
+    return str(materialize_gguf(Path(source.location)))
+
+
 def _resolve_local(path: Path, text: str) -> ModelSource:
     """A folder or GGUF file as a source; `text` is how the recipe wrote it."""
     path = path.absolute()

@@ -79,6 +79,6 @@ def _inputs_of(recipe_path: Path, overrides: list[str] | None) -> BatchInputs:
     from grpo_cli.recipe.loading import load_recipe
 
     recipe = load_recipe(recipe_path, overrides)
-    processes = resolve_num_processes(recipe.launch, read_hardware())
+    processes = resolve_num_processes(recipe, read_hardware())
     seen = peek(recipe.dataset, recipe.seed)
     return batch_inputs(recipe, processes, seen.train_rows, seen.eval_rows)

@@ -10,6 +10,7 @@ from grpo_cli.runs.manifest import usable_cpus
 
 if TYPE_CHECKING:
     from grpo_cli.recipe.launch import LaunchConfig
+    from grpo_cli.recipe.recipe import Recipe
 
 CGROUP = Path("/sys/fs/cgroup")
 """Where a container's limits stand."""
@@ -24,11 +25,21 @@ class Hardware:
     cpus: int
     """Processors this process may run on."""
     linux: bool = True
+    names: tuple[str, ...] = ()
+    """What `CUDA_VISIBLE_DEVICES` calls the visible devices, where it is set."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The visible devices, as `CUDA_VISIBLE_DEVICES` would name them."""
+        return self.names or tuple(map(str, range(self.gpus)))
 
 
 def read_hardware() -> Hardware:
     """Looks at this machine."""
-    return Hardware(count_gpus(), usable_cpus(), sys.platform.startswith("linux"))
+    gpus = count_gpus()
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    visible = tuple(name for name in names if name)[:gpus]
+    return Hardware(gpus, usable_cpus(), sys.platform.startswith("linux"), visible)
 
 
 def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
@@ -55,13 +66,20 @@ def is_on_cpu(launch: "LaunchConfig", hardware: Hardware) -> bool:
     return launch.use_cpu or hardware.gpus == 0
 
 
-def resolve_num_processes(launch: "LaunchConfig", hardware: Hardware) -> int:
-    """Worker processes over all machines, with `auto` worked out for this one."""
+def resolve_num_processes(recipe: "Recipe", hardware: Hardware) -> int:
+    """Worker processes over all machines, with `auto` worked out for this one.
+
+    GPUs that a managed vLLM server works on are not training's.
+    """
+    launch = recipe.launch
     if launch.num_processes != "auto":
         return launch.num_processes
     if launch.strategy == "single":
         return 1
-    return (1 if launch.use_cpu else processes_per_machine(hardware)) * launch.num_machines
+    if launch.use_cpu:
+        return launch.num_machines
+    left = hardware.gpus - recipe.generation.managed_gpus
+    return max(left, 1) * launch.num_machines
 
 
 def processes_per_machine(hardware: Hardware) -> int:

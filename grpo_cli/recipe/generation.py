@@ -1,17 +1,56 @@
 """The `generation` section: how completions are sampled."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from grpo_cli.recipe.base import Integer, Number, OpenSection
 
+_ADDRESS = ("server_base_url", "server_host", "server_port")
+"""TRL's names for where a server is."""
+
 
 class VllmConfig(OpenSection):
-    """vLLM's settings: `GRPOConfig`'s `vllm_…` fields without the prefix."""
+    """vLLM's settings: `GRPOConfig`'s `vllm_…` fields without the prefix, and those of a server of ours."""
 
     mode: Literal["colocate", "server"] = "colocate"
-    """`colocate` shares the training devices; `server` talks to a vLLM server."""
+    """`colocate` shares the training devices; `server` samples on devices of its own."""
+    managed: bool | None = None
+    """In `server` mode: `grpo train` starts the server itself, on GPUs that training then leaves to it,
+    watches it, starts it again where it dies, and ends it. `false` uses one that runs already, as does an
+    address (`base_url`)."""
+    base_url: Annotated[str, Field(pattern=r"^https?://[^/]+")] | None = None
+    """Where a server runs already, such as `http://10.0.0.2:8000`; `grpo serve RECIPE` starts one."""
+    max_restarts: Integer = Field(default=3, ge=0)
+    """How often a managed server that died is started again before the run ends as failed."""
+    server_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """More flags of `vllm serve` for a server of ours, by their names: `{max-num-seqs: 64}`."""
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether `grpo train` runs the server."""
+        if self.mode != "server":
+            return False
+        return self.address is None if self.managed is None else self.managed
+
+    @property
+    def address(self) -> str | None:
+        """Where a server runs already, as far as the recipe says; TRL's own names are read too."""
+        told = self.base_url or self.extras.get("server_base_url")
+        if told is None and (
+            self.managed is False or any(name in self.extras for name in _ADDRESS)
+        ):
+            host = self.extras.get("server_host", "127.0.0.1")
+            told = f"http://{host}:{self.extras.get('server_port', 8000)}"
+        return None if told is None else str(told).rstrip("/")
+
+    def trl_fields(self) -> dict[str, Any]:
+        """What `GRPOConfig` knows of this, under TRL's names."""
+        given = {name: value for name, value in self.extras.items() if name not in _ADDRESS}
+        address = {} if self.address is None else {"server_base_url": self.address}
+        return {
+            f"vllm_{name}": value for name, value in {"mode": self.mode, **given, **address}.items()
+        }
 
 
 class GenerationConfig(OpenSection):
@@ -47,5 +86,16 @@ class GenerationConfig(OpenSection):
         own = self.model_dump(exclude={"backend", "vllm"}, exclude_none=True)
         if self.backend != "vllm":
             return own
-        vllm = {f"vllm_{name}": value for name, value in self.vllm.model_dump().items()}
-        return {**own, **vllm}
+        return {**own, **self.vllm.trl_fields()}
+
+    @property
+    def has_managed_server(self) -> bool:
+        """Whether `grpo train` runs a vLLM server."""
+        return self.backend == "vllm" and self.vllm.is_managed
+
+    @property
+    def managed_gpus(self) -> int:
+        """GPUs that a managed server takes from training, where there are any."""
+        return (
+            int(self.vllm.extras.get("tensor_parallel_size", 1)) if self.has_managed_server else 0
+        )

@@ -37,6 +37,9 @@ class ProgressView(Protocol):
     def stopping(self) -> None:
         """Says that a stop has been asked for."""
 
+    def tell(self, text: str) -> None:
+        """Says what a person should know now."""
+
     def close(self) -> None:
         """Ends the view."""
 
@@ -76,6 +79,9 @@ class SilentView:
     def stopping(self) -> None:
         """Nothing to say."""
 
+    def tell(self, text: str) -> None:
+        """Nothing to say."""
+
     def close(self) -> None:
         """Nothing to undo."""
 
@@ -104,6 +110,10 @@ class PlainView:
     def stopping(self) -> None:
         """Says that a stop has been asked for."""
         self._say("· stopping after this step; once more ends it now")
+
+    def tell(self, text: str) -> None:
+        """Prints a line."""
+        self._say(f"! {text}")
 
     def close(self) -> None:
         """Nothing to undo."""
@@ -139,6 +149,10 @@ class LiveView:
     def stopping(self) -> None:
         """Says that a stop has been asked for."""
         self._notice = "stopping after this step; Ctrl-C once more ends it now"
+
+    def tell(self, text: str) -> None:
+        """Prints a line above the panel, where it stays."""
+        self._live.console.print(f"! {text}", markup=False, highlight=False)
 
     def close(self) -> None:
         """Takes the panel away."""
@@ -198,6 +212,8 @@ def _format_event(record: dict[str, Any]) -> str | None:
         return f"{record['when']} training, {record['prompts']} held-out prompts: {scores}"
     if record.get("event") == "eval" and record.get("eval_reward") is not None:
         return f"step {record['step']}  eval reward {record['eval_reward']:.3f}"
+    if record.get("event") == "server":
+        return f"step {record['step']}  the vLLM server is back, and gets the weights again"
     return None
 
 

@@ -120,6 +120,11 @@ class RunFolder:
         """What the workers of the present attempt say."""
         return self.attempt(self.attempts) / "worker.log"
 
+    @property
+    def server_log(self) -> Path:
+        """What the vLLM server of the present attempt says."""
+        return self.attempt(self.attempts) / "server.log"
+
     def failure(self, rank: int) -> Path:
         """Why one worker of the present attempt failed: when, its rank, reason and traceback."""
         return self.attempt(self.attempts) / f"failure_{rank}.json"

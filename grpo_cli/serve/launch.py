@@ -1,51 +1,92 @@
 """From what `grpo serve` names to a server's plan."""
 
-import shutil
-import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grpo_cli.errors import SetupError
+from grpo_cli.models.source import model_folder_or_id
+from grpo_cli.preflight.hardware import is_on_cpu, read_hardware
+from grpo_cli.recipe.loading import load_recipe
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.serve.plan import Served, ServePlan, find_served, plan_server
+from grpo_cli.servers.plan import ServerPlan, plan_training_server
+from grpo_cli.servers.process import find_vllm
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens, and how much it may take."""
+
+    host: str
+    port: int
+    max_model_len: int | None
+    """Longest prompt and answer, in tokens; None leaves it to the model."""
+    gpu_memory_utilization: float | None
+    """Share of the memory; None leaves it to vLLM."""
 
 
 def prepare(
-    source: Path,
-    checkpoint: str | None,
-    *,
-    host: str,
-    port: int,
-    max_model_len: int | None,
-    gpu_memory_utilization: float | None,
-    needs_vllm: bool,
+    source: Path, checkpoint: str | None, listening: Listening, *, needs_vllm: bool
 ) -> ServePlan:
-    """The plan of a server.
+    """The plan of a server for a trained model.
 
     Raises:
         UsageError: There is no model to serve.
         SetupError: vLLM is not installed, and it is needed.
     """
-    command = _find_vllm()
-    if command is None and needs_vllm:
-        raise SetupError('vllm is not installed. Fix: pip install "grpo-cli[vllm]"')
+    command = _find_command(needed=needs_vllm)
     served = find_served(source, checkpoint)
     return plan_server(
         _materialized(served) if needs_vllm else served,
-        command or "vllm",
-        host=host,
-        port=port,
-        max_model_len=max_model_len,
-        gpu_memory_utilization=gpu_memory_utilization,
+        command,
+        host=listening.host,
+        port=listening.port,
+        max_model_len=listening.max_model_len,
+        gpu_memory_utilization=listening.gpu_memory_utilization,
     )
 
 
-def _find_vllm() -> str | None:
-    beside = str(Path(sys.executable).parent)
-    return shutil.which("vllm", path=beside) or shutil.which("vllm")
+def prepare_for_training(recipe: Path, listening: Listening, *, needs_vllm: bool) -> ServerPlan:
+    """The plan of the server that a recipe's training samples from.
+
+    Raises:
+        RecipeError: The recipe cannot be read.
+        SetupError: vLLM is not installed, and it is needed.
+    """
+    loaded = _with_limits(load_recipe(recipe), listening)
+    command = _find_command(needed=needs_vllm)
+    cpu = is_on_cpu(loaded.launch, read_hardware())
+    return plan_training_server(
+        loaded,
+        command,
+        model_folder_or_id(loaded.model) if needs_vllm else loaded.model.path,
+        host=listening.host,
+        port=listening.port,
+        device="cpu" if cpu else "cuda",
+        visible_devices="" if loaded.launch.use_cpu else None,
+    )
+
+
+def _with_limits(recipe: Recipe, listening: Listening) -> Recipe:
+    """The recipe with what the command line says of memory and length."""
+    flags = {
+        "max_model_length": listening.max_model_len,
+        "gpu_memory_utilization": listening.gpu_memory_utilization,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    vllm = recipe.generation.vllm.model_copy(update=given)
+    return recipe.model_copy(
+        update={"generation": recipe.generation.model_copy(update={"vllm": vllm})}
+    )
+
+
+def _find_command(*, needed: bool) -> str:
+    command = find_vllm()
+    if command is None and needed:
+        raise SetupError('vllm is not installed. Fix: pip install "grpo-cli[vllm]"')
+    return command or "vllm"
 
 
 def _materialized(served: Served) -> Served:
     """The same with a folder in the place of a GGUF file, which vLLM would not serve as trained."""
-    from grpo_cli.models.loading import model_folder_or_id
-
     return replace(served, model=model_folder_or_id(served.settings))

@@ -17,6 +17,7 @@ from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.trained import find_trained
+from grpo_cli.servers.plan import ServerPlan
 
 
 @dataclass(frozen=True)
@@ -128,26 +129,19 @@ def _read_dtype(model: ModelConfig) -> str | None:
         return None
 
 
-@dataclass(frozen=True)
-class ServePlan:
-    """A server, ready to be started."""
+@dataclass(frozen=True, kw_only=True)
+class ServePlan(ServerPlan):
+    """A server for whoever talks with a trained model."""
 
-    argv: tuple[str, ...]
     name: str
-    host: str
-    port: int
+    """What requests call the model."""
     system: str | None
     """The system message of the example."""
 
     @property
     def url(self) -> str:
         """The root of its OpenAI-compatible API."""
-        return f"http://{self.host}:{self.port}/v1"
-
-    @property
-    def health(self) -> str:
-        """What answers when the model is loaded."""
-        return f"http://{self.host}:{self.port}/health"
+        return f"{self.root}/v1"
 
     @property
     def curl(self) -> str:
@@ -204,4 +198,4 @@ def plan_server(
         *(["--trust-remote-code"] if served.settings.trust_remote_code else []),
     ]
     argv = (command, "serve", served.model, *named, *switches)
-    return ServePlan(argv, served.name, host, port, served.system)
+    return ServePlan(argv, host, port, name=served.name, system=served.system)

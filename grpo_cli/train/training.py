@@ -29,6 +29,7 @@ from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.heartbeat import Heartbeat
+from grpo_cli.runs.metrics import append_record
 from grpo_cli.train.callbacks import RunCallback
 from grpo_cli.train.completion_log import CompletionLog
 from grpo_cli.train.failures import whole_or_nothing
@@ -38,6 +39,7 @@ from grpo_cli.train.session import Session
 from grpo_cli.train.stopping import Stopped, StopRequest
 from grpo_cli.train.trainer import RunTrainer
 from grpo_cli.train.trl_args import build_trl_args
+from grpo_cli.train.vllm_generation import RunGeneration, mended
 
 _SHARED = {"fsdp": DistributedType.FSDP, "zero": DistributedType.DEEPSPEED}
 
@@ -169,21 +171,35 @@ def _build_trainer(
     ends = [*all_eos_token_ids(model.generation_config, tokenizer), tokenizer.pad_token_id]
     # TRL tells training from evaluation in the same way.
     log = _open_completion_log(session, rewards, ends, lambda: model.training)
-    trainer = RunTrainer(
-        model=model,
-        reward_funcs=build_reward_functions(rewards, log),
-        args=args,
-        train_dataset=data.train,
-        eval_dataset=data.eval if args.eval_strategy != "no" else None,
-        processing_class=tokenizer,
-        peft_config=build_peft_config(recipe.model.lora),
-    )
+    if recipe.generation.backend == "vllm":
+        place = recipe.generation.vllm.mode
+        session.report(f"loading vLLM ({place})" if place == "colocate" else "waiting for vLLM")
+    with mended(session.folder.launch / "weights"):
+        trainer = RunTrainer(
+            model=model,
+            reward_funcs=build_reward_functions(rewards, log),
+            args=args,
+            train_dataset=data.train,
+            eval_dataset=data.eval if args.eval_strategy != "no" else None,
+            processing_class=tokenizer,
+            peft_config=build_peft_config(recipe.model.lora),
+        )
+    _note_returns(session, trainer)
     callback = RunCallback(session)
     trainer.add_callback(callback)
     if recipe.training.early_stopping:
         stopping = recipe.training.early_stopping
         trainer.add_callback(EarlyStoppingCallback(stopping.patience, stopping.min_delta))
     return trainer, rewards, callback
+
+
+def _note_returns(session: Session, trainer: RunTrainer) -> None:
+    """Writes down in which step a vLLM server came back and was given the weights again."""
+    generation = getattr(trainer, "vllm_generation", None)
+    if isinstance(generation, RunGeneration):
+        generation.on_return = lambda: append_record(
+            session.folder.metrics, {"event": "server", "step": trainer.state.global_step}
+        )
 
 
 def _open_completion_log(

@@ -29,6 +29,7 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> GRPOConfi
         **recipe.generation.trl_fields(),
         **recipe.logging.trl_fields(),
         **_backend(recipe),
+        **_managed_server(recipe, folder),
         **_best_model(recipe),
         "output_dir": str(folder.checkpoints),
         "seed": recipe.seed,
@@ -57,6 +58,21 @@ def _backend(recipe: Recipe) -> dict[str, bool]:
     return {
         "use_vllm": backend == "vllm",
         "use_transformers_continuous_batching": backend == "transformers_continuous_batching",
+    }
+
+
+def _managed_server(recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
+    """Where the server is that was started with this training, if one was."""
+    server = folder.read_plan().get("server")
+    if server is None:
+        return {}
+    address = f"http://{server['host']}:{server['port']}"
+    # A server that ends is the supervisor's to notice; one that is alive may take its time to load.
+    patience = recipe.generation.vllm.extras.get("server_timeout", 3600.0)
+    return {
+        "vllm_server_base_url": address,
+        "vllm_group_port": server["group_port"],
+        "vllm_server_timeout": patience,
     }
 
 

@@ -16,7 +16,6 @@ from grpo_cli.models.loading import (
     build_peft_config,
     load_model,
     load_tokenizer,
-    model_folder_or_id,
 )
 from grpo_cli.models.sampling import (
     Completion,
@@ -25,6 +24,7 @@ from grpo_cli.models.sampling import (
     encode_prompt,
     sample_completions,
 )
+from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 from tests.tiny_models import (
     CHAT_TEMPLATE,

@@ -11,13 +11,12 @@ from grpo_cli.models.gguf import cache_folder, materialize_gguf
 from grpo_cli.models.loading import (
     load_model,
     load_tokenizer,
-    model_folder_or_id,
 )
 from grpo_cli.models.sampling import (
     all_eos_token_ids,
     sample_completions,
 )
-from grpo_cli.models.source import resolve_source
+from grpo_cli.models.source import model_folder_or_id, resolve_source
 from grpo_cli.recipe.model import ModelConfig
 from tests.tiny_models import (
     CHAT_TEMPLATE,

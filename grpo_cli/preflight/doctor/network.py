@@ -5,17 +5,16 @@ Whether two processes of this machine can talk is tried in `rendezvous.py`.
 
 import http.client
 import os
-import socket
 from collections.abc import Iterator
 from typing import Any
 
 from grpo_cli.preflight.doctor.environment import hide_login
 from grpo_cli.preflight.finding import Finding
+from grpo_cli.servers.plan import GROUP_PORT
+from grpo_cli.servers.ports import is_free
 
 SERVER_PORT = 8000
 """Where TRL looks for a vLLM server (`vllm_server_port`)."""
-GROUP_PORT = 51216
-"""Where trainer and server meet to hand over weights (`vllm_group_port`)."""
 _TIMEOUT_S = 2.0
 _SERVE = (
     'VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config \'{"backend": "nccl"}\' '
@@ -39,18 +38,6 @@ def check_ports(server: int = SERVER_PORT, group: int = GROUP_PORT) -> Iterator[
             " (a training in server mode that is running holds it too)",
             f"see who has it with `ss -ltnp sport = :{group}`, or set `generation.vllm.group_port`",
         )
-
-
-def is_free(port: int) -> bool:
-    """Whether a server could listen on a port of this machine."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        # As servers do: a connection that has just been closed does not hold the port.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("0.0.0.0", port))
-        except OSError:
-            return False
-    return True
 
 
 def _explain_server(port: int) -> Finding:

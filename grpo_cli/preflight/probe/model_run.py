@@ -14,13 +14,14 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.errors import GrpoError, RunError
-from grpo_cli.models.loading import load_generation_config, load_model, model_folder_or_id
+from grpo_cli.models.loading import load_generation_config, load_model
 from grpo_cli.models.sampling import (
     Completion,
     all_eos_token_ids,
     encode_prompt,
     sample_completions,
 )
+from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.preflight.probe.rehearsal import Rehearsal, rehearse
 from grpo_cli.preflight.settings import engine_settings

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_cli.launch.places import Places
 from grpo_cli.launch.plan import plan_launch
 from grpo_cli.preflight.hardware import Hardware, count_gpus, resolve_num_processes
-from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -15,9 +15,14 @@ RUN = Path("/runs/good/1")
 CPU, FOUR_GPUS = Hardware(gpus=0, cpus=8), Hardware(gpus=4, cpus=32)
 
 
+def recipe_of(tmp_path, launch="", generation=""):
+    text = GOOD.replace("generation:\n", f"generation:\n{generation}")
+    text += f"launch: {launch}\n" if launch else ""
+    return load_recipe(write_recipe(tmp_path, text))
+
+
 def plan(tmp_path, launch="", hardware=CPU):
-    text = GOOD + (f"launch: {launch}\n" if launch else "")
-    return plan_launch(load_recipe(write_recipe(tmp_path, text)), RUN, hardware)
+    return plan_launch(recipe_of(tmp_path, launch), RUN, hardware)
 
 
 def test_one_process_is_started_without_a_launcher(tmp_path):
@@ -105,7 +110,72 @@ def test_hidden_gpus_do_not_count(tmp_path, monkeypatch, visible, expected):
     assert count_gpus(tmp_path) == expected
 
 
-def test_a_given_number_of_processes_wins():
-    assert resolve_num_processes(LaunchConfig(num_processes=3), FOUR_GPUS) == 3
-    assert resolve_num_processes(LaunchConfig(strategy="single"), FOUR_GPUS) == 1
-    assert resolve_num_processes(LaunchConfig(num_machines=2), FOUR_GPUS) == 8
+def test_a_given_number_of_processes_wins(tmp_path):
+    for launch, expected in (
+        ("{num_processes: 3}", 3),
+        ("{strategy: single}", 1),
+        ("{num_machines: 2}", 8),
+        ("{num_machines: 2, use_cpu: true}", 2),
+    ):
+        assert resolve_num_processes(recipe_of(tmp_path, launch), FOUR_GPUS) == expected
+
+
+MANAGED = (
+    "  backend: vllm\n  vllm: {mode: server, tensor_parallel_size: 2, max_model_length: 512}\n"
+)
+
+
+def test_a_managed_server_has_gpus_of_its_own(tmp_path):
+    hardware = Hardware(gpus=3, cpus=32, names=("4", "6", "7"))
+    places = Places("/opt/vllm", "/models/m", 8123, 50123)
+    planned = plan_launch(recipe_of(tmp_path, "", MANAGED), RUN, hardware, places=places)
+    assert planned.num_processes == 1
+    assert planned.environment["CUDA_VISIBLE_DEVICES"] == "4"
+    server = planned.server
+    assert server.environment["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert server.environment["VLLM_SERVER_DEV_MODE"] == "1"
+    assert server.root == "http://127.0.0.1:8123"
+    assert (server.group_port, server.max_restarts) == (50123, 3)
+    line = server.command_line()
+    assert "/opt/vllm serve /models/m --host 127.0.0.1 --port 8123" in line
+    for flag in (
+        "--max-model-len 512",
+        "--tensor-parallel-size 2",
+        """--weight-transfer-config '{"backend": "nccl"}'""",
+        "--logprobs-mode processed_logprobs",
+        "--max-logprobs -1",
+    ):
+        assert flag in line
+    assert "--gpu-memory-utilization" not in line
+
+
+def test_the_devices_of_a_plan_win_over_those_that_were_visible(tmp_path):
+    planned = plan_launch(recipe_of(tmp_path, "", MANAGED), RUN, FOUR_GPUS)
+    added = planned.add_environment(
+        {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "TOKENIZERS_PARALLELISM": "1"}
+    )
+    assert added["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert added["TOKENIZERS_PARALLELISM"] == "1"
+
+
+def test_on_a_cpu_a_managed_server_takes_weights_from_a_folder(tmp_path):
+    server = plan_launch(recipe_of(tmp_path, "", MANAGED), RUN, CPU).server
+    line = server.command_line()
+    assert "--weight-transfer-config" not in line
+    assert "--tensor-parallel-size" not in line
+    assert "--gpu-memory-utilization 0.2" in line
+
+
+def test_a_server_that_runs_already_is_not_started(tmp_path):
+    for named in ("base_url: http://10.0.0.2:8000", "managed: false", "server_port: 8000"):
+        generation = f"  backend: vllm\n  vllm: {{mode: server, {named}}}\n"
+        planned = plan_launch(recipe_of(tmp_path, "", generation), RUN, FOUR_GPUS)
+        assert planned.server is None
+        assert planned.num_processes == 4
+
+
+def test_flags_of_ones_own_come_last(tmp_path):
+    more = "server_args: {max_num_seqs: 8, enforce-eager: true, enable-prefix-caching: false}"
+    generation = f"  backend: vllm\n  vllm: {{mode: server, {more}}}\n"
+    line = plan_launch(recipe_of(tmp_path, "", generation), RUN, FOUR_GPUS).server.command_line()
+    assert line.endswith("--max-num-seqs 8 --enforce-eager --no-enable-prefix-caching")

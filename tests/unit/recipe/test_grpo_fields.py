@@ -13,7 +13,7 @@ OPEN = {
     "training": TrainingConfig,
     "logging": LoggingConfig,
 }
-OURS = {"backend", "vllm", "early_stopping"}
+OURS = {"backend", "vllm", "early_stopping", "managed", "base_url", "max_restarts", "server_args"}
 
 
 @pytest.fixture(scope="module")

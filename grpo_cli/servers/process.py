@@ -1,42 +1,35 @@
-"""vLLM's server as a child: started, waited for, and ended cleanly. Owns its life."""
+"""vLLM's server as a child: found, started, waited for, and ended cleanly. Owns its life."""
 
-import socket
+import os
+import shutil
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.client import HTTPException
 from pathlib import Path
+from typing import IO
 
-from grpo_cli.errors import RunError, SetupError
+from grpo_cli.errors import RunError
 from grpo_cli.runs.guardian import guarded
-from grpo_cli.serve.plan import ServePlan
+from grpo_cli.servers.plan import ServerPlan
+from grpo_cli.servers.ports import check_port
 
 _LOOK_S = 0.5
 _LAST_LINES, _LAST_BYTES, _LINE_LENGTH = 8, 2**16, 500
 
 
-def check_port(host: str, port: int) -> None:
-    """Refuses a port that another program listens on.
-
-    Raises:
-        SetupError: It is taken.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, UnicodeError) as error:
-            said = getattr(error, "strerror", None) or error
-            raise SetupError(
-                f"{host}:{port} cannot be listened on ({said}). Fix: another --port, or another --host"
-            ) from None
+def find_vllm() -> str | None:
+    """vLLM's command, beside this Python first; None where it is not installed."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which("vllm", path=beside) or shutil.which("vllm")
 
 
 @contextmanager
 def running(
-    plan: ServePlan, log: Path, timeout_s: float, tell: Callable[[str], None]
+    plan: ServerPlan, log: Path, timeout_s: float, tell: Callable[[str], None]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A server that answers; it is ended on the way out, however that is.
 
@@ -52,21 +45,27 @@ def running(
     check_port(plan.host, plan.port)
     with (
         log.open("wb") as out,
-        guarded(plan.argv, stdout=out, stderr=subprocess.STDOUT) as process,
+        start(plan, out) as process,
     ):
         _wait(process, plan, log, timeout_s, tell)
         yield process
 
 
+def start(plan: ServerPlan, out: IO[bytes]) -> AbstractContextManager["subprocess.Popen[bytes]"]:
+    """A server under guard, which may not answer yet; what it says goes to a file."""
+    environment = {**os.environ, **plan.environment}
+    return guarded(plan.argv, stdout=out, stderr=subprocess.STDOUT, env=environment)
+
+
 def _wait(
     process: subprocess.Popen[bytes],
-    plan: ServePlan,
+    plan: ServerPlan,
     log: Path,
     timeout_s: float,
     tell: Callable[[str], None],
 ) -> None:
     deadline = time.monotonic() + timeout_s
-    while not _answers(plan.health):
+    while not answers(plan.health):
         if process.poll() is not None:
             raise RunError(
                 f"the server ended with {process.returncode}. Its last lines:\n{read_end(log)}\n"
@@ -81,7 +80,8 @@ def _wait(
         time.sleep(_LOOK_S)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether a server of this machine says that it is well."""
     try:
         # The address is this machine's: a proxy would not find it.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))

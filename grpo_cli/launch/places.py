@@ -1,0 +1,37 @@
+"""What a plan cannot know by itself: where vLLM and its model are, and which ports are free."""
+
+from dataclasses import dataclass
+
+from grpo_cli.models.source import model_folder_or_id
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.servers.plan import GROUP_PORT
+from grpo_cli.servers.ports import pick_free_port
+from grpo_cli.servers.process import find_vllm
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are on this machine."""
+
+    vllm: str = "vllm"
+    """vLLM's command."""
+    model: str | None = None
+    """What vLLM reads in the place of `model.path`."""
+    server_port: int = 8000
+    group_port: int = GROUP_PORT
+
+
+def find_places(recipe: Recipe) -> Places:
+    """Where things are, for a recipe whose vLLM server is managed; the defaults for others.
+
+    Raises:
+        GrpoError: The model is a GGUF file that cannot be converted.
+    """
+    if not recipe.generation.has_managed_server:
+        return Places()
+    return Places(
+        find_vllm() or "vllm",
+        model_folder_or_id(recipe.model),
+        pick_free_port(),
+        pick_free_port(),
+    )

@@ -1,0 +1,112 @@
+"""A server of vLLM's, ready to be started: argv, environment, address. Pure; starts nothing.
+
+Source: vLLM 0.31, `vllm serve` and its flags; trl 1.16, "vLLM integration" (what a trainer needs of it).
+"""
+
+import json
+import shlex
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from grpo_cli.recipe.recipe import Recipe
+
+GROUP_PORT = 51216
+"""Where TRL's trainer and server meet to hand over weights, unless told otherwise (`vllm_group_port`)."""
+_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+_CPU_MEMORY = 0.2
+"""Share of the machine's memory for keys and values; vLLM itself would take nearly all."""
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """A server, ready to be started."""
+
+    argv: tuple[str, ...]
+    host: str
+    port: int
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables added to the current ones."""
+
+    @property
+    def root(self) -> str:
+        """Its address, without a path."""
+        # What listens everywhere is asked on this machine.
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def health(self) -> str:
+        """What answers when the model is loaded."""
+        return f"{self.root}/health"
+
+    def command_line(self) -> str:
+        """The command as one would type it."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*variables, shlex.join(self.argv)])
+
+
+def plan_training_server(
+    recipe: Recipe,
+    command: str,
+    model: str,
+    *,
+    host: str,
+    port: int,
+    device: Literal["cpu", "cuda"],
+    visible_devices: str | None = None,
+) -> ServerPlan:
+    """The server that a training samples from: it takes weights, and tells true log-probabilities.
+
+    Args:
+        recipe: Of the training.
+        command: vLLM's.
+        model: A folder or hub id, which the first weights are read from.
+        host: Where it listens.
+        port: On which port.
+        device: Where it computes. On a CPU weights come in a folder, otherwise by NCCL.
+        visible_devices: For `CUDA_VISIBLE_DEVICES`; None leaves it as it is.
+    """
+    vllm = recipe.generation.vllm.extras
+    flags: dict[str, Any] = {
+        "--host": host,
+        "--port": port,
+        "--dtype": pick_dtype(recipe, device),
+        "--revision": recipe.model.revision,
+        "--max-model-len": vllm.get("max_model_length"),
+        "--gpu-memory-utilization": vllm.get(
+            "gpu_memory_utilization", _CPU_MEMORY if device == "cpu" else None
+        ),
+        "--logprobs-mode": "processed_logprobs",
+        "--max-logprobs": -1,
+        "--seed": recipe.seed,
+    }
+    if device == "cuda":
+        flags["--tensor-parallel-size"] = vllm.get("tensor_parallel_size")
+        flags["--weight-transfer-config"] = json.dumps({"backend": "nccl"})
+    if vllm.get("model_impl"):
+        flags["--model-impl"] = vllm["model_impl"]
+    switches = ["--trust-remote-code"] if recipe.model.trust_remote_code else []
+    for name, value in recipe.generation.vllm.server_args.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            switches.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            flags[flag] = value
+    named = [str(part) for each in flags.items() if each[1] is not None for part in each]
+    visible = {} if visible_devices is None else {"CUDA_VISIBLE_DEVICES": visible_devices}
+    return ServerPlan(
+        (command, "serve", model, *named, *switches), host, port, {**_ENVIRONMENT, **visible}
+    )
+
+
+def pick_dtype(recipe: Recipe, device: Literal["cpu", "cuda"]) -> str | None:
+    """The precision to sample in: that which training computes in; None leaves it to the weights.
+
+    On a GPU that is the autocast's, bf16 unless told otherwise, also where the weights are float32.
+    """
+    extras = recipe.training.extras
+    if device == "cuda" and recipe.model.dtype == "float32":
+        if extras.get("fp16"):
+            return "float16"
+        return "bfloat16" if extras.get("bf16", True) else "float32"
+    return None if recipe.model.dtype == "auto" else recipe.model.dtype
