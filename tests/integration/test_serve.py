@@ -128,6 +128,7 @@ def test_a_model_is_talked_to_in_this_process(trained):
 
 
 @pytest.mark.slow
+@pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 def test_vllm_serves_the_adapter(tmp_path):
     # vLLM's kernels know no heads as small as those of the other tests' model.

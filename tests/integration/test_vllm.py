@@ -13,6 +13,7 @@ from tests.integration.test_probe import changed
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.vllm,
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
 ]
 VLLM = {"gpu_memory_utilization": 0.1, "max_model_length": 512}

@@ -110,9 +110,9 @@ def start(workshop, *flags):
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 pytest.fail(process.communicate()[1][-3000:])
-            if list((workshop.folder / "runs").glob("*/*/metrics.jsonl")):
-                if any(record["step"] >= step for record in workshop.records("train")):
-                    return
+            written = list((workshop.folder / "runs").glob("*/*/metrics.jsonl"))
+            if written and any(record["step"] >= step for record in workshop.records("train")):
+                return
             time.sleep(0.2)
         pytest.fail(f"step {step} was not reached")
 
@@ -130,7 +130,7 @@ def test_a_managed_server_that_dies_is_started_again_with_the_weights(tmp_path, 
     reach(4)
     (server,) = [each for each in servers() if "serve" in each.cmdline()[2:4]]
     server.send_signal(signal.SIGKILL)
-    told, said = process.communicate(timeout=300)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said[-3000:]
     assert "starting it again (1 of 3 times)" in said
     assert "is back, and gets the weights again" in said
