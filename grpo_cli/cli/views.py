@@ -219,7 +219,7 @@ def _compare(summary: "RunSummary") -> Iterator[tuple[str, float | None, float |
     for key, what in (("accuracy", "accuracy"), ("rewards", "mean")):
         for name in before.get(key, {}):
             values = before[key][name], after.get(key, {}).get(name)
-            accuracies = before["accuracy"].get(name), after.get("accuracy", {}).get(name)
+            accuracies = before.get("accuracy", {}).get(name), after.get("accuracy", {}).get(name)
             if key == "accuracy" or values != accuracies:
                 yield f"held-out {what} ({name})", *values
 

@@ -142,7 +142,7 @@ def test_a_managed_server_that_dies_is_started_again_with_the_weights(tmp_path, 
 
 
 def test_a_managed_server_that_cannot_start_ends_the_run_with_its_words(tmp_path, model):
-    workshop = workshop_of(tmp_path, model, "mode: server, server_args: {block-size: nonsense}")
+    workshop = workshop_of(tmp_path, model, "mode: server, server_args: {{block-size: nonsense}}")
     done = workshop.grpo("train", tmp_path / "recipe.yaml", *sets(2))
     assert done.returncode == 1
     status = workshop.status()
