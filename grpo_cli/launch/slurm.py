@@ -219,6 +219,7 @@ def _step(recipe: Recipe, slurm: SlurmConfig) -> Iterator[str]:
     yield "# The script outlives a SIGTERM, so as to say what comes after it."
     yield "trap : TERM"
     yield "code=0"
+    yield "# Slurm's signals are for the process of the task itself, hence the exec."
     yield f"srun {' '.join(flags)} --wait={_STRAGGLER_S} bash -c '"
     yield '  exec "$@" --set "launch.machine_rank=$SLURM_PROCID"'
     yield '\' bash "${train[@]}" || code=$?'

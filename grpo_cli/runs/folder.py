@@ -261,6 +261,8 @@ def create_named_run(folder: RunFolder, recipe: Recipe, recipe_text: str) -> Non
         folder.path.mkdir(parents=True, exist_ok=True)
         if recipe.launch.machine_rank and not folder.shares_checkpoints:
             folder.checkpoints.symlink_to(_OF_MACHINE_0)
+        # Machine 0 may be slower, and the link must lead somewhere.
+        folder.main.checkpoints.mkdir(exist_ok=True)
         _fill(folder, recipe, recipe_text)
     except OSError as error:
         raise unwritable(folder.path, error) from None
