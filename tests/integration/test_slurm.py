@@ -4,6 +4,8 @@ And runs with a name of their own, which is what the machines of a job share.
 """
 
 import json
+import socket
+import subprocess
 import time
 
 import pytest
@@ -145,3 +147,24 @@ def test_a_named_run_that_saved_nothing_starts_over_in_its_folder(workshop):
         > {"metrics.jsonl"}
     )
     assert (workshop.run / "logs" / "attempt_2" / "worker.log").is_file()
+
+
+@pytest.mark.slow
+def test_machines_without_a_disk_in_common_are_told_so(workshop):
+    recipe, started = workshop.write(), []
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    world = {"num_machines": 2, "num_processes": 2, "main_process_ip": "127.0.0.1"}
+    for rank in (0, 1):
+        named = {**world, "main_process_port": port, "machine_rank": rank}
+        flags = [
+            part for key, value in named.items() for part in ("--set", f"launch.{key}={value}")
+        ]
+        flags += ["--run-id", "mine", "--resume", "--runs", f"disk_{rank}"]
+        command = workshop.command("train", recipe, *flags)
+        started.append(subprocess.Popen(**command, stderr=subprocess.PIPE))
+    for process in started:
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 1
+        assert "a machine does not see the run folder of machine 0" in said
