@@ -30,6 +30,7 @@ from grpo_cli.recipe.logging import LoggingConfig
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.recipe.slurm import SlurmConfig
 from grpo_cli.recipe.training import EarlyStoppingConfig, TrainingConfig
 from grpo_cli.rewards.registry import KINDS
 from grpo_cli.runs.files import write_json, write_text
@@ -55,6 +56,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("training", TrainingConfig),
     ("training.early_stopping", EarlyStoppingConfig),
     ("launch", LaunchConfig),
+    ("launch.slurm", SlurmConfig),
     ("logging", LoggingConfig),
     ("evaluation", EvaluationConfig),
 )

@@ -26,6 +26,18 @@ Overrides = Annotated[
     typer.Option("--set", metavar="a.b=c", help="Replace a value of the recipe; may be repeated."),
 ]
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Where run folders go.")]
+RunId = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID", help="Name the run folder; with --resume, go on with it if it is there."
+    ),
+]
+AsSlurmJob = Annotated[
+    bool,
+    typer.Option(
+        "--slurm", help="Submit it to Slurm as a job; with --dry-run, print the job's script."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -179,6 +191,8 @@ def train(
             metavar="RUN|CHECKPOINT", help="Go on with this run, or from this checkpoint."
         ),
     ] = None,
+    run_id: RunId = None,
+    slurm: AsSlurmJob = False,
     force: Annotated[
         bool, typer.Option("--force", help="Go on although the recipe is another one.")
     ] = False,
@@ -189,7 +203,14 @@ def train(
     from grpo_cli.cli import output, views
     from grpo_cli.cli.training import Earlier, prepare, probe_first, run
 
-    earlier = Earlier(resume or resume_from is not None, resume_from, force)
+    earlier = Earlier(resume or resume_from is not None, resume_from, force, run_id)
+    if slurm:
+        from grpo_cli.cli.submission import run_as_job
+
+        flags = (*["--force"] * force, *["--quiet"] * quiet)
+        job = run_as_job(recipe, set_, runs, earlier, flags, dry_run=dry_run)
+        views.print_job(job, as_json=json)
+        return
     if not (no_probe or dry_run or earlier.wanted):
         probe_first(recipe, set_, runs)
     prepared = prepare(recipe, set_, runs, earlier, dry_run=dry_run)

@@ -17,11 +17,12 @@ import typer
 
 from grpo_cli.cli.output import print_problems, progress, stderr
 from grpo_cli.cli.probe_view import print_findings
-from grpo_cli.errors import ExitCode
+from grpo_cli.errors import ExitCode, UsageError
 from grpo_cli.launch.places import find_places
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
 from grpo_cli.launch.resumption import (
     Resumption,
+    begin_anew,
     begin_attempt,
     find_latest,
     is_finished,
@@ -30,7 +31,7 @@ from grpo_cli.launch.resumption import (
 )
 from grpo_cli.launch.supervisor import Outcome, supervise
 from grpo_cli.models.source import model_folder_or_id
-from grpo_cli.preflight.checks import check_recipe
+from grpo_cli.preflight.checks import CheckedRecipe, check_recipe
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.hardware import is_on_cpu, read_hardware
 from grpo_cli.preflight.settings import read_setting
@@ -38,7 +39,15 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.progress import LiveView, PlainView, ProgressView, SilentView
 from grpo_cli.report.summary import RunSummary, read_summary
 from grpo_cli.runs.files import write_json
-from grpo_cli.runs.folder import RunFolder, check_writable, create_run, removed_on_failure
+from grpo_cli.runs.folder import (
+    RunFolder,
+    check_writable,
+    create_named_run,
+    create_run,
+    locate_run,
+    removed_on_failure,
+    unwritable,
+)
 from grpo_cli.runs.manifest import describe_origin
 from grpo_cli.runs.processes import stop_with_parent
 from grpo_cli.runs.status import StatusFile
@@ -54,6 +63,12 @@ class Earlier:
     source: Path | None
     """A run or a checkpoint; None is the newest run of the recipe's name."""
     force: bool
+    run_id: str | None = None
+    """Which run, by a name of the user's own; it is started where it is not there."""
+
+    def __post_init__(self) -> None:
+        if self.run_id is not None and self.source is not None:
+            raise UsageError("--run-id and --resume-from both name a run. Fix: remove one of them")
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,8 @@ class PreparedRun:
     """What the manifest of this attempt says."""
     resumption: Resumption | None = None
     finished: bool = False
+    anew: bool = False
+    """Whether an earlier attempt lies in the folder that saved nothing to go on from."""
 
 
 def probe_first(path: Path, overrides: list[str] | None, root: Path) -> None:
@@ -139,20 +156,22 @@ def prepare(
     hardware = read_hardware()
     checked = check_recipe(path, overrides, hardware)
     recipe = checked.recipe
+    _check_meeting_point(recipe)
     check_writable(root)
     print_problems(problem for problem in checked.problems if problem.level != "error")
     if not dry_run:
         _look_at_server(recipe, path, cpu=is_on_cpu(recipe.launch, hardware))
     plan_for = partial(plan_launch, recipe, hardware=hardware, places=find_places(recipe))
     origin = describe_origin(sys.argv, path, recipe.seed)
+    if earlier.run_id is not None:
+        named = locate_run(root, recipe, earlier.run_id)
+        return _prepare_named(named, checked, earlier, plan_for(named.path), origin)
     if earlier.wanted and (taken := _take_up(recipe, root, earlier, origin, plan_for)):
         return taken
     folder = create_run(root, recipe, checked.loaded.text)
     plan = plan_for(folder.path)
     with removed_on_failure(folder):
-        write_json(folder.manifest, origin)
-        folder.write_plan(plan.as_json())
-        StatusFile(folder.status).update(state="pending")
+        _describe(folder, plan, origin)
     return PreparedRun(folder, plan, recipe, origin)
 
 
@@ -175,6 +194,52 @@ def _look_at_server(recipe: Recipe, path: Path, *, cpu: bool) -> None:
         stderr().print(f"warning: {doubt}", markup=False, style="yellow")
 
 
+def _check_meeting_point(recipe: Recipe) -> None:
+    """Refuses to start machines that could not find each other; `check` leaves that to a job."""
+    launch = recipe.launch
+    if launch.num_machines > 1 and None in (launch.main_process_ip, launch.main_process_port):
+        raise UsageError(
+            f"{launch.num_machines} machines need launch.main_process_ip and main_process_port. "
+            "Fix: submit a job that sets them with --slurm, or give them with --set"
+        )
+
+
+def _describe(folder: RunFolder, plan: LaunchPlan, origin: dict[str, Any]) -> None:
+    """Writes what a fresh run folder holds besides the recipe."""
+    write_json(folder.manifest, origin)
+    folder.write_plan(plan.as_json())
+    StatusFile(folder.status).update(state="pending")
+
+
+def _prepare_named(
+    folder: RunFolder,
+    checked: CheckedRecipe,
+    earlier: Earlier,
+    plan: LaunchPlan,
+    origin: dict[str, Any],
+) -> PreparedRun:
+    """The run of a given name: taken up where it has something to go on from, started otherwise.
+
+    Every machine comes to the same end by itself: they all look at machine 0's checkpoints and status.
+    """
+    recipe = checked.recipe
+    known = folder.resolved.is_file()
+    if known and not earlier.wanted:
+        raise UsageError(
+            f"the run {folder.path} is there already. Fix: go on with it with --resume, or give "
+            "another --run-id"
+        )
+    if not known:
+        create_named_run(folder, recipe, checked.loaded.text)
+        try:
+            _describe(folder, plan, origin)
+        except OSError as error:
+            raise unwritable(folder.path, error) from None
+    if earlier.wanted and (taken := _go_on(folder, None, recipe, plan, earlier.force, origin)):
+        return taken
+    return PreparedRun(folder, plan, recipe, origin, anew=known)
+
+
 def _take_up(
     recipe: Recipe,
     root: Path,
@@ -192,12 +257,26 @@ def _take_up(
         stderr().print(f"no run of {recipe.name} is in {root}: starting one", markup=False)
         return None
     plan = plan_for(run.path)
+    taken = _go_on(run, step, recipe, plan, earlier.force, origin)
+    if taken is None:
+        stderr().print(f"{run.path} has no checkpoint yet: starting anew", markup=False)
+    return taken
+
+
+def _go_on(
+    run: RunFolder,
+    step: int | None,
+    recipe: Recipe,
+    plan: LaunchPlan,
+    force: bool,
+    origin: dict[str, Any],
+) -> PreparedRun | None:
+    """A run that goes on, or is at its end; None where it has no checkpoint."""
     if step is None and is_finished(run, recipe):
         stderr().print(f"{run.path} is completed: nothing to go on with", markup=False)
         return PreparedRun(run, plan, recipe, origin, finished=True)
-    resumption = plan_resumption(run, step, recipe, plan, force=earlier.force)
+    resumption = plan_resumption(run, step, recipe, plan, force=force)
     if resumption is None:
-        stderr().print(f"{run.path} has no checkpoint yet: starting anew", markup=False)
         return None
     stderr().print(f"going on from step {resumption.step} of {run.path}", markup=False)
     for each in resumption.changed:
@@ -217,6 +296,8 @@ def run(prepared: PreparedRun, *, quiet: bool) -> tuple[RunSummary, int]:
     with folder.held():
         if prepared.resumption:
             begin_attempt(prepared.resumption, prepared.recipe, prepared.plan, prepared.origin)
+        if prepared.anew:
+            begin_anew(folder, prepared.recipe, prepared.plan, prepared.origin)
         outcome = _watch(prepared, quiet=quiet)
     return read_summary(folder), _exit_code(outcome)
 

@@ -1,6 +1,7 @@
 """How results look in a terminal: a check, a batch, a plan, the end of a run. Computes nothing."""
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from grpo_cli.batch import BatchPlan, derive
 from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
 
 if TYPE_CHECKING:
+    from grpo_cli.cli.submission import SubmittedJob
     from grpo_cli.launch.plan import LaunchPlan
     from grpo_cli.preflight.checks import CheckedRecipe
     from grpo_cli.preflight.doctor.result import Examination
@@ -99,6 +101,19 @@ def print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> Non
     console.print(f"command     {plan.command_line()}", markup=False)
     if plan.server:
         console.print(f"server      {plan.server.command_line()}", markup=False)
+
+
+def print_job(job: "SubmittedJob", *, as_json: bool) -> None:
+    """Prints a job that was submitted, or the script of one that was not."""
+    if as_json:
+        print_json(job.as_json())
+    elif job.number is None:
+        sys.stdout.write(job.plan.script)
+    else:
+        console = stdout()
+        console.print(f"job         {job.number}", markup=False)
+        console.print(f"run folder  {job.run}", markup=False)
+        console.print(f"log         {job.log}", markup=False)
 
 
 def print_kinds(kinds: "list[KindDescription]") -> None:

@@ -19,7 +19,7 @@ from grpo_cli.runs.checkpoints import check_resumable, whole_checkpoints
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import RunFolder, unwritable
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.rewinding import rewind
+from grpo_cli.runs.rewinding import rewind, start_over
 from grpo_cli.runs.status import StatusFile
 
 _FREE = (
@@ -30,6 +30,7 @@ _FREE = (
     "launch.machine_rank",
     "launch.main_process_",
     "launch.num_processes",
+    "launch.slurm",
     "launch.stall_timeout_s",
     "training.max_steps",
     "training.num_train_epochs",
@@ -133,27 +134,17 @@ def begin_attempt(
         UsageError: The last attempt's workers still work, or the folder cannot be written.
     """
     run = resumption.folder
-    if alive := live_workers(run):
-        raise UsageError(
-            f"workers of the last attempt still finish their step in {run.path} (processes "
-            f"{', '.join(map(str, alive))}). Fix: wait for them, or end them"
-        )
+    _refuse_company(run)
     status = StatusFile(run.status).read()
     try:
         rewind(run, resumption.step)
-        before = run.attempt(run.attempts)
-        shutil.copyfile(run.resolved, before / run.resolved.name)
-        attempt = run.attempt(run.attempts + 1)
-        attempt.mkdir(parents=True)
-        write_json(attempt / run.manifest.name, dict(origin))
+        _open_attempt(run, recipe, plan, origin)
         told = {
             "checkpoint": resumption.checkpoint.name,
             "step": resumption.step,
             "forced": resumption.forced,
         }
         write_json(run.resumption, told)
-        run.write_recipe(recipe)
-        run.write_plan(plan.as_json())
         record = {"event": "resume", "step": resumption.step, "attempt": run.attempts}
         append_record(run.metrics, record)
         StatusFile(run.status).update(
@@ -169,11 +160,54 @@ def begin_attempt(
         raise unwritable(run.path, error) from None
 
 
+def begin_anew(run: RunFolder, recipe: Recipe, plan: LaunchPlan, origin: Mapping[str, Any]) -> None:
+    """Makes a run that has saved nothing ready to start over in the same folder.
+
+    Args:
+        run: It has no checkpoint.
+        recipe: What it starts with.
+        plan: How it is launched.
+        origin: What this attempt's manifest says.
+
+    Raises:
+        UsageError: The last attempt's workers still work, or the folder cannot be written.
+    """
+    _refuse_company(run)
+    try:
+        start_over(run)
+        _open_attempt(run, recipe, plan, origin)
+        run.status.unlink(missing_ok=True)
+        StatusFile(run.status).update(state="pending")
+    except OSError as error:
+        raise unwritable(run.path, error) from None
+
+
+def _refuse_company(run: RunFolder) -> None:
+    if alive := live_workers(run):
+        raise UsageError(
+            f"workers of the last attempt still finish their step in {run.path} (processes "
+            f"{', '.join(map(str, alive))}). Fix: wait for them, or end them"
+        )
+
+
+def _open_attempt(
+    run: RunFolder, recipe: Recipe, plan: LaunchPlan, origin: Mapping[str, Any]
+) -> None:
+    """Keeps the last attempt's recipe with its logs, and writes what this one works with."""
+    before = run.attempt(run.attempts)
+    shutil.copyfile(run.resolved, before / run.resolved.name)
+    attempt = run.attempt(run.attempts + 1)
+    attempt.mkdir(parents=True)
+    write_json(attempt / run.manifest.name, dict(origin))
+    run.write_recipe(recipe)
+    run.write_plan(plan.as_json())
+
+
 def is_finished(run: RunFolder, recipe: Recipe) -> bool:
-    """Whether a run is completed and the recipe asks for nothing more."""
+    """Whether a run is completed, by machine 0's word, and the recipe asks for nothing more."""
     lengths = ("training.max_steps", "training.num_train_epochs")
     changed = {each.path for each in list_differences(run.read_recipe(), recipe)}
-    return StatusFile(run.status).read().state == "completed" and not changed & set(lengths)
+    return StatusFile(run.main.status).read().state == "completed" and not changed & set(lengths)
 
 
 def _compare_plans(run: RunFolder, plan: LaunchPlan) -> list[Difference]:

@@ -19,6 +19,7 @@ from grpo_cli.models.source import check_model, known_chat_template, resolve_sou
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import check_data, check_rewards, collect
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
+from grpo_cli.preflight.slurm import check_slurm
 from grpo_cli.recipe.launch import SHARED_WEIGHTS, LaunchConfig
 from grpo_cli.recipe.loading import LoadedRecipe, load_tree
 from grpo_cli.recipe.recipe import Recipe
@@ -103,8 +104,7 @@ def check_recipe(
             problems += batch.problems
         problems += [*_check_model(recipe), *_check_launch(recipe, processes)]
         problems += _check_strategy(recipe.launch, cpu=is_on_cpu(recipe.launch, found))
-        problems += _check_packages(recipe)
-        problems += _check_server(recipe, found)
+        problems += [*_check_packages(recipe), *_check_server(recipe, found), *check_slurm(recipe)]
         problems += _check_evaluation(recipe, seen)
     placed = [loaded.place(problem) for problem in problems]
     return CheckedRecipe(loaded, tuple(sort_problems(placed)), seen, batch, processes)
@@ -137,10 +137,14 @@ def _check_launch(recipe: Recipe, processes: int) -> Iterator[Problem]:
     if launch.num_machines > 1:
         for key in ("main_process_ip", "main_process_port"):
             if getattr(launch, key) is None:
+                by_job = launch.slurm is not None
                 yield Problem(
-                    f"is needed with {launch.num_machines} machines",
+                    f"is needed with {launch.num_machines} machines"
+                    f"{'; a job sets it by itself' if by_job else ''}",
+                    f"{'submit with `grpo train --slurm`, or ' if by_job else ''}"
                     f"set `launch.{key}` to that of machine 0, the same on all machines",
                     path=f"launch.{key}",
+                    level="note" if by_job else "error",
                 )
         if launch.machine_rank >= launch.num_machines:
             yield Problem(

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from grpo_cli.recipe.base import Integer, Number, Section
+from grpo_cli.recipe.slurm import SlurmConfig
 
 Strategy = Literal["auto", "single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 
@@ -37,3 +38,5 @@ class LaunchConfig(Section):
     workers in its log; null waits for ever."""
     use_cpu: bool = False
     """Train on the CPU even where there is a GPU."""
+    slurm: SlurmConfig | None = None
+    """The job that `grpo train --slurm` submits."""

@@ -6,6 +6,7 @@ what the files say.
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -21,12 +22,31 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
 from grpo_cli.runs.locking import held
 
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_OF_MACHINE_0 = Path("..", "..", "checkpoints")
+"""Where the checkpoints of another machine's folder point."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths inside `runs/<name>/<timestamp>/`."""
+    """The paths inside `runs/<name>/<timestamp>/`, or a name of the user's own in place of the time."""
 
     path: Path
+
+    def machine(self, rank: int) -> "RunFolder":
+        """One machine's part of a run that several share: all its own but the checkpoints."""
+        return RunFolder(self.path / "machines" / str(rank)) if rank else self
+
+    @property
+    def shares_checkpoints(self) -> bool:
+        """Whether this is another machine's part, so that the checkpoints are machine 0's to change."""
+        # Others link theirs too, to a larger disk: this very link makes the difference.
+        return self.checkpoints.is_symlink() and self.checkpoints.readlink() == _OF_MACHINE_0
+
+    @property
+    def main(self) -> "RunFolder":
+        """Machine 0's part: this one, where no other machine is concerned."""
+        return RunFolder(self.path.parent.parent) if self.shares_checkpoints else self
 
     @property
     def recipe(self) -> Path:
@@ -207,11 +227,60 @@ def create_run(root: Path, recipe: Recipe, recipe_text: str) -> RunFolder:
     """
     folder = RunFolder(claim_folder(root / recipe.name))
     with removed_on_failure(folder):
-        write_text(folder.recipe, recipe_text)
-        folder.write_recipe(recipe)
-        for child in (folder.completions, folder.launch, folder.checkpoints, folder.attempt(1)):
-            child.mkdir(parents=True)
+        _fill(folder, recipe, recipe_text)
     return folder
+
+
+def locate_run(root: Path, recipe: Recipe, run_id: str) -> RunFolder:
+    """This machine's part of the run with a name of the user's own, whether or not it is there.
+
+    Args:
+        root: Usually `runs`.
+        recipe: Says the name, and which machine this is.
+        run_id: What stands in the place of the time.
+
+    Raises:
+        UsageError: The name is none of a folder.
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        raise UsageError(
+            f"{run_id!r} is no name of a run. Fix: give --run-id letters, digits, `-`, `_` and `.`, "
+            "a letter or digit first"
+        )
+    run = RunFolder((root / recipe.name / run_id).absolute())
+    return run.machine(recipe.launch.machine_rank)
+
+
+def create_named_run(folder: RunFolder, recipe: Recipe, recipe_text: str) -> None:
+    """Makes the folder that `locate_run` gives, or what is lacking in one that was never finished.
+
+    Args:
+        folder: One without a resolved recipe. Other machines may be making theirs in it.
+        recipe: The validated recipe.
+        recipe_text: The YAML as the user wrote it.
+
+    Raises:
+        UsageError: The folder cannot be written.
+    """
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        if recipe.launch.machine_rank and not folder.shares_checkpoints:
+            folder.checkpoints.symlink_to(_OF_MACHINE_0)
+        # Machine 0 may be slower, and the link must lead somewhere.
+        folder.main.checkpoints.mkdir(exist_ok=True)
+        _fill(folder, recipe, recipe_text)
+    except OSError as error:
+        raise unwritable(folder.path, error) from None
+
+
+def _fill(folder: RunFolder, recipe: Recipe, recipe_text: str) -> None:
+    for child in (folder.completions, folder.launch, folder.attempt(1)):
+        child.mkdir(parents=True, exist_ok=True)
+    if not folder.shares_checkpoints:
+        folder.checkpoints.mkdir(exist_ok=True)
+    write_text(folder.recipe, recipe_text)
+    # Last: by it a run is known to be one.
+    folder.write_recipe(recipe)
 
 
 @contextmanager

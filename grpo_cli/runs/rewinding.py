@@ -6,7 +6,7 @@ Nothing is thrown away: what a broken attempt did after the checkpoint moves to 
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,39 @@ def rewind(run: RunFolder, step: int) -> None:
         OSError: The disk is full, say; what has not been moved is where it was.
     """
     undone = run.attempt(run.attempts) / "undone"
-    clear_unfinished(run)
     for log in (run.metrics, *sorted(run.completions.glob("*.jsonl"))):
         _cut(log, step, undone / log.relative_to(run.path))
-    later = [path for number, path in whole_checkpoints(run).items() if number > step]
+    later = [] if run.shares_checkpoints else _take_back(run, step)
     after = sorted(run.evaluations.glob("after.*")) if run.evaluations.is_dir() else []
-    for path in (*later, *after, run.model):
+    _set_aside(run, (*later, *after, run.model))
+
+
+def start_over(run: RunFolder) -> None:
+    """Undoes all of a run that saved nothing.
+
+    Args:
+        run: A run without a checkpoint that nothing works on.
+
+    Raises:
+        OSError: The disk is full, say; what has not been moved is where it was.
+    """
+    if not run.shares_checkpoints:
+        clear_unfinished(run)
+    written = (run.metrics, run.evaluations, run.model, *sorted(run.completions.glob("*.jsonl")))
+    _set_aside(run, written)
+    run.resumption.unlink(missing_ok=True)
+
+
+def _take_back(run: RunFolder, step: int) -> list[Path]:
+    """The checkpoints after a step; removes what a killed process was writing."""
+    clear_unfinished(run)
+    return [path for number, path in whole_checkpoints(run).items() if number > step]
+
+
+def _set_aside(run: RunFolder, paths: Iterable[Path]) -> None:
+    """Moves what is there of some paths to the last attempt, and forgets its workers."""
+    undone = run.attempt(run.attempts) / "undone"
+    for path in paths:
         if path.exists():
             _move(path, undone / path.relative_to(run.path))
     for path in (run.stop_request, *run.worker_pids().values()):

@@ -8,7 +8,6 @@ transformers 5.17.
 
 import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from trl import GRPOTrainer
 
 from grpo_cli.errors import RunError
 from grpo_cli.runs.checkpoints import STAGING, STATE
+from grpo_cli.runs.folder import RunFolder
 from grpo_cli.train.failures import whole_or_nothing
 
 
@@ -98,7 +98,10 @@ class RunTrainer(GRPOTrainer):
         finally:
             self._saving = False
         self.accelerator.wait_for_everyone()
-        if self.accelerator.is_local_main_process:
+        # A folder that machine 0 shares is machine 0's to change: a second hand would first remove what
+        # the first has put in place, and then find nothing to put there.
+        shared = RunFolder(checkpoints.parent).shares_checkpoints
+        if self.accelerator.is_local_main_process and not shared:
             _put_in_place(staged, checkpoints / staged.name)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -143,7 +146,7 @@ def _generations(checkpoint: Path, rank: int) -> Path:
 
 
 def _put_in_place(staged: Path, checkpoint: Path) -> None:
-    """Gives a finished checkpoint its name; another machine on the same disk may have been faster."""
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    with suppress(FileNotFoundError):
+    """Gives a finished checkpoint its name; a machine may have written nothing to its own disk."""
+    if staged.is_dir():
+        shutil.rmtree(checkpoint, ignore_errors=True)
         staged.replace(checkpoint)

@@ -13,6 +13,7 @@ import datasets
 import torch
 import transformers
 from accelerate import DistributedType, PartialState
+from accelerate.utils import gather_object
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase
 from trl import GRPOConfig
 
@@ -62,6 +63,7 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     heartbeat = Heartbeat(folder, processes.process_index)
     session = Session(folder, recipe, stop, processes, cpu, heartbeat)
     _check_world(session)
+    _check_machines(session)
     session.report("loading the tokenizer")
     with session.processes.local_main_process_first():
         tokenizer = load_tokenizer(recipe.model)
@@ -99,6 +101,26 @@ def _check_world(session: Session) -> None:
             f"{planned} processes were planned but {actual} work together. "
             "Fix: start the run with `grpo train`, and check `launch` in the recipe"
         )
+
+
+def _check_machines(session: Session) -> None:
+    """Compares from where every machine starts: without a disk in common they differ, in silence.
+
+    Raises:
+        SetupError: They would not train together.
+    """
+    if session.recipe.launch.num_machines == 1:
+        return
+    # By then, machine 0 has written the recipe that the others look for.
+    seen = session.folder.main.resolved.is_file()
+    step = int(session.folder.read_resumption().get("step", 0))
+    found = gather_object([(seen, step)])
+    fix = "Fix: with --run-id, put --runs on a disk that all machines see; without, leave out --resume"
+    if not all(seen for seen, _ in found):
+        raise SetupError(f"a machine does not see the run folder of machine 0. {fix}")
+    if len({step for _, step in found}) > 1:
+        steps = ", ".join(str(step) for _, step in found)
+        raise SetupError(f"the processes would go on from different steps ({steps}). {fix}")
 
 
 def _check_strategy(session: Session, trainer: RunTrainer) -> None:

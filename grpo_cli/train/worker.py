@@ -41,7 +41,8 @@ def main(argv: list[str]) -> int:
 
         train(folder, stop)
     except Stopped as stopped:
-        if rank == 0:
+        # One process of every machine: their supervisors read folders of their own.
+        if int(os.environ.get("LOCAL_RANK", rank)) == 0:
             status.update(state="stopped", reason=str(stopped))
         return ExitCode.INTERRUPTED
     except BaseException as error:

@@ -56,6 +56,7 @@ def loaded_by(arguments, cwd):
         ["rewards", "list"],
         ["init", "fresh"],
         ["train", "recipe.yaml", "--dry-run"],
+        ["train", "recipe.yaml", "--slurm", "--dry-run"],
     ],
     ids=" ".join,
 )

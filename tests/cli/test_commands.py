@@ -192,6 +192,64 @@ def test_a_recipe_that_cannot_be_trained_leaves_nothing_behind(tmp_path, spoil):
     assert [item.name for item in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
+def test_a_run_gets_the_name_it_is_given_once(tmp_path):
+    path = write_recipe(tmp_path)
+    flags = ["--run-id", "mine", "--dry-run"]
+    machine_1 = """launch.num_machines=2 launch.num_processes=2 launch.machine_rank=1
+    launch.main_process_ip=here launch.main_process_port=1""".split()
+    assert grpo("train", path, *flags, cwd=tmp_path).returncode == 0
+    folder = tmp_path / "runs" / "good" / "mine"
+    assert json.loads((folder / "status.json").read_text())["state"] == "pending"
+    done = grpo("train", path, *flags, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is there already. Fix: go on with it with --resume" in done.stderr
+    assert grpo("train", path, *flags, "--resume", cwd=tmp_path).returncode == 0
+    sets = [part for text in machine_1 for part in ("--set", text)]
+    assert grpo("train", path, *flags, *sets, cwd=tmp_path).returncode == 0
+    assert (folder / "machines" / "1" / "checkpoints").resolve() == folder / "checkpoints"
+    done = grpo("train", path, *flags, "--resume-from", folder, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--run-id and --resume-from both name a run" in done.stderr
+
+
+def test_the_script_of_a_job_is_printed_and_nothing_is_started(tmp_path):
+    launch = "launch: {num_machines: 2, slurm: {gpus_per_node: 2, time: 60}}\n"
+    path = write_recipe(tmp_path, f"{GOOD}{launch}".replace("batch_size: 4", "batch_size: 2"))
+    flags = ["--slurm", "--dry-run", "--set", "seed=7"]
+    done = grpo("train", path.name, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=good\n#SBATCH --nodes=2\n")
+    assert f"grpo_cli train {path}\n" in done.stdout
+    assert "--set seed=7\n  --set launch.num_processes=4\n" in done.stdout
+    assert [item.name for item in tmp_path.iterdir()] == ["recipe.yaml"]
+    told = json.loads(grpo("train", path.name, *flags, "--json", cwd=tmp_path).stdout)
+    assert (told["job"], told["script"]) == (None, done.stdout)
+    flags += ["--set", "launch.num_processes=2"]
+    assert "num_processes=4" not in grpo("train", path.name, *flags, cwd=tmp_path).stdout
+
+
+def test_a_job_is_checked_as_its_nodes_will_see_it(tmp_path):
+    launch = "launch: {strategy: fsdp2, slurm: {gpus_per_node: 2}}\n"
+    path = write_recipe(tmp_path, GOOD + launch)
+    done = grpo("train", path, "--slurm", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    more = ["--set", "launch.slurm.gpus_per_node=3"]
+    done = grpo("train", path, "--slurm", "--dry-run", *more, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "generation batch 4 × 3 × 1 = 12 completions" in done.stderr
+    done = grpo("train", path, "--slurm", "--resume", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "name an earlier run with --run-id" in done.stderr
+
+
+def test_machines_are_not_started_without_a_place_to_meet(tmp_path):
+    path = write_recipe(tmp_path, f"{GOOD}launch: {{num_machines: 2, slurm: {{}}}}\n")
+    assert grpo("check", path, cwd=tmp_path).returncode == 0
+    done = grpo("train", path, "--no-probe", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Fix: submit a job that sets them with --slurm" in done.stderr
+
+
 def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path):
     path = write_recipe(tmp_path)
     (tmp_path / "taken").write_text("a file")

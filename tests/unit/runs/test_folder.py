@@ -3,9 +3,18 @@ import json
 import pytest
 
 from grpo_cli.errors import UsageError
+from grpo_cli.launch.resumption import find_latest
 from grpo_cli.recipe.loading import load_recipe
-from grpo_cli.runs.folder import RunFolder, check_writable, create_run
+from grpo_cli.runs.checkpoints import STAGING, STATE, whole_checkpoints
+from grpo_cli.runs.folder import (
+    RunFolder,
+    check_writable,
+    create_named_run,
+    create_run,
+    locate_run,
+)
 from grpo_cli.runs.manifest import describe_origin
+from grpo_cli.runs.rewinding import rewind, start_over
 from grpo_cli.runs.status import Status, StatusFile
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -66,3 +75,68 @@ def test_files_of_the_workers_are_found_again_by_rank(tmp_path):
     folder.stop_request.touch()
     assert folder.worker_pids() == {rank: folder.worker_pid(rank) for rank in (2, 10)}
     assert folder.failures() == {2: folder.failure(2)}
+
+
+def machines(tmp_path):
+    """The folders of two machines of one run; the second comes first."""
+    path = write_recipe(tmp_path)
+    found = []
+    for rank in (1, 0):
+        recipe = load_recipe(path, [f"launch.machine_rank={rank}", "launch.num_machines=2"])
+        folder = locate_run(tmp_path / "runs", recipe, "mine")
+        create_named_run(folder, recipe, GOOD)
+        found.insert(0, folder)
+    return found
+
+
+def test_machines_share_the_checkpoints_of_one_run_and_nothing_else(tmp_path):
+    first, second = machines(tmp_path)
+    assert first.path == tmp_path / "runs" / "good" / "mine"
+    assert second.path == first.path / "machines" / "1"
+    assert (first.shares_checkpoints, second.shares_checkpoints) == (False, True)
+    assert (first.main, second.main) == (first, first)
+    (first.checkpoints / "checkpoint-1").mkdir()
+    assert (second.checkpoints / "checkpoint-1").is_dir()
+    assert second.read_recipe().launch.machine_rank == 1
+    # The folder may be moved to another disk.
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    moved = RunFolder(tmp_path / "moved" / "good" / "mine" / "machines" / "1")
+    assert (moved.checkpoints / "checkpoint-1").is_dir()
+
+
+def test_another_machine_s_part_is_no_run_of_its_own(tmp_path):
+    first, _ = machines(tmp_path)
+    assert find_latest(tmp_path / "runs", "good") == first
+
+
+def test_checkpoints_on_another_disk_are_still_ones_own(tmp_path):
+    first, _ = machines(tmp_path)
+    (tmp_path / "large").mkdir()
+    first.checkpoints.rmdir()
+    first.checkpoints.symlink_to(tmp_path / "large")
+    assert not first.shares_checkpoints
+    assert first.main == first
+
+
+def test_machine_0_alone_moves_checkpoints(tmp_path):
+    first, second = machines(tmp_path)
+    for step in (1, 2):
+        checkpoint = first.checkpoints / f"checkpoint-{step}"
+        checkpoint.mkdir()
+        (checkpoint / STATE).write_text("{}")
+    (first.checkpoints / STAGING).mkdir()
+    rewind(second, 1)
+    start_over(second)
+    assert (first.checkpoints / STAGING).is_dir()
+    assert list(whole_checkpoints(second)) == [1, 2]
+    rewind(first, 1)
+    assert not (first.checkpoints / STAGING).is_dir()
+    assert list(whole_checkpoints(second)) == [1]
+    assert (first.attempt(1) / "undone" / "checkpoints" / "checkpoint-2").is_dir()
+
+
+@pytest.mark.parametrize("run_id", ["", "..", ".hidden", "a/b", "a b", "-x", "a\n", "x" * 101])
+def test_a_run_is_named_like_a_folder(tmp_path, run_id):
+    recipe = load_recipe(write_recipe(tmp_path))
+    with pytest.raises(UsageError, match="is no name of a run"):
+        locate_run(tmp_path, recipe, run_id)
