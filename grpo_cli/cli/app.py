@@ -201,7 +201,8 @@ def train(
 ) -> None:
     """Train a recipe: check and probe it, make a run folder, launch, watch, and sum up."""
     from grpo_cli.cli import output, views
-    from grpo_cli.cli.training import Earlier, prepare, probe_first, run
+    from grpo_cli.cli.preparing import Earlier, prepare
+    from grpo_cli.cli.training import probe_first, run
 
     earlier = Earlier(resume or resume_from is not None, resume_from, force, run_id)
     if slurm:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.cli.output import print_problems
-from grpo_cli.cli.training import Earlier
+from grpo_cli.cli.preparing import Earlier
 from grpo_cli.errors import UsageError
 from grpo_cli.launch.slurm import JobPlan, JobRequest, plan_job, submit
 from grpo_cli.preflight.checks import check_recipe

@@ -1,89 +1,33 @@
-"""`grpo train` from recipe to summary: the steps of it that other rooms own, in order."""
+"""`grpo train` from recipe to summary: probe, launch, watch. `preparing.py` makes the run folder in between."""
 
 import json
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlparse
 
 import typer
 
-from grpo_cli.cli.output import print_problems, progress, stderr
+from grpo_cli.cli.output import progress, stderr
+from grpo_cli.cli.preparing import PreparedRun
 from grpo_cli.cli.probe_view import print_findings
-from grpo_cli.errors import ExitCode, UsageError
-from grpo_cli.launch.places import find_places
-from grpo_cli.launch.plan import LaunchPlan, plan_launch
+from grpo_cli.errors import ExitCode
 from grpo_cli.launch.resumption import (
-    Resumption,
     begin_anew,
     begin_attempt,
-    find_latest,
-    is_finished,
-    plan_resumption,
-    read_target,
 )
 from grpo_cli.launch.supervisor import Outcome, supervise
-from grpo_cli.models.source import model_folder_or_id
-from grpo_cli.preflight.checks import CheckedRecipe, check_recipe
+from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.preflight.finding import Finding
-from grpo_cli.preflight.hardware import is_on_cpu, read_hardware
-from grpo_cli.preflight.settings import read_setting
-from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.progress import LiveView, PlainView, ProgressView, SilentView
 from grpo_cli.report.summary import RunSummary, read_summary
-from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import (
     RunFolder,
     check_writable,
-    create_named_run,
-    create_run,
-    locate_run,
-    removed_on_failure,
-    unwritable,
 )
-from grpo_cli.runs.manifest import describe_origin
 from grpo_cli.runs.processes import stop_with_parent
-from grpo_cli.runs.status import StatusFile
-from grpo_cli.servers.examination import examine
 from grpo_cli.units import format_duration
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """What `--resume` and its companions say."""
-
-    wanted: bool
-    source: Path | None
-    """A run or a checkpoint; None is the newest run of the recipe's name."""
-    force: bool
-    run_id: str | None = None
-    """Which run, by a name of the user's own; it is started where it is not there."""
-
-    def __post_init__(self) -> None:
-        if self.run_id is not None and self.source is not None:
-            raise UsageError("--run-id and --resume-from both name a run. Fix: remove one of them")
-
-
-@dataclass(frozen=True)
-class PreparedRun:
-    """A run folder that is ready to be launched, or one that has nothing left to do."""
-
-    folder: RunFolder
-    plan: LaunchPlan
-    recipe: Recipe
-    origin: dict[str, Any]
-    """What the manifest of this attempt says."""
-    resumption: Resumption | None = None
-    finished: bool = False
-    anew: bool = False
-    """Whether an earlier attempt lies in the folder that saved nothing to go on from."""
 
 
 def probe_first(path: Path, overrides: list[str] | None, root: Path) -> None:
@@ -139,149 +83,6 @@ def _read_findings(text: str) -> list[Finding] | None:
         return [Finding.from_json(entry) for entry in json.loads(text)["findings"]]
     except (ValueError, KeyError):
         return None
-
-
-def prepare(
-    path: Path, overrides: list[str] | None, root: Path, earlier: Earlier, *, dry_run: bool
-) -> PreparedRun:
-    """Checks a recipe and writes its run folder, or finds the run that goes on.
-
-    Leaves nothing behind where a check fails, and an earlier run as it is.
-
-    Raises:
-        ProblemsError: The recipe cannot be trained.
-        UsageError: The run folder cannot be written, or the earlier run cannot go on with this recipe.
-        SetupError: The vLLM server that the recipe names does not answer, or does not suit.
-    """
-    hardware = read_hardware()
-    checked = check_recipe(path, overrides, hardware)
-    recipe = checked.recipe
-    _check_meeting_point(recipe)
-    check_writable(root)
-    print_problems(problem for problem in checked.problems if problem.level != "error")
-    if not dry_run:
-        _look_at_server(recipe, path, cpu=is_on_cpu(recipe.launch, hardware))
-    plan_for = partial(plan_launch, recipe, hardware=hardware, places=find_places(recipe))
-    origin = describe_origin(sys.argv, path, recipe.seed)
-    if earlier.run_id is not None:
-        named = locate_run(root, recipe, earlier.run_id)
-        return _prepare_named(named, checked, earlier, plan_for(named.path), origin)
-    if earlier.wanted and (taken := _take_up(recipe, root, earlier, origin, plan_for)):
-        return taken
-    folder = create_run(root, recipe, checked.loaded.text)
-    plan = plan_for(folder.path)
-    with removed_on_failure(folder):
-        _describe(folder, plan, origin)
-    return PreparedRun(folder, plan, recipe, origin)
-
-
-def _look_at_server(recipe: Recipe, path: Path, *, cpu: bool) -> None:
-    """Looks at a vLLM server that runs already, and says what is doubtful about it."""
-    address = recipe.generation.vllm.address
-    if address is None or recipe.generation.backend != "vllm":
-        return
-    port = urlparse(address).port or 80
-    with progress(f"asking the vLLM server at {address}") as tell:
-        doubts = examine(
-            address,
-            f"grpo serve {shlex.quote(str(path))} --port {port}",
-            model=model_folder_or_id(recipe.model),
-            by_nccl=not cpu,
-            wait_s=float(read_setting(recipe, "vllm_server_timeout") or 0),
-            tell=tell,
-        )
-    for doubt in doubts:
-        stderr().print(f"warning: {doubt}", markup=False, style="yellow")
-
-
-def _check_meeting_point(recipe: Recipe) -> None:
-    """Refuses to start machines that could not find each other; `check` leaves that to a job."""
-    launch = recipe.launch
-    if launch.num_machines > 1 and None in (launch.main_process_ip, launch.main_process_port):
-        raise UsageError(
-            f"{launch.num_machines} machines need launch.main_process_ip and main_process_port. "
-            "Fix: submit a job that sets them with --slurm, or give them with --set"
-        )
-
-
-def _describe(folder: RunFolder, plan: LaunchPlan, origin: dict[str, Any]) -> None:
-    """Writes what a fresh run folder holds besides the recipe."""
-    write_json(folder.manifest, origin)
-    folder.write_plan(plan.as_json())
-    StatusFile(folder.status).update(state="pending")
-
-
-def _prepare_named(
-    folder: RunFolder,
-    checked: CheckedRecipe,
-    earlier: Earlier,
-    plan: LaunchPlan,
-    origin: dict[str, Any],
-) -> PreparedRun:
-    """The run of a given name: taken up where it has something to go on from, started otherwise.
-
-    Every machine comes to the same end by itself: they all look at machine 0's checkpoints and status.
-    """
-    recipe = checked.recipe
-    known = folder.resolved.is_file()
-    if known and not earlier.wanted:
-        raise UsageError(
-            f"the run {folder.path} is there already. Fix: go on with it with --resume, or give "
-            "another --run-id"
-        )
-    if not known:
-        create_named_run(folder, recipe, checked.loaded.text)
-        try:
-            _describe(folder, plan, origin)
-        except OSError as error:
-            raise unwritable(folder.path, error) from None
-    if earlier.wanted and (taken := _go_on(folder, None, recipe, plan, earlier.force, origin)):
-        return taken
-    return PreparedRun(folder, plan, recipe, origin, anew=known)
-
-
-def _take_up(
-    recipe: Recipe,
-    root: Path,
-    earlier: Earlier,
-    origin: dict[str, Any],
-    plan_for: Callable[[Path], LaunchPlan],
-) -> PreparedRun | None:
-    """The run that goes on; None, and a word about it, where there is nothing to go on from."""
-    step = None
-    if earlier.source is not None:
-        run, step = read_target(earlier.source)
-    elif (found := find_latest(root, recipe.name)) is not None:
-        run = found
-    else:
-        stderr().print(f"no run of {recipe.name} is in {root}: starting one", markup=False)
-        return None
-    plan = plan_for(run.path)
-    taken = _go_on(run, step, recipe, plan, earlier.force, origin)
-    if taken is None:
-        stderr().print(f"{run.path} has no checkpoint yet: starting anew", markup=False)
-    return taken
-
-
-def _go_on(
-    run: RunFolder,
-    step: int | None,
-    recipe: Recipe,
-    plan: LaunchPlan,
-    force: bool,
-    origin: dict[str, Any],
-) -> PreparedRun | None:
-    """A run that goes on, or is at its end; None where it has no checkpoint."""
-    if step is None and is_finished(run, recipe):
-        stderr().print(f"{run.path} is completed: nothing to go on with", markup=False)
-        return PreparedRun(run, plan, recipe, origin, finished=True)
-    resumption = plan_resumption(run, step, recipe, plan, force=force)
-    if resumption is None:
-        return None
-    stderr().print(f"going on from step {resumption.step} of {run.path}", markup=False)
-    for each in resumption.changed:
-        stderr().print(f"  changed: {each}", markup=False, style="yellow")
-    return PreparedRun(run, plan, recipe, origin, resumption)
 
 
 def run(prepared: PreparedRun, *, quiet: bool) -> tuple[RunSummary, int]:

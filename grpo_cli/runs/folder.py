@@ -189,8 +189,15 @@ class RunFolder:
             UsageError: This is not a run folder.
         """
         try:
-            text = self.resolved.read_text(encoding="utf-8")
-            return Recipe.model_validate(json.loads(text)["recipe"])
+            told = json.loads(self.resolved.read_text(encoding="utf-8"))
+            version = told["schema_version"]
+            if version > SCHEMA_VERSION:
+                raise UsageError(
+                    f"{self.path} is of version {version}, and this grpo knows up to {SCHEMA_VERSION}. "
+                    "Fix: use the grpo that wrote it, or a newer one"
+                )
+            # What an older version did not write down yet has its default.
+            return Recipe.model_validate(told["recipe"])
         except (FileNotFoundError, NotADirectoryError):
             raise UsageError(
                 f"{self.path} is not a run folder: it has no resolved.json. "
