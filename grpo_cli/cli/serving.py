@@ -19,6 +19,12 @@ Checkpoint = Annotated[str | None, typer.Option(help="A step of the run, or best
 def serve(
     source: Served,
     checkpoint: Checkpoint = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="a.b=c", help="Replace a value of a recipe; may be repeated."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Where it listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     max_model_len: Annotated[
@@ -36,7 +42,7 @@ def serve(
 
     listening = Listening(host, port, max_model_len, gpu_memory_utilization)
     if source.suffix in (".yaml", ".yml"):
-        training = prepare_for_training(source, listening, needs_vllm=not dry_run)
+        training = prepare_for_training(source, set_, listening, needs_vllm=not dry_run)
         if dry_run:
             serve_view.print_command(training)
         else:

@@ -201,7 +201,8 @@ def _server(request: JobRequest) -> Iterator[str]:
     yield '  trap "kill $server" USR1'
     yield '  while kill -0 "$server" 2>/dev/null; do wait "$server" || true; done'
     serve = f"{_grpo()} serve {shlex.quote(str(request.recipe))}"
-    yield f"' bash {serve} --host 0.0.0.0 --port {SERVER_PORT} &"
+    changes = "".join(f" --set {shlex.quote(text)}" for text in request.overrides)
+    yield f"' bash {serve}{changes} --host 0.0.0.0 --port {SERVER_PORT} &"
     yield "server_step=$!"
     yield "trap 'kill -USR1 \"$server_step\" 2>/dev/null || true' EXIT"
 

@@ -42,9 +42,17 @@ def read_hardware() -> Hardware:
     return Hardware(gpus, usable_cpus(), sys.platform.startswith("linux"), visible)
 
 
-def count_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """Visible NVIDIA devices: those of the driver, less what `CUDA_VISIBLE_DEVICES` hides."""
+def count_gpus(
+    driver: Path = Path("/proc/driver/nvidia/gpus"), devices: Path = Path("/dev")
+) -> int:
+    """Visible NVIDIA devices: those of the driver, less what `CUDA_VISIBLE_DEVICES` hides.
+
+    Args:
+        driver: The driver's list.
+        devices: Where the devices are; some containers show them and not the list.
+    """
     present = len(list(driver.iterdir())) if driver.is_dir() else 0
+    present = present or len(list(devices.glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not present:
         return present

@@ -46,14 +46,16 @@ def prepare(
     )
 
 
-def prepare_for_training(recipe: Path, listening: Listening, *, needs_vllm: bool) -> ServerPlan:
+def prepare_for_training(
+    recipe: Path, overrides: list[str] | None, listening: Listening, *, needs_vllm: bool
+) -> ServerPlan:
     """The plan of the server that a recipe's training samples from.
 
     Raises:
         RecipeError: The recipe cannot be read.
         SetupError: vLLM is not installed, and it is needed.
     """
-    loaded = _with_limits(load_recipe(recipe), listening)
+    loaded = _with_limits(load_recipe(recipe, overrides), listening)
     command = _find_command(needed=needs_vllm)
     cpu = is_on_cpu(loaded.launch, read_hardware())
     return plan_training_server(

@@ -110,6 +110,14 @@ def test_hidden_gpus_do_not_count(tmp_path, monkeypatch, visible, expected):
     assert count_gpus(tmp_path) == expected
 
 
+def test_a_container_may_show_its_gpus_as_devices_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert count_gpus(tmp_path / "nothing", tmp_path) == 2
+    assert count_gpus(tmp_path / "nothing", tmp_path / "nothing") == 0
+
+
 def test_a_given_number_of_processes_wins(tmp_path):
     for launch, expected in (
         ("{num_processes: 3}", 3),
