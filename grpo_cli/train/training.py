@@ -12,14 +12,13 @@ from typing import Any
 import datasets
 import torch
 import transformers
-from accelerate import DistributedType, PartialState
-from accelerate.utils import gather_object
+from accelerate import PartialState
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase
 from trl import GRPOConfig
 
 from grpo_cli.batch import plan_batch
 from grpo_cli.data.build import BuiltData, build_datasets
-from grpo_cli.errors import RunError, SetupError
+from grpo_cli.errors import RunError
 from grpo_cli.models.fingerprint import fingerprint_model
 from grpo_cli.models.loading import build_peft_config, load_model, load_tokenizer
 from grpo_cli.models.sampling import all_eos_token_ids, count_prompt_tokens
@@ -41,8 +40,7 @@ from grpo_cli.train.stopping import Stopped, StopRequest
 from grpo_cli.train.trainer import RunTrainer
 from grpo_cli.train.trl_args import build_trl_args
 from grpo_cli.train.vllm_generation import RunGeneration, mended
-
-_SHARED = {"fsdp": DistributedType.FSDP, "zero": DistributedType.DEEPSPEED}
+from grpo_cli.train.world import check_machines, check_strategy, check_world, shares_weights
 
 
 def train(folder: RunFolder, stop: StopRequest) -> None:
@@ -62,15 +60,15 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     processes = PartialState()
     heartbeat = Heartbeat(folder, processes.process_index)
     session = Session(folder, recipe, stop, processes, cpu, heartbeat)
-    _check_world(session)
-    _check_machines(session)
+    check_world(session)
+    check_machines(session)
     session.report("loading the tokenizer")
     with session.processes.local_main_process_first():
         tokenizer = load_tokenizer(recipe.model)
     session.report("preparing the data")
     data = _build_data(session, tokenizer)
     trainer, rewards, callback = _build_trainer(session, args, tokenizer, data)
-    _check_strategy(session, trainer)
+    check_strategy(session, trainer)
     measurer = _build_measurer(session, trainer, rewards, data)
     resumption = folder.read_resumption()
     if measurer and not resumption:
@@ -88,51 +86,6 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     session.report("saving the model")
     _save_model(session, trainer)
     session.finish(step=trainer.state.global_step, reason=_early_end(trainer))
-
-
-def _check_world(session: Session) -> None:
-    """Compares the processes that were planned with those that work together.
-
-    accelerate can start fewer, or several that do not know of each other, without a word.
-    """
-    planned, actual = session.recipe.launch.num_processes, session.processes.num_processes
-    if planned not in ("auto", actual):
-        raise SetupError(
-            f"{planned} processes were planned but {actual} work together. "
-            "Fix: start the run with `grpo train`, and check `launch` in the recipe"
-        )
-
-
-def _check_machines(session: Session) -> None:
-    """Compares from where every machine starts: without a disk in common they differ, in silence.
-
-    Raises:
-        SetupError: They would not train together.
-    """
-    if session.recipe.launch.num_machines == 1:
-        return
-    # By then, machine 0 has written the recipe that the others look for.
-    seen = session.folder.main.resolved.is_file()
-    step = int(session.folder.read_resumption().get("step", 0))
-    found = gather_object([(seen, step)])
-    fix = "Fix: with --run-id, put --runs on a disk that all machines see; without, leave out --resume"
-    if not all(seen for seen, _ in found):
-        raise SetupError(f"a machine does not see the run folder of machine 0. {fix}")
-    if len({step for _, step in found}) > 1:
-        steps = ", ".join(str(step) for _, step in found)
-        raise SetupError(f"the processes would go on from different steps ({steps}). {fix}")
-
-
-def _check_strategy(session: Session, trainer: RunTrainer) -> None:
-    """Compares how the model was to be shared with how it is: accelerate may do otherwise, in silence."""
-    planned = str(session.folder.read_plan().get("strategy"))
-    wanted = _SHARED.get(planned.rstrip("123"))
-    actual = trainer.accelerator.distributed_type
-    if wanted is not None and actual != wanted:
-        raise SetupError(
-            f"{planned} was planned, but accelerate set up {actual.value}. "
-            "Fix: fsdp2 needs GPUs; `launch.strategy: ddp` works everywhere"
-        )
 
 
 def _build_data(session: Session, tokenizer: PreTrainedTokenizerBase) -> BuiltData:
@@ -239,7 +192,7 @@ def _open_completion_log(
 def _build_measurer(
     session: Session, trainer: RunTrainer, rewards: list[Reward], data: BuiltData
 ) -> Measurer | None:
-    if _shares_weights(trainer):
+    if shares_weights(trainer):
         # No process holds a model that it could sample from by itself.
         return None
     rows = select_rows(data.eval, session.recipe.evaluation.limit)
@@ -257,14 +210,6 @@ def _go_on(
         trainer.take_weights(checkpoint)
     else:
         trainer.go_on(checkpoint, plan.optimizer_steps_per_epoch or 1)
-
-
-def _shares_weights(trainer: RunTrainer) -> bool:
-    """Whether the processes hold a part of the weights each."""
-    state = trainer.accelerator.state
-    if state.distributed_type == DistributedType.DEEPSPEED:
-        return bool(state.deepspeed_plugin.zero_stage == 3)
-    return bool(state.distributed_type == DistributedType.FSDP)
 
 
 def _planned_steps(trainer: RunTrainer) -> int | None:

@@ -38,12 +38,13 @@ RECIPE_OF_IT = RECIPE.replace(
 )
 
 
-def train(workshop, *flags, more=""):
+def train(workshop, *flags, more="", code=0):
     path = os.pathsep.join((str(DEEPSPEED / "bin"), os.environ["PATH"]))
     (workshop.folder / "spread.py").write_text(REWARD + more)
     recipe = workshop.write(RECIPE_OF_IT)
     done = workshop.grpo("train", recipe, *flags, PYTHONPATH=str(DEEPSPEED), PATH=path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
+    workshop.said = done.stderr
     return workshop
 
 
@@ -88,23 +89,76 @@ state.AcceleratorState.__init__ = promoted
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2", "zero3"])
-def test_two_processes_learn_what_one_does(tmp_path, chat_model, alone, strategy):
+def shared_by(strategy, folder):
+    """Flags for two processes, and code that the reward file needs for it."""
     if strategy.startswith("zero") and not DEEPSPEED.is_dir():
         pytest.skip("DeepSpeed is not installed")
     flags = ["--set", "launch.num_processes=2", "--set"]
-    if strategy == "fsdp2":
-        config = build_config(LaunchConfig(), "fsdp2", 2, mixed_precision="no")
-        (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(config))
-        flags += [f"launch.accelerate_config={tmp_path / 'fsdp2.yaml'}"]
-    else:
-        flags += [f"launch.strategy={strategy}"]
+    if strategy != "fsdp2":
+        return [*flags, f"launch.strategy={strategy}"], ""
+    config = build_config(LaunchConfig(), "fsdp2", 2, mixed_precision="no")
+    (folder / "fsdp2.yaml").write_text(yaml.safe_dump(config))
+    return [*flags, f"launch.accelerate_config={folder / 'fsdp2.yaml'}"], FSDP_ON_CPU
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
+def test_two_processes_learn_what_one_does(tmp_path, chat_model, alone, strategy):
+    flags, more = shared_by(strategy, tmp_path)
     settings = sets(max_steps=3, optim="sgd", per_device_train_batch_size=2, save_steps=2)
-    more = FSDP_ON_CPU if strategy == "fsdp2" else ""
     both = train(Workshop(tmp_path, chat_model), *flags, *settings, more=more)
     assert (both.run / "launch" / "accelerate.yaml").is_file() == (strategy != "fsdp2")
     assert_same(both, alone, strategy)
+
+
+DEADLY = """
+import os, signal
+from pathlib import Path
+
+calm = spread
+
+def spread(completion_ids, trainer_state=None, **kwargs):
+    if os.environ["RANK"] == "1" and trainer_state.global_step == 3 and Path("die").exists():
+        Path("die").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return calm(completion_ids)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "lora"),
+    [
+        ("fsdp2", False),
+        ("fsdp2", True),
+        ("zero2", False),
+        ("zero2", True),
+        ("zero3", False),
+        ("zero3", True),
+    ],
+)
+def test_a_shared_training_that_was_killed_goes_on(tmp_path, chat_model, strategy, lora):
+    places = []
+    for name in ("unbroken", "broken"):
+        (tmp_path / name).mkdir()
+        places.append(Workshop(tmp_path / name, chat_model))
+    unbroken, broken = places
+    settings = sets(max_steps=5, per_device_train_batch_size=2, save_steps=2)
+    if lora:
+        settings += ["--set", "model.lora={r: 4, target_modules: all-linear}"]
+    flags, more = shared_by(strategy, tmp_path)
+    train(unbroken, *flags, *settings, more=more + DEADLY)
+    (broken.folder / "die").touch()
+    train(broken, *flags, *settings, more=more + DEADLY, code=1)
+    assert not (broken.folder / "die").exists()
+    done = train(broken, *flags, *settings, "--resume", more=more + DEADLY)
+    assert "going on from step 2" in done.said
+    for name in ("step", "reward", "loss", "grad_norm", "learning_rate"):
+        assert [each[name] for each in broken.records("train")] == logged(unbroken, name)
+    kind = "adapter_model" if lora else "model"
+    first, second = (load_file(each.run / "model" / f"{kind}.safetensors") for each in places)
+    assert first.keys() == second.keys()
+    assert max((first[name] - second[name]).abs().max() for name in first) < 1e-6
 
 
 @pytest.mark.slow
