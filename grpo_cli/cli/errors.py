@@ -27,12 +27,15 @@ _OF_THE_MACHINE = {
 
 
 class Terminated(BaseException):
-    """A SIGTERM, on its way past every `finally`; Typer would take a KeyboardInterrupt for Ctrl-C."""
+    """A SIGTERM or SIGHUP, on its way past every `finally`; Typer would take a KeyboardInterrupt for Ctrl-C."""
 
 
 def run_guarded(command: Callable[[], int | None]) -> int:
     """Runs a command; what is not an error of ours keeps its traceback. `GRPO_DEBUG=1` shows all."""
     signal.signal(signal.SIGTERM, _terminate)
+    # `nohup` has it ignored, and means it.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _terminate)
     _mend_streams()
     try:
         return int(command() or ExitCode.OK)

@@ -14,6 +14,7 @@ from grpo_cli.errors import UsageError
 from grpo_cli.launch.places import find_places
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
 from grpo_cli.launch.resumption import (
+    LENGTHS,
     Resumption,
     find_latest,
     is_finished,
@@ -132,6 +133,11 @@ def _check_meeting_point(recipe: Recipe) -> None:
             f"{launch.num_machines} machines need launch.main_process_ip and main_process_port. "
             "Fix: submit a job that sets them with --slurm, or give them with --set"
         )
+    if recipe.generation.has_managed_server and launch.slurm and launch.slurm.server_nodes:
+        raise UsageError(
+            "the recipe gives its vLLM server a node of a job's (launch.slurm.server_nodes). Fix: submit it "
+            "with --slurm, or name a server with --set generation.vllm.base_url=…"
+        )
 
 
 def _describe(folder: RunFolder, plan: LaunchPlan, origin: dict[str, Any]) -> None:
@@ -153,18 +159,20 @@ def _prepare_named(
     Every machine comes to the same end by itself: they all look at machine 0's checkpoints and status.
     """
     recipe = checked.recipe
-    known = folder.resolved.is_file()
-    if known and not earlier.wanted:
+    try:
+        # Another command may make the same folder at this moment.
+        with folder.held():
+            known = folder.resolved.is_file()
+            if not known:
+                create_named_run(folder, recipe, checked.loaded.text)
+                _describe(folder, plan, origin)
+    except OSError as error:
+        raise unwritable(folder.path, error) from None
+    if known and not earlier.wanted and StatusFile(folder.status).read().state != "pending":
         raise UsageError(
             f"the run {folder.path} is there already. Fix: go on with it with --resume, or give "
             "another --run-id"
         )
-    if not known:
-        create_named_run(folder, recipe, checked.loaded.text)
-        try:
-            _describe(folder, plan, origin)
-        except OSError as error:
-            raise unwritable(folder.path, error) from None
     if earlier.wanted and (taken := _go_on(folder, None, recipe, plan, earlier.force, origin)):
         return taken
     return PreparedRun(folder, plan, recipe, origin, anew=known)
@@ -211,4 +219,8 @@ def _go_on(
     stderr().print(f"going on from step {resumption.step} of {run.path}", markup=False)
     for each in resumption.changed:
         stderr().print(f"  changed: {each}", markup=False, style="yellow")
+    constant = str(read_setting(recipe, "lr_scheduler_type")).startswith("constant")
+    if not constant and any(each.path in LENGTHS for each in resumption.changed):
+        said = "the learning rate goes on as in a run of the new length, not as before"
+        stderr().print(f"  {said}", markup=False, style="yellow")
     return PreparedRun(run, plan, recipe, origin, resumption)

@@ -26,7 +26,12 @@ def serve(
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Where it listens.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="By default 8000, or where the recipe looks for the server."
+        ),
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Prompt and answer together, in tokens.")
     ] = None,

@@ -1,11 +1,14 @@
 """`grpo train` from recipe to summary: probe, launch, watch. `preparing.py` makes the run folder in between."""
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -23,7 +26,6 @@ from grpo_cli.preflight.finding import Finding
 from grpo_cli.report.progress import LiveView, PlainView, ProgressView, SilentView
 from grpo_cli.report.summary import RunSummary, read_summary
 from grpo_cli.runs.folder import (
-    RunFolder,
     check_writable,
 )
 from grpo_cli.runs.processes import stop_with_parent
@@ -105,7 +107,7 @@ def run(prepared: PreparedRun, *, quiet: bool) -> tuple[RunSummary, int]:
 
 def _watch(prepared: PreparedRun, *, quiet: bool) -> Outcome:
     folder = prepared.folder
-    view = _choose_view(folder, quiet=quiet)
+    view = _choose_view(prepared, quiet=quiet)
     failures: list[Exception] = []
 
     def refresh() -> None:
@@ -115,20 +117,33 @@ def _watch(prepared: PreparedRun, *, quiet: bool) -> Outcome:
                 view.refresh()
             except Exception as error:
                 failures.append(error)
-                stderr().print(f"the display failed and is off ({error!r}); training goes on")
+                say(f"the display failed and is off ({error!r}); training goes on")
+
+    def say(text: str) -> None:
+        # The terminal may be closed.
+        with contextlib.suppress(OSError):
+            stderr().print(text, markup=False)
+
+    def guarded(show: Callable[..., None]) -> Callable[..., None]:
+        def shown(*args: Any) -> None:
+            with contextlib.suppress(OSError):
+                show(*args)
+
+        return shown
 
     try:
-        return supervise(prepared.plan, folder, refresh, view.stopping, view.tell)
+        return supervise(prepared.plan, folder, refresh, guarded(view.stopping), guarded(view.tell))
     finally:
-        view.close()
+        guarded(view.close)()
 
 
-def _choose_view(folder: RunFolder, *, quiet: bool) -> ProgressView:
-    console = stderr()
+def _choose_view(prepared: PreparedRun, *, quiet: bool) -> ProgressView:
+    console, folder = stderr(), prepared.folder
     if quiet:
         return SilentView()
     console.print(f"run folder: {folder.path}", markup=False)
-    return LiveView(folder, console) if console.is_terminal else PlainView(folder, console)
+    view = LiveView if console.is_terminal else PlainView
+    return view(folder, console, from_now=prepared.resumption is not None)
 
 
 def _exit_code(outcome: Outcome) -> int:

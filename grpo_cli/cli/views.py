@@ -101,6 +101,11 @@ def print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> Non
     console.print(f"command     {plan.command_line()}", markup=False)
     if plan.server:
         console.print(f"server      {plan.server.command_line()}", markup=False)
+        told = f"{plan.server.root}, weights by port {plan.server.group_port}"
+        console.print(
+            f"            {told}, at most {plan.server.max_restarts} restarts, log {folder.server_log}",
+            markup=False,
+        )
 
 
 def print_job(job: "SubmittedJob", *, as_json: bool) -> None:
@@ -198,10 +203,13 @@ def print_trial(trial: "Trial") -> None:
         console.print("[green]✓[/] right answers win, and nothing else does")
 
 
+_MARKS = {"completed": "[green]✓[/]", "stopped": "[yellow]■[/]"}
+
+
 def print_summary(summary: "RunSummary") -> None:
     """Prints how a run ended and what to do next."""
     console, status = stdout(), summary.status
-    mark = "[green]✓[/]" if status.state == "completed" else "[red]✗[/]"
+    mark = _MARKS.get(status.state, "[red]✗[/]")
     total = f"/{status.total_steps}" if status.total_steps else ""
     took = summary.duration()
     console.print(f"{mark} {status.state}: {status.step}{total} steps in {took}")
@@ -245,6 +253,8 @@ def _format(value: float | None) -> str:
 
 def print_failure(summary: "RunSummary") -> None:
     """Prints why a run did not complete, to stderr."""
+    from grpo_cli.runs.checkpoints import whole_checkpoints
+
     console, status = stderr(), summary.status
     if status.traceback:
         console.print(status.traceback.rstrip(), markup=False, style="dim")
@@ -252,3 +262,10 @@ def print_failure(summary: "RunSummary") -> None:
     console.print(Text(status.reason or "no reason was recorded", style=style))
     if status.state == "failed":
         console.print(f"The worker's log: {summary.folder.log}", markup=False)
+    if whole_checkpoints(summary.folder):
+        run = summary.folder.path
+        console.print(
+            f"To go on: grpo train {run / 'resolved.json'} --resume-from {run}",
+            markup=False,
+            soft_wrap=True,
+        )

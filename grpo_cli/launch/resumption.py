@@ -22,6 +22,8 @@ from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.rewinding import rewind, start_over
 from grpo_cli.runs.status import StatusFile
 
+LENGTHS = ("training.max_steps", "training.num_train_epochs")
+"""Settings of how long a training is."""
 _FREE = (
     "name",
     "description",
@@ -205,9 +207,8 @@ def _open_attempt(
 
 def is_finished(run: RunFolder, recipe: Recipe) -> bool:
     """Whether a run is completed, by machine 0's word, and the recipe asks for nothing more."""
-    lengths = ("training.max_steps", "training.num_train_epochs")
     changed = {each.path for each in list_differences(run.read_recipe(), recipe)}
-    return StatusFile(run.main.status).read().state == "completed" and not changed & set(lengths)
+    return StatusFile(run.main.status).read().state == "completed" and not changed & set(LENGTHS)
 
 
 def _compare_plans(run: RunFolder, plan: LaunchPlan) -> list[Difference]:

@@ -15,6 +15,11 @@ from grpo_cli.launch.plan import ManagedServer
 from grpo_cli.servers.process import answers, read_end, start
 
 _LOOK_S = 0.1
+_EVERY_S = 5.0
+"""Seconds between two questions after the server's health."""
+_SICK_S = 30.0
+"""Seconds without a good answer after which a server counts as dead: an engine that died may leave its
+server waiting for ever."""
 
 
 class ServerWatch:
@@ -27,10 +32,12 @@ class ServerWatch:
         self._guard = ExitStack()
         self._has_answered = False
         self._restarts = 0
+        self._asked = self._well = time.monotonic()
         self._process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self._guard.close()
+        self._answers = False
         output = self._guard.enter_context(self._log.open("ab"))
         return self._guard.enter_context(start(self._plan, output))
 
@@ -41,9 +48,11 @@ class ServerWatch:
             Why the training has to end, where it does.
         """
         code = self._process.poll()
-        if code is None:
-            self._has_answered = self._has_answered or answers(self._plan.health)
+        if code is None and not self._is_sick():
             return None
+        if code is None:
+            self._kill()
+            code = self._process.wait()
         if not self._has_answered:
             return self._explain(f"ended with {code} before it answered")
         if self._restarts >= self._plan.max_restarts:
@@ -59,6 +68,23 @@ class ServerWatch:
         self._process = self._start()
         return None
 
+    def _is_sick(self) -> bool:
+        """Whether a server that has answered has not done so for too long."""
+        now = time.monotonic()
+        if self._answers and now - self._asked < _EVERY_S:
+            return False
+        self._asked = now
+        if answers(self._plan.health):
+            self._answers = self._has_answered = True
+            self._well = now
+        return self._answers and now - self._well > _SICK_S
+
+    def _kill(self) -> None:
+        # Its guardian counts: the second signal is a SIGKILL to the family.
+        self._process.terminate()
+        time.sleep(_LOOK_S * 5)
+        self._process.send_signal(signal.SIGINT)
+
     def end(self, in_a_hurry: Callable[[], bool]) -> None:
         """Ends the server and all that it started; returns when they are gone.
 
@@ -68,7 +94,6 @@ class ServerWatch:
         self._process.terminate()
         while self._process.poll() is None:
             if in_a_hurry():
-                # Its guardian counts: the second signal is a SIGKILL to the family.
                 self._process.send_signal(signal.SIGINT)
             time.sleep(_LOOK_S)
         self._guard.close()

@@ -17,8 +17,6 @@ from grpo_cli.errors import RunError, SetupError, UsageError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.slurm import SlurmConfig, is_directive
 
-SERVER_PORT = 8000
-"""Where the vLLM server listens on its node."""
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.,:=/@%+-")
 _EARLY_S = 60
 """Slurm may send the signal this much earlier than asked (`man sbatch`, --signal)."""
@@ -70,13 +68,14 @@ def plan_job(recipe: Recipe, request: JobRequest) -> JobPlan:
     parts = (
         "#!/bin/bash",
         *_directives(recipe, slurm, request, log),
-        "# Written by `grpo train --slurm`; sbatch takes it as it is.",
+        "# Written by `grpo train --slurm`. sbatch takes it as it is, once the folder of --output is there.",
+        "# The recipe is read when the job starts: what is changed there by then is trained.",
         "",
         "set -euo pipefail",
         *_setup(slurm),
         *_meeting(recipe, slurm),
         *_train_command(recipe, slurm, request),
-        *(_server(request) if slurm.server_nodes else ()),
+        *(_server(slurm, request) if slurm.server_nodes else ()),
         *_step(recipe, slurm),
         *(_requeue(slurm) if slurm.requeue else ()),
         'exit "$code"',
@@ -111,7 +110,10 @@ def submit(plan: JobPlan, runs: Path) -> str:
             f"sbatch refuses the job: {done.stderr.strip()} Fix: change `launch.slurm` in the recipe; "
             "`--slurm --dry-run` prints the script"
         )
-    return done.stdout.strip().partition(";")[0]
+    number = done.stdout.strip().partition(";")[0]
+    if not number:
+        raise RunError("sbatch told no job's number. Fix: see with `squeue --me` whether it runs")
+    return number
 
 
 def _directives(recipe: Recipe, slurm: SlurmConfig, request: JobRequest, log: str) -> Iterator[str]:
@@ -160,10 +162,11 @@ def _meeting(recipe: Recipe, slurm: SlurmConfig) -> Iterator[str]:
         return
     yield ""
     yield 'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
+    yield "# Jobs that share a node meet at ports of their own."
     if recipe.launch.num_machines > 1:
-        yield "# Jobs that share a node meet at ports of their own."
         yield "port=$((15000 + SLURM_JOB_ID % 15000))"
     if slurm.server_nodes:
+        yield "server_port=$((31000 + SLURM_JOB_ID % 1000))"
         yield 'server_node="${nodes[-1]}"'
 
 
@@ -183,7 +186,10 @@ def _train_command(recipe: Recipe, slurm: SlurmConfig, request: JobRequest) -> I
         yield '  --set "launch.main_process_ip=${nodes[0]}"'
         yield '  --set "launch.main_process_port=$port"'
     if slurm.server_nodes:
-        yield f'  --set "generation.vllm.base_url=http://$server_node:{SERVER_PORT}"'
+        yield '  --set "generation.vllm.base_url=http://$server_node:$server_port"'
+        if "server_timeout" not in recipe.generation.vllm.extras:
+            # Both start together, and a large model takes its time.
+            yield "  --set generation.vllm.server_timeout=3600"
     yield ")"
 
 
@@ -191,18 +197,19 @@ def _grpo() -> str:
     return f"{shlex.quote(sys.executable)} -m grpo_cli"
 
 
-def _server(request: JobRequest) -> Iterator[str]:
+def _server(slurm: SlurmConfig, request: JobRequest) -> Iterator[str]:
     """The vLLM server on the last node; a stop is not for it: the last step still samples."""
     yield ""
     yield "# Slurm asks every step to stop; the training needs the server until its own step is done."
-    yield 'srun --nodes=1 --ntasks=1 --nodelist="$server_node" bash -c \''
+    processors = f"--cpus-per-task={slurm.cpus_per_task} " if slurm.cpus_per_task else ""
+    yield f'srun --nodes=1 --ntasks=1 {processors}--nodelist="$server_node" bash -c \''
     yield "  trap : TERM"
     yield '  "$@" & server=$!'
     yield '  trap "kill $server" USR1'
     yield '  while kill -0 "$server" 2>/dev/null; do wait "$server" || true; done'
     serve = f"{_grpo()} serve {shlex.quote(str(request.recipe))}"
     changes = "".join(f" --set {shlex.quote(text)}" for text in request.overrides)
-    yield f"' bash {serve}{changes} --host 0.0.0.0 --port {SERVER_PORT} &"
+    yield f'\' bash {serve}{changes} --host 0.0.0.0 --port "$server_port" --timeout 3600 &'
     yield "server_step=$!"
     yield "trap 'kill -USR1 \"$server_step\" 2>/dev/null || true' EXIT"
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
 from grpo_cli.errors import RunError
 from grpo_cli.launch.plan import LaunchPlan
@@ -29,6 +29,7 @@ from grpo_cli.units import format_duration
 TICK_S = 0.2
 _STACKS_S = 2.0
 """Seconds that workers get to write down where they stand."""
+_LONGEST_ECHO = 200
 _HANG_UP = re.compile(r"Connection|connection|Read error|gloo|NCCL")
 """What a process says whose peer has died."""
 
@@ -55,10 +56,10 @@ class _Signals:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        previous = {
-            number: signal.signal(number, self.receive)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        # A terminal that is closed asks as well, unless `nohup` has the command ignore that.
+        hears = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+        numbers = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hears else []))
+        previous = {number: signal.signal(number, self.receive) for number in numbers}
         try:
             yield
         finally:
@@ -75,7 +76,7 @@ def supervise(
 ) -> Outcome:
     """Runs a plan to its end.
 
-    The first SIGINT or SIGTERM asks the workers to finish their step, save and stop; the second
+    The first SIGINT, SIGTERM or SIGHUP asks the workers to finish their step, save and stop; the second
     ends them at once.
 
     Args:
@@ -176,18 +177,16 @@ def _end(process: subprocess.Popen[bytes], folder: RunFolder) -> None:
 
 def live_workers(folder: RunFolder) -> list[int]:
     """The processes that work in a run folder at this moment, of those that have written theirs down."""
-    written = [int(path.read_text() or 0) for path in folder.worker_pids().values()]
+    written = [path.read_text(errors="replace") for path in folder.worker_pids().values()]
     # A worker's number may be another program's by now; only ours names the run folder.
-    return [pid for pid in written if str(folder.path) in _command_line(pid)]
+    return [int(pid) for pid in written if pid.isdecimal() and _works_in(folder, pid)]
 
 
-def _command_line(pid: int) -> str:
+def _works_in(folder: RunFolder, pid: str) -> bool:
     try:
-        return (
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        )
+        return str(folder.path).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return ""
+        return False
 
 
 def _settle(
@@ -203,7 +202,8 @@ def _settle(
     file = StatusFile(folder.status)
     status = file.read()
     failure = _first_failure(folder)
-    if failure and status.state != "completed":
+    # One that was asked to stop may leave the others in the middle of a word.
+    if failure and status.state not in ("completed", "stopped"):
         return file.update(state="failed", reason=failure["reason"], traceback=failure["traceback"])
     if status.state in FINAL:
         return status
@@ -218,7 +218,7 @@ def _settle(
     return file.update(state="failed", reason=_explain_exit(returncode), traceback=_tail(folder))
 
 
-def _first_failure(folder: RunFolder) -> dict[str, str] | None:
+def _first_failure(folder: RunFolder) -> dict[str, Any] | None:
     """What the rank that failed first wrote down: the others only see it hang up."""
     written = folder.failures()
     if not written:
@@ -228,10 +228,13 @@ def _first_failure(folder: RunFolder) -> dict[str, str] | None:
     silent = sorted(folder.worker_pids().keys() - written.keys())
     if silent and _HANG_UP.search(first["reason"]):
         who = ", ".join(map(str, silent))
+        said = first["reason"].partition("\n")[0][:_LONGEST_ECHO]
         first["reason"] = (
             f"process {who} ended without a word (killed, or by os._exit); "
-            f"process {first['rank']} then lost the connection: {first['reason']}"
+            f"process {first['rank']} then lost the connection: {said}"
         )
+        # Where the others stood then is not the cause.
+        first["traceback"] = None
     return first
 
 

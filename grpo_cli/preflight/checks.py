@@ -20,6 +20,7 @@ from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import check_data, check_rewards, collect
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
 from grpo_cli.preflight.slurm import check_slurm
+from grpo_cli.preflight.vllm import check_vllm
 from grpo_cli.recipe.launch import SHARED_WEIGHTS, LaunchConfig
 from grpo_cli.recipe.loading import LoadedRecipe, load_tree
 from grpo_cli.recipe.recipe import Recipe
@@ -104,7 +105,7 @@ def check_recipe(
             problems += batch.problems
         problems += [*_check_model(recipe), *_check_launch(recipe, processes)]
         problems += _check_strategy(recipe.launch, cpu=is_on_cpu(recipe.launch, found))
-        problems += [*_check_packages(recipe), *_check_server(recipe, found), *check_slurm(recipe)]
+        problems += [*_check_packages(recipe), *check_vllm(recipe, found), *check_slurm(recipe)]
         problems += _check_evaluation(recipe, seen)
     placed = [loaded.place(problem) for problem in problems]
     return CheckedRecipe(loaded, tuple(sort_problems(placed)), seen, batch, processes)
@@ -180,42 +181,6 @@ def _check_strategy(launch: LaunchConfig, *, cpu: bool) -> Iterator[Problem]:
             "fsdp2 shares a model among GPUs; without one accelerate trains copies of it, in silence",
             "set `strategy: ddp`",
             "launch.strategy",
-        )
-
-
-def _check_server(recipe: Recipe, hardware: Hardware) -> Iterator[Problem]:
-    """A vLLM server: whose it is, and whether there are devices for it and for training."""
-    generation, cpu = recipe.generation, is_on_cpu(recipe.launch, hardware)
-    vllm = generation.vllm
-    if generation.backend != "vllm" or vllm.mode != "server":
-        if vllm.base_url is not None:
-            yield Problem(
-                "is not read: nothing samples from a server",
-                "set `generation.backend: vllm` and `generation.vllm.mode: server`",
-                "generation.vllm.base_url",
-            )
-        return
-    if vllm.managed and vllm.address is not None:
-        yield Problem(
-            f"a managed server is started by `grpo train`, and {vllm.address} runs already",
-            "remove `managed`, or the address",
-            "generation.vllm.managed",
-        )
-    elif vllm.is_managed and recipe.launch.num_machines > 1:
-        yield Problem(
-            "a managed server and the training share one machine, and this recipe has "
-            f"{recipe.launch.num_machines}",
-            "start it with `grpo serve RECIPE --host 0.0.0.0` on a machine of its own, and name it with "
-            "`generation.vllm.base_url`",
-            "launch.num_machines",
-        )
-    elif vllm.is_managed and not cpu and hardware.gpus <= generation.managed_gpus:
-        yield Problem(
-            f"a managed server takes {generation.managed_gpus} of the {hardware.gpus} visible GPUs, which "
-            "leaves none to train on",
-            "set `mode: colocate`, a smaller `tensor_parallel_size`, or name a server elsewhere with "
-            "`base_url`",
-            "generation.vllm.mode",
         )
 
 

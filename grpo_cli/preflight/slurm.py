@@ -45,6 +45,34 @@ def check_slurm(recipe: Recipe) -> Iterator[Problem]:
             "set `generation.backend: vllm` with `generation.vllm.mode: server`, or remove it",
             path="launch.slurm.server_nodes",
         )
+    elif slurm.server_nodes and recipe.launch.use_cpu:
+        yield Problem(
+            "on a CPU weights are handed to the vLLM server in a folder of the same machine",
+            "remove `server_nodes`: `grpo train` then runs the server beside the training",
+            path="launch.slurm.server_nodes",
+        )
+    elif slurm.server_nodes and slurm.gpus is not None:
+        wanted = int(recipe.generation.vllm.extras.get("tensor_parallel_size", 1))
+        if wanted > slurm.gpus:
+            yield Problem(
+                f"is {wanted}, and the node of the server has {slurm.gpus} GPUs (launch.slurm.gpus_per_node)",
+                f"write {slurm.gpus} or less",
+                path="generation.vllm.tensor_parallel_size",
+            )
+    if recipe.launch.use_cpu and slurm.gpus_per_node is not None:
+        yield Problem(
+            "the job asks for GPUs, and `launch.use_cpu` leaves them idle",
+            "remove one of them",
+            path="launch.slurm.gpus_per_node",
+            level="warning",
+        )
+    if slurm.gpus_per_node is not None and slurm.cpus_per_task is None:
+        yield Problem(
+            "many clusters give a job that does not ask one processor a node, which starves the GPUs",
+            "set `launch.slurm.cpus_per_task` (8 or more for each GPU)",
+            path="launch.slurm",
+            level="note",
+        )
     if recipe.training.extras.get("save_on_each_node"):
         yield Problem(
             "the machines of a job write into one folder, and would overwrite each other's files",

@@ -1,13 +1,51 @@
 """The `generation` section: how completions are sampled."""
 
+import re
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Integer, Number, OpenSection
 
 _ADDRESS = ("server_base_url", "server_host", "server_port")
 """TRL's names for where a server is."""
+
+
+_OWN_FLAGS = re.compile(
+    r"(host|port|model|api-key|uds|ssl-.*|config|headless|served-model-name|dtype|revision|seed|max-model-len"
+    r"|gpu-memory-utilization|logprobs-mode|max-logprobs|tensor-parallel-size|data-parallel-.*"
+    r"|weight-transfer-config|model-impl|trust-remote-code|chat-template)"
+)
+"""Flags of the server that training depends on, or that other settings give."""
+_FLAG = re.compile(r"[a-z][a-z0-9-]*")
+
+
+def _check_address(text: str) -> str:
+    """An address that HTTP clients understand; TRL's takes no path."""
+    try:
+        parts = urlsplit(text)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        whole = False
+    if not whole or parts.path.strip("/") or parts.query:
+        raise PydanticCustomError(
+            "grpo_address", "should be an address such as http://10.0.0.2:8000, without a path"
+        )
+    return text.rstrip("/")
+
+
+def _check_flags(flags: dict[str, Any]) -> dict[str, Any]:
+    named = {name.replace("_", "-"): value for name, value in flags.items()}
+    for name in named:
+        if not _FLAG.fullmatch(name):
+            raise PydanticCustomError("grpo_flag", f"names no flag of vllm serve: {name!r}")
+        if _OWN_FLAGS.fullmatch(name):
+            raise PydanticCustomError(
+                "grpo_flag", f"may not hold {name}, which the rest of the recipe decides"
+            )
+    return named
 
 
 class VllmConfig(OpenSection):
@@ -19,11 +57,13 @@ class VllmConfig(OpenSection):
     """In `server` mode: `grpo train` starts the server itself, on GPUs that training then leaves to it,
     watches it, starts it again where it dies, and ends it. `false` uses one that runs already, as does an
     address (`base_url`)."""
-    base_url: Annotated[str, Field(pattern=r"^https?://[^/]+")] | None = None
+    base_url: Annotated[str, AfterValidator(_check_address)] | None = None
     """Where a server runs already, such as `http://10.0.0.2:8000`; `grpo serve RECIPE` starts one."""
     max_restarts: Integer = Field(default=3, ge=0)
     """How often a managed server that died is started again before the run ends as failed."""
-    server_args: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    server_args: Annotated[dict[str, str | int | float | bool], AfterValidator(_check_flags)] = (
+        Field(default_factory=dict)
+    )
     """More flags of `vllm serve` for a server of ours, by their names: `{max-num-seqs: 64}`."""
 
     @property

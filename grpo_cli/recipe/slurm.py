@@ -16,9 +16,21 @@ _ONE_LINE = re.compile(r"[^\x00-\x1f\x7f\x85\u2028\u2029\"\\]+")
 """What sbatch reads back as it was written, between double quotes."""
 
 
+_OPTION = re.compile(r"[a-z][a-z0-9-]+")
+_TIME = re.compile(r"\d+(-\d+(:\d+){0,2}|(:\d+){0,2})|UNLIMITED|INFINITE")
+
+
 def is_directive(text: str) -> bool:
     """Whether a text can stand in a `#SBATCH` line without ending it, or sbatch's quotes."""
     return _ONE_LINE.fullmatch(text) is not None
+
+
+def _check_option(text: str) -> str:
+    if not _OPTION.fullmatch(text):
+        raise PydanticCustomError(
+            "grpo_option", f"names no option of sbatch's: {text!r}; they look like mail-type"
+        )
+    return text
 
 
 def _check_line(text: str) -> str:
@@ -29,9 +41,18 @@ def _check_line(text: str) -> str:
     return text
 
 
+def _check_time(text: str) -> str:
+    if not _TIME.fullmatch(text):
+        raise PydanticCustomError(
+            "grpo_time",
+            "should be a time as sbatch reads it, such as 04:00:00, 2-12:00:00 or 90 (minutes)",
+        )
+    return text
+
+
 Line = Annotated[str, AfterValidator(_check_line)]
 """A value of a `#SBATCH` line."""
-OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]+$")]
+OptionName = Annotated[str, AfterValidator(_check_option)]
 """A long option of sbatch's without its dashes."""
 _TypedGpus = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+:[1-9][0-9]{0,3}$")]
 
@@ -47,7 +68,7 @@ class SlurmConfig(Section):
     """Quality of service."""
     constraint: Line | None = None
     """Features the nodes must have."""
-    time: Integer | Line | None = None
+    time: Integer | Annotated[str, AfterValidator(_check_time)] | None = None
     """Time limit: minutes, or as sbatch reads it, such as `04:00:00` or `2-12:00:00`."""
     mem: Integer | Line | None = None
     """Memory of a node: MiB, or with a unit, such as `64G`; 0 is all of it."""

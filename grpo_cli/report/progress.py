@@ -45,13 +45,20 @@ class ProgressView(Protocol):
 
 
 class _Follower:
-    """Reads what is new in a run folder and keeps what a view needs."""
+    """Reads what is new in a run folder and keeps what a view needs.
 
-    def __init__(self, folder: RunFolder) -> None:
+    Args:
+        folder: The run's.
+        from_now: Whether what is there already is not new: an earlier attempt has shown it.
+    """
+
+    def __init__(self, folder: RunFolder, *, from_now: bool = False) -> None:
         self.folder = folder
         self.steps: deque[StepRecord] = deque(maxlen=_HISTORY)
         self.status = Status()
         self._tail = RecordTail(folder.metrics)
+        if from_now:
+            self.read()
 
     def read(self) -> list[dict[str, Any]]:
         """New records; the status and the steps are kept."""
@@ -89,8 +96,8 @@ class SilentView:
 class PlainView:
     """One line for each phase and each logged step; for pipes, files and CI."""
 
-    def __init__(self, folder: RunFolder, console: Console) -> None:
-        self._follower = _Follower(folder)
+    def __init__(self, folder: RunFolder, console: Console, *, from_now: bool = False) -> None:
+        self._follower = _Follower(folder, from_now=from_now)
         self._console = console
         self._phase = ""
 
@@ -125,8 +132,8 @@ class PlainView:
 class LiveView:
     """A panel that redraws itself in a terminal."""
 
-    def __init__(self, folder: RunFolder, console: Console) -> None:
-        self._follower = _Follower(folder)
+    def __init__(self, folder: RunFolder, console: Console, *, from_now: bool = False) -> None:
+        self._follower = _Follower(folder, from_now=from_now)
         self._sample: dict[str, Any] | None = None
         self._samples = RecordTail(folder.completions / "rank_0.jsonl")
         self._notice = ""

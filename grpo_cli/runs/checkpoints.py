@@ -3,7 +3,10 @@
 Owns the names inside a checkpoint, which are transformers' (5.17). Loads nothing.
 """
 
+import json
 import shutil
+import struct
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +16,8 @@ from grpo_cli.runs.folder import RunFolder
 STAGING = ".saving"
 """Where a checkpoint is written before it gets its name."""
 STATE = "trainer_state.json"
+_LONGEST_HEADER = 100_000_000
+"""Bytes; safetensors' own limit."""
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin", "optimizer_0", "latest")
 """Of one process, of FSDP whole and in shards, of DeepSpeed."""
 
@@ -21,14 +26,35 @@ def whole_checkpoints(run: RunFolder) -> dict[int, Path]:
     """The checkpoints that were written to their end, by step, the oldest first.
 
     They get their name when they are whole. Those of a plain trainer are known by `trainer_state.json`,
-    which it writes last.
+    which it writes last. What was damaged afterwards (cut off, say) is left out.
     """
     found = {
         int(path.name.rpartition("-")[2]): path
         for path in run.checkpoints.glob("checkpoint-*")
-        if path.name.rpartition("-")[2].isdecimal() and (path / STATE).is_file()
+        if path.name.rpartition("-")[2].isdecimal() and _is_whole(path)
     }
     return dict(sorted(found.items()))
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether no file of it was cut off, as far as a look at its ends tells."""
+    try:
+        json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+        saved = [file for file in checkpoint.iterdir() if file.suffix in (".pt", ".pth")]
+        # torch's files are zip archives, whose directory stands at the end.
+        archives = all(zipfile.is_zipfile(file) for file in saved)
+        return archives and all(map(_is_complete, checkpoint.glob("*.safetensors")))
+    except (OSError, ValueError):
+        return False
+
+
+def _is_complete(weights: Path) -> bool:
+    """Whether a safetensors file is as long as its header says."""
+    with weights.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
+        header = json.loads(file.read(min(length, _LONGEST_HEADER)))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return weights.stat().st_size == 8 + length + max(ends, default=0)
 
 
 def check_resumable(checkpoint: Path, ranks: Sequence[int] | None) -> None:

@@ -211,7 +211,8 @@ class RunFolder:
 
 
 def _by_number(paths: Iterable[Path]) -> dict[int, Path]:
-    return {int(path.stem.rpartition("_")[2]): path for path in paths}
+    numbered = [(path.stem.rpartition("_")[2], path) for path in paths]
+    return {int(number): path for number, path in numbered if number.isdecimal()}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

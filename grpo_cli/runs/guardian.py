@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from grpo_cli.runs.processes import stop_with_parent
+
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 20.0
 _LOOK_S = 0.1
@@ -69,7 +71,9 @@ def main(argv: list[str]) -> int:
         signal.signal(number, asked.receive)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=stop_with_parent
+    )
     deadline = None
     while process.poll() is None:
         if deadline is None and (asked.count or _has_ended(sys.stdin.fileno())):

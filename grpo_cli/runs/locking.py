@@ -19,6 +19,7 @@ def held(folder: Path, work: str) -> Iterator[None]:
     Raises:
         UsageError: Another command does it already.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

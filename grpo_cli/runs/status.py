@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
+from grpo_cli.errors import UsageError
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 
 State = Literal["pending", "running", "completed", "stopped", "failed"]
@@ -43,13 +46,20 @@ class StatusFile:
         self.path = path
 
     def read(self) -> Status:
-        """The status; a fresh one where the file is not there yet."""
+        """The status; a fresh one where the file is not there yet.
+
+        Raises:
+            UsageError: The file is damaged.
+        """
         try:
             values = json.loads(self.path.read_text(encoding="utf-8"))
+            return TypeAdapter(Status).validate_python(values)
         except FileNotFoundError:
             return Status()
-        known = {key: value for key, value in values.items() if key in Status.__dataclass_fields__}
-        return Status(**known)
+        except ValueError:
+            raise UsageError(
+                f"{self.path} is damaged. Fix: delete it; the run's steps are in metrics.jsonl"
+            ) from None
 
     def update(self, **changes: Any) -> Status:
         """Changes some fields and writes the file; a new phase starts without a detail."""

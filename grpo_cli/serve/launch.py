@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from grpo_cli.errors import SetupError
 from grpo_cli.models.source import model_folder_or_id
@@ -12,13 +13,16 @@ from grpo_cli.serve.plan import Served, ServePlan, find_served, plan_server
 from grpo_cli.servers.plan import ServerPlan, plan_training_server
 from grpo_cli.servers.process import find_vllm
 
+_PORT = 8000
+
 
 @dataclass(frozen=True)
 class Listening:
     """Where a server listens, and how much it may take."""
 
     host: str
-    port: int
+    port: int | None
+    """None is the recipe's, and 8000 where there is none."""
     max_model_len: int | None
     """Longest prompt and answer, in tokens; None leaves it to the model."""
     gpu_memory_utilization: float | None
@@ -40,7 +44,7 @@ def prepare(
         _materialized(served) if needs_vllm else served,
         command,
         host=listening.host,
-        port=listening.port,
+        port=listening.port or _PORT,
         max_model_len=listening.max_model_len,
         gpu_memory_utilization=listening.gpu_memory_utilization,
     )
@@ -63,10 +67,16 @@ def prepare_for_training(
         command,
         model_folder_or_id(loaded.model) if needs_vllm else loaded.model.path,
         host=listening.host,
-        port=listening.port,
+        port=listening.port or _port_of(loaded),
         device="cpu" if cpu else "cuda",
         visible_devices="" if loaded.launch.use_cpu else None,
     )
+
+
+def _port_of(recipe: Recipe) -> int:
+    """Where the training will look for the server."""
+    address = recipe.generation.vllm.address
+    return (urlsplit(address).port if address else None) or _PORT
 
 
 def _with_limits(recipe: Recipe, listening: Listening) -> Recipe:

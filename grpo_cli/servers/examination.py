@@ -13,6 +13,7 @@ from urllib.parse import urlparse
 
 from grpo_cli.errors import SetupError
 from grpo_cli.servers.process import answers
+from grpo_cli.units import format_duration
 
 HERE = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
 """Names of this machine for itself."""
@@ -51,8 +52,12 @@ def examine(
             "Fix: run the server on this machine"
         )
     _wait(address, command, wait_s, tell)
-    info = _read(f"{address}/server_info?config_format=json")
-    config = (info or {}).get("vllm_config")
+    config = _read(f"{address}/server_info?config_format=json").get("vllm_config")
+    served = _read(f"{address}/v1/models").get("data")
+    if not isinstance(served, list) or not served:
+        raise SetupError(
+            f"{address} does not answer as vLLM's server does. Fix: start one with\n  {command}"
+        )
     if not isinstance(config, dict):
         raise SetupError(
             f"the server at {address} has no development endpoints, which weights are handed over by. "
@@ -66,7 +71,8 @@ def examine(
 
 
 def _find_doubts(address: str, config: dict[str, Any], model: str, command: str) -> Iterator[str]:
-    settings = config.get("model_config") or {}
+    told = config.get("model_config")
+    settings = told if isinstance(told, dict) else {}
     mode = settings.get("logprobs_mode")
     if mode not in (None, "processed_logprobs"):
         yield (
@@ -83,6 +89,10 @@ def _find_doubts(address: str, config: dict[str, Any], model: str, command: str)
 
 def _wait(address: str, command: str, wait_s: float, tell: Callable[[str], None]) -> None:
     deadline = time.monotonic() + wait_s
+    tell(
+        f"waiting for the vLLM server at {address}, for {format_duration(wait_s)} at most "
+        "(generation.vllm.server_timeout)"
+    )
     while not answers(f"{address}/health"):
         left = deadline - time.monotonic()
         if left <= 0:
@@ -90,16 +100,15 @@ def _wait(address: str, command: str, wait_s: float, tell: Callable[[str], None]
                 f"no vLLM server answers at {address} (waited {wait_s:.0f} s). Fix: start one with\n"
                 f"  {command}\nor leave `base_url` out, and `grpo train` runs one itself"
             )
-        tell(f"waiting for the vLLM server at {address}, at most {left:.0f} s more")
         time.sleep(min(_LOOK_S, left))
 
 
-def _read(url: str) -> dict[str, Any] | None:
-    """An answer in JSON; None where there is none."""
+def _read(url: str) -> dict[str, Any]:
+    """An answer in JSON; nothing where there is none."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(url, timeout=_TIMEOUT_S) as answer:
             read = json.load(answer)
-    except (OSError, HTTPException, ValueError):
-        return None
-    return read if isinstance(read, dict) else None
+    except (OSError, HTTPException, ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, dict) else {}

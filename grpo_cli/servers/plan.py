@@ -87,9 +87,9 @@ def plan_training_server(
         flags["--model-impl"] = vllm["model_impl"]
     switches = ["--trust-remote-code"] if recipe.model.trust_remote_code else []
     for name, value in recipe.generation.vllm.server_args.items():
-        flag = f"--{name.replace('_', '-')}"
+        flag = f"--{name}"
         if isinstance(value, bool):
-            switches.append(flag if value else f"--no-{flag[2:]}")
+            switches.append(flag if value else f"--no-{name}")
         else:
             flags[flag] = value
     named = [str(part) for each in flags.items() if each[1] is not None for part in each]

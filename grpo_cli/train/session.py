@@ -1,6 +1,5 @@
 """What every part of a training shares: the run, the recipe, who we are, and how to be heard."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +46,4 @@ class Session:
         """Adds what only the worker sees to `manifest.json` (main process)."""
         if not self.processes.is_main_process:
             return
-        path = self.folder.manifest
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        write_json(path, {**known, **entries})
+        write_json(self.folder.manifest, {**self.folder.read_manifest(), **entries})

@@ -149,7 +149,7 @@ def _build_trainer(
     if recipe.generation.backend == "vllm":
         place = recipe.generation.vllm.mode
         session.report(f"loading vLLM ({place})" if place == "colocate" else "waiting for vLLM")
-    with mended(session.folder.launch / "weights"):
+    with mended(session.folder.launch / "weights", lambda: _wait_for_server(session)):
         trainer = RunTrainer(
             model=model,
             reward_funcs=build_reward_functions(rewards, log),
@@ -168,13 +168,24 @@ def _build_trainer(
     return trainer, rewards, callback
 
 
+def _wait_for_server(session: Session) -> None:
+    """Says what is being waited for; nothing else would heed a request to stop then."""
+    if session.stop.seen_here():
+        raise Stopped("stopped while waiting for vLLM; steps since the last checkpoint are lost")
+    session.report("waiting for vLLM")
+
+
 def _note_returns(session: Session, trainer: RunTrainer) -> None:
     """Writes down in which step a vLLM server came back and was given the weights again."""
+
+    def note() -> None:
+        session.report("training")
+        record = {"event": "server", "step": trainer.state.global_step}
+        append_record(session.folder.metrics, record)
+
     generation = getattr(trainer, "vllm_generation", None)
     if isinstance(generation, RunGeneration):
-        generation.on_return = lambda: append_record(
-            session.folder.metrics, {"event": "server", "step": trainer.state.global_step}
-        )
+        generation.on_return = note
 
 
 def _open_completion_log(

@@ -10,6 +10,7 @@ attributes `grpo_trainer.VLLMGeneration` and `vllm_generation.VLLMClient`, and
 """
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -28,17 +29,19 @@ from trl.trainer import grpo_trainer
 from grpo_cli.errors import SetupError
 from grpo_cli.servers.examination import HERE
 from grpo_cli.servers.ports import pick_free_port
+from grpo_cli.servers.process import answers
 
 _STARTED = "process_start_time_seconds"
 """What Prometheus' client tells of the process it runs in."""
 
 
 @contextmanager
-def mended(folder: Path) -> Iterator[None]:
+def mended(folder: Path, while_waiting: Callable[[], None]) -> Iterator[None]:
     """Has `GRPOTrainer`, built inside, sample with the classes of this file.
 
     Args:
         folder: Where weights are handed to a server on a CPU.
+        while_waiting: Called again and again while there is no server; ends the wait by raising.
     """
     with ExitStack() as replaced:
         for module, name, ours in (
@@ -48,7 +51,7 @@ def mended(folder: Path) -> Iterator[None]:
             if hasattr(module, name):
                 replaced.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, ours)
-        RunClient.folder = folder
+        RunClient.folder, RunClient.while_waiting = folder, staticmethod(while_waiting)
         yield
 
 
@@ -57,10 +60,24 @@ class RunClient(VLLMClient):
 
     folder: Path
     """Where weights are handed over, on a CPU."""
+    while_waiting: Callable[[], None]
+    """Called again and again while there is no server."""
     lost = False
     """Whether the server has gone, or is another one than knew the weights."""
     _by_folder = False
     _started: str | None = None
+
+    def check_server(self, total_timeout: float = 0.0, retry_interval: float = 1.0) -> None:
+        """Waits for a server that is well; unlike TRL's, in a way that can be ended.
+
+        Raises:
+            ConnectionError: There was none in time.
+        """
+        deadline = time.monotonic() + total_timeout
+        while not answers(f"{self.base_url}/health") and time.monotonic() < deadline:
+            self.while_waiting()
+            time.sleep(retry_interval)
+        super().check_server()
 
     def init_communicator(self, device: Any = 0) -> None:
         """Prepares the handing over of weights: by NCCL, or on a CPU in a folder.

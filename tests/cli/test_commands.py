@@ -200,6 +200,10 @@ def test_a_run_gets_the_name_it_is_given_once(tmp_path):
     assert grpo("train", path, *flags, cwd=tmp_path).returncode == 0
     folder = tmp_path / "runs" / "good" / "mine"
     assert json.loads((folder / "status.json").read_text())["state"] == "pending"
+    # What a dry run left was never started, and may be taken.
+    assert grpo("train", path, *flags, cwd=tmp_path).returncode == 0
+    status = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({**status, "state": "stopped"}))
     done = grpo("train", path, *flags, cwd=tmp_path)
     assert done.returncode == 2
     assert "is there already. Fix: go on with it with --resume" in done.stderr

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from grpo_cli.runs.checkpoints import whole_checkpoints
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.trained import find_trained
 from tests.integration.conftest import RECIPE, Workshop
@@ -199,6 +200,38 @@ def test_what_cannot_go_on_is_said(copied, tmp_path):
     for wrong in (tmp_path, copied.run / "checkpoints" / "checkpoint-9"):
         done = train(copied, *flags, "--resume-from", wrong, steps=3, code=2)
         assert "neither a run folder nor a whole checkpoint" in done.stderr
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "optimizer.pt", "model.safetensors"])
+def test_a_checkpoint_that_was_cut_off_is_passed_over(copied, name):
+    cut(copied.run / "checkpoints" / "checkpoint-2" / name)
+    assert list(whole_checkpoints(RunFolder(copied.run))) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("status.json", '{"state": ', "status.json is damaged. Fix: delete it"),
+        ("status.json", "[1]", "status.json is damaged. Fix: delete it"),
+        ("status.json", '{"step": "x"}', "status.json is damaged. Fix: delete it"),
+        ("launch/rank_0.pid", "garbage", None),
+        ("logs/attempt_x/worker.log", "", None),
+        ("manifest.json", "[]", None),
+    ],
+)
+def test_a_damaged_folder_goes_on_or_says_what_is_damaged(copied, name, text, said):
+    (copied.run / name).parent.mkdir(exist_ok=True)
+    (copied.run / name).write_text(text)
+    flags = [*sets(save_steps=1), "--resume"]
+    # Each of these goes as far as the folder is read.
+    steps = 2 if said is None else 3
+    done = train(copied, *flags, steps=steps, code=0 if said is None else 2)
+    assert "Traceback" not in done.stderr
+    assert said is None or said in done.stderr
 
 
 def test_the_best_model_by_evaluation_is_kept(workshop):

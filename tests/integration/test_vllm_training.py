@@ -141,6 +141,70 @@ def test_a_managed_server_that_dies_is_started_again_with_the_weights(tmp_path, 
     assert not (workshop.run / "launch" / "weights").exists()
 
 
+# The engine stands still when it is asked for weights, and is killed with the request in its hands.
+DEADLY = """
+import os, signal, threading
+import psutil
+from grpo_cli.train.vllm_generation import RunClient
+
+plain, asked = RunClient._post, []
+
+def post(self, url, **kwargs):
+    if url.endswith("/collective_rpc"):
+        asked.append(url)
+        if len(asked) == 4:
+            family = psutil.Process(os.getppid()).children(recursive=True)
+            (engine,) = [each for each in family if "EngineCore" in " ".join(each.cmdline())]
+            engine.suspend()
+            threading.Timer(1.0, engine.kill).start()
+    return plain(self, url, **kwargs)
+
+RunClient._post = post
+"""
+
+
+def test_an_engine_that_dies_while_it_takes_weights_is_replaced(tmp_path, model):
+    workshop = workshop_of(tmp_path, model, "mode: server")
+    (tmp_path / "spread.py").write_text(DEADLY + SPREAD)
+    done = train(workshop, *sets(8))
+    assert "starting it again (1 of 3 times)" in done.stderr
+    assert len(workshop.records("server")) == 1
+    assert max(differences(workshop)) < AGREEMENT
+    assert family() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_wait_for_the_server_is_ended_at_once(tmp_path, model, number):
+    workshop = workshop_of(tmp_path, model, "mode: server")
+    command = workshop.command("train", workshop.folder / "recipe.yaml", *sets(4))
+    process = subprocess.Popen(**command, stderr=subprocess.PIPE)
+    for line in process.stderr:
+        if "waiting for vLLM" in line:
+            break
+    began = time.monotonic()
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert time.monotonic() - began < 30
+    assert workshop.status()["state"] == "stopped"
+    assert family() == []
+
+
+def test_a_killed_guardian_leaves_no_server_behind(tmp_path, model):
+    workshop = workshop_of(tmp_path, model, "mode: server")
+    process, reach = start(workshop, *sets(16))
+    reach(2)
+    before = servers()
+    (guardian,) = [each for each in family() if "grpo_cli.runs.guardian" in each.cmdline()]
+    guardian.kill()
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said[-3000:]
+    assert "starting it again (1 of 3 times)" in said
+    assert max(differences(workshop)) < AGREEMENT
+    assert [each for each in before if is_alive(each)] == []
+    assert family() == []
+
+
 def test_a_managed_server_that_cannot_start_ends_the_run_with_its_words(tmp_path, model):
     workshop = workshop_of(tmp_path, model, "mode: server, server_args: {{block-size: nonsense}}")
     done = workshop.grpo("train", tmp_path / "recipe.yaml", *sets(2))

@@ -160,9 +160,9 @@ def test_a_server_takes_the_last_node(tmp_path):
     script = plan(tmp_path, "{num_machines: 2, slurm: {server_nodes: 1}}", text).script
     assert "#SBATCH --nodes=3" in script
     assert 'srun --nodes=1 --ntasks=1 --nodelist="$server_node" bash -c' in script
-    assert "my recipe.yaml' --host 0.0.0.0 --port 8000 &" in script
+    assert 'my recipe.yaml\' --host 0.0.0.0 --port "$server_port" --timeout 3600 &' in script
     assert '--nodelist="$(IFS=,; echo "${nodes[*]:0:2}")"' in script
-    assert '--set "generation.vllm.base_url=http://$server_node:8000"' in script
+    assert '--set "generation.vllm.base_url=http://$server_node:$server_port"' in script
 
 
 def problems(tmp_path, slurm, text=GOOD):
