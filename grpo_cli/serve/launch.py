@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from grpo_cli.errors import SetupError
+from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.preflight.hardware import is_on_cpu, read_hardware
 from grpo_cli.recipe.loading import load_recipe
@@ -57,9 +57,15 @@ def prepare_for_training(
 
     Raises:
         RecipeError: The recipe cannot be read.
+        UsageError: Its training samples in another way.
         SetupError: vLLM is not installed, and it is needed.
     """
     loaded = _with_limits(load_recipe(recipe, overrides), listening)
+    if loaded.generation.backend != "vllm" or loaded.generation.vllm.mode != "server":
+        raise UsageError(
+            f"the training of {recipe} asks no server. Fix: give both commands --set generation.backend=vllm "
+            "--set generation.vllm.mode=server"
+        )
     command = _find_command(needed=needs_vllm)
     cpu = is_on_cpu(loaded.launch, read_hardware())
     return plan_training_server(

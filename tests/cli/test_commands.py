@@ -279,3 +279,18 @@ def test_rewards_are_listed_and_shown(tmp_path):
     wrong = grpo("rewards", "show", "lenght", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "grpo rewards show length" in wrong.stderr
+
+
+def test_the_server_of_a_training_is_printed(tmp_path):
+    vllm = (
+        "generation:\n  backend: vllm\n  vllm: {mode: server, base_url: 'http://127.0.0.1:8123'}\n"
+    )
+    path = write_recipe(tmp_path, GOOD.replace("generation:\n", vllm))
+    done = grpo("serve", path, "--dry-run", "--set", "seed=7", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("VLLM_SERVER_DEV_MODE=1 ")
+    assert "--port 8123 " in done.stdout
+    assert "--logprobs-mode processed_logprobs --max-logprobs -1 --seed 7" in done.stdout
+    done = grpo("serve", write_recipe(tmp_path), "--dry-run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "asks no server. Fix: give both commands --set generation.backend=vllm" in done.stderr
