@@ -16,10 +16,6 @@ from grpo_cli.servers.ports import is_free
 SERVER_PORT = 8000
 """Where TRL looks for a vLLM server (`vllm_server_port`)."""
 _TIMEOUT_S = 2.0
-_SERVE = (
-    'VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config \'{"backend": "nccl"}\' '
-    "--logprobs-mode processed_logprobs --max-logprobs -1"
-)
 
 
 def check_ports(server: int = SERVER_PORT, group: int = GROUP_PORT) -> Iterator[Finding]:
@@ -55,7 +51,7 @@ def _explain_server(port: int) -> Finding:
         subject,
         "warning",
         f"a server answers on {port}, without the development endpoints that TRL hands weights over by",
-        f"start it again as {_SERVE}",
+        "start it with `grpo serve RECIPE`, which gives it the flags that training needs",
     )
 
 

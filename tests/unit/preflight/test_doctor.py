@@ -666,7 +666,7 @@ def test_who_answers_on_the_servers_port(serve, paths, level, words):
     found = only(network.check_ports(serve(*paths), free_port()), "port vLLM server")
     assert found.level == level
     assert words in found.seen
-    assert ("VLLM_SERVER_DEV_MODE=1" in found.fix) == (paths == ["/health"])
+    assert ("grpo serve RECIPE" in found.fix) == (paths == ["/health"])
 
 
 def hub(**changes):
