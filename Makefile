@@ -42,7 +42,7 @@ quickstart: setup
 	$(BIN)/grpo train recipes/quickstart.yaml
 
 test: setup
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --durations 15 -m "not slow and not gpu"
 
 test-all: setup
 	$(BIN)/python -m pytest -m "slow and not gpu"

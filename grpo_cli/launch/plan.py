@@ -13,7 +13,7 @@ from grpo_cli.preflight.hardware import Hardware, is_on_cpu, resolve_num_process
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.servers.plan import ServerPlan, plan_training_server
+from grpo_cli.servers.plan import UNBOUND, ServerPlan, plan_training_server
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 WORKER = "grpo_cli.train.worker"
@@ -182,6 +182,8 @@ def _environment(
         environment[_DEVICES] = ",".join(_split_devices(recipe, hardware)[0])
     if not cpu:
         return environment
+    if recipe.generation.backend == "vllm":
+        environment |= UNBOUND
     local = max(processes // recipe.launch.num_machines, 1)
     environment["OMP_NUM_THREADS"] = str(max(hardware.cpus // local, 1))
     if hardware.linux:

@@ -13,6 +13,9 @@ from grpo_cli.recipe.recipe import Recipe
 GROUP_PORT = 51216
 """Where TRL's trainer and server meet to hand over weights, unless told otherwise (`vllm_group_port`)."""
 _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""On a CPU training and sampling take turns, and each may use every core while it has the turn; vLLM would
+bind the process, and the training in it, to some: a step of SmolLM2-135M on 2 cores took three times as long."""
 _CPU_MEMORY = 0.2
 """Share of the machine's memory for keys and values; vLLM itself would take nearly all."""
 
@@ -93,10 +96,10 @@ def plan_training_server(
         else:
             flags[flag] = value
     named = [str(part) for each in flags.items() if each[1] is not None for part in each]
-    visible = {} if visible_devices is None else {"CUDA_VISIBLE_DEVICES": visible_devices}
-    return ServerPlan(
-        (command, "serve", model, *named, *switches), host, port, {**_ENVIRONMENT, **visible}
-    )
+    environment = {**_ENVIRONMENT, **(UNBOUND if device == "cpu" else {})}
+    if visible_devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible_devices
+    return ServerPlan((command, "serve", model, *named, *switches), host, port, environment)
 
 
 def pick_dtype(recipe: Recipe, device: Literal["cpu", "cuda"]) -> str | None:

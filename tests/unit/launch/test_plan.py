@@ -172,6 +172,14 @@ def test_on_a_cpu_a_managed_server_takes_weights_from_a_folder(tmp_path):
     assert "--weight-transfer-config" not in line
     assert "--tensor-parallel-size" not in line
     assert "--gpu-memory-utilization 0.2" in line
+    assert "VLLM_CPU_OMP_THREADS_BIND=nobind" in line
+
+
+def test_on_a_cpu_vllm_does_not_bind_the_training_to_some_cores(tmp_path):
+    recipe = recipe_of(tmp_path, "", "  backend: vllm\n")
+    assert plan_launch(recipe, RUN, CPU).environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in plan_launch(recipe, RUN, FOUR_GPUS).environment
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in plan(tmp_path).environment
 
 
 def test_a_server_that_runs_already_is_not_started(tmp_path):
