@@ -42,7 +42,7 @@ quickstart: setup
 	$(BIN)/grpo train recipes/quickstart.yaml
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --durations 15 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 15 -m "not slow and not gpu"
 
 test-all: setup
 	$(BIN)/python -m pytest -m "slow and not gpu"
@@ -59,7 +59,7 @@ $(VENV)/vllm/.ready: pyproject.toml constraints.txt
 	touch $@
 
 test-vllm: $(VENV)/vllm/.ready
-	$(VENV)/vllm/bin/python -m pytest -m "vllm and not gpu"
+	$(VENV)/vllm/bin/python -m pytest -m "vllm and not gpu" tests/integration
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
