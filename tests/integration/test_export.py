@@ -165,6 +165,7 @@ def test_an_interrupted_export_leaves_nothing(adapted):
     assert [path.name for path in adapted.folder.iterdir() if "broken" in path.name] == []
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_exported(adapted, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(adapted.run, run)

@@ -266,6 +266,7 @@ def test_a_tokenizer_and_a_model_that_stop_elsewhere_are_found(probe, tmp_path):
     assert ("stop token: tokenizer and model", "warning") in seen(probe(recipe, quick=True))
 
 
+@pytest.mark.slow
 def test_a_machine_with_too_little_memory_is_found(probe, monkeypatch):
     monkeypatch.setattr(device_module, "read_available_memory", lambda: (2**29, True))
     found = probe(changed())

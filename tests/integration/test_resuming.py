@@ -98,7 +98,12 @@ def assert_same(broken, unbroken):
         # Eight prompts, two a step: the checkpoint of step 5 lies in the second epoch.
         pytest.param({"save_steps": 5}, 1, id="second epoch"),
         # One generation feeds four steps, or two: step 3 learns from what step 1 or 2 sampled.
-        pytest.param({"save_steps": 3, "steps_per_generation": 4}, 1, id="steps per generation"),
+        pytest.param(
+            {"save_steps": 3, "steps_per_generation": 4},
+            1,
+            id="steps per generation",
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"save_steps": 3, "num_iterations": 2}, 1, id="iterations"),
         pytest.param(
             {"save_steps": 3, "num_iterations": 2, "per_device_train_batch_size": 2},

@@ -130,6 +130,7 @@ def test_a_named_run_is_started_and_goes_on(workshop):
     assert "mine is there already. Fix: go on with it with --resume" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_named_run_that_saved_nothing_starts_over_in_its_folder(workshop):
     recipe = workshop.write()
     flags = ["--run-id", "mine", "--resume", *sets(save_strategy="no")]
