@@ -16,18 +16,13 @@ from grpo_cli.cli.output import progress, stderr
 from grpo_cli.cli.preparing import PreparedRun
 from grpo_cli.cli.probe_view import print_findings
 from grpo_cli.errors import ExitCode
-from grpo_cli.launch.resumption import (
-    begin_anew,
-    begin_attempt,
-)
+from grpo_cli.launch.resumption import begin_anew, begin_attempt
 from grpo_cli.launch.supervisor import Outcome, supervise
 from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.report.progress import LiveView, PlainView, ProgressView, SilentView
 from grpo_cli.report.summary import RunSummary, read_summary
-from grpo_cli.runs.folder import (
-    check_writable,
-)
+from grpo_cli.runs.folder import check_writable
 from grpo_cli.runs.processes import stop_with_parent
 from grpo_cli.units import format_duration
 

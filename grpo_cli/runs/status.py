@@ -39,6 +39,9 @@ class Status:
     schema_version: int = SCHEMA_VERSION
 
 
+_STATUS = TypeAdapter(Status)
+
+
 class StatusFile:
     """Reads and replaces `status.json`."""
 
@@ -53,7 +56,7 @@ class StatusFile:
         """
         try:
             values = json.loads(self.path.read_text(encoding="utf-8"))
-            return TypeAdapter(Status).validate_python(values)
+            return _STATUS.validate_python(values)
         except FileNotFoundError:
             return Status()
         except ValueError:
