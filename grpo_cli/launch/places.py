@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.servers.plan import GROUP_PORT
+from grpo_cli.servers.plan import GROUP_PORT, VLLM_SERVE
 from grpo_cli.servers.ports import pick_free_port
 from grpo_cli.servers.process import find_vllm
 
@@ -13,8 +13,8 @@ from grpo_cli.servers.process import find_vllm
 class Places:
     """Where things are on this machine."""
 
-    vllm: str = "vllm"
-    """vLLM's command."""
+    vllm: tuple[str, ...] = VLLM_SERVE
+    """What starts a server of vLLM's, up to its model."""
     model: str | None = None
     """What vLLM reads in the place of `model.path`."""
     server_port: int = 8000
@@ -30,7 +30,7 @@ def find_places(recipe: Recipe) -> Places:
     if not recipe.generation.has_managed_server:
         return Places()
     return Places(
-        find_vllm() or "vllm",
+        find_vllm() or VLLM_SERVE,
         model_folder_or_id(recipe.model),
         pick_free_port(),
         pick_free_port(),

@@ -10,7 +10,7 @@ from grpo_cli.preflight.hardware import is_on_cpu, read_hardware
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.serve.plan import Served, ServePlan, find_served, plan_server
-from grpo_cli.servers.plan import ServerPlan, plan_training_server
+from grpo_cli.servers.plan import VLLM_SERVE, ServerPlan, plan_training_server
 from grpo_cli.servers.process import find_vllm
 
 _PORT = 8000
@@ -98,11 +98,11 @@ def _with_limits(recipe: Recipe, listening: Listening) -> Recipe:
     )
 
 
-def _find_command(*, needed: bool) -> str:
+def _find_command(*, needed: bool) -> tuple[str, ...]:
     command = find_vllm()
     if command is None and needed:
         raise SetupError('vllm is not installed. Fix: pip install "grpo-cli[vllm]"')
-    return command or "vllm"
+    return command or VLLM_SERVE
 
 
 def _materialized(served: Served) -> Served:

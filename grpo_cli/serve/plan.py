@@ -156,7 +156,7 @@ class ServePlan(ServerPlan):
 
 def plan_server(
     served: Served,
-    command: str,
+    command: tuple[str, ...],
     *,
     host: str,
     port: int,
@@ -167,7 +167,7 @@ def plan_server(
 
     Args:
         served: What is served.
-        command: vLLM's.
+        command: What starts a server of vLLM's, up to its model.
         host: Where it listens.
         port: On which port.
         max_model_len: Longest prompt and answer, in tokens; None leaves it to the model.
@@ -197,5 +197,5 @@ def plan_server(
         *([] if served.adapter is None else ["--enable-lora"]),
         *(["--trust-remote-code"] if served.settings.trust_remote_code else []),
     ]
-    argv = (command, "serve", served.model, *named, *switches)
+    argv = (*command, served.model, *named, *switches)
     return ServePlan(argv, host, port, name=served.name, system=served.system)

@@ -12,6 +12,8 @@ from grpo_cli.recipe.recipe import Recipe
 
 GROUP_PORT = 51216
 """Where TRL's trainer and server meet to hand over weights, unless told otherwise (`vllm_group_port`)."""
+VLLM_SERVE = ("vllm", "serve")
+"""What starts a server, up to its model, where nobody looked what does so here."""
 _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
 UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """On a CPU training and sampling take turns, and each may use every core while it has the turn; vLLM would
@@ -51,7 +53,7 @@ class ServerPlan:
 
 def plan_training_server(
     recipe: Recipe,
-    command: str,
+    command: tuple[str, ...],
     model: str,
     *,
     host: str,
@@ -63,7 +65,7 @@ def plan_training_server(
 
     Args:
         recipe: Of the training.
-        command: vLLM's.
+        command: What starts a server of vLLM's, up to its model.
         model: A folder or hub id, which the first weights are read from.
         host: Where it listens.
         port: On which port.
@@ -100,7 +102,7 @@ def plan_training_server(
     environment = {**_ENVIRONMENT, **(UNBOUND if device == "cpu" else {})}
     if visible_devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible_devices
-    return ServerPlan((command, "serve", model, *named, *switches), host, port, environment)
+    return ServerPlan((*command, model, *named, *switches), host, port, environment)
 
 
 def pick_dtype(recipe: Recipe, device: Literal["cpu", "cuda"]) -> str | None:

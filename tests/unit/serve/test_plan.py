@@ -9,6 +9,7 @@ import pytest
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.serve.plan import find_served, plan_server
+from grpo_cli.servers.plan import VLLM_SERVE
 
 RECIPE = """\
 name: sums
@@ -48,7 +49,7 @@ def test_an_export_is_asked_as_it_was_trained_and_nothing_else_is_taken(export, 
 def flags_of(source):
     plan = plan_server(
         find_served(source, None),
-        "vllm",
+        VLLM_SERVE,
         host="127.0.0.1",
         port=8000,
         max_model_len=None,
