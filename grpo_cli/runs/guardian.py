@@ -3,7 +3,8 @@
 Runs as a process of its own between the two: `python -m grpo_cli.runs.guardian COMMAND…`. It reads its
 stdin, which ends when the asker does, however that happens; then, or at a SIGTERM, the command gets a
 SIGTERM, some seconds, and the whole family a SIGKILL. A second SIGTERM ends it at once. Linux alone can
-adopt grandchildren; elsewhere the command's own group is ended.
+adopt grandchildren; elsewhere the command's own group is ended. A guardian that is killed itself leaves the
+last step to the asker, whom it has told the command's process group.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ _LOOK_S = 0.1
 
 @contextlib.contextmanager
 def guarded(argv: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[Any]"]:
-    """Starts a command under guard; on the way out it and its family are ended.
+    """Starts a command under guard; on the way out it and its family are ended, the guardian alive or not.
 
     Args:
         argv: The command.
@@ -36,21 +37,27 @@ def guarded(argv: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[A
         The guardian, whose exit code is the command's.
     """
     theirs, ours = os.pipe()
+    group, told = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "grpo_cli.runs.guardian", *argv],
+            [sys.executable, "-m", "grpo_cli.runs.guardian", str(told), *argv],
             stdin=theirs,
+            pass_fds=(told,),
             # Ctrl-C reaches it through us.
             start_new_session=True,
             **options,
         )
         os.close(theirs)
+        os.close(told)
         try:
             yield process
         finally:
             _end(process)
+            if process.returncode < 0:
+                _end_orphans(group)
     finally:
         os.close(ours)
+        os.close(group)
 
 
 def _end(guardian: "subprocess.Popen[Any]") -> None:
@@ -64,8 +71,20 @@ def _end(guardian: "subprocess.Popen[Any]") -> None:
         raise
 
 
-def main(argv: list[str]) -> int:
-    """Runs a command; gives its exit code, 128 + N where a signal ended it."""
+def _end_orphans(group: int) -> None:
+    """Kills what a guardian that was killed has left: a server may hang in its own clean shutdown."""
+    leader = os.read(group, 32)
+    if leader:
+        _signal_group(int(leader), signal.SIGKILL)
+
+
+def main(told: int, argv: list[str]) -> int:
+    """Runs a command; gives its exit code, 128 + N where a signal ended it.
+
+    Args:
+        told: A pipe that is told the command's process group.
+        argv: The command.
+    """
     asked = _Asked()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, asked.receive)
@@ -74,6 +93,8 @@ def main(argv: list[str]) -> int:
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=stop_with_parent
     )
+    os.write(told, str(process.pid).encode())
+    os.close(told)
     deadline = None
     while process.poll() is None:
         if deadline is None and (asked.count or _has_ended(sys.stdin.fileno())):
@@ -129,4 +150,4 @@ def _children() -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
