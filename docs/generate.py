@@ -22,6 +22,7 @@ from grpo_cli.recipe.dataset import (
     InlineDataset,
     PromptConfig,
     ReasoningGymDataset,
+    ScoredDataset,
 )
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.generation import GenerationConfig, VllmConfig
@@ -47,6 +48,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("dataset, kind: files", FilesDataset),
     ("dataset, kind: reasoning_gym", ReasoningGymDataset),
     ("dataset, kind: inline", InlineDataset),
+    ("dataset, kind: scored", ScoredDataset),
     ("dataset.prompt", PromptConfig),
     ("dataset.columns.NAME", ColumnConfig),
     ("rewards, every entry", RewardConfig),

@@ -35,7 +35,7 @@ def print_check(checked: "CheckedRecipe") -> None:
     rewards = ", ".join(
         f"{reward.name or reward.kind} × {reward.weight:g}" for reward in recipe.rewards
     )
-    table.add_row("rewards", rewards)
+    table.add_row("rewards", rewards or _describe_groups(checked))
     if checked.batch is not None:
         table.add_row("batch", _describe_batch(checked.batch))
     console.print(table)
@@ -50,6 +50,13 @@ def _count_rows(checked: "CheckedRecipe") -> str:
         return "not looked at (it is loaded when training starts)"
     held_out = f", {seen.eval_rows:,} held out" if seen.eval_rows else ""
     return f"{seen.train_rows:,} prompts{held_out}"
+
+
+def _describe_groups(checked: "CheckedRecipe") -> str:
+    groups = checked.peek.groups if checked.peek else None
+    if groups is None:
+        return "in the rows"
+    return f"in the rows: {groups.smallest} to {groups.largest} responses a prompt, {groups.median} in the median"
 
 
 def _describe_batch(plan: BatchPlan) -> str:
@@ -215,13 +222,18 @@ def print_summary(summary: "RunSummary") -> None:
     console.print(f"{mark} {status.state}: {status.step}{total} steps in {took}")
     table = Table.grid(padding=(0, 2))
     change = summary.reward_change()
-    if change and len(summary.steps) > 1:
+    if change and len(summary.steps) > 1 and not summary.answers:
         note = f"[dim]mean of the first and last {change[2]} records[/]" if change[2] > 1 else ""
         table.add_row("  reward", f"{change[0]:.3f} → [bold]{change[1]:.3f}[/]", note)
     for name, before, after in _compare(summary):
         note = f"[dim]{summary.before['prompts']} held-out prompts[/]" if summary.before else ""
         table.add_row(f"  {name}", f"{_format(before)} → [bold]{_format(after)}[/]", note)
     console.print(table)
+    for question, answer in summary.answers[:2]:
+        console.print(
+            f"  » {question}", markup=False, style="cyan", overflow="ellipsis", no_wrap=True
+        )
+        console.print(f"  « {answer}", markup=False, overflow="ellipsis", no_wrap=True)
     if status.state == "completed" and status.reason:
         console.print(f"  {status.reason}", markup=False)
     # Outside the table, which would cut long paths short.
@@ -245,6 +257,8 @@ def _compare(summary: "RunSummary") -> Iterator[tuple[str, float | None, float |
             accuracies = before.get("accuracy", {}).get(name), after.get("accuracy", {}).get(name)
             if key == "accuracy" or values != accuracies:
                 yield f"held-out {what} ({name})", *values
+    if "likelihood_gap" in before:
+        yield "held-out likelihood gap", before["likelihood_gap"], after.get("likelihood_gap")
 
 
 def _format(value: float | None) -> str:

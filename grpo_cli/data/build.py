@@ -7,7 +7,7 @@ room that loads `datasets`.
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from datasets import Dataset
 
@@ -15,9 +15,10 @@ from grpo_cli.data.columns import drop_reserved, extract_columns
 from grpo_cli.data.encoding import EncodedRows, canonical_json, encode_rows
 from grpo_cli.data.prompts import Prompt, Renderer, resolve_style
 from grpo_cli.data.rows import Row
-from grpo_cli.data.sources import read_rows
+from grpo_cli.data.scored import GroupReport, drop_single, make_groups, report_groups
+from grpo_cli.data.sources import divide, read_rows
 from grpo_cli.errors import Problem, RecipeError
-from grpo_cli.recipe.dataset import DatasetConfig, ReasoningGymDataset
+from grpo_cli.recipe.dataset import DatasetConfig, ReasoningGymDataset, ScoredDataset
 from grpo_cli.recipe.recipe import Recipe
 
 CountTokens = Callable[[Prompt], int]
@@ -56,6 +57,8 @@ class DataReport:
     """Evaluation rows whose prompt is also a training prompt."""
     fingerprint: str
     """SHA-256 in hex over the prompts and columns of both splits, in order."""
+    groups: GroupReport | None = None
+    """Of scored data, whose rows are groups; None of other kinds."""
 
     def as_json(self) -> dict[str, object]:
         """The report as plain values."""
@@ -91,8 +94,9 @@ def build_datasets(
 ) -> BuiltData:
     """Builds the datasets of a recipe.
 
-    Rows carry `prompt`, `row_id` (place in the source, from 0) and all other columns. Prompts are
-    rendered after `dataset.columns` is applied, so templates may use the new columns.
+    Rows carry `prompt`, `row_id` (place in the source, from 0) and all other columns; of scored data, a
+    row is a group, with `responses` and `rewards`. Prompts are rendered after `dataset.columns` is applied,
+    so templates may use the new columns.
 
     Args:
         recipe: The whole recipe.
@@ -108,14 +112,15 @@ def build_datasets(
     renderer = Renderer(dataset.prompt, resolve_style(dataset.prompt, has_chat_template))
     source = read_rows(dataset, recipe.seed)
 
-    def prepare(rows: list[Row], positions: list[int], name: str) -> _Split:
-        split = _make_split(dataset, renderer, rows, positions, name)
-        return _drop_long(split, dataset.max_prompt_length, count_tokens, name)
-
-    train = prepare(source.train, source.train_positions, "training")
-    held = None
+    train = _make_split(dataset, renderer, source.train, source.train_positions, "training")
+    held, groups = None, None
     if source.eval is not None and source.eval_positions is not None:
-        held = prepare(source.eval, source.eval_positions, "evaluation")
+        held = _make_split(dataset, renderer, source.eval, source.eval_positions, "evaluation")
+    if isinstance(dataset, ScoredDataset):
+        held, groups = _keep_groups(dataset, recipe.seed, train, held)
+    for split, name in ((train, "training"), (held, "evaluation")):
+        if split is not None:
+            _drop_long(split, dataset.max_prompt_length, count_tokens, name)
     rows = train.rows + (held.rows if held else [])
     _check_one_style(rows)
     encoded = encode_rows(rows, _metadata_columns(dataset, rows))
@@ -123,8 +128,24 @@ def build_datasets(
     return BuiltData(
         Dataset(encoded.table.slice(0, kept)),
         Dataset(encoded.table.slice(kept)) if held else None,
-        _report(train, held, encoded),
+        replace(_report(train, held, encoded), groups=groups),
     )
+
+
+def _keep_groups(
+    dataset: ScoredDataset, seed: int, train: _Split, held: _Split | None
+) -> tuple[_Split | None, GroupReport]:
+    """Leaves out the prompts that teach nothing, and holds out a share of the others."""
+    total = len(train.rows)
+    train.rows = drop_single(train.rows, "training")
+    single = total - len(train.rows)
+    if held is not None:
+        held.rows = drop_single(held.rows, "evaluation")
+    if dataset.eval_fraction:
+        kept, chosen = divide(len(train.rows), dataset.eval_fraction, seed)
+        held = _Split([train.rows[place] for place in chosen[: dataset.eval_limit]])
+        train.rows = [train.rows[place] for place in kept]
+    return held, report_groups(train.rows, single)
 
 
 def _make_split(
@@ -138,6 +159,9 @@ def _make_split(
         message = f"no {name} row is left: a pattern found nothing in all {len(rows)} of them"
         raise RecipeError([Problem(message, "correct its regex", "dataset.columns")])
     prompts = [renderer.render(row, f"{name} row {place + 1}") for place, row in kept]
+    if isinstance(dataset, ScoredDataset):
+        groups = make_groups(dataset, kept, prompts, name)
+        return _Split(groups, no_match=len(rows) - len(kept))
     clean, dropped = drop_reserved([row for _, row in kept])
     ready = [
         {"prompt": prompt, "row_id": place, **{key: row[key] for key in row if key != "prompt"}}
@@ -148,9 +172,9 @@ def _make_split(
 
 def _drop_long(
     split: _Split, longest: int | None, count_tokens: CountTokens | None, name: str
-) -> _Split:
+) -> None:
     if count_tokens is None:
-        return split
+        return
     counts = [count_tokens(row["prompt"]) for row in split.rows]
     kept = [at for at, count in enumerate(counts) if longest is None or count <= longest]
     if not kept:
@@ -163,7 +187,6 @@ def _drop_long(
     split.rows = [split.rows[at] for at in kept]
     split.tokens = [counts[at] for at in kept]
     split.too_long = len(counts) - len(kept)
-    return split
 
 
 def _check_one_style(rows: list[Row]) -> None:

@@ -4,11 +4,19 @@ Owns the look; whether prompts and rewards fit what is seen is judged by preflig
 `sources.read_rows` will give.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo_cli.data.files import Glance, find_files, glance
 from grpo_cli.data.rows import Row, columns_of
-from grpo_cli.data.sources import check_held_out, has_eval, inline_rows, split_sizes
+from grpo_cli.data.scored import GroupReport, look_at_groups
+from grpo_cli.data.sources import (
+    check_held_out,
+    has_eval,
+    held_out_count,
+    inline_rows,
+    read_rows,
+    split_sizes,
+)
 from grpo_cli.data.tasks import COLUMNS, check_task
 from grpo_cli.recipe.dataset import (
     DatasetConfig,
@@ -16,6 +24,7 @@ from grpo_cli.recipe.dataset import (
     HubDataset,
     InlineDataset,
     ReasoningGymDataset,
+    ScoredDataset,
 )
 
 __all__ = ["Peek", "has_eval", "peek"]
@@ -30,12 +39,15 @@ class Peek:
     columns: frozenset[str] | None
     """Columns of the training rows seen; None where they are not known before loading."""
     train_rows: int | None
+    """Rows that training will have; of scored data, prompts."""
     eval_rows: int | None
     """None where nothing is held out, or where it is not known."""
     sample: tuple[Row, ...]
     """The first training rows, as far as they could be had."""
     note: str | None
     """Why something is not known."""
+    groups: GroupReport | None = None
+    """Of scored data that could be read, those held out by `eval_fraction` included."""
 
 
 def peek(dataset: DatasetConfig, seed: int) -> Peek:
@@ -61,6 +73,8 @@ def peek(dataset: DatasetConfig, seed: int) -> Peek:
             check_task(dataset)
             sizes = split_sizes(dataset, dataset.size, dataset.eval_size or None)
             return Peek(COLUMNS, *sizes, (), "rows are drawn when training starts")
+        case ScoredDataset():
+            return _peek_scored(dataset, seed)
         case HubDataset():
             note = f"{dataset.path} is looked at when it is loaded"
             return Peek(None, None, None, (), note)
@@ -73,6 +87,21 @@ def _peek_files(dataset: FilesDataset) -> Peek:
     sample = tuple(row for one in train for row in one.sample)[:SAMPLE_ROWS]
     sizes = split_sizes(dataset, _total(train), _total(held) if dataset.eval else None)
     return Peek(columns, *sizes, sample, None)
+
+
+def _peek_scored(dataset: ScoredDataset, seed: int) -> Peek:
+    """Reads all rows: how many prompts there are shows in no other way."""
+    seen = peek(dataset.source, seed)
+    if seen.columns is None:
+        return seen
+    source = read_rows(dataset, seed)
+    groups = look_at_groups(dataset, source.train, "training")
+    if dataset.eval_fraction:
+        chosen = held_out_count(groups.prompts, dataset.eval_fraction)
+        left, held = groups.prompts - chosen, min(chosen, dataset.eval_limit or chosen)
+        return replace(seen, train_rows=left, eval_rows=held, groups=groups)
+    asked = look_at_groups(dataset, source.eval, "evaluation").prompts if source.eval else None
+    return replace(seen, train_rows=groups.prompts, eval_rows=asked, groups=groups)
 
 
 def _total(glances: list[Glance]) -> int:

@@ -129,7 +129,7 @@ class Renderer:
         return prompt
 
     def _from_template(self, row: Row, where: str) -> Prompt:
-        text = _render(self._prompt.user or "", row, where, USER)
+        text = render_template(self._prompt.user or "", row, where, USER)
         return text if self._style == "text" else [*self._system(row, where), _user(text)]
 
     def _own(self, row: Row, where: str) -> Prompt:
@@ -155,7 +155,7 @@ class Renderer:
         text = self._prompt.system
         if text is None:
             return []
-        return [{"role": "system", "content": _render(text, row, where, SYSTEM)}]
+        return [{"role": "system", "content": render_template(text, row, where, SYSTEM)}]
 
 
 def _user(text: str) -> dict[str, Any]:
@@ -185,7 +185,18 @@ def _compile(text: str) -> "Template":
     return environment().from_string(text)
 
 
-def _render(text: str, row: Row, where: str, path: str) -> str:
+def render_template(text: str, row: Row, where: str, path: str) -> str:
+    """Fills a template with a row.
+
+    Args:
+        text: The template.
+        row: Column name → value.
+        where: What messages call the row, such as `training row 7`.
+        path: Dotted path of the template in the recipe, for messages.
+
+    Raises:
+        RecipeError: The template fails on the row.
+    """
     from jinja2 import UndefinedError
 
     parts: list[str] = []

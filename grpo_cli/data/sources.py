@@ -19,6 +19,7 @@ from grpo_cli.recipe.dataset import (
     HubDataset,
     InlineDataset,
     ReasoningGymDataset,
+    ScoredDataset,
 )
 
 
@@ -39,7 +40,7 @@ def read_rows(dataset: DatasetConfig, seed: int) -> SourceRows:
     """Reads the rows a recipe names and divides them.
 
     `eval_fraction` chooses from all training rows, before `limit`: so the rows held out stay the
-    same while `limit` is varied.
+    same while `limit` is varied. Of scored rows it is left to `build`, which knows their prompts.
 
     Args:
         dataset: The section of the recipe; its paths are absolute or relative to the working
@@ -51,10 +52,12 @@ def read_rows(dataset: DatasetConfig, seed: int) -> SourceRows:
         SetupError: The hub cannot be reached or does not have the dataset.
     """
     check_held_out(dataset)
+    if isinstance(dataset, ScoredDataset):
+        dataset = dataset.source
     fraction = dataset.eval_fraction
     train, held = _read(dataset, seed, None if fraction else dataset.limit)
     if fraction:
-        kept, chosen = _divide(len(train), fraction, seed)
+        kept, chosen = divide(len(train), fraction, seed)
         held = train
     else:
         kept, chosen = list(range(len(train))), list(range(len(held or ())))
@@ -88,8 +91,8 @@ def held_out_count(rows: int, fraction: float) -> int:
     return min(max(1, round(rows * fraction)), rows - 1)
 
 
-def _divide(rows: int, fraction: float, seed: int) -> tuple[list[int], list[int]]:
-    """Places kept and places held out, both in order."""
+def divide(rows: int, fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """Places kept and places held out of `rows`, both in order; see `held_out_count`."""
     chooser = random.Random(f"eval_fraction:{seed}")
     chosen = sorted(chooser.sample(range(rows), held_out_count(rows, fraction)))
     held = set(chosen)
@@ -128,6 +131,8 @@ def _names_eval(dataset: DatasetConfig) -> str | None:
             return "eval_size" if dataset.eval_size else None
         case HubDataset():
             return "eval_split" if dataset.eval_split is not None else None
+        case ScoredDataset():
+            return _names_eval(dataset.source)
 
 
 def _read(
@@ -143,6 +148,8 @@ def _read(
             return inline_rows(dataset)
         case ReasoningGymDataset():
             return draw_rows(dataset, seed, limit)
+        case ScoredDataset():
+            return _read(dataset.source, seed, limit)
         case HubDataset():
             train = _load_split(dataset, "split", limit)
             named_split = dataset.eval_split

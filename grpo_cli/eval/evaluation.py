@@ -53,6 +53,11 @@ def prepare(source: Path, overrides: list[str] | None, options: EvalOptions) -> 
         GrpoError: The recipe, the run, a model or a setting is wrong.
     """
     recipe = _read_recipe(source, overrides)
+    if not recipe.is_sampled:
+        raise UsageError(
+            f"{source} was made for scored data, so no reward of it can score a new answer. Fix: give grpo eval a "
+            "recipe with rewards, and this model with --model; a run ranks its held-out responses by itself"
+        )
     request = _make_request(source, recipe, options)
     if request.backend == "vllm" and importlib.util.find_spec("vllm") is None:
         raise SetupError(

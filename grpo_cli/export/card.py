@@ -16,6 +16,7 @@ from jinja2 import Environment, StrictUndefined
 
 from grpo_cli.export.request import ExportRequest
 from grpo_cli.measure.metrics import compare, per_prompt, summarize
+from grpo_cli.measure.ranking import GAP, RANKING, rank_by_prompt, read_ranked
 from grpo_cli.measure.samples import as_scored, group_by_row
 from grpo_cli.models.licence import read_licence
 from grpo_cli.models.source import resolve_source
@@ -45,7 +46,7 @@ def write_card(
         base=_say_base(request),
         format=request.format,
         recipe=recipe,
-        messages=_example(recipe),
+        messages=_example(recipe) if _has_chat_template(folder) else None,
         gguf_file=next((file.name for file in folder.glob("*.gguf")), None),
         evaluation=_read_if_whole(lambda: _read_evaluation(request, run)),
         has_curve=has_curve,
@@ -80,7 +81,7 @@ def _read_head(request: ExportRequest) -> ModelCardData:
     """The metadata the hub reads."""
     recipe, source = request.recipe, resolve_source(request.recipe.model)
     hub = source.kind == "hub"
-    dataset = getattr(recipe.dataset, "path", None) if recipe.dataset.kind == "hub" else None
+    dataset = getattr(recipe.dataset, "path", None)
     library = {"safetensors": "transformers", "adapter": "peft", "gguf": "gguf"}
     return ModelCardData(
         model_name=recipe.name,
@@ -108,6 +109,12 @@ def _say_base(request: ExportRequest) -> str:
     if source.kind == "hub":
         return f"[{source.location}](https://huggingface.co/{source.location})"
     return f"`{Path(source.location).name}`"
+
+
+def _has_chat_template(folder: Path) -> bool:
+    """Whether what was exported can be asked with messages."""
+    config = _read_json(folder / "tokenizer_config.json")
+    return bool(config.get("chat_template")) or (folder / "chat_template.jinja").is_file()
 
 
 def _example(recipe: Recipe) -> list[str]:
@@ -164,8 +171,9 @@ def _steps(request: ExportRequest, status: Mapping[str, Any]) -> Any:
 def _say_data(recipe: Recipe) -> str:
     dataset = recipe.dataset
     named = getattr(dataset, "path", None) or getattr(dataset, "task", None)
-    if dataset.kind == "files":
-        named = ", ".join(Path(file).name for file in dataset.train)
+    files = getattr(dataset, "train", None)
+    if files:
+        named = ", ".join(Path(file).name for file in files)
     return f"{dataset.kind}: {named}" if named else dataset.kind
 
 
@@ -208,7 +216,7 @@ def _read_evaluation(request: ExportRequest, run: RunFolder) -> dict[str, Any] |
 
 
 def _read_own_measurement(request: ExportRequest, run: RunFolder) -> dict[str, Any] | None:
-    right = right_scores(request.recipe.rewards)
+    recipe, right = request.recipe, right_scores(request.recipe.rewards)
     sides = []
     for when in ("before", "after"):
         lines = _read_text(run.evaluations / f"{when}.jsonl").split("\n")
@@ -218,8 +226,13 @@ def _read_own_measurement(request: ExportRequest, run: RunFolder) -> dict[str, A
             return None
         if not groups:
             return None
-        sides.append((groups, per_prompt(groups, right)))
-    size, seed = len(sides[0][0][0]), request.recipe.seed
+        values = per_prompt(groups, right)
+        if not recipe.is_sampled:
+            ranked = rank_by_prompt(read_ranked(run.evaluations / f"{when}_ranked.jsonl"))
+            values = {f"accuracy/{RANKING}": ranked[RANKING], GAP: ranked[GAP], **values}
+            del values["reward"]
+        sides.append((groups, values))
+    size, seed = len(sides[0][0][0]), recipe.seed
     before, after = (
         {name: each.as_json() for name, each in summarize(values, size, seed).items()}
         for _, values in sides

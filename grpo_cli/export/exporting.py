@@ -274,7 +274,10 @@ def _write_companions(request: ExportRequest, folder: Path, result: dict[str, An
     from grpo_cli.export.curve import draw_curve
 
     write_text(folder / "recipe.yaml", write_yaml(request.recipe))
-    has_curve = draw_curve(RunFolder(request.run), folder / "reward_curve.png")
+    # Of scored data the curve would show the rewards of the data.
+    has_curve = request.recipe.is_sampled and draw_curve(
+        RunFolder(request.run), folder / "reward_curve.png"
+    )
     if request.format == "gguf":
         from grpo_cli.export.ollama import write_modelfile
 

@@ -149,7 +149,10 @@ def verify(request: ExportRequest, folder: Path) -> dict[str, Any]:
 def _read_prompts(request: ExportRequest, tokenizer: Any) -> list[Any]:
     chat = bool(tokenizer.chat_template)
     dataset = request.recipe.dataset
-    few = {"limit": PROMPTS, **({"eval_limit": PROMPTS} if has_eval(dataset) else {})}
+    few = {"eval_limit": PROMPTS} if has_eval(dataset) else {}
+    if request.recipe.is_sampled:
+        # The first rows of scored data may be those of one prompt, or of prompts with a single response.
+        few["limit"] = PROMPTS
     recipe = request.recipe.model_copy(update={"dataset": dataset.model_copy(update=few)})
     data = build_datasets(recipe, has_chat_template=chat, count_tokens=None)
     rows = data.train if data.eval is None or not len(data.eval) else data.eval

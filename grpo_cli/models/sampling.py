@@ -115,6 +115,21 @@ def encode_prompt(
     return list(encoded["input_ids"])
 
 
+def encode_response(tokenizer: Any, text: str, max_length: int) -> list[int]:
+    """The tokens of an answer as the model would have sampled it.
+
+    Args:
+        tokenizer: The model's.
+        text: The answer.
+        max_length: Longest answer, in tokens; a longer one is cut there, and then has no end.
+
+    Returns:
+        Its token ids, with the end-of-sequence token; at most `max_length`.
+    """
+    ids = tokenizer(text=text, add_special_tokens=False)["input_ids"]
+    return [*ids, tokenizer.eos_token_id][:max_length]
+
+
 def count_prompt_tokens(
     tokenizer: Any, prompt: Prompt, chat_template_kwargs: dict[str, Any] | None = None
 ) -> int:

@@ -39,7 +39,7 @@ def batch_inputs(
         num_train_epochs=training.num_train_epochs,
         max_steps=training.max_steps,
         dataset_size=prompts,
-        evaluates=training.eval_strategy != "no",
+        evaluates=training.eval_strategy != "no" and recipe.is_sampled,
         per_device_eval_batch_size=training.per_device_eval_batch_size,
         num_generations_eval=generation.num_generations_eval,
         eval_dataset_size=eval_prompts,

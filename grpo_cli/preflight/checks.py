@@ -19,6 +19,7 @@ from grpo_cli.models.source import check_model, known_chat_template, resolve_sou
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import check_data, check_rewards, collect
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
+from grpo_cli.preflight.scored import check_scored
 from grpo_cli.preflight.slurm import check_slurm
 from grpo_cli.preflight.vllm import check_vllm
 from grpo_cli.recipe.launch import SHARED_WEIGHTS, LaunchConfig
@@ -106,7 +107,7 @@ def check_recipe(
         problems += [*_check_model(recipe), *_check_launch(recipe, processes)]
         problems += _check_strategy(recipe.launch, cpu=is_on_cpu(recipe.launch, found))
         problems += [*_check_packages(recipe), *check_vllm(recipe, found), *check_slurm(recipe)]
-        problems += _check_evaluation(recipe, seen)
+        problems += [*_check_evaluation(recipe, seen), *check_scored(recipe, seen)]
     placed = [loaded.place(problem) for problem in problems]
     return CheckedRecipe(loaded, tuple(sort_problems(placed)), seen, batch, processes)
 

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Integer, Number, OneOrMany, Section
 
@@ -113,6 +114,83 @@ class InlineDataset(_DatasetBase):
     """The evaluation rows."""
 
 
+class ScoredDataset(_DatasetBase):
+    """Responses that somebody has scored already: rows of a prompt, a response and its reward.
+
+    Nothing is sampled in training and `rewards` is left out. The rows of one prompt are a group: their
+    rewards give the advantages. Prompts with a single response are left out, since there is nothing to
+    compare it with; of a group larger than `generation.num_generations` each visit takes another part, and
+    in a smaller one the places left over count for nothing. The rows come from files (`train`), the hub
+    (`path`) or the recipe itself (`rows`).
+    """
+
+    kind: Literal["scored"]
+    train: Paths | None = None
+    """One file or a list, relative to the recipe."""
+    eval: Paths | None = None
+    """One file or a list for evaluation."""
+    path: str | None = Field(default=None, min_length=1)
+    """In the place of `train`: a dataset id of the hub."""
+    name: str | None = None
+    """Configuration (subset) of the hub's dataset."""
+    split: str = "train"
+    """Split of the hub's dataset to train on."""
+    eval_split: str | None = None
+    """Split of the hub's dataset to evaluate on."""
+    revision: str | None = None
+    """Branch, tag or commit of the hub's dataset."""
+    rows: tuple[dict[str, Any], ...] | None = None
+    """In the place of `train`: the training rows themselves."""
+    eval_rows: tuple[dict[str, Any], ...] | None = None
+    """The evaluation rows themselves."""
+    response: str = Field(default="{{ response }}", min_length=1)
+    """The response: a template over the row's columns, like the prompt's."""
+    reward: str = Field(default="reward", min_length=1)
+    """The column that holds the reward, a number."""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> "ScoredDataset":
+        places = {"train": self.train, "path": self.path, "rows": self.rows}
+        given = [name for name, value in places.items() if value is not None]
+        if len(given) != 1:
+            seen = f"`{'` and `'.join(given)}` both do" if given else "nothing does"
+            raise PydanticCustomError(
+                "grpo_place",
+                "needs one of `train` (files), `path` (hub) and `rows` to say where the rows are; {seen}",
+                {
+                    "seen": seen,
+                    "fix": "keep one of them" if given else "add `train: rows.jsonl`, say",
+                },
+            )
+        return self
+
+    @property
+    def source(self) -> "FilesDataset | HubDataset | InlineDataset":
+        """The same rows, read as plain ones; without a share held out, which is taken of whole prompts."""
+        shared: dict[str, Any] = {
+            "prompt": self.prompt,
+            "columns": self.columns,
+            "limit": self.limit,
+            "eval_limit": None if self.eval_fraction else self.eval_limit,
+        }
+        if self.train is not None:
+            return FilesDataset(kind="files", train=self.train, eval=self.eval, **shared)
+        if self.path is not None:
+            return HubDataset(
+                kind="hub",
+                path=self.path,
+                name=self.name,
+                split=self.split,
+                eval_split=self.eval_split,
+                revision=self.revision,
+                **shared,
+            )
+        return InlineDataset(
+            kind="inline", rows=self.rows or (), eval_rows=self.eval_rows, **shared
+        )
+
+
 DatasetConfig = Annotated[
-    HubDataset | FilesDataset | ReasoningGymDataset | InlineDataset, Field(discriminator="kind")
+    HubDataset | FilesDataset | ReasoningGymDataset | InlineDataset | ScoredDataset,
+    Field(discriminator="kind"),
 ]

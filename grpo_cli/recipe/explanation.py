@@ -131,7 +131,7 @@ def _explain_tag(entry: dict[str, Any], node: Node, name: str) -> Problem:
     if entry["type"] == "union_tag_not_found":
         return Problem(
             f"has no `{tag}`",
-            f"add `{tag}: …` (one of hub, files, reasoning_gym, inline)",
+            f"add `{tag}: …` (one of hub, files, reasoning_gym, inline, scored)",
             name,
             node.location,
         )
@@ -201,7 +201,7 @@ def _expectation(entries: list[dict[str, Any]], seen: Any) -> tuple[str, str]:
                 f"use a name that matches {pattern}" if pattern else "write a value"
             )
         else:
-            return _sentence(str(entry["msg"])), "correct the value"
+            return _sentence(str(entry["msg"])), context.get("fix", "correct the value")
     return _combine(list(dict.fromkeys(nouns)), list(dict.fromkeys(choices)), seen)
 
 

@@ -1,9 +1,12 @@
 """The whole recipe: one frozen object, the only input of everything downstream."""
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from grpo_cli.recipe.base import Integer, Section
-from grpo_cli.recipe.dataset import DatasetConfig
+from grpo_cli.recipe.dataset import DatasetConfig, ScoredDataset
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.recipe.launch import LaunchConfig
@@ -26,8 +29,8 @@ class Recipe(Section):
     """What is trained."""
     dataset: DatasetConfig
     """What is asked."""
-    rewards: tuple[RewardConfig, ...] = Field(min_length=1)
-    """What is rewarded; the weighted sum of the list."""
+    rewards: tuple[RewardConfig, ...] = Field(default=(), validate_default=True)
+    """What is rewarded; the weighted sum of the list. Left out with `dataset.kind: scored` alone."""
     generation: GenerationConfig = GenerationConfig()
     """How completions are sampled."""
     training: TrainingConfig = TrainingConfig()
@@ -38,3 +41,27 @@ class Recipe(Section):
     """What is reported."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """How the model is measured before and after."""
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _check_rewards(cls, rewards: Any, info: ValidationInfo) -> Any:
+        """Rewards are needed, except where the rows bring theirs along."""
+        dataset = info.data.get("dataset")
+        if isinstance(dataset, ScoredDataset):
+            if rewards:
+                raise PydanticCustomError(
+                    "grpo_scored",
+                    "belongs to data that is sampled; with `dataset.kind: scored` the rewards stand in the rows",
+                    {"fix": "remove it, or use another `dataset.kind`"},
+                )
+        elif rewards == []:
+            length = {"field_type": "Tuple", "min_length": 1, "actual_length": 0}
+            raise PydanticKnownError("too_short", length)
+        elif rewards == () and dataset is not None:
+            raise PydanticKnownError("missing")
+        return rewards
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether training samples completions; with scored data it does not."""
+        return not isinstance(self.dataset, ScoredDataset)

@@ -219,6 +219,9 @@ def _format_event(record: dict[str, Any]) -> str | None:
         return f"{record['when']} training, {record['prompts']} held-out prompts: {scores}"
     if record.get("event") == "eval" and record.get("eval_reward") is not None:
         return f"step {record['step']}  eval reward {record['eval_reward']:.3f}"
+    if record.get("event") == "eval" and record.get("eval_ranking") is not None:
+        gap = f"{record['eval_likelihood_gap']:+.3f}"
+        return f"step {record['step']}  pairs ranked right {record['eval_ranking']:.3f}  likelihood gap {gap}"
     if record.get("event") == "server":
         return f"step {record['step']}  the vLLM server is back, and gets the weights again"
     return None

@@ -1,6 +1,7 @@
 """The end of a run in a few lines that a person can act on."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ class RunSummary:
     before: dict[str, Any] | None
     """The measurement before training, as in `eval/before.json`."""
     after: dict[str, Any] | None
+    answers: tuple[tuple[str, str], ...] = ()
+    """What a model trained on scored data answers to a few prompts: the end of each prompt, and the answer."""
 
     @property
     def seconds(self) -> float:
@@ -47,7 +50,10 @@ class RunSummary:
 
     def warnings(self) -> list[str]:
         """What a person should know before believing the run: that it could not learn, say."""
-        found = []
+        found: list[str] = []
+        if self.answers:
+            # Of scored data both were known before, and are `grpo check`'s to tell.
+            return found
         silent, clipped = self._mean("zero_signal"), self._mean("clipped")
         if silent is not None and silent > NEARLY_ALL:
             found.append(
@@ -79,6 +85,7 @@ class RunSummary:
             "reward_last": change[1] if change else None,
             "before": self.before,
             "after": self.after,
+            "answers": [list(pair) for pair in self.answers],
             "warnings": self.warnings(),
             "model": str(self.folder.model) if self.folder.model.is_dir() else None,
         }
@@ -93,9 +100,19 @@ def read_summary(folder: RunFolder) -> RunSummary:
         steps,
         _read_measurement(folder, "before"),
         _read_measurement(folder, "after"),
+        tuple(_read_answers(folder)),
     )
 
 
 def _read_measurement(folder: RunFolder, when: str) -> dict[str, Any] | None:
     path = folder.evaluations / f"{when}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _read_answers(folder: RunFolder) -> Iterator[tuple[str, str]]:
+    path = folder.evaluations / "answers.jsonl"
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        sample = json.loads(line)
+        prompt = sample["prompt"]
+        asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        yield " ".join(asked.split()), " ".join(sample["text"].split())

@@ -88,7 +88,8 @@ class RunCallback(TrainerCallback):
         """
         if not state.is_world_process_zero or not logs:
             return
-        event = "train" if "loss" in logs else "eval" if "eval_loss" in logs else "end"
+        evaluated = any(name.startswith("eval_") for name in logs)
+        event = "train" if "loss" in logs else "eval" if evaluated else "end"
         record = {"event": event, "step": state.global_step, "total_steps": state.max_steps, **logs}
         if event == "train":
             record["tokens_per_s"] = self._measure_pace(logs.get("num_tokens"))

@@ -55,7 +55,8 @@ class Measurer:
             else []
         )
         everyone = sorted(gather_object(scored), key=lambda each: each.row)
-        result = self._summarize(everyone, time.monotonic() - started)
+        judged = self._judge(when, model)
+        result = self._summarize(everyone, time.monotonic() - started) | judged
         if self.session.processes.is_main_process:
             self.session.folder.evaluations.mkdir(exist_ok=True)
             samples = "".join(
@@ -82,6 +83,10 @@ class Measurer:
             chat_template_kwargs=generation.extras.get("chat_template_kwargs"),
             on_progress=lambda done, total: self._tell(when, f"{done}/{total} prompts"),
         )
+
+    def _judge(self, when: When, model: Any) -> dict[str, Any]:
+        """More entries of the result, which other measurers have."""
+        return {}
 
     def _tell(self, when: When, detail: str) -> None:
         self.session.heartbeat.beat()

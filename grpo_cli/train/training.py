@@ -34,7 +34,9 @@ from grpo_cli.train.callbacks import RunCallback
 from grpo_cli.train.completion_log import CompletionLog
 from grpo_cli.train.failures import whole_or_nothing
 from grpo_cli.train.measurement import Measurer, select_rows
+from grpo_cli.train.ranking import ScoredMeasurer, write_answers
 from grpo_cli.train.reward_functions import build_reward_functions
+from grpo_cli.train.scored_trainer import ScoredTrainer, build_scored_trainer
 from grpo_cli.train.session import Session
 from grpo_cli.train.stopping import Stopped, StopRequest
 from grpo_cli.train.trainer import RunTrainer
@@ -83,6 +85,8 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     _check_steps(session, trainer)
     if measurer:
         measurer.measure("after", trainer.model, tokenizer)
+    if not recipe.is_sampled and not shares_weights(trainer):
+        write_answers(session, trainer.model, tokenizer, data.eval or data.train)
     session.report("saving the model")
     _save_model(session, trainer)
     session.finish(step=trainer.state.global_step, reason=_early_end(trainer))
@@ -150,15 +154,21 @@ def _build_trainer(
         place = recipe.generation.vllm.mode
         session.report(f"loading vLLM ({place})" if place == "colocate" else "waiting for vLLM")
     with mended(session.folder.launch / "weights", lambda: _wait_for_server(session)):
-        trainer = RunTrainer(
-            model=model,
-            reward_funcs=build_reward_functions(rewards, log),
-            args=args,
-            train_dataset=data.train,
-            eval_dataset=data.eval if args.eval_strategy != "no" else None,
-            processing_class=tokenizer,
-            peft_config=build_peft_config(recipe.model.lora),
-        )
+        lora = build_peft_config(recipe.model.lora)
+        if recipe.is_sampled:
+            trainer = RunTrainer(
+                model=model,
+                reward_funcs=build_reward_functions(rewards, log),
+                args=args,
+                train_dataset=data.train,
+                eval_dataset=data.eval if args.eval_strategy != "no" else None,
+                processing_class=tokenizer,
+                peft_config=lora,
+            )
+        else:
+            trainer = build_scored_trainer(
+                session, data, model, tokenizer, args=args, peft_config=lora
+            )
     _note_returns(session, trainer)
     callback = RunCallback(session)
     trainer.add_callback(callback)
@@ -206,6 +216,9 @@ def _build_measurer(
     if shares_weights(trainer):
         # No process holds a model that it could sample from by itself.
         return None
+    if isinstance(trainer, ScoredTrainer):
+        ranker = trainer.ranker
+        return ScoredMeasurer(session, rewards, ranker.rows, ranker) if ranker else None
     rows = select_rows(data.eval, session.recipe.evaluation.limit)
     return Measurer(session, rewards, rows) if rows is not None else None
 

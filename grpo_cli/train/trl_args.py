@@ -31,9 +31,11 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> GRPOConfi
         **_backend(recipe),
         **_managed_server(recipe, folder),
         **_best_model(recipe),
+        # Nothing is sampled to evaluate, and TRL's rule about the size of groups would bind.
+        **({} if recipe.is_sampled else {"num_generations_eval": 1}),
         "output_dir": str(folder.checkpoints),
         "seed": recipe.seed,
-        "reward_weights": [reward.weight for reward in recipe.rewards],
+        "reward_weights": [reward.weight for reward in recipe.rewards] or None,
         "trust_remote_code": recipe.model.trust_remote_code,
         "use_cpu": cpu,
         "disable_tqdm": True,
@@ -83,7 +85,7 @@ def _best_model(recipe: Recipe) -> dict[str, Any]:
     if training.early_stopping is not None:
         metric = training.early_stopping.metric
     elif training.eval_strategy != "no" and named is None:
-        metric = "eval_reward"
+        metric = "eval_reward" if recipe.is_sampled else "eval_ranking"
     else:
         return {}
     return {"metric_for_best_model": metric, "greater_is_better": not metric.endswith("loss")}

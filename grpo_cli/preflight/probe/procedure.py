@@ -39,7 +39,7 @@ def probe_recipe(
     started = time.monotonic()
     session = Session(checked, checked.recipe, Probe(str(checked.loaded.source)), on_progress)
     survey(session, runs, costly=not quick)
-    if not quick:
+    if not quick and session.recipe.is_sampled:
         sample_and_judge(session, prompts_sampled)
     session.probe.quick = quick
     session.probe.seconds = time.monotonic() - started

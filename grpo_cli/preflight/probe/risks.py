@@ -102,7 +102,7 @@ def _check_hold(setting: Setting) -> Iterator[Finding]:
             "the KL term outweighs the reward, and the policy stays where it is",
             "training.beta",
         )
-    if beta or recipe.model.lora or recipe.training.early_stopping:
+    if beta or recipe.model.lora or recipe.training.early_stopping or not recipe.is_sampled:
         return
     norm, rate = read_setting(recipe, "max_grad_norm"), recipe.training.learning_rate
     if norm and rate <= HELD_RATE:
@@ -120,7 +120,7 @@ def _check_hold(setting: Setting) -> Iterator[Finding]:
 
 def _check_weights(setting: Setting) -> Iterator[Finding]:
     rewards = setting.recipe.rewards
-    if all(reward.weight == 0 for reward in rewards):
+    if rewards and all(reward.weight == 0 for reward in rewards):
         yield Finding(
             "setting: reward weights",
             "error",

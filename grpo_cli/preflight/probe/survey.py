@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.batch import plan_batch
+from grpo_cli.data.scored import GroupReport
 from grpo_cli.measure.samples import NO_TRAINER, score_samples
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import reward_context
@@ -17,6 +18,7 @@ from grpo_cli.preflight.finding import Finding, FindingLevel
 from grpo_cli.preflight.hardware import pick_device, read_hardware
 from grpo_cli.preflight.probe import affordability, cost, prompts, risks
 from grpo_cli.preflight.probe.device import find_device
+from grpo_cli.preflight.probe.judgement import DEAD, WEAK
 from grpo_cli.preflight.probe.memory import estimate_memory, memory_inputs
 from grpo_cli.preflight.probe.session import ROWS, Session, spread
 from grpo_cli.preflight.settings import read_setting
@@ -49,7 +51,10 @@ def survey(session: Session, runs: Path, *, costly: bool) -> None:
     session.add(risks.find_risks(risks.Setting(session.recipe, processes, gpus)))
     _load_data(session)
     _look_at_prompts(session)
-    _try_rewards(session, costly=costly)
+    if session.recipe.is_sampled:
+        _try_rewards(session, costly=costly)
+    else:
+        session.add(_judge_groups(session.data.report.groups))
     _estimate(session, runs)
 
 
@@ -80,6 +85,21 @@ def _check_splits(repeated: int, held: int) -> Iterable[Finding]:
         "take another split for evaluation, or hold rows out with `dataset.eval_fraction: 0.05`",
         "a gain on them shows memory, not learning",
         "dataset",
+    )
+
+
+def _judge_groups(groups: GroupReport) -> Iterable[Finding]:
+    """Scored responses that cannot teach anything, because those of a prompt are all worth the same."""
+    share = groups.equal / groups.prompts
+    if share < WEAK:
+        return
+    yield Finding(
+        "data: groups without spread",
+        "error" if share >= DEAD else "warning",
+        f"the responses of {groups.equal} of {groups.prompts} prompts have one and the same reward",
+        "score them on a finer scale, or add better and worse responses",
+        "only differences within a prompt are learned from",
+        "dataset.reward",
     )
 
 

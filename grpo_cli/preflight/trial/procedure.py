@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from grpo_cli.errors import Problem
+from grpo_cli.errors import Problem, UsageError
 from grpo_cli.models.source import known_chat_template, resolve_source
 from grpo_cli.preflight.checks import CheckedRecipe
 from grpo_cli.preflight.contents import reward_context
@@ -90,9 +90,15 @@ def try_recipe(
         on_progress: Told what is being done.
 
     Raises:
+        UsageError: The recipe has no rewards to try: they stand in its data.
         GrpoError: The data or a reward cannot be loaded, or a reward fails.
     """
     recipe = checked.recipe
+    if not recipe.is_sampled:
+        raise UsageError(
+            "there is nothing to try: with `dataset.kind: scored` the rewards stand in the rows. "
+            "Fix: `grpo check` reads them"
+        )
     on_progress("loading the data")
     data = _read_data(recipe)
     on_progress("loading the rewards")

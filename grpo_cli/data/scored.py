@@ -1,0 +1,121 @@
+"""Rows of (prompt, response, reward) as groups: the responses of one prompt, side by side.
+
+Owns what a group is and which prompts have none. Tokens and advantages belong to training.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Any
+
+from grpo_cli.data.columns import extract_columns
+from grpo_cli.data.encoding import canonical_json
+from grpo_cli.data.prompts import Prompt, Renderer, render_template
+from grpo_cli.data.rows import Row, show
+from grpo_cli.errors import Problem, RecipeError
+from grpo_cli.recipe.dataset import ScoredDataset
+
+RESPONSE, REWARD = "dataset.response", "dataset.reward"
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """What became of the scored rows of training."""
+
+    prompts: int
+    """Prompts with two responses or more."""
+    responses: int
+    """Responses of those prompts."""
+    single: int
+    """Prompts left out because they have one response, and nothing to compare it with."""
+    equal: int
+    """Prompts kept whose responses all have the same reward: they teach nothing."""
+    smallest: int
+    """Responses of the smallest group; of the middle and the largest one below."""
+    median: int
+    largest: int
+
+
+def make_groups(
+    dataset: ScoredDataset, rows: Sequence[tuple[int, Row]], prompts: Sequence[Prompt], name: str
+) -> list[Row]:
+    """One row a prompt, in the order in which prompts first appear.
+
+    Args:
+        dataset: The section of the recipe.
+        rows: Place in the source, and the row.
+        prompts: The rendered prompt of each row.
+        name: `training` or `evaluation`, for messages.
+
+    Returns:
+        Rows of `prompt`, `row_id` (place of the prompt's first row), `responses` and `rewards`.
+
+    Raises:
+        RecipeError: A response cannot be rendered, or a reward is no finite number.
+    """
+    groups: dict[str, Row] = {}
+    for (place, row), prompt in zip(rows, prompts, strict=True):
+        where = f"{name} row {place + 1}"
+        fresh = {"prompt": prompt, "row_id": place, "responses": [], "rewards": []}
+        group = groups.setdefault(canonical_json(prompt), fresh)
+        group["responses"].append(render_template(dataset.response, row, where, RESPONSE))
+        group["rewards"].append(_read_reward(row, dataset.reward, where))
+    return list(groups.values())
+
+
+def drop_single(groups: Sequence[Row], name: str) -> list[Row]:
+    """The groups of two responses or more.
+
+    Raises:
+        RecipeError: There is none.
+    """
+    kept = [group for group in groups if len(group["responses"]) > 1]
+    if not kept:
+        message = f"each of the {len(groups)} {name} prompts has a single response, so none can be compared"
+        fix = "score several responses of each prompt; rows of one group have the same prompt"
+        raise RecipeError([Problem(message, fix, "dataset")])
+    return kept
+
+
+def report_groups(groups: Sequence[Row], single: int) -> GroupReport:
+    """What the groups of training look like, beside the prompts with a single response."""
+    sizes = sorted(len(group["responses"]) for group in groups)
+    return GroupReport(
+        prompts=len(sizes),
+        responses=sum(sizes),
+        single=single,
+        equal=sum(len(set(group["rewards"])) == 1 for group in groups),
+        smallest=sizes[0],
+        median=median_low(sizes),
+        largest=sizes[-1],
+    )
+
+
+def look_at_groups(dataset: ScoredDataset, rows: Sequence[Row], name: str) -> GroupReport:
+    """The groups of one split, without a tokenizer: what `grpo check` can know.
+
+    Raises:
+        RecipeError: A prompt or response cannot be rendered, a reward is no finite number, or no prompt
+            has several responses.
+    """
+    renderer = Renderer(dataset.prompt, "text" if dataset.prompt.style == "text" else "chat")
+    made = extract_columns(rows, dataset.columns, split=name)
+    kept = [(place, row) for place, row in enumerate(made) if row is not None]
+    prompts = [renderer.render(row, f"{name} row {place + 1}") for place, row in kept]
+    groups = make_groups(dataset, kept, prompts, name)
+    compared = drop_single(groups, name)
+    return report_groups(compared, len(groups) - len(compared))
+
+
+def _read_reward(row: Row, column: str, where: str) -> float:
+    value: Any = row.get(column)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        seen = f"`{column}` is {show(value)}" if column in row else f"there is no `{column}`"
+        fix = "name the column that holds the reward, or leave such rows out of the data"
+        raise RecipeError([Problem(f"{where} has no reward: {seen}", fix, REWARD)])
+    return number
