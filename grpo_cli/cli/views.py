@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.batch import BatchPlan, derive
+from grpo_cli.cli.expect_view import print_verdicts
 from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
 
 if TYPE_CHECKING:
@@ -222,6 +223,8 @@ def print_summary(summary: "RunSummary") -> None:
         note = f"[dim]{summary.before['prompts']} held-out prompts[/]" if summary.before else ""
         table.add_row(f"  {name}", f"{_format(before)} → [bold]{_format(after)}[/]", note)
     console.print(table)
+    if summary.expected:
+        print_verdicts(summary.expected, indent="  ")
     if status.state == "completed" and status.reason:
         console.print(f"  {status.reason}", markup=False)
     # Outside the table, which would cut long paths short.

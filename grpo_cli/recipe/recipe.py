@@ -5,6 +5,7 @@ from pydantic import Field
 from grpo_cli.recipe.base import Integer, Section
 from grpo_cli.recipe.dataset import DatasetConfig
 from grpo_cli.recipe.evaluation import EvaluationConfig
+from grpo_cli.recipe.expect import ExpectConfig
 from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.logging import LoggingConfig
@@ -38,3 +39,5 @@ class Recipe(Section):
     """What is reported."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """How the model is measured before and after."""
+    expect: ExpectConfig | None = None
+    """Where a normal run lies, and by which runs that is known."""

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_cli.expectations.verdicts import Comparison, compare_with_own
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.series import StepRecord, read_step
@@ -24,6 +25,8 @@ class RunSummary:
     before: dict[str, Any] | None
     """The measurement before training, as in `eval/before.json`."""
     after: dict[str, Any] | None
+    expected: Comparison | None = None
+    """Beside what its recipe expects; None where that says nothing."""
 
     @property
     def seconds(self) -> float:
@@ -79,6 +82,7 @@ class RunSummary:
             "reward_last": change[1] if change else None,
             "before": self.before,
             "after": self.after,
+            "expected": self.expected.as_json() if self.expected else None,
             "warnings": self.warnings(),
             "model": str(self.folder.model) if self.folder.model.is_dir() else None,
         }
@@ -93,6 +97,7 @@ def read_summary(folder: RunFolder) -> RunSummary:
         steps,
         _read_measurement(folder, "before"),
         _read_measurement(folder, "after"),
+        compare_with_own(folder),
     )
 
 
