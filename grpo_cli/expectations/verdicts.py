@@ -122,8 +122,10 @@ def bands_of(run: RunFolder, metric: str) -> list[BandAt]:
 def _place(evidence: Evidence, expect: ExpectConfig | None, metric: str) -> Iterator[BandAt]:
     for each in expect.metrics if expect else ():
         records = evidence.window(metric, each.step, each.window)
-        if each.metric == metric and records:
-            yield BandAt(records[0][0], each.step, *each.band)
+        if each.metric == metric:
+            # A run that did not get there has its last records elsewhere.
+            first = records[0][0] if records and evidence.step >= each.step else each.step
+            yield BandAt(first, each.step, *each.band)
 
 
 def _judge(expected: ExpectedMetric, run: Evidence) -> Verdict:

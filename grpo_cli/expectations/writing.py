@@ -59,7 +59,9 @@ def expect_from_runs(
     _check_alike(runs)
     evidence = [each for each, _ in runs]
     last = _last_step(evidence, step)
-    wanted = list(metrics) or _default_metrics(evidence, at_end=step in (None, *_ends(evidence)))
+    wanted = list(dict.fromkeys(metrics)) or _default_metrics(
+        evidence, at_end=step in (None, *_ends(evidence))
+    )
     found = tuple(_expect_metric(name, evidence, last, window) for name in wanted)
     flat = [each.metric for each in found if each.band[0] == each.band[1]]
     notes = [ONE_RUN] * (len(runs) == 1)

@@ -125,7 +125,10 @@ def test_a_band_spans_its_window_in_a_picture(tmp_path):
     run = make_finished_run(tmp_path, expect=BLOCK)
     (band,) = bands_of(run, "reward")
     assert (band.first_step, band.last_step, band.low, band.high) == (37, 40, 0.55, 0.85)
-    assert bands_of(run, "accuracy/math") == []
+    assert bands_of(run, "kl") == []
+    short = make_finished_run(tmp_path / "short", rewards=[0.5] * 20, expect=BLOCK)
+    (band,) = bands_of(short, "reward")
+    assert (band.first_step, band.last_step) == (40, 40)
 
 
 def test_plain_values_for_scripts(tmp_path):

@@ -20,6 +20,7 @@ FREE = [
     {"training": {"max_steps": 40, "save_strategy": "no"}},
     {"training": {"max_steps": 40, "learning_rate": 1e-6}},
     {"evaluation": {"batch_size": 4}},
+    {"generation": {"vllm": {"mode": "server", "base_url": "http://10.0.0.2:8000"}}},
     {"expect": {"metrics": [{"metric": "reward", "step": 1, "band": [0, 1]}]}},
 ]
 BOUND = [
@@ -27,6 +28,7 @@ BOUND = [
     ("dataset", {"dataset": {**PLAIN["dataset"], "limit": 3}}),
     ("rewards", {"rewards": [{"kind": "math", "answer": "q", "weight": 2}]}),
     ("generation", {"generation": {"temperature": 0.7}}),
+    ("generation", {"generation": {"vllm": {"importance_sampling_correction": False}}}),
     ("training", {"training": {"max_steps": 41}}),
     ("evaluation", {"evaluation": {"limit": 10}}),
     ("launch", {"launch": {"num_processes": 2}}),
