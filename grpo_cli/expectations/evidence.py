@@ -109,7 +109,7 @@ def _read_after(run: RunFolder) -> dict[str, Any]:
 def _read_lines(path: Any) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
                 sample = json.loads(line)

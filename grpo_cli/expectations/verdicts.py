@@ -113,14 +113,21 @@ def compare_with_own(run: RunFolder) -> Comparison | None:
 
 
 def bands_of(run: RunFolder, metric: str) -> list[BandAt]:
-    """The bands that a run's own recipe expects of a logged metric, for pictures of it."""
+    """The bands that a run's own recipe expects of a logged metric, for pictures of it.
+
+    None where its files are damaged: a picture can do without.
+    """
     if not run.resolved.is_file():
         return []
-    return list(_place(read_evidence(run), run.read_recipe().expect, metric))
+    try:
+        expect = run.read_recipe().expect
+        return list(_place(read_evidence(run), expect, metric)) if expect else []
+    except UsageError:
+        return []
 
 
-def _place(evidence: Evidence, expect: ExpectConfig | None, metric: str) -> Iterator[BandAt]:
-    for each in expect.metrics if expect else ():
+def _place(evidence: Evidence, expect: ExpectConfig, metric: str) -> Iterator[BandAt]:
+    for each in expect.metrics:
         records = evidence.window(metric, each.step, each.window)
         if each.metric == metric:
             # A run that did not get there has its last records elsewhere.

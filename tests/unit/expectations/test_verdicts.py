@@ -129,6 +129,8 @@ def test_a_band_spans_its_window_in_a_picture(tmp_path):
     short = make_finished_run(tmp_path / "short", rewards=[0.5] * 20, expect=BLOCK)
     (band,) = bands_of(short, "reward")
     assert (band.first_step, band.last_step) == (40, 40)
+    short.status.write_text("{")
+    assert bands_of(short, "reward") == []
 
 
 def test_plain_values_for_scripts(tmp_path):
