@@ -10,7 +10,7 @@ from grpo_cli.errors import ExitCode
 if TYPE_CHECKING:
     from grpo_cli.expectations.verdicts import Comparison
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")]
 Metrics = Annotated[
     list[str] | None,
     typer.Option(
