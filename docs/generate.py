@@ -25,6 +25,7 @@ from grpo_cli.recipe.dataset import (
     ScoredDataset,
 )
 from grpo_cli.recipe.evaluation import EvaluationConfig
+from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
 from grpo_cli.recipe.generation import GenerationConfig, VllmConfig
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.logging import LoggingConfig
@@ -61,6 +62,9 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("launch.slurm", SlurmConfig),
     ("logging", LoggingConfig),
     ("evaluation", EvaluationConfig),
+    ("expect", ExpectConfig),
+    ("expect.metrics, every entry", ExpectedMetric),
+    ("expect.measured", MeasuredConfig),
 )
 INTRO = """# Recipe reference
 

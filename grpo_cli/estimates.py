@@ -137,3 +137,64 @@ def _too_little(means: Sequence[float]) -> str | None:
     if max(means) - min(means) <= _FLAT:
         return ALL_EQUAL
     return None
+
+
+def student_t(probability: float, freedom: int) -> float:
+    """Quantile of Student's t, from the exact finite series of its distribution.
+
+    Args:
+        probability: Above one half, below 1.
+        freedom: Degrees of freedom, 1 or more.
+
+    Source: Abramowitz and Stegun 1964, 26.7.3 (odd) and 26.7.4 (even degrees of freedom).
+    """
+    wanted, low, high = 2 * probability - 1, 0.0, math.pi / 2
+    # Half an interval at a time, in the angle: t itself may be large where there is 1 degree.
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _central_mass(middle, freedom) < wanted else (low, middle)
+    return math.sqrt(freedom) * math.tan((low + high) / 2)
+
+
+def _central_mass(angle: float, freedom: int) -> float:
+    """Probability that |t| is below `sqrt(freedom)·tan(angle)`."""
+    odd = freedom % 2
+    sine, square = math.sin(angle), math.cos(angle) ** 2
+    if freedom == 1:
+        return 2 * angle / math.pi
+    term = total = math.cos(angle) if odd else 1.0
+    for power in range(2 + odd, freedom - 1, 2):
+        term *= (power - 1) / power * square
+        total += term
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def predict_mean(values: Sequence[float], future: int = 1) -> tuple[float, float]:
+    """95 % prediction interval of the mean of `future` more values like these, taken as normal.
+
+    Args:
+        values: Two or more.
+        future: How many values the mean to come is of.
+
+    Source: Meeker, Hahn and Escobar 2017, Statistical Intervals, chapter 4: mean ± t·s·√(1/m + 1/n).
+    """
+    count, middle = len(values), fmean(values)
+    spread = math.sqrt(_variance_of_mean(values) * count)
+    t = student_t((1 + _LEVEL) / 2, count - 1)
+    half = t * spread * math.sqrt(1 / future + 1 / count)
+    return middle - half, middle + half
+
+
+def predict_share(share: float, trials: int) -> tuple[float, float]:
+    """95 % prediction interval of the share in as many more trials; never of width 0.
+
+    Every share that a score test of two proportions does not tell from `share`. With c = z²/2n its ends
+    solve (x − p)² = c·(x + p)·(2 − x − p).
+
+    Source: Krishnamoorthy and Peng 2011 (J. Statist. Plann. Inference 141), the joint sampling approach.
+    """
+    c = NormalDist().inv_cdf((1 + _LEVEL) / 2) ** 2 / (2 * trials)
+    middle = share + c * (1 - share)
+    square = middle**2 - (1 + c) * (share**2 * (1 + c) - 2 * c * share)
+    half = math.sqrt(max(square, 0.0))
+    return max((middle - half) / (1 + c), 0.0), min((middle + half) / (1 + c), 1.0)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
@@ -28,4 +30,49 @@ def make_run(tmp_path: Path, rewards=(0.1, 0.2, 0.3)) -> RunFolder:
                 "tokens_per_s": 123.4,
             },
         )
+    return folder
+
+
+PLAIN = {
+    "name": "sums",
+    "model": {"path": "org/model"},
+    "dataset": {"kind": "inline", "rows": [{"q": "1"}], "prompt": {"user": "{{ q }}"}},
+    "rewards": [{"kind": "math", "answer": "q"}],
+    "launch": {"num_processes": 1},
+    "training": {"max_steps": 40},
+}
+"""A recipe as plain values."""
+
+
+def make_finished_run(
+    root: Path,
+    seed: int = 42,
+    rewards=(0.5,) * 40,
+    accuracy: float | None = 0.8,
+    state: str = "completed",
+    prompts: int = 100,
+    **changes,
+) -> RunFolder:
+    """A run that logged a reward a step, and was measured on some prompts at its end."""
+    folder = RunFolder(root / "sums" / f"seed-{seed}")
+    folder.evaluations.mkdir(parents=True)
+    folder.write_recipe(Recipe.model_validate({**PLAIN, "seed": seed, **changes}))
+    write_json(
+        folder.manifest,
+        {
+            "seed": seed,
+            "hardware": {"cpus": 2, "memory_gib": 7.8, "machine": "x86_64"},
+            "accelerator": {"device": "cpu", "threads": 2},
+            "versions": {"trl": "1.16.0", "torch": "2.13.0", "transformers": "5.17.0"},
+            "data": {"fingerprint": "0123456789abcdef" * 4},
+        },
+    )
+    for step, reward in enumerate(rewards, start=1):
+        append_record(
+            folder.metrics, {"event": "train", "step": step, "reward": reward, "loss": 0.0}
+        )
+    if accuracy is not None:
+        told = {"prompts": prompts, "accuracy": {"math": accuracy}, "rewards": {"math": accuracy}}
+        write_json(folder.evaluations / "after.json", told)
+    StatusFile(folder.status).update(state=state, step=len(rewards), total_steps=40)
     return folder

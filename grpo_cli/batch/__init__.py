@@ -17,7 +17,7 @@ Letters: `B` per-device batch, `N` processes, `A` gradient accumulation, `S` ste
 
 The modules, each importing only from those before it: `inputs` (the settings and their products),
 `rules` (what a batch must meet), `suggestions` (what would mend it), `plan` (all that follows),
-`derivation` (the sum on paper).
+`derivation` (the sum on paper), `misreadings` (what is often taken for it).
 
 Source: TRL 1.16.0 `GRPOConfig.__post_init__` (rules), `GRPOTrainer.get_train_dataloader`,
 `GRPOTrainer._get_train_sampler` and `RepeatSampler` (what an epoch holds), `_prepare_inputs` (when
@@ -27,7 +27,17 @@ sampling happens); transformers 5.17 `Trainer.set_initial_training_values` (step
 
 from grpo_cli.batch.derivation import derive
 from grpo_cli.batch.inputs import BatchInputs
+from grpo_cli.batch.misreadings import Misreading, find_misreadings
 from grpo_cli.batch.plan import BatchPlan, as_json, plan_batch
 from grpo_cli.batch.suggestions import Suggestion
 
-__all__ = ["BatchInputs", "BatchPlan", "Suggestion", "as_json", "derive", "plan_batch"]
+__all__ = [
+    "BatchInputs",
+    "BatchPlan",
+    "Misreading",
+    "Suggestion",
+    "as_json",
+    "derive",
+    "find_misreadings",
+    "plan_batch",
+]

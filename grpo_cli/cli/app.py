@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from grpo_cli import __version__
-from grpo_cli.cli import evaluation, exporting, serving
+from grpo_cli.cli import evaluation, expecting, exporting, serving
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.errors import ExitCode
 
@@ -106,6 +106,9 @@ def check_batch(
         int | None, typer.Option(help="Check the evaluation rule too.")
     ] = None,
     num_generations_eval: Annotated[int | None, typer.Option()] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Add what is often misread, with its numbers here.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Check that batch sizes, groups and processes divide, and derive the steps, as on paper.
@@ -113,15 +116,18 @@ def check_batch(
     Takes the numbers from a recipe, from flags, or from a recipe with flags in place of some.
     """
     given = {name: value for name, value in locals().items() if name in _BATCH_FLAGS}
-    from grpo_cli.batch import as_json
-    from grpo_cli.cli import output, views
+    from grpo_cli.batch import as_json, find_misreadings
+    from grpo_cli.cli import batch_view, output
     from grpo_cli.preflight.arithmetic import plan_from_flags
 
     plan = plan_from_flags(recipe, set_, given)
+    misread = find_misreadings(plan) if explain else []
     if json:
-        output.print_json(as_json(plan))
+        told = {"misreadings": [each.as_json() for each in misread]} if explain else {}
+        output.print_json(as_json(plan) | told)
     else:
-        views.print_batch(plan)
+        batch_view.print_batch(plan)
+        batch_view.print_misreadings(misread)
     raise typer.Exit(ExitCode.OK if plan.valid else ExitCode.FAILED)
 
 
@@ -264,6 +270,7 @@ def doctor(
 
 
 app.add_typer(evaluation.app, name="eval")
+app.command()(expecting.expect)
 app.command()(exporting.export)
 app.command()(serving.serve)
 app.command()(serving.chat)

@@ -1,4 +1,4 @@
-"""How results look in a terminal: a check, a batch, a plan, the end of a run. Computes nothing."""
+"""How results look in a terminal: a check, a plan, the end of a run. Computes nothing."""
 
 import json
 import sys
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from grpo_cli.batch import BatchPlan, derive
+from grpo_cli.batch import BatchPlan
+from grpo_cli.cli.expect_view import print_verdicts
 from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
 
 if TYPE_CHECKING:
@@ -65,32 +66,6 @@ def _describe_batch(plan: BatchPlan) -> str:
         f"{plan.completions_per_optimizer_step} completions a step on {plan.num_processes} "
         f"process{'es' if plan.num_processes > 1 else ''}{steps}"
     )
-
-
-def print_batch(plan: BatchPlan) -> None:
-    """Prints the derivation as one would write it on paper, then the verdict."""
-    console = stdout()
-    table = Table.grid(padding=(0, 2))
-    for line in derive(plan):
-        table.add_row(
-            line.label,
-            f"[dim]{line.formula}[/]",
-            f"= [bold]{line.result}[/]",
-            f"[dim]{line.note}[/]",
-        )
-    console.print(table)
-    for suggestion in plan.suggestions:
-        values = " or ".join(map(str, suggestion.nearest))
-        rest = "" if suggestion.complete else " (mends this, but not all)"
-        console.print(f"  {suggestion.knob}: {suggestion.value} → {values}{rest}")
-    if plan.valid:
-        console.print("[green]✓[/] the batch sizes fit together")
-    # The table above already holds every way to mend these.
-    for problem in plan.problems:
-        if plan.suggestions:
-            stderr().print(f"error: {problem.path}: {problem.message}", style="red", markup=False)
-        else:
-            print_problems([problem])
 
 
 def print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> None:
@@ -234,6 +209,8 @@ def print_summary(summary: "RunSummary") -> None:
             f"  » {question}", markup=False, style="cyan", overflow="ellipsis", no_wrap=True
         )
         console.print(f"  « {answer}", markup=False, overflow="ellipsis", no_wrap=True)
+    if summary.expected:
+        print_verdicts(summary.expected, indent="  ")
     if status.state == "completed" and status.reason:
         console.print(f"  {status.reason}", markup=False)
     # Outside the table, which would cut long paths short.

@@ -29,6 +29,7 @@ _FREE = (
     "description",
     "logging.",
     "evaluation.",
+    "expect",
     "launch.machine_rank",
     "launch.main_process_",
     "launch.num_processes",

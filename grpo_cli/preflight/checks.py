@@ -18,6 +18,7 @@ from grpo_cli.errors import Problem, RecipeError, nearest, sort_problems
 from grpo_cli.models.source import check_model, known_chat_template, resolve_source
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import check_data, check_rewards, collect
+from grpo_cli.preflight.expectation import check_expect
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
 from grpo_cli.preflight.scored import check_scored
 from grpo_cli.preflight.slurm import check_slurm
@@ -108,6 +109,7 @@ def check_recipe(
         problems += _check_strategy(recipe.launch, cpu=is_on_cpu(recipe.launch, found))
         problems += [*_check_packages(recipe), *check_vllm(recipe, found), *check_slurm(recipe)]
         problems += [*_check_evaluation(recipe, seen), *check_scored(recipe, seen)]
+        problems += check_expect(recipe.expect, batch.total_optimizer_steps)
     placed = [loaded.place(problem) for problem in problems]
     return CheckedRecipe(loaded, tuple(sort_problems(placed)), seen, batch, processes)
 

@@ -23,7 +23,7 @@ class Difference:
 
 def list_differences(old: Recipe, new: Recipe) -> list[Difference]:
     """The settings in which two recipes differ, in the order of the schema."""
-    before, after = (dict(_flatten(each.model_dump(mode="json"))) for each in (old, new))
+    before, after = (dict(flatten(each.model_dump(mode="json"))) for each in (old, new))
     return [
         Difference(path, before.get(path), after.get(path))
         for path in {**after, **before}
@@ -31,12 +31,13 @@ def list_differences(old: Recipe, new: Recipe) -> list[Difference]:
     ]
 
 
-def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted path and value of everything in nested plain values; lists of texts or numbers stay whole."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            yield from _flatten(item, f"{path}.{key}" if path else key)
+            yield from flatten(item, f"{path}.{key}" if path else key)
     elif isinstance(value, list) and value and isinstance(value[0], dict):
         for index, item in enumerate(value):
-            yield from _flatten(item, f"{path}[{index}]")
+            yield from flatten(item, f"{path}[{index}]")
     else:
         yield path, value

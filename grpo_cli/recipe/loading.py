@@ -18,7 +18,7 @@ from grpo_cli.recipe.yaml_tree import Node, merge, read_source, read_text
 
 MAX_FILES = 100
 """Recipes that one recipe may build on, directly or not."""
-_OPTIONAL = ("generation", "training", "launch", "logging", "evaluation")
+_OPTIONAL = ("generation", "training", "launch", "logging", "evaluation", "expect")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from grpo_cli.recipe.base import Integer, Section
 from grpo_cli.recipe.dataset import DatasetConfig, ScoredDataset
 from grpo_cli.recipe.evaluation import EvaluationConfig
+from grpo_cli.recipe.expect import ExpectConfig
 from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.logging import LoggingConfig
@@ -41,6 +42,8 @@ class Recipe(Section):
     """What is reported."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """How the model is measured before and after."""
+    expect: ExpectConfig | None = None
+    """Where a normal run lies, and by which runs that is known."""
 
     @field_validator("rewards", mode="before")
     @classmethod

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from grpo_cli.recipe.expect import ExpectConfig
 from grpo_cli.recipe.recipe import Recipe
 
 
@@ -14,6 +15,39 @@ def write_yaml(recipe: Recipe) -> str:
     """The YAML that reads as this recipe, wherever its file lies; long texts as blocks of lines."""
     plain = recipe.model_dump(mode="json", exclude_defaults=True)
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def write_expect(expect: ExpectConfig) -> str:
+    """The `expect` block as lines for a recipe's end: one metric a line, one fact a line."""
+    lines = ["expect:", "  metrics:"]
+    metrics = [each.model_dump(mode="json", exclude_defaults=True) for each in expect.metrics]
+    lines += [f"    - {_write_line(each)}" for each in metrics]
+    if expect.measured:
+        told = expect.measured.model_dump(mode="json", exclude_defaults=True)
+        lines += ["  measured:"]
+        lines += [f"    {name}: {_write_line(_alone(value))}" for name, value in told.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _alone(value: Any) -> Any:
+    """Lists of one as their only entry, where the schema reads both."""
+    if isinstance(value, dict):
+        return {name: _alone(item) for name, item in value.items()}
+    alone = isinstance(value, list) and len(value) == 1 and isinstance(value[0], str)
+    return value[0] if alone else value
+
+
+def _write_line(value: Any) -> str:
+    text = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=10**6,
+        default_flow_style=True,
+    )
+    # YAML ends a lone scalar with a line of its own.
+    return text.removesuffix("...\n").strip()
 
 
 class _Dumper(yaml.SafeDumper):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_cli.expectations.verdicts import Comparison, compare_with_own
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.series import StepRecord, read_step
@@ -27,6 +28,8 @@ class RunSummary:
     after: dict[str, Any] | None
     answers: tuple[tuple[str, str], ...] = ()
     """What a model trained on scored data answers to a few prompts: the end of each prompt, and the answer."""
+    expected: Comparison | None = None
+    """Beside what its recipe expects; None where that says nothing."""
 
     @property
     def seconds(self) -> float:
@@ -86,6 +89,7 @@ class RunSummary:
             "before": self.before,
             "after": self.after,
             "answers": [list(pair) for pair in self.answers],
+            "expected": self.expected.as_json() if self.expected else None,
             "warnings": self.warnings(),
             "model": str(self.folder.model) if self.folder.model.is_dir() else None,
         }
@@ -101,6 +105,7 @@ def read_summary(folder: RunFolder) -> RunSummary:
         _read_measurement(folder, "before"),
         _read_measurement(folder, "after"),
         tuple(_read_answers(folder)),
+        compare_with_own(folder),
     )
 
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.recipe_texts import write_recipe
+from tests.run_folders import make_finished_run
 
 HEAVY = [
     "torch",
@@ -63,3 +64,8 @@ def loaded_by(arguments, cwd):
 def test_commands_without_a_model_import_nothing_heavy(arguments, tmp_path):
     write_recipe(tmp_path)
     assert loaded_by(arguments, tmp_path) == []
+
+
+def test_bands_from_runs_import_nothing_heavy(tmp_path):
+    run = str(make_finished_run(tmp_path, rewards=[0.4, 0.6] * 20).path)
+    assert loaded_by(["expect", run], tmp_path) == []

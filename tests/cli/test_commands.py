@@ -98,6 +98,27 @@ def test_check_batch_from_flags_gives_the_sums_of_the_tutorial(tmp_path):
     assert plan["total_optimizer_steps"] == 2000
     assert plan["total_completions"] == 48_000
     assert "2,000" in grpo("check-batch", *flags, cwd=tmp_path).stdout
+    assert "misreadings" not in plan
+
+
+def test_check_batch_explains_what_is_often_misread(tmp_path):
+    flags = (
+        "--per-device-train-batch-size 4 --gradient-accumulation-steps 2 --num-processes 3 "
+        "--num-generations 6 --dataset-size 8000 --num-train-epochs 1 --explain"
+    ).split()
+    printed = grpo("check-batch", *flags, cwd=tmp_path).stdout
+    assert "✗ “per_device_train_batch_size counts prompts”" in printed
+    assert (
+        "would give  144 completions a step (4 × 3 × 2 = 24 prompts, × 6)  [wrong here]" in printed
+    )
+    assert "would give  2,000 steps (1 × 8,000 × 6 / 24)  [right here all the same]" in printed
+    told = json.loads(grpo("check-batch", *flags, "--json", cwd=tmp_path).stdout)["misreadings"]
+    assert [each["right_here"] for each in told] == [False, False, True, False, True]
+    assert told[0]["claimed"]["value"] == 144
+    path = write_recipe(tmp_path)
+    done = grpo("check-batch", path, "--explain", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "is          2 steps, as max_steps sets" in done.stdout
 
 
 def test_check_batch_gives_the_nearest_values_of_each_knob_and_ends_with_1(tmp_path):

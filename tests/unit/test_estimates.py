@@ -13,7 +13,10 @@ from grpo_cli.estimates import (
     majority,
     mean_interval,
     pass_at_k,
+    predict_mean,
+    predict_share,
     proportion_interval,
+    student_t,
 )
 
 
@@ -110,3 +113,59 @@ def test_too_few_prompts_and_equal_ones_have_no_interval_but_a_reason():
 
 def test_one_right_of_five_is_a_fifth():
     assert [pass_at_k(5, right, 1) for right in range(6)] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+
+
+T_975 = {
+    1: 12.7062,
+    2: 4.3027,
+    3: 3.1824,
+    4: 2.7764,
+    5: 2.5706,
+    10: 2.2281,
+    30: 2.0423,
+    120: 1.9799,
+}
+
+
+@pytest.mark.parametrize(("freedom", "value"), T_975.items())
+def test_students_t_is_that_of_printed_tables(freedom, value):
+    assert student_t(0.975, freedom) == pytest.approx(value, abs=5e-5)
+
+
+def test_students_t_has_other_levels_too():
+    assert student_t(0.95, 2) == pytest.approx(2.91999, abs=1e-5)
+    assert student_t(0.995, 5) == pytest.approx(4.03214, abs=1e-5)
+
+
+def test_the_mean_of_more_values_falls_into_its_interval_as_often_as_it_says():
+    generator = random.Random(7)
+
+    def draw(count):
+        return [generator.gauss(3.0, 2.0) for _ in range(count)]
+
+    for past, future in ((3, 1), (4, 4)):
+        hits = 0
+        for _ in range(4000):
+            low, high = predict_mean(draw(past), future)
+            hits += low <= fmean(draw(future)) <= high
+        assert hits / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.7, 0.95])
+def test_another_share_falls_into_its_interval_about_as_often_as_it_says(chance):
+    generator = random.Random(3)
+
+    def draw():
+        return sum(generator.random() < chance for _ in range(100)) / 100
+
+    hits = 0
+    for _ in range(2000):
+        low, high = predict_share(draw(), 100)
+        hits += low <= draw() <= high
+    assert 0.93 <= hits / 2000 <= 0.99
+
+
+def test_a_share_of_all_or_nothing_still_leaves_room():
+    c = 1.959964**2 / 200
+    assert predict_share(1.0, 100) == pytest.approx(((1 - c) / (1 + c), 1.0), abs=1e-6)
+    assert predict_share(0.0, 100) == pytest.approx((0.0, 2 * c / (1 + c)), abs=1e-6)

@@ -2,7 +2,7 @@ import json
 
 from grpo_cli.cli import views
 from grpo_cli.report.summary import read_summary
-from tests.run_folders import make_run
+from tests.run_folders import make_finished_run, make_run
 
 
 def test_a_summary_says_accuracy_before_and_after_and_where_the_model_is(tmp_path, capsys):
@@ -22,3 +22,41 @@ def test_a_summary_says_accuracy_before_and_after_and_where_the_model_is(tmp_pat
     assert "held-out mean (math) 0.250 → 0.800" in printed
     assert "held-out mean (length) -1.000 → -1.000" in printed
     assert str(folder.model) in printed
+
+
+def test_a_summary_says_whether_the_run_lies_where_it_is_expected(tmp_path, capsys):
+    block = {
+        "metrics": [
+            {"metric": "reward", "step": 40, "band": [0.4, 0.6], "window": 4},
+            {"metric": "accuracy/math", "step": 40, "band": [0.9623, 1.0]},
+            {"metric": "kl", "step": 40, "band": [0, 1]},
+        ],
+        "measured": {"runs": ["sums/1"], "versions": {"trl": "1.15.0"}},
+    }
+    folder = make_finished_run(tmp_path, expect=block)
+    views.print_summary(read_summary(folder))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    at = lines.index("expected reward at step 40: 0.500, inside 0.400 to 0.600")
+    assert lines[at + 1 : at + 5] == [
+        "expected accuracy/math at step 40: 0.8000, OUTSIDE 0.9623 to 1.0000",
+        "expected kl at step 40: not logged",
+        "measured with other versions (trl 1.15.0, here 1.16.0)",
+        "the bands come from one run: a guess at its own noise, not at what another seed changes",
+    ]
+    told = read_summary(folder).as_json()["expected"]
+    assert [each["outcome"] for each in told["metrics"]] == ["inside", "outside", "not logged"]
+    assert told["differs"] == {"versions": ["trl 1.15.0, here 1.16.0"]}
+
+
+def test_a_summary_of_a_recipe_that_expects_nothing_says_nothing_of_it(tmp_path, capsys):
+    folder = make_finished_run(tmp_path)
+    views.print_summary(read_summary(folder))
+    assert "expected" not in capsys.readouterr().out
+    assert read_summary(folder).as_json()["expected"] is None
+
+
+def test_a_run_that_stopped_early_has_not_reached_its_band(tmp_path, capsys):
+    block = {"metrics": [{"metric": "reward", "step": 40, "band": [0.4, 0.6]}]}
+    folder = make_finished_run(tmp_path, rewards=[0.5] * 20, state="stopped", expect=block)
+    views.print_summary(read_summary(folder))
+    assert "expected  reward at step 40: not reached (20 of 40)" in capsys.readouterr().out
