@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from grpo_cli import __version__
-from grpo_cli.cli import evaluation, exporting, serving
+from grpo_cli.cli import converting, evaluation, exporting, serving
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.errors import ExitCode
 
@@ -265,6 +265,7 @@ def doctor(
 
 app.add_typer(evaluation.app, name="eval")
 app.command()(exporting.export)
+app.command()(converting.convert)
 app.command()(serving.serve)
 app.command()(serving.chat)
 
