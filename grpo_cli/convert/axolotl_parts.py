@@ -38,7 +38,7 @@ def take_weights(ledger: Ledger) -> None:
     take_plain(ledger, ("trust_remote_code",), "model.trust_remote_code")
     take_plain(ledger, ("attn_implementation",), "model.attn_implementation")
     for name, kernel in _KERNELS.items():
-        if ledger.get(name) is True:
+        if ledger.is_on(name):
             ledger.keep((name,), "model.attn_implementation", kernel)
         elif ledger.node(name) is not None:
             ledger.settle((name,), "model.attn_implementation", "off")
@@ -84,7 +84,7 @@ def _take_adapter(ledger: Ledger) -> None:
 def _take_targets(ledger: Ledger) -> None:
     modules, linear = ("lora_target_modules",), ("lora_target_linear",)
     target = "model.lora.target_modules"
-    if ledger.get(*linear) is True:
+    if ledger.is_on(*linear):
         ledger.keep(linear, target, "all-linear")
         if ledger.node(*modules) is not None:
             ledger.drop(modules, "`lora_target_linear` takes all linear modules")
@@ -107,13 +107,13 @@ def take_precision(ledger: Ledger) -> None:
     elif ledger.node("bf16") is not None:
         ledger.settle(("bf16",), "training.bf16", "TRL's default: bf16, unless fp16 is set")
     for name, dtype in _PRECISIONS.items():
-        if ledger.get(name) is True:
+        if ledger.is_on(name):
             ledger.keep((name,), "model.dtype", dtype)
         elif ledger.node(name) is not None:
             ledger.settle((name,), "model.dtype", "off")
     if find(ledger.recipe, "model.dtype") is None:
-        low = "float16" if ledger.get("fp16") is True else "float32"
-        dtype = low if bf16 is False or ledger.get("fp16") is True else "bfloat16"
+        low = "float16" if ledger.is_on("fp16") else "float32"
+        dtype = low if bf16 is False or ledger.is_on("fp16") else "bfloat16"
         ledger.add("model.dtype", dtype, "axolotl loads weights in the precision it trains in")
 
 
@@ -156,14 +156,14 @@ def _take_rows(ledger: Ledger, key: Path) -> None:
 
 def _take_transform(ledger: Ledger, key: Path) -> None:
     given = ledger.get(*key)
-    said = given if isinstance(given, str) else "a prompt format"
+    said = given if isinstance(given, str) else "a mapping of fields"
     if ledger.node(*key) is not None:
         ledger.drop(
             key, f"{said} makes prompts of rows in axolotl; write `dataset.prompt` in its place"
         )
-    made = f"what `{said}` made" if given is not None else "what axolotl made"
+    made = f"what `{said}` made" if isinstance(given, str) else "what axolotl made"
     ledger.to_do["dataset.prompt"] = (
-        f"write {made} of a row, as Jinja over its columns, such as\n"
+        f"write {made} of a row, as Jinja over its columns\n"
         'prompt: {system: "Think step by step.", user: "{{ question }}"}\n'
         r"columns: {answer: {from: answer, regex: '####\s*(.+)$'}}   # what rewards receive"
     )

@@ -63,7 +63,8 @@ def convert_axolotl(ledger: Ledger, folders: tuple[FilePath, ...]) -> None:
     take_fsdp(ledger)
     for name in ledger.rest():
         if name in DROPPED:
-            ledger.drop((name,), DROPPED[name])
+            empty = ledger.get(name) is None
+            ledger.drop((name,), "empty, so the default holds" if empty else DROPPED[name])
         elif not drop_known(ledger, (name,), name):
             drop_unknown(ledger, (name,), {*DROPPED, *RENAMED, *SAME, *_OTHERS})
 
@@ -78,7 +79,8 @@ def _take_method(ledger: Ledger) -> None:
     if method not in ("grpo", "gdpo"):
         node = ledger.node("rl")
         place = node.location if node is not None else ledger.tree.location
-        message = f"trains by `rl: {method}`, and recipes train by GRPO"
+        told = f"trains by `rl: {method}`" if method else "does not say `rl: grpo`"
+        message = f"{told}, and recipes train by GRPO"
         raise RecipeError([Problem(message, "convert a config with `rl: grpo`", "rl", place)])
     if method == "gdpo" and ledger.get("trl", "multi_objective_aggregation") is None:
         note = "what GDPO is"
@@ -112,7 +114,7 @@ def _take_section(ledger: Ledger) -> None:
 def _take_server(ledger: Ledger) -> None:
     """Where vLLM runs: a server on this machine is one that `grpo train` starts itself."""
     host = ledger.get("trl", "vllm_server_host")
-    ours = host in _LOCAL and ledger.get("trl", "use_vllm") is True
+    ours = host in _LOCAL and ledger.is_on("trl", "use_vllm")
     colocated = ledger.get("trl", "vllm_mode") == "colocate"
     if ours and not colocated:
         for name in ("vllm_server_host", "vllm_server_port", "vllm_server_timeout"):
@@ -120,13 +122,11 @@ def _take_server(ledger: Ledger) -> None:
                 reason = "`grpo train` starts the server itself; for one of yours set `base_url`"
                 ledger.drop(("trl", name), reason)
     if ledger.node("trl") is not None:
-        take_sampling(ledger, ("trl",), server_first=True)
-        if ours and not colocated:
-            ledger.recipe["generation"]["vllm"] = {"mode": "server"}
+        take_sampling(ledger, ("trl",), server_first=True, managed=ours and not colocated)
     if ledger.node("vllm") is None:
         return
     ledger.settle(("vllm",), "generation.vllm", "its keys")
-    if ledger.get("trl", "use_vllm") is not True:
+    if not ledger.is_on("trl", "use_vllm"):
         for name in ledger.rest("vllm"):
             ledger.drop(("vllm", name), "`trl.use_vllm` is not set, so nothing reads it")
         return

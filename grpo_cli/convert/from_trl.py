@@ -47,7 +47,7 @@ def take_training(ledger: Ledger) -> None:
     take_launch(ledger)
     take_sampling(ledger)
     take_warmup_ratio(ledger, ("warmup_ratio",))
-    if ledger.get("adafactor") is True:
+    if ledger.is_on("adafactor"):
         ledger.keep(("adafactor",), "training.optim", "adafactor", "removed from transformers")
     elif ledger.node("adafactor") is not None:
         ledger.settle(("adafactor",), "training.optim", "off")

@@ -40,7 +40,7 @@ def take_launch(ledger: Ledger) -> None:
     for name in _PLAIN:
         take_plain(ledger, (name,), f"launch.{name}")
     for name in ("use_cpu", "no_cuda"):
-        if ledger.get(name) is True:
+        if ledger.is_on(name):
             ledger.keep((name,), "launch.use_cpu", True)
         elif ledger.node(name) is not None:
             ledger.settle((name,), "launch.use_cpu", "off")
@@ -128,9 +128,9 @@ def take_fsdp(ledger: Ledger) -> None:
             ledger.drop(key, "`launch.strategy: fsdp2` shares everything and offloads nothing")
         return
     old = "2" not in str(ledger.get("fsdp_version") or _version(config))
+    note = "FSDP1's successor" if old else "its sharding alone"
     for key in keys:
-        note = "FSDP1's successor" if old else "its sharding alone"
-        ledger.keep(key, "launch.strategy", "fsdp2", note)
+        ledger.keep(key, "launch.strategy", "fsdp2", note if key == keys[-1] else "")
 
 
 def _version(config: Any) -> Any:

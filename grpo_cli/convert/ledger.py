@@ -70,6 +70,11 @@ class Ledger:
         node = self.node(*key)
         return None if node is None else node.plain()
 
+    def is_on(self, *key: str | int) -> bool:
+        """Whether a switch of the source is on; other tools' readers take `yes` and `on` for true."""
+        value = self.get(*key)
+        return value is True or str(value).lower() in ("yes", "on", "true")
+
     def done(self, *key: str | int) -> bool:
         """Whether a key has been accounted for."""
         return key in self._entries

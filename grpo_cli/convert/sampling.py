@@ -12,17 +12,20 @@ _BATCHING = ("use_transformers_continuous_batching", "use_transformers_paged")
 SAMPLING_KEYS = frozenset({"use_vllm", "vllm_device", "vllm_mode", *_SERVER, *_BATCHING})
 
 
-def take_sampling(ledger: Ledger, inside: Path = (), *, server_first: bool = False) -> None:
+def take_sampling(
+    ledger: Ledger, inside: Path = (), *, server_first: bool = False, managed: bool = False
+) -> None:
     """Takes the switches between `generate()` and vLLM; the fields of vLLM's are left to the table.
 
     Args:
         ledger: The account.
         inside: The mapping of the source that holds them.
         server_first: Whether the tool means a server where no mode is given.
+        managed: Whether the server it names is one that `grpo train` starts itself.
     """
     _take_batching(ledger, inside)
     key = (*inside, "use_vllm")
-    if ledger.get(*key) is not True:
+    if not ledger.is_on(*key):
         if ledger.node(*key) is not None:
             ledger.settle(key, "generation.backend", "off")
         for name in ("vllm_mode", "vllm_device", *_SERVER):
@@ -30,22 +33,22 @@ def take_sampling(ledger: Ledger, inside: Path = (), *, server_first: bool = Fal
                 ledger.drop((*inside, name), "`use_vllm` is not set, so nothing reads it")
         return
     ledger.keep(key, "generation.backend", "vllm")
-    _take_mode(ledger, inside, server_first=server_first)
+    _take_mode(ledger, inside, server_first=server_first, managed=managed)
 
 
 def _take_batching(ledger: Ledger, inside: Path) -> None:
     for name in _BATCHING:
         key = (*inside, name)
-        if ledger.get(*key) is True:
+        if ledger.is_on(*key):
             ledger.keep(key, "generation.backend", "transformers_continuous_batching")
         elif ledger.node(*key) is not None:
             ledger.settle(key, "generation.backend", "off")
 
 
-def _take_mode(ledger: Ledger, inside: Path, *, server_first: bool) -> None:
+def _take_mode(ledger: Ledger, inside: Path, *, server_first: bool, managed: bool) -> None:
     mode, device = (*inside, "vllm_mode"), (*inside, "vllm_device")
     given = ledger.get(*mode)
-    seen = [name for name in _SERVER if ledger.get(*inside, name) is not None]
+    seen = [name for name in _SERVER if ledger.get(*inside, name) is not None and not managed]
     if given in ("server", "colocate"):
         ledger.keep(mode, "generation.vllm.mode", given)
     elif ledger.node(*mode) is not None:
@@ -55,7 +58,7 @@ def _take_mode(ledger: Ledger, inside: Path, *, server_first: bool) -> None:
             device,
             "generation.vllm.mode",
             "server",
-            "vLLM had a GPU of its own; `grpo train` gives it the last visible one",
+            "vLLM had a GPU of its own",
         )
     elif seen or server_first:
         why = f"as {seen[0]} says" if seen else f"what {ledger.tool} takes where no mode is given"
@@ -71,7 +74,7 @@ def _take_mode(ledger: Ledger, inside: Path, *, server_first: bool) -> None:
     elif any(name in _ADDRESS for name in seen):
         _take_address(ledger, inside)
     else:
-        hint = "`grpo train` starts the server; `managed: false` uses yours at 127.0.0.1:8000"
+        hint = "`grpo train` starts the server, on the last visible GPUs; see `managed`"
         before = ledger.comments.get("generation.vllm.mode")
         ledger.comments["generation.vllm.mode"] = f"{before}; {hint}" if before else hint
 

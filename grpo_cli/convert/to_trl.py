@@ -85,7 +85,13 @@ def _explicit(section: OpenSection) -> dict[str, Any]:
         for name in type(section).model_fields
         if name in section.model_fields_set - _OURS and dumped[name] is not None
     }
-    return {**own, **section.extras}
+    return {name: _whole(name, value) for name, value in {**own, **section.extras}.items()}
+
+
+def _whole(name: str, value: Any) -> Any:
+    """Counts of steps as whole numbers: fields that take a share too were read as `5.0`."""
+    counts = name.endswith("_steps") and isinstance(value, float) and value.is_integer()
+    return int(value) if counts else value
 
 
 def _switches(recipe: Recipe) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def _take_init_kwargs(ledger: Ledger) -> None:
 
 def _take_lora(ledger: Ledger) -> None:
     names = (*_LORA, "lora_target_parameters", "lora_task_type")
-    if ledger.get("use_peft") is not True:
+    if not ledger.is_on("use_peft"):
         if ledger.node("use_peft") is not None:
             ledger.settle(("use_peft",), "model", "all weights are trained")
         for name in names:
@@ -138,7 +138,7 @@ def _take_lora(ledger: Ledger) -> None:
 def take_quantization(ledger: Ledger) -> None:
     """Takes bitsandbytes' switches; a recipe's 4 bits are NF4 with double quantization."""
     for name, kind in (("load_in_4bit", "4bit"), ("load_in_8bit", "8bit")):
-        if ledger.get(name) is True:
+        if ledger.is_on(name):
             ledger.keep((name,), "model.quantization", kind)
         elif ledger.node(name) is not None:
             ledger.settle((name,), "model.quantization", "off")

@@ -122,7 +122,7 @@ def _write_reward(comment: str | None, entry: dict[str, Any]) -> Iterator[str]:
 
 def _write_to_do(target: str, text: str, pad: str) -> Iterator[str]:
     what, *example = text.split("\n")
-    yield from _comment(f"TO DO: {target}: {what}{':' if example else ''}", pad)
+    yield from _comment(f"TO DO: {target}: {what}{', such as:' if example else ''}", pad)
     yield from (f"{pad}# {line}" for line in example)
 
 

@@ -42,6 +42,8 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     style = "|" if "\n" in text.strip("\n") else "'" if _is_number(text) else None
+    if style is None and "\n" in text:
+        style = '"'
     if not text.replace("\n", "").isprintable():
         # Other separators of lines among them, which every other style would take for such.
         style = '"'
