@@ -131,7 +131,6 @@ TRL_DROPPED: dict[str, str] = {
     "reward_processing_classes": "a reward model brings its own tokenizer",
     "reward_num_workers": "rewards with a limit (`timeout_s`) run in processes of their own",
     "num_completions_to_print": "completions go to the run folder",
-    "vllm_server_timeout": "a server of `grpo train` has the time it needs",
     "vllm_lora_sync": "TRL hands over merged weights",
     "vllm_sync_interval": "TRL hands over weights whenever they changed",
     "vllm_dtype": "removed from TRL; vLLM samples in the precision of training",

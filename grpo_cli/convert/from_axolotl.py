@@ -1,7 +1,7 @@
 """axolotl's YAML with `rl: grpo` as a recipe.
 
-Owns optimization, schedules, logging and the sections `trl` and `vllm`; weights and data are in
-`axolotl_parts.py`, the keys without a place in `axolotl_keys.py`.
+Owns optimization, schedules and logging; weights and data are in `axolotl_parts.py`, the sections `trl`
+and `vllm` in `axolotl_sections.py`, the keys without a place in `axolotl_keys.py`.
 Source: axolotl, `src/axolotl/core/builders/`, `src/axolotl/core/trainers/grpo/`, docs/grpo.qmd.
 """
 
@@ -12,23 +12,19 @@ from grpo_cli.convert.axolotl_keys import (
     DROPPED,
     RENAMED,
     SAME,
-    SERVER_DROPPED,
-    SERVER_FLAGS,
-    TRL_DROPPED,
 )
 from grpo_cli.convert.axolotl_parts import take_data, take_precision, take_weights
+from grpo_cli.convert.axolotl_sections import take_section, take_server
 from grpo_cli.convert.from_trl import take_warmup_ratio
 from grpo_cli.convert.launching import take_deepspeed, take_fsdp
 from grpo_cli.convert.ledger import Ledger, find
 from grpo_cli.convert.rewards import take_rewards
-from grpo_cli.convert.sampling import take_sampling
-from grpo_cli.convert.trl_table import drop_known, drop_unknown, field_names, take_field
+from grpo_cli.convert.trl_table import drop_known, drop_unknown, take_field
 from grpo_cli.convert.values import fits
 from grpo_cli.convert.weights import take_plain
 from grpo_cli.errors import Problem, RecipeError
 
 _DEFAULT = "axolotl's default"
-_LOCAL = frozenset({None, "0.0.0.0", "127.0.0.1", "localhost"})
 _TRACKERS = {
     "use_wandb": "wandb",
     "use_mlflow": "mlflow",
@@ -52,8 +48,8 @@ def convert_axolotl(ledger: Ledger, folders: tuple[FilePath, ...]) -> None:
     take_precision(ledger)
     take_data(ledger)
     take_rewards(ledger, {}, inside=("trl",), folders=folders)
-    _take_server(ledger)
-    _take_section(ledger)
+    take_server(ledger)
+    take_section(ledger)
     _take_batch(ledger)
     _take_optimization(ledger)
     _take_checkpoints(ledger)
@@ -89,74 +85,6 @@ def _take_method(ledger: Ledger) -> None:
         ledger.settle(("rl",), "training", "what recipes do")
 
 
-def _take_section(ledger: Ledger) -> None:
-    """The section `trl`, whose keys are mostly `GRPOConfig`'s own."""
-    if ledger.node("trl") is None:
-        return
-    ledger.settle(("trl",), "training", "its keys")
-    for name in ledger.rest("trl"):
-        key = ("trl", name)
-        if name in TRL_DROPPED:
-            ledger.drop(key, TRL_DROPPED[name])
-        elif not take_field(ledger, key, name) and not drop_known(ledger, key, name):
-            drop_unknown(ledger, key, {*field_names(), *TRL_DROPPED, "reward_funcs"})
-    if find(ledger.recipe, "training.sync_ref_model"):
-        for name, value in (("ref_model_mixup_alpha", 0.9), ("ref_model_sync_steps", 64)):
-            if find(ledger.recipe, f"training.{name}") is None:
-                ledger.add(f"training.{name}", value, _DEFAULT)
-    if ledger.node("rl_beta") is not None:
-        if find(ledger.recipe, "training.beta") is None:
-            take_plain(ledger, ("rl_beta",), "training.beta")
-        else:
-            ledger.drop(("rl_beta",), "`trl.beta` is given too, and wins")
-
-
-def _take_server(ledger: Ledger) -> None:
-    """Where vLLM runs: a server on this machine is one that `grpo train` starts itself."""
-    host = ledger.get("trl", "vllm_server_host")
-    ours = host in _LOCAL and ledger.is_on("trl", "use_vllm")
-    colocated = ledger.get("trl", "vllm_mode") == "colocate"
-    if ours and not colocated:
-        for name in ("vllm_server_host", "vllm_server_port", "vllm_server_timeout"):
-            if ledger.node("trl", name) is not None:
-                reason = "`grpo train` starts the server itself; for one of yours set `base_url`"
-                ledger.drop(("trl", name), reason)
-    if ledger.node("trl") is not None:
-        take_sampling(ledger, ("trl",), server_first=True, managed=ours and not colocated)
-    if ledger.node("vllm") is None:
-        return
-    ledger.settle(("vllm",), "generation.vllm", "its keys")
-    if not ledger.is_on("trl", "use_vllm"):
-        for name in ledger.rest("vllm"):
-            ledger.drop(("vllm", name), "`trl.use_vllm` is not set, so nothing reads it")
-        return
-    _take_server_settings(ledger, ours=ours)
-
-
-def _take_server_settings(ledger: Ledger, *, ours: bool) -> None:
-    if not ours:
-        for name in ledger.rest("vllm"):
-            ledger.drop(("vllm", name), "of a server elsewhere, which is started there")
-        return
-    for name in ("host", "port"):
-        if ledger.node("vllm", name) is not None:
-            ledger.drop(("vllm", name), "`grpo train` starts the server itself, on a free port")
-    for name, target in (
-        ("tensor_parallel_size", "tensor_parallel_size"),
-        ("gpu_memory_utilization", "gpu_memory_utilization"),
-        ("max_model_len", "max_model_length"),
-    ):
-        take_plain(ledger, ("vllm", name), f"generation.vllm.{target}")
-    for name, flag in SERVER_FLAGS.items():
-        take_plain(ledger, ("vllm", name), f"generation.vllm.server_args.{flag}")
-    for name in ledger.rest("vllm"):
-        key = ("vllm", name)
-        if name in SERVER_DROPPED:
-            ledger.drop(key, SERVER_DROPPED[name])
-        else:
-            drop_unknown(ledger, key, {*SERVER_FLAGS, *SERVER_DROPPED, "max_model_len"})
-
-
 def _take_batch(ledger: Ledger) -> None:
     for name, field in RENAMED.items():
         if ledger.node(name) is not None:
@@ -166,9 +94,9 @@ def _take_batch(ledger: Ledger) -> None:
             take_field(ledger, (name,), name)
     training: dict[str, Any] = ledger.recipe.setdefault("training", {})
     micro = training.get("per_device_train_batch_size")
-    whole = ledger.get("batch_size")
-    if whole and "gradient_accumulation_steps" not in training:
-        steps = max(1, int(whole) // (micro or 1))
+    whole = _positive(ledger.get("batch_size"))
+    if whole is not None and "gradient_accumulation_steps" not in training:
+        steps = max(1, int(whole // (_positive(micro) or 1)))
         note = "divided by micro_batch_size"
         ledger.keep(("batch_size",), "training.gradient_accumulation_steps", steps, note)
     if micro is None:
@@ -177,6 +105,12 @@ def _take_batch(ledger: Ledger) -> None:
         ledger.add("training.per_device_eval_batch_size", micro or 1, f"{_DEFAULT}: as in training")
     if "num_train_epochs" not in training:
         ledger.add("training.num_train_epochs", 1, _DEFAULT)
+
+
+def _positive(value: Any) -> int | float | None:
+    """A number above 0; None for anything else."""
+    counts = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return value if counts else None
 
 
 def _take_optimization(ledger: Ledger) -> None:
@@ -219,7 +153,8 @@ def _take_scheduler(ledger: Ledger) -> None:
         ledger.add(target, "cosine", f"in place of {name}")
     if ratio is not None and find(ledger.recipe, target) == "cosine":
         key = ("cosine_min_lr_ratio",)
-        before = find(ledger.recipe, "training.lr_scheduler_kwargs") or {}
+        given = find(ledger.recipe, "training.lr_scheduler_kwargs")
+        before = given if isinstance(given, dict) else {}
         ledger.keep(key, target, "cosine_with_min_lr")
         ledger.keep(key, "training.lr_scheduler_kwargs", {**before, "min_lr_rate": ratio})
     elif ledger.node("cosine_min_lr_ratio") is not None:
@@ -245,11 +180,11 @@ def _take_checkpoints(ledger: Ledger) -> None:
         ("saves_per_epoch", "save_steps", "save_strategy"),
         ("evals_per_epoch", "eval_steps", "eval_strategy"),
     ):
-        count = ledger.get(name)
-        if ledger.node(name) is not None and not count:
-            ledger.drop((name,), "empty, so the default holds")
-        elif count:
-            share = 1 / (float(count) * float(training["num_train_epochs"]))
+        count = _positive(ledger.get(name))
+        if ledger.node(name) is not None and count is None:
+            ledger.drop((name,), "no number above 0, so the default holds")
+        elif count is not None:
+            share = 1 / (count * (_positive(training["num_train_epochs"]) or 1))
             if share >= 1:
                 ledger.keep((name,), f"training.{strategy}", "epoch", "once an epoch at most")
             else:

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_cli.convert.from_trl import take_dataset, take_rest, take_training
 from grpo_cli.convert.ledger import Ledger
-from grpo_cli.convert.rewards import BOXED, Table, Translated, take_rewards
+from grpo_cli.convert.rewards import BOXED, Table, Translated, list_names, take_rewards
 from grpo_cli.convert.weights import take_model, take_plain
 from grpo_cli.recipe.explanation import Path
 
@@ -203,8 +203,8 @@ def _regex(pattern: str) -> dict[str, Any]:
 
 
 def _credit_parameters(ledger: Ledger) -> None:
-    names = ledger.get("reward_funcs")
-    used = list(_DEFAULT_REWARDS if names is None else names)
+    names = list_names(ledger.get("reward_funcs"))
+    used = list(_DEFAULT_REWARDS) if names is None else names
     written = _reward_indices(ledger)
     for key, (owner, name) in _PARAMETERS.items():
         if ledger.node(key) is None:
@@ -219,9 +219,11 @@ def _credit_parameters(ledger: Ledger) -> None:
 
 def _reward_indices(ledger: Ledger) -> dict[str, int]:
     """Where each of the named rewards stands in the recipe."""
+    names = list_names(ledger.get("reward_funcs")) or []
+    entries = {entry.key: entry.target or "" for entry in ledger.entries}
     found: dict[str, int] = {}
-    for entry in ledger.entries:
-        if entry.key.startswith("reward_funcs.") and entry.target is not None:
-            name = str(ledger.get("reward_funcs", int(entry.key.rpartition(".")[2])))
-            found[name] = int(entry.target.rpartition(".")[2])
+    for index, name in enumerate(names):
+        target = entries.get(f"reward_funcs.{index}") or entries.get("reward_funcs", "")
+        if target.startswith("rewards."):
+            found[name] = int(target.rpartition(".")[2])
     return found

@@ -73,17 +73,26 @@ def take_rewards(
             ((model_key,), Translated({"kind": "model", "path": str(ledger.get(model_key))}))
         )
     key = (*inside, "reward_funcs")
-    names = ledger.get(*key)
-    if isinstance(names, str):
-        names = [names]
+    names = list_names(ledger.get(*key))
+    alone = isinstance(ledger.get(*key), str)
     for index, name in enumerate(names or ()):
-        found.append(((*key, index), _translate(str(name), table, ledger.tool, folders)))
+        place = key if alone else (*key, index)
+        found.append((place, _translate(name, table, ledger.tool, folders)))
     if names is None:
         found += [(None, table[name]()) for name in default]
-    if ledger.node(*key) is not None:
+    if names is not None:
         ledger.credit(key, "rewards")
+    elif ledger.node(*key) is not None:
+        ledger.drop(key, "should be a list of names")
     weights = _take_weights(ledger, (*inside, "reward_weights"), len(found))
     _write(ledger, found, weights, names is None)
+
+
+def list_names(given: Any) -> list[str] | None:
+    """The names of a list, or of one name alone; None for anything else."""
+    if isinstance(given, str):
+        return [given]
+    return [str(name) for name in given] if isinstance(given, list) else None
 
 
 def _write(
@@ -118,7 +127,8 @@ def _write(
 
 
 def _name(ledger: Ledger, key: Path) -> str:
-    return f"{key[0] if len(key) == 1 else dotted(key[:-1])}: {ledger.get(*key)}"
+    listed = key[:-1] if isinstance(key[-1], int) else key
+    return f"{dotted(listed)}: {ledger.get(*key)}"
 
 
 def _take_weights(ledger: Ledger, key: Path, count: int) -> list[float] | None:

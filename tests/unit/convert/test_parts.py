@@ -171,3 +171,14 @@ def test_an_unknown_dialect_is_a_wrong_flag():
 def test_another_method_of_axolotls_is_refused(line, said):
     with pytest.raises(RecipeError, match=said):
         convert(f"base_model: m\n{line}", "axolotl")
+
+
+def test_a_reward_may_be_named_alone_with_its_parameters():
+    ledger = convert(
+        "model_name_or_path: m\ndataset_name: d\nreward_funcs: cosine\ncosine_max_len: 7\n",
+        "open-r1",
+    )
+    (reward,) = ledger.recipe["rewards"]
+    assert (reward["kind"], reward["max_length"]) == ("cosine_length", 7)
+    assert ledger.comments["rewards.0"].startswith("reward_funcs: cosine")
+    assert reasons(ledger) == {}
