@@ -16,7 +16,7 @@ from grpo_cli.convert.dialects import TOOLS, Recognition, recognise
 from grpo_cli.convert.from_axolotl import convert_axolotl
 from grpo_cli.convert.from_open_r1 import convert_open_r1
 from grpo_cli.convert.from_trl import convert_trl
-from grpo_cli.convert.ledger import Entry, Ledger
+from grpo_cli.convert.ledger import Entry, Ledger, find, put
 from grpo_cli.convert.to_trl import flatten_recipe
 from grpo_cli.convert.writing import write_recipe, write_trl
 from grpo_cli.errors import Problem, UsageError, nearest
@@ -31,6 +31,8 @@ _NOT_TELLING = frozenset(
 )
 """Folders that say nothing of a training; the file's own name does."""
 _NAME_KEYS = ("hub_model_id", "output_dir")
+_PATHS = ("model.path", "dataset.train", "dataset.eval", "launch.accelerate_config")
+"""Keys of a recipe that may hold local paths, which are relative to it."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,27 @@ def translate(
     folders = (output.resolve().parent if output else here, here, source.resolve().parent)
     ledger.recipe["name"] = _name(ledger, source)
     _CONVERTERS[recognition.dialect](ledger, folders)
+    for target in _PATHS:
+        _anchor(ledger, target, here, folders[0])
     return recognition, ledger
+
+
+def _anchor(ledger: Ledger, target: str, here: Path, folder: Path) -> None:
+    """Turns local paths, which other tools read from where they are started, into the recipe's own."""
+    given = find(ledger.recipe, target)
+    paths = given if isinstance(given, list) else [given]
+    if here == folder or not all(_is_beside(path, here) for path in paths):
+        return
+    moved = [os.path.relpath(here / path, folder) for path in paths]
+    moved = [path if path.startswith(".") else f"./{path}" for path in moved]
+    put(ledger.recipe, target, moved if isinstance(given, list) else moved[0])
+
+
+def _is_beside(path: Any, here: Path) -> bool:
+    try:
+        return isinstance(path, str) and not Path(path).is_absolute() and (here / path).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _name(ledger: Ledger, source: Path) -> str:

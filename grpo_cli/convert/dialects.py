@@ -92,7 +92,8 @@ def recognise(tree: Node, asked: str | None, source: str) -> Recognition:
 
 def _is_recipe(keys: Iterable[str]) -> bool:
     known = set(keys)
-    return bool(known & _OURS) and known <= {*Recipe.model_fields, "extends"}
+    fits = known <= {*Recipe.model_fields, "extends"}
+    return len(known & _OURS) > (0 if fits else 1)
 
 
 def _refuse_unless_mapping(tree: Node) -> None:

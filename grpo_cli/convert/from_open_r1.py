@@ -68,7 +68,8 @@ def convert_open_r1(ledger: Ledger, folders: tuple[FilePath, ...]) -> None:
     for name, reason in _DROPPED.items():
         if ledger.node(name) is not None:
             ledger.drop((name,), reason)
-    take_training(ledger)
+    # Its recipes were written for a TRL whose mode was `server` where none was given.
+    take_training(ledger, server_first=True)
     take_rest(ledger, _KNOWN)
 
 

@@ -40,12 +40,17 @@ def convert_trl(ledger: Ledger, folders: tuple[FilePath, ...]) -> None:
     take_rest(ledger, _SCRIPT)
 
 
-def take_training(ledger: Ledger) -> None:
-    """Takes the keys of `GRPOConfig`, of accelerate's launcher, and those of earlier versions."""
+def take_training(ledger: Ledger, *, server_first: bool = False) -> None:
+    """Takes the keys of `GRPOConfig`, of accelerate's launcher, and those of earlier versions.
+
+    Args:
+        ledger: The account.
+        server_first: Whether the tool's vLLM is a server where no mode is given.
+    """
     take_plain(ledger, ("seed",), "seed")
     take_prompt_length(ledger, ("max_prompt_length",))
     take_launch(ledger)
-    take_sampling(ledger)
+    take_sampling(ledger, server_first=server_first)
     take_warmup_ratio(ledger, ("warmup_ratio",))
     if ledger.is_on("adafactor"):
         ledger.keep(("adafactor",), "training.optim", "adafactor", "removed from transformers")

@@ -35,7 +35,8 @@ def write_recipe(ledger: Ledger, dialect: Dialect, source: str) -> str:
     article = "an" if dialect in ("open-r1", "axolotl") else "a"
     head = (
         f"From {source}, {article} {TOOLS[dialect]} config, by `grpo convert`. Comments name the key that a "
-        "value came from, where it had another name there; what was not taken over stands at the end."
+        "value came from, where it had another name there; what was not taken over stands at the end. Where "
+        "no value was given, the defaults of the installed TRL hold, which earlier versions did not share."
     )
     parts = [_comment(head)]
     for key in Recipe.model_fields:

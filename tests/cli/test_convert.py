@@ -78,6 +78,20 @@ def test_a_recipe_that_does_not_pass_check_is_written_all_the_same_and_ends_with
     assert grpo("check", "new.yaml", cwd=tmp_path).returncode == 0
 
 
+def test_paths_are_relative_to_the_recipe_wherever_it_is_written(tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"prompt": "one"}\n' * 4)
+    (tmp_path / "scores.py").write_text("def right(completions):\n    return [1.0]\n")
+    text = AXOLOTL.replace("path: org/rows", "path: data/train.jsonl")
+    config = write_recipe(tmp_path, text, "config.yaml")
+    done = grpo("convert", config, "-o", "recipes/new.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    recipe = yaml.safe_load((tmp_path / "recipes" / "new.yaml").read_text())
+    assert recipe["dataset"]["train"] == "../data/train.jsonl"
+    assert recipe["rewards"][0]["path"] == "../scores.py:right"
+
+
 def test_as_json_it_is_data(tmp_path):
     path = write_recipe(tmp_path, AXOLOTL, "config.yaml")
     done = grpo("convert", path, "--json", cwd=tmp_path)

@@ -88,6 +88,12 @@ def test_trls_command_line_loads_in_float32_and_drops_out_in_lora():
     assert find(ledger.recipe, "model.lora.target_modules") == ["q_proj", "v_proj"]
 
 
+def test_open_r1s_vllm_is_a_server_where_it_does_not_say():
+    lines = "model_name_or_path: m\ndataset_name: d\nuse_vllm: true\n"
+    assert find(convert(lines, "open-r1").recipe, "generation.vllm.mode") == "server"
+    assert find(convert(lines, "trl").recipe, "generation.vllm") is None
+
+
 def test_evaluation_keeps_its_rhythm_where_only_logging_sets_it():
     assert find(take("eval_strategy: steps").recipe, "training.eval_steps") == 10
     ledger = take("eval_strategy: steps\nlogging_steps: 3")
@@ -152,6 +158,7 @@ def test_a_dialect_is_told_by_its_keys(text, dialect):
     ("text", "said"),
     [
         ("name: x\nmodel: {path: m}\ndataset: {kind: hub}\n", "recipe of grpo already"),
+        ("name: x\nmodel: {path: m}\ndataset: {kind: hub}\nlearning_rate: 1\n", "grpo already"),
         ("a: 1\n", "could be told"),
         ("- 1\n", "`key: value` lines"),
     ],
