@@ -3,6 +3,7 @@
 import sys
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.text import Text
 
 from grpo_cli.cli.output import print_problems, stderr
@@ -61,10 +62,10 @@ def _print_lost(converted: "Conversion") -> None:
 
 def _print_verdict(converted: "Conversion") -> None:
     console = stderr()
-    where = converted.output or "-o FILE writes it"
+    where = escape(str(converted.output or "-o FILE writes it"))
     if converted.to == "trl":
         if converted.valid:
-            shown = converted.output or "FILE"
+            shown = escape(str(converted.output or "FILE"))
             console.print(f"[green]✓[/] run it with: trl grpo --config {shown}")
         return
     errors = sum(problem.level == "error" for problem in converted.problems)

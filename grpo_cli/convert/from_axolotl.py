@@ -15,7 +15,7 @@ from grpo_cli.convert.axolotl_keys import (
 )
 from grpo_cli.convert.axolotl_parts import take_data, take_precision, take_weights
 from grpo_cli.convert.axolotl_sections import take_section, take_server
-from grpo_cli.convert.from_trl import take_warmup_ratio
+from grpo_cli.convert.from_trl import keep_best_metric, take_warmup_ratio
 from grpo_cli.convert.launching import take_deepspeed, take_fsdp
 from grpo_cli.convert.ledger import Ledger, find
 from grpo_cli.convert.rewards import take_rewards
@@ -205,6 +205,9 @@ def _take_checkpoints(ledger: Ledger) -> None:
     if patience and training.get("eval_strategy") not in (None, "no"):
         target = "training.early_stopping.patience"
         ledger.keep(("early_stopping_patience",), target, patience)
+        metric = training.get("metric_for_best_model") or "eval_loss"
+        ledger.add("training.early_stopping.metric", metric, "what axolotl watches")
+    keep_best_metric(ledger)
 
 
 def _has_eval_rows(ledger: Ledger) -> bool:

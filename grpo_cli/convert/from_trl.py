@@ -59,6 +59,7 @@ def take_training(ledger: Ledger, *, server_first: bool = False) -> None:
     for name in ledger.rest():
         take_field(ledger, (name,), name)
     keep_eval_steps(ledger)
+    keep_best_metric(ledger)
     if ledger.node("env") is not None:
         ledger.drop(("env",), "set environment variables where `grpo train` is started")
 
@@ -101,10 +102,18 @@ def keep_eval_steps(ledger: Ledger) -> None:
         ledger.add("training.eval_steps", steps or TRL_LOGGING_STEPS, note)
 
 
+def keep_best_metric(ledger: Ledger) -> None:
+    """Writes by which metric transformers tells the best checkpoint where none is named; ours is the reward."""
+    training = ledger.recipe.get("training", {})
+    wanted = training.get("load_best_model_at_end") is True
+    if wanted and training.get("metric_for_best_model") is None:
+        ledger.add("training.metric_for_best_model", "loss", f"{ledger.tool}'s default")
+
+
 def take_dataset(ledger: Ledger) -> None:
     """Takes where the rows come from: a dataset of the hub, or a mixture of one."""
     mixture = ledger.get("datasets")
-    if mixture:
+    if isinstance(mixture, list) and mixture:
         _take_mixture(ledger, ("datasets",))
         for name in ("dataset_name", "dataset_config", "dataset_train_split"):
             if ledger.node(name) is not None:

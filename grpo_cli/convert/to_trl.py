@@ -65,6 +65,7 @@ def flatten_recipe(recipe: Recipe, folder: Path) -> FlatConfig:
     config.groups["training"] = {
         "output_dir": recipe.name,
         "seed": recipe.seed,
+        **_best_metric(recipe),
         **_explicit(recipe.training),
         **_on_cpu(recipe),
     }
@@ -120,6 +121,17 @@ def _vllm(recipe: Recipe, lost: list[tuple[str, str]]) -> dict[str, Any]:
     if vllm.server_args:
         lost.append(("generation.vllm.server_args", "give these flags to the server yourself"))
     return fields
+
+
+def _best_metric(recipe: Recipe) -> dict[str, Any]:
+    """How `grpo train` tells the best checkpoint where the recipe is silent; transformers takes the loss."""
+    training = recipe.training
+    wanted = training.extras.get("load_best_model_at_end") and training.eval_strategy != "no"
+    named = training.extras.get("metric_for_best_model") is not None
+    if not wanted or (named and training.early_stopping is None):
+        return {}
+    metric = training.early_stopping.metric if training.early_stopping else "eval_reward"
+    return {"metric_for_best_model": metric, "greater_is_better": not metric.endswith("loss")}
 
 
 def _on_cpu(recipe: Recipe) -> dict[str, Any]:

@@ -124,25 +124,29 @@ def _write_reward(comment: str | None, entry: dict[str, Any]) -> Iterator[str]:
 def _write_to_do(target: str, text: str, pad: str) -> Iterator[str]:
     what, *example = text.split("\n")
     yield from _comment(f"TO DO: {target}: {what}{', such as:' if example else ''}", pad)
-    yield from (f"{pad}# {line}" for line in example)
+    yield from (f"{pad}# {_flatten(line)}" for line in example)
 
 
 def _beside(ledger: Ledger, target: str) -> str:
     comment = ledger.comments.get(target)
-    return f"   # {comment}" if comment else ""
+    return f"   # {_flatten(comment)}" if comment else ""
 
 
 def _comment(text: str, pad: str = "") -> list[str]:
-    lines = textwrap.wrap(
-        text, _WIDTH - len(pad) - 2, break_long_words=False, break_on_hyphens=False
-    )
-    return [f"{pad}# {line}" for line in lines]
+    return [f"{pad}# {line}" for line in _wrap(text, _WIDTH - len(pad) - 2)]
 
 
 def _list(items: Iterable[tuple[str, str]]) -> Iterator[str]:
     for name, reason in items:
-        lines = textwrap.wrap(
-            f"{name}: {reason}", _WIDTH - 6, break_long_words=False, break_on_hyphens=False
-        )
-        yield f"#   {lines[0]}"
-        yield from (f"#     {line}" for line in lines[1:])
+        first, *others = _wrap(f"{name}: {reason}", _WIDTH - 6)
+        yield f"#   {first}"
+        yield from (f"#     {line}" for line in others)
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(_flatten(text), width, break_long_words=False, break_on_hyphens=False)
+
+
+def _flatten(text: str) -> str:
+    """The text on one line: values of the source may hold what YAML takes for the end of a comment."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())

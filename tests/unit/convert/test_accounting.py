@@ -57,6 +57,14 @@ def test_every_dropped_key_stands_in_a_comment(name):
         assert f"#   {key}: " in end
 
 
+@pytest.mark.parametrize("ending", ["\\n", "\\u2028", "\\x85", "\\r"])
+def test_no_value_of_a_source_ends_the_comment_it_stands_in(ending, tmp_path):
+    text = "base_model: m\nrl: grpo\noptimizer: X\ndatasets: [{path: d, type: X}]\ntrl: {reward_funcs: [X]}\n"
+    ledger = convert(text.replace("X", f'"a{ending}training: 1"'), "axolotl")
+    loaded = write(ledger, tmp_path, "axolotl")
+    assert loaded.tree.plain()["training"] == ledger.recipe["training"]
+
+
 def test_problems_carry_the_place_in_the_source():
     ledger = convert("model_name_or_path: m\ndataset_name: d\nlearnin_rate: 1e-6\n")
     (entry,) = [entry for entry in ledger.entries if entry.target is None]

@@ -88,6 +88,21 @@ def test_trls_command_line_loads_in_float32_and_drops_out_in_lora():
     assert find(ledger.recipe, "model.lora.target_modules") == ["q_proj", "v_proj"]
 
 
+def test_the_best_checkpoint_is_told_by_the_metric_of_the_tool():
+    ledger = take("load_best_model_at_end: true\neval_strategy: epoch")
+    assert find(ledger.recipe, "training.metric_for_best_model") == "loss"
+    ledger = take("load_best_model_at_end: true\nmetric_for_best_model: eval_reward")
+    assert find(ledger.recipe, "training.metric_for_best_model") == "eval_reward"
+
+
+def test_axolotls_early_stopping_watches_the_loss():
+    ledger = convert(
+        "base_model: m\nrl: grpo\nval_set_size: 0.1\neval_steps: 5\nearly_stopping_patience: 2\n"
+    )
+    stopping = find(ledger.recipe, "training.early_stopping")
+    assert stopping == {"patience": 2, "metric": "eval_loss"}
+
+
 def test_open_r1s_vllm_is_a_server_where_it_does_not_say():
     lines = "model_name_or_path: m\ndataset_name: d\nuse_vllm: true\n"
     assert find(convert(lines, "open-r1").recipe, "generation.vllm.mode") == "server"

@@ -125,6 +125,15 @@ def test_on_a_cpu_trl_is_told_what_grpo_train_sets_by_itself():
     assert flat["bf16"] is True
 
 
+def test_the_best_checkpoint_is_told_by_the_reward_with_trl_too():
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps"}
+    flat, _, _ = flatten(training=best)
+    assert (flat["metric_for_best_model"], flat["greater_is_better"]) == ("eval_reward", True)
+    flat, _, _ = flatten(training={**best, "metric_for_best_model": "loss"})
+    assert flat["metric_for_best_model"] == "loss"
+    assert "greater_is_better" not in flat
+
+
 @pytest.mark.parametrize(("strategy", "config"), [("ddp", "multi_gpu"), ("zero3", "zero3")])
 def test_a_strategy_is_a_config_of_trls(strategy, config):
     flat, lost, _ = flatten(launch={"strategy": strategy})
