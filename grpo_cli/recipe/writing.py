@@ -13,8 +13,25 @@ from grpo_cli.recipe.recipe import Recipe
 
 def write_yaml(recipe: Recipe) -> str:
     """The YAML that reads as this recipe, wherever its file lies; long texts as blocks of lines."""
-    plain = recipe.model_dump(mode="json", exclude_defaults=True)
-    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return write_plain(recipe.model_dump(mode="json", exclude_defaults=True))
+
+
+def write_plain(value: Any, *, compact: bool = False) -> str:
+    """The YAML of plain values, which a recipe's reader and PyYAML both read as these values.
+
+    Args:
+        value: Mappings, lists, texts, numbers, truth values and None.
+        compact: Whether a list or mapping that holds no other one stands on one line.
+    """
+    flow = None if compact else False
+    return yaml.dump(
+        value,
+        Dumper=_Dumper,
+        default_flow_style=flow,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
+    )
 
 
 def write_expect(expect: ExpectConfig) -> str:
@@ -59,6 +76,8 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     style = "|" if "\n" in text.strip("\n") else "'" if _is_number(text) else None
+    if style is None and "\n" in text:
+        style = '"'
     if not text.replace("\n", "").isprintable():
         # Other separators of lines among them, which every other style would take for such.
         style = '"'

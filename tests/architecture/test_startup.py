@@ -58,11 +58,14 @@ def loaded_by(arguments, cwd):
         ["init", "fresh"],
         ["train", "recipe.yaml", "--dry-run"],
         ["train", "recipe.yaml", "--slurm", "--dry-run"],
+        ["convert", "config.yaml"],
+        ["convert", "recipe.yaml", "--to", "trl"],
     ],
     ids=" ".join,
 )
 def test_commands_without_a_model_import_nothing_heavy(arguments, tmp_path):
     write_recipe(tmp_path)
+    write_recipe(tmp_path, "model_name_or_path: tiny\ndataset_name: sums\n", "config.yaml")
     assert loaded_by(arguments, tmp_path) == []
 
 

@@ -1,0 +1,154 @@
+"""`grpo convert` as a person runs it: what goes where, how it ends, what it leaves alone."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.recipe_texts import GOOD, write_recipe
+
+WHOLE = """\
+model_name_or_path: org/model
+dataset_name: org/rows
+reward_funcs: [think_format_reward]
+per_device_train_batch_size: 8
+num_generations: 8
+max_steps: 5
+evaluation_strategy: "no"
+output_dir: out/mine
+"""
+AXOLOTL = """\
+base_model: org/model
+rl: grpo
+micro_batch_size: 4
+gradient_accumulation_steps: 1
+learning_rate: 1e-6
+trl: {num_generations: 4, reward_funcs: [scores.right]}
+datasets: [{path: org/rows, type: scores.transform}]
+"""
+
+
+def grpo(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-c", "from grpo_cli.cli.app import main; main()", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def test_a_recipe_on_stdout_the_account_on_stderr_and_nothing_left_behind(tmp_path):
+    path = write_recipe(tmp_path, WHOLE, "config.yaml")
+    done = grpo("convert", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    recipe = yaml.safe_load(done.stdout)
+    assert recipe["name"] == "mine"
+    assert recipe["training"]["eval_strategy"] == "no"
+    assert "evaluation_strategy → training.eval_strategy" in done.stderr
+    assert "config.yaml:8:1: output_dir: every run gets a folder of its own" in done.stderr
+    assert "a config of TRL (told by model_name_or_path" in done.stderr
+    assert "passes `grpo check`" in done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_file_is_written_once_and_passes_check(tmp_path):
+    path = write_recipe(tmp_path, WHOLE, "config.yaml")
+    done = grpo("convert", path, "-o", "new.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert grpo("check", "new.yaml", cwd=tmp_path).returncode == 0
+    before = (tmp_path / "new.yaml").read_bytes()
+    again = grpo("convert", path, "-o", "new.yaml", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "new.yaml exists" in again.stderr
+    assert (tmp_path / "new.yaml").read_bytes() == before
+
+
+def test_a_recipe_that_does_not_pass_check_is_written_all_the_same_and_ends_with_1(tmp_path):
+    path = write_recipe(tmp_path, AXOLOTL, "config.yaml")
+    done = grpo("convert", path, "-o", "new.yaml", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "new.yaml:" in done.stderr
+    assert "scores.py" in done.stderr
+    assert "to do: dataset.prompt" in done.stderr
+    (tmp_path / "scores.py").write_text("def right(completions):\n    return [1.0]\n")
+    assert grpo("check", "new.yaml", cwd=tmp_path).returncode == 0
+
+
+def test_paths_are_relative_to_the_recipe_wherever_it_is_written(tmp_path):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"prompt": "one"}\n' * 4)
+    (tmp_path / "scores.py").write_text("def right(completions):\n    return [1.0]\n")
+    text = AXOLOTL.replace("path: org/rows", "path: data/train.jsonl")
+    config = write_recipe(tmp_path, text, "config.yaml")
+    done = grpo("convert", config, "-o", "recipes/new.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    recipe = yaml.safe_load((tmp_path / "recipes" / "new.yaml").read_text())
+    assert recipe["dataset"]["train"] == "../data/train.jsonl"
+    assert recipe["rewards"][0]["path"] == "../scores.py:right"
+
+
+def test_as_json_it_is_data(tmp_path):
+    path = write_recipe(tmp_path, AXOLOTL, "config.yaml")
+    done = grpo("convert", path, "--json", cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert told["dialect"] == "axolotl"
+    assert told["recipe"]["model"]["path"] == "org/model"
+    assert {"key": "base_model", "line": 1, "target": "model.path", "note": None} in told["mapped"]
+    assert [each["key"] for each in told["dropped"]] == ["datasets.0.type"]
+    assert told["valid"] is False
+    assert told["problems"][0]["path"] == "rewards.0.path"
+    assert "dataset.prompt" in told["to_do"]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        (GOOD, (), "is a recipe of grpo already"),
+        ("colour: blue\n", (), "--from trl|open-r1|axolotl"),
+        ("a: [1\n", (), "not valid YAML"),
+        (WHOLE, ("--from", "verl"), "there is no dialect `verl`"),
+        (WHOLE, ("--to", "verl"), "there is no target `verl`"),
+        (GOOD, ("--to", "trl", "--from", "trl"), "leave --from out"),
+        (WHOLE, ("-o", "no/such/folder.yaml"), "cannot be written"),
+        (WHOLE, ("--to", "trl"), "does not belong here"),
+    ],
+)
+def test_what_cannot_be_converted_ends_with_2(text, arguments, said, tmp_path):
+    done = grpo("convert", write_recipe(tmp_path, text, "c.yaml"), *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_missing_file_ends_with_2(tmp_path):
+    done = grpo("convert", "nothing.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nothing.yaml" in done.stderr
+
+
+def test_back_to_trl_and_over_again(tmp_path):
+    path = write_recipe(tmp_path, WHOLE, "config.yaml")
+    assert grpo("convert", path, "-o", "recipe.yaml", cwd=tmp_path).returncode == 0
+    done = grpo("convert", "recipe.yaml", "--to", "trl", "-o", "back.yaml", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "trl grpo --config back.yaml" in done.stderr
+    assert grpo("convert", "back.yaml", "-o", "again.yaml", cwd=tmp_path).returncode == 0
+    first, second = (
+        yaml.safe_load((tmp_path / name).read_text()) for name in ("recipe.yaml", "again.yaml")
+    )
+    for section in ("model", "dataset", "rewards", "generation", "training"):
+        assert second[section] == first[section]
+
+
+def test_what_trl_cannot_run_ends_with_1_and_says_what_is_lacking(tmp_path):
+    done = grpo("convert", write_recipe(tmp_path), "--to", "trl", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "dataset.kind: inline" in done.stderr
+    assert "cannot do without a dataset" in done.stderr
+    assert "#   dataset.kind: inline" in done.stdout

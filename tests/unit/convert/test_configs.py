@@ -1,0 +1,288 @@
+"""Each of the written configs, key for key."""
+
+import re
+
+from grpo_cli.convert.ledger import find
+from tests.unit.convert.readings import convert, read, reasons, targets
+
+
+def check(ledger, expected):
+    for target, value in expected.items():
+        assert find(ledger.recipe, target) == value, target
+
+
+def test_trl_math():
+    recognition, ledger = read("trl_math")
+    assert recognition.dialect == "trl"
+    check(
+        ledger,
+        {
+            "name": "Qwen2.5-0.5B-GRPO",
+            "seed": 7,
+            "model": {
+                "path": "Qwen/Qwen2.5-0.5B-Instruct",
+                "attn_implementation": "sdpa",
+                "dtype": "bfloat16",
+            },
+            "dataset": {
+                "kind": "hub",
+                "path": "trl-lib/DeepMath-103K",
+                "split": "train",
+                "eval_split": "test",
+            },
+            "generation.backend": "vllm",
+            "generation.vllm": {
+                "mode": "colocate",
+                "gpu_memory_utilization": 0.4,
+                "max_model_length": 2048,
+            },
+            "generation.chat_template_kwargs": {"enable_thinking": False},
+            "training.scale_rewards": False,
+            "training.warmup_steps": 20,
+            "training.eval_steps": 10,
+            "launch": {"num_processes": 4, "strategy": "zero2"},
+            "logging": {"report_to": "none", "run_name": "deepmath", "log_completions": True},
+        },
+    )
+    rewards = ledger.recipe["rewards"]
+    assert [reward["weight"] for reward in rewards] == [0.5, 1.0, 0.2, 1.0, 0.1]
+    assert rewards[0] == {"kind": "model", "path": "my-org/reward-model", "weight": 0.5}
+    assert rewards[3] == {"kind": "soft_overlong", "max_length": 1280, "cache": 256, "weight": 1.0}
+    assert rewards[4]["path"] == "./my_rewards.py:brevity"
+    assert set(reasons(ledger)) == {
+        "dataset_streaming",
+        "output_dir",
+        "num_completions_to_print",
+        "push_to_hub",
+        "hub_token",
+        "env",
+    }
+
+
+def test_trl_old_lora():
+    _, ledger = read("trl_old_lora")
+    check(
+        ledger,
+        {
+            "model.dtype": "bfloat16",
+            "model.revision": "main",
+            "model.init_kwargs": {"rope_theta": 10000},
+            "model.quantization": "4bit",
+            "model.lora": {
+                "r": 32,
+                "lora_alpha": 64,
+                "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+                "lora_dropout": 0.05,
+            },
+            "dataset": {
+                "kind": "files",
+                "train": "data/train.jsonl",
+                "eval_fraction": 0.1,
+                "max_prompt_length": 512,
+            },
+            "training.eval_strategy": "steps",
+            "training.per_device_train_batch_size": 4,
+            "training.warmup_steps": 0.1,
+            "training.use_liger_kernel": False,
+            "generation.vllm.mode": "server",
+            "generation.vllm.server_host": "10.0.0.5",
+            "generation.vllm.server_port": 8001,
+            "generation.vllm.importance_sampling_clip_max": 2.0,
+            "launch": {"strategy": "zero3"},
+        },
+    )
+    assert "max_steps" in reasons(ledger)["max_step"]
+    assert "accuracy_reward" in reasons(ledger)["reward_funcs.1"]
+    assert "removed" in reasons(ledger)["overwrite_output_dir"]
+
+
+def test_open_r1_math():
+    recognition, ledger = read("open_r1_math")
+    assert recognition.dialect == "open-r1"
+    check(
+        ledger,
+        {
+            "name": "Qwen2.5-Math-7B-GRPO",
+            "dataset.prompt.user": "{{ problem }}",
+            "dataset.name": "default",
+            "dataset.eval_split": "test",
+            "dataset.max_prompt_length": 512,
+            "generation.vllm": {"mode": "server", "gpu_memory_utilization": 0.7},
+            "training.warmup_steps": 0.1,
+            "training.save_strategy": "no",
+            "launch": {"num_processes": 7},
+        },
+    )
+    assert find(ledger.recipe, "dataset.prompt.system").endswith("</answer>")
+    kinds = [(reward["kind"], reward["weight"]) for reward in ledger.recipe["rewards"]]
+    assert kinds == [
+        ("math", 1.0),
+        ("regex", 0.5),
+        ("tag_count", 0.5),
+        ("reasoning_steps", 0.2),
+        ("cosine_length", 1.0),
+        ("repetition", 0.3),
+    ]
+    cosine, repetition = ledger.recipe["rewards"][4:]
+    assert cosine["correct_shortest"] == 1.0
+    assert cosine["correct_longest"] == 0.6
+    assert cosine["wrong_shortest"] == -1.0
+    assert cosine["wrong_longest"] == -0.5
+    assert cosine["max_length"] == 4000
+    assert (repetition["ngram_size"], repetition["max_penalty"]) == (5, -0.5)
+    assert targets(ledger)["cosine_max_len"] == "rewards.4.max_length"
+    assert "group" in reasons(ledger)["reward_funcs.6"]
+    assert "code_format" in reasons(ledger)["code_language"]
+
+
+def test_open_r1s_format_is_its_very_pattern():
+    _, ledger = read("open_r1_math")
+    reward = ledger.recipe["rewards"][1]
+    pattern = re.compile(reward["pattern"], re.DOTALL | re.MULTILINE)
+    assert reward["flags"] == ["dotall", "multiline"]
+    assert pattern.search("<think>\nso\n</think>\n<answer>\n7\n</answer>")
+    assert not pattern.search("<think>so</think>\n<answer>\n7\n</answer>")
+    assert not pattern.search("Well.\n<think>\nso\n</think>\n<answer>\n7\n</answer>")
+
+
+def test_open_r1_code():
+    _, ledger = read("open_r1_code")
+    check(
+        ledger,
+        {
+            "name": "open_r1_code",
+            "dataset.path": "open-r1/verifiable-coding-problems-python",
+            "dataset.eval_fraction": 0.1,
+            "dataset.prompt.system": "{% raw %}Answer in {{ language }}.{% endraw %}",
+            "generation.vllm.mode": "colocate",
+            "training.loss_type": "dr_grpo",
+        },
+    )
+    assert [reward["kind"] for reward in ledger.recipe["rewards"]] == ["regex", "soft_overlong"]
+    assert "```cpp" in ledger.recipe["rewards"][0]["pattern"]
+    dropped = reasons(ledger)
+    assert "verification_info" in dropped["reward_funcs.0"]
+    assert "merge" in dropped["dataset_mixture.datasets.1"]
+    assert "sandbox" in dropped["code_provider"]
+
+
+def test_axolotl_lora_server():
+    recognition, ledger = read("axolotl_lora_server")
+    assert recognition.dialect == "axolotl"
+    check(
+        ledger,
+        {
+            "name": "grpo-output",
+            "seed": 3,
+            "model.dtype": "bfloat16",
+            "model.attn_implementation": "flash_attention_2",
+            "model.lora": {
+                "r": 32,
+                "lora_alpha": 64,
+                "lora_dropout": 0.05,
+                "target_modules": "all-linear",
+            },
+            "dataset": {
+                "kind": "hub",
+                "path": "openai/gsm8k",
+                "name": "main",
+                "split": "train",
+                "eval_fraction": 0.05,
+            },
+            "generation.vllm": {
+                "mode": "server",
+                "tensor_parallel_size": 2,
+                "gpu_memory_utilization": 0.85,
+                "max_model_length": 2048,
+                "server_args": {"enable-prefix-caching": True},
+            },
+            "generation.temperature": 0.7,
+            "training.per_device_train_batch_size": 8,
+            "training.per_device_eval_batch_size": 8,
+            "training.num_train_epochs": 2,
+            "training.lr_scheduler_type": "cosine_with_min_lr",
+            "training.lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+            "training.save_steps": 0.125,
+            "training.eval_steps": 0.25,
+            "training.eval_strategy": "steps",
+            "training.warmup_steps": 0.05,
+            "training.ref_model_sync_steps": 64,
+            "launch": {"strategy": "zero2"},
+        },
+    )
+    rewards = ledger.recipe["rewards"]
+    assert rewards[0] == {"kind": "python", "path": "./rewards.py:accuracy_reward", "weight": 1.0}
+    assert rewards[2] == {"kind": "model", "path": "my-org/reward-model", "weight": 0.3}
+    assert "rewards.oai_gsm8k_transform" in ledger.to_do["dataset.prompt"]
+    assert "learning_rate" in reasons(ledger)["learnign_rate"]
+    assert "starts the server" in reasons(ledger)["trl.vllm_server_host"]
+
+
+def test_axolotl_full():
+    _, ledger = read("axolotl_full")
+    check(
+        ledger,
+        {
+            "name": "axolotl_full",
+            "model": {"path": "meta-llama/Llama-3.2-3B-Instruct", "dtype": "bfloat16"},
+            "dataset": {"kind": "files", "train": "data/train.jsonl", "max_prompt_length": 700},
+            "generation.vllm.mode": "colocate",
+            "generation.vllm.structured_outputs_regex": "[0-9]+",
+            "training.multi_objective_aggregation": "normalize_then_sum",
+            "training.gradient_accumulation_steps": 4,
+            "training.use_liger_kernel": True,
+            "training.gradient_checkpointing": True,
+            "training.eval_strategy": "no",
+            "training.save_strategy": "steps",
+            "launch.strategy": "fsdp2",
+            "logging": {"report_to": ["wandb"], "run_name": "llama-3b"},
+        },
+    )
+    dropped = reasons(ledger)
+    assert "muon" in dropped["optimizer"]
+    assert "rex" in dropped["lr_scheduler"]
+    assert "merge" in dropped["datasets.1"]
+    assert "adapter" in dropped["lora_r"]
+
+
+AXOLOTL = "base_model: m\nrl: grpo\nmicro_batch_size: 2\ngradient_accumulation_steps: 3\n"
+
+
+def test_axolotls_defaults_are_written_where_ours_differ():
+    training = convert(AXOLOTL).recipe["training"]
+    assert training == {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 3,
+        "per_device_eval_batch_size": 2,
+        "num_train_epochs": 1,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.03,
+        "gradient_checkpointing": False,
+        "save_strategy": "epoch",
+        "save_total_limit": 4,
+    }
+
+
+def test_keys_left_empty_as_in_axolotls_examples_have_no_effect():
+    text = (
+        AXOLOTL + "adapter:\nlora_r:\nwandb_project:\nspecial_tokens:\neval_steps:\nwarmup_steps:\n"
+    )
+    ledger = convert(text)
+    assert "lora" not in ledger.recipe["model"]
+    assert "logging" not in ledger.recipe
+    assert reasons(ledger)["special_tokens"] == "empty, so the default holds"
+    assert ledger.recipe["training"]["warmup_steps"] == 0.03
+
+
+def test_a_server_of_axolotls_elsewhere_keeps_its_address():
+    text = AXOLOTL + (
+        "trl: {use_vllm: true, vllm_server_host: 10.0.0.9, vllm_server_port: 8100, beta: 0.1}\n"
+        "vllm: {tensor_parallel_size: 4}\n"
+    )
+    ledger = convert(text)
+    assert ledger.recipe["generation"]["vllm"] == {
+        "mode": "server",
+        "server_host": "10.0.0.9",
+        "server_port": 8100,
+    }
+    assert "elsewhere" in reasons(ledger)["vllm.tensor_parallel_size"]

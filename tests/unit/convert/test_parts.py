@@ -1,0 +1,206 @@
+"""Single rules: names of earlier versions, rewards, servers, sharding, adapters, recognition."""
+
+import json
+
+import pytest
+
+from grpo_cli.convert.dialects import recognise
+from grpo_cli.convert.ledger import find
+from grpo_cli.convert.rewards import place_function
+from grpo_cli.errors import RecipeError, UsageError
+from grpo_cli.recipe.yaml_tree import read_text
+from tests.unit.convert.readings import convert, reasons
+
+TRL = "model_name_or_path: m\ndataset_name: d\nreward_funcs: [think_format_reward]\n"
+
+
+def take(lines):
+    return convert(TRL + lines, "trl")
+
+
+@pytest.mark.parametrize(
+    ("line", "target", "value"),
+    [
+        ("evaluation_strategy: epoch", "training.eval_strategy", "epoch"),
+        ("torch_dtype: torch.float16", "model.dtype", "float16"),
+        ("max_prompt_length: 99", "dataset.max_prompt_length", 99),
+        ("warmup_ratio: 0.2", "training.warmup_steps", 0.2),
+        (
+            "vllm_importance_sampling_cap: 2.5",
+            "generation.vllm.importance_sampling_clip_max",
+            2.5,
+        ),
+        (
+            "vllm_importance_sampling_clip_max: null",
+            "generation.vllm",
+            {"importance_sampling_clip_max": None},
+        ),
+        ("use_liger_kernel: true", "training.use_liger_kernel", True),
+        ("use_liger_loss: true", "training.use_liger_kernel", True),
+        ("no_cuda: true", "launch.use_cpu", True),
+        ("use_cpu: yes", "launch.use_cpu", True),
+        ("use_transformers_paged: true", "generation.backend", "transformers_continuous_batching"),
+        ("trust_remote_code: true", "model.trust_remote_code", True),
+        ("load_in_8bit: true", "model.quantization", "8bit"),
+        ("adafactor: true", "training.optim", "adafactor"),
+        ('model_init_kwargs: \'{"dtype": "bfloat16", "a": 1}\'', "model.init_kwargs", {"a": 1}),
+        ("accelerate_config: multi_gpu", "launch.strategy", "ddp"),
+        ("accelerate_config: configs/zero3.yaml", "launch.strategy", "zero3"),
+        ("accelerate_config: configs/mine.yaml", "launch.accelerate_config", "configs/mine.yaml"),
+        ("eval_strategy: no", "training.eval_strategy", "no"),
+        ("learning_rate: 1e-6", "training.learning_rate", 1e-6),
+    ],
+)
+def test_a_key_of_trls_goes_to_its_place(line, target, value):
+    ledger = take(line)
+    assert find(ledger.recipe, target) == value
+    assert reasons(ledger) == {}
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "reason"),
+    [
+        ("warmup_ratio: 0.1\nwarmup_steps: 5", "warmup_ratio", "wins"),
+        ("eval_strategy: no\nevaluation_strategy: epoch", "evaluation_strategy", "given too"),
+        ("lora_r: 8", "lora_r", "use_peft"),
+        ("vllm_mode: server", "vllm_mode", "use_vllm"),
+        ("use_vllm: true\nvllm_mode: colocate\nvllm_server_port: 1", "vllm_server_port", "server"),
+        ("deepspeed: configs/zero3_cpuoffload.json", "deepspeed", "launch.strategy"),
+        ("fsdp: full_shard offload", "fsdp", "offloads nothing"),
+        ("bnb_4bit_quant_type: fp4", "bnb_4bit_quant_type", "NF4"),
+        ("reward_weights: [1, 2]", "reward_weights", "2 weights for 1"),
+        ("test_split_size: 0.1", "test_split_size", "mixture"),
+        ("mixed_precision: bf16", "mixed_precision", "accelerate"),
+        ("save_steps: null", "save_steps", "default"),
+        ("auto_find_batch_size: true", "auto_find_batch_size", "refuses"),
+        ("beeta: 0.1", "beeta", "did you mean `beta`"),
+        ("entirely_new_thing: 0.1", "entirely_new_thing", "unknown to TRL"),
+    ],
+)
+def test_a_key_without_a_place_is_dropped_with_the_reason(lines, key, reason):
+    assert reason in reasons(take(lines))[key]
+
+
+def test_trls_command_line_loads_in_float32_and_drops_out_in_lora():
+    ledger = take("use_peft: true")
+    assert find(ledger.recipe, "model.dtype") == "float32"
+    assert find(ledger.recipe, "model.lora.lora_dropout") == 0.05
+    assert find(ledger.recipe, "model.lora.target_modules") == ["q_proj", "v_proj"]
+
+
+def test_the_best_checkpoint_is_told_by_the_metric_of_the_tool():
+    ledger = take("load_best_model_at_end: true\neval_strategy: epoch")
+    assert find(ledger.recipe, "training.metric_for_best_model") == "loss"
+    ledger = take("load_best_model_at_end: true\nmetric_for_best_model: eval_reward")
+    assert find(ledger.recipe, "training.metric_for_best_model") == "eval_reward"
+
+
+def test_axolotls_early_stopping_watches_the_loss():
+    ledger = convert(
+        "base_model: m\nrl: grpo\nval_set_size: 0.1\neval_steps: 5\nearly_stopping_patience: 2\n"
+    )
+    stopping = find(ledger.recipe, "training.early_stopping")
+    assert stopping == {"patience": 2, "metric": "eval_loss"}
+
+
+def test_open_r1s_vllm_is_a_server_where_it_does_not_say():
+    lines = "model_name_or_path: m\ndataset_name: d\nuse_vllm: true\n"
+    assert find(convert(lines, "open-r1").recipe, "generation.vllm.mode") == "server"
+    assert find(convert(lines, "trl").recipe, "generation.vllm") is None
+
+
+def test_evaluation_keeps_its_rhythm_where_only_logging_sets_it():
+    assert find(take("eval_strategy: steps").recipe, "training.eval_steps") == 10
+    ledger = take("eval_strategy: steps\nlogging_steps: 3")
+    assert find(ledger.recipe, "training.eval_steps") == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "strategy"),
+    [
+        ({"zero_optimization": {"stage": 2}}, "zero2"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "none"}}}, "zero3"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, None),
+        ({"zero_optimization": {"stage": 0}}, None),
+        ({}, None),
+    ],
+)
+def test_deepspeed_is_a_strategy_where_it_is_a_plain_stage(config, strategy, tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    assert find(take(f"deepspeed: {path}").recipe, "launch.strategy") == strategy
+    if config:
+        assert find(take(f"deepspeed: {json.dumps(config)}").recipe, "launch.strategy") == strategy
+
+
+def test_a_dropped_reward_takes_its_weight_along():
+    ledger = convert(
+        "model_name_or_path: m\ndataset_name: d\nreward_funcs: [no_such, think_format_reward]\n"
+        "reward_weights: [5, 2]\n"
+    )
+    assert ledger.recipe["rewards"] == [{"kind": "think_format", "weight": 2}]
+
+
+def test_a_function_is_named_by_its_file_where_that_is_at_hand(tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "scores.py").write_text("", encoding="utf-8")
+    out = tmp_path / "recipes"
+    out.mkdir()
+    assert place_function("lib.scores", "f", (tmp_path,)) == "./lib/scores.py:f"
+    assert place_function("lib.scores", "f", (out, tmp_path)) == "../lib/scores.py:f"
+    assert place_function("json.decoder", "f", (out,)) == "json.decoder:f"
+    assert place_function("nowhere_at_all", "f", (out,)) == "./nowhere_at_all.py:f"
+
+
+@pytest.mark.parametrize(
+    ("text", "dialect"),
+    [
+        ("base_model: m\nrl: grpo\n", "axolotl"),
+        ("model_name_or_path: m\nsystem_prompt: s\n", "open-r1"),
+        ("model_name_or_path: m\nreward_funcs: [accuracy]\n", "open-r1"),
+        ("model_name_or_path: m\nreward_funcs: [accuracy_reward]\n", "trl"),
+        ("dataset_name: d\n", "trl"),
+    ],
+)
+def test_a_dialect_is_told_by_its_keys(text, dialect):
+    recognition = recognise(read_text(text, "c.yaml"), None, "c.yaml")
+    assert recognition.dialect == dialect
+    assert recognition.signs
+    assert recognise(read_text(text, "c.yaml"), "trl", "c.yaml").signs == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: x\nmodel: {path: m}\ndataset: {kind: hub}\n", "recipe of grpo already"),
+        ("name: x\nmodel: {path: m}\ndataset: {kind: hub}\nlearning_rate: 1\n", "grpo already"),
+        ("a: 1\n", "could be told"),
+        ("- 1\n", "`key: value` lines"),
+    ],
+)
+def test_what_is_no_config_of_theirs_is_refused_with_its_place(text, said):
+    with pytest.raises(RecipeError, match=said) as caught:
+        recognise(read_text(text, "c.yaml"), None, "c.yaml")
+    assert "c.yaml:1:1" in str(caught.value)
+
+
+def test_an_unknown_dialect_is_a_wrong_flag():
+    with pytest.raises(UsageError, match="use --from axolotl"):
+        recognise(read_text("a: 1", "c"), "axolot", "c")
+
+
+@pytest.mark.parametrize(("line", "said"), [("rl: dpo\n", "`rl: dpo`"), ("", "does not say")])
+def test_another_method_of_axolotls_is_refused(line, said):
+    with pytest.raises(RecipeError, match=said):
+        convert(f"base_model: m\n{line}", "axolotl")
+
+
+def test_a_reward_may_be_named_alone_with_its_parameters():
+    ledger = convert(
+        "model_name_or_path: m\ndataset_name: d\nreward_funcs: cosine\ncosine_max_len: 7\n",
+        "open-r1",
+    )
+    (reward,) = ledger.recipe["rewards"]
+    assert (reward["kind"], reward["max_length"]) == ("cosine_length", 7)
+    assert ledger.comments["rewards.0"].startswith("reward_funcs: cosine")
+    assert reasons(ledger) == {}
