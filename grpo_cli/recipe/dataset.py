@@ -114,6 +114,14 @@ class InlineDataset(_DatasetBase):
     """The evaluation rows."""
 
 
+_PLACES = {
+    "train": ("eval",),
+    "path": ("name", "split", "eval_split", "revision"),
+    "rows": ("eval_rows",),
+}
+"""Where scored rows may come from, and the keys that go with each place."""
+
+
 class ScoredDataset(_DatasetBase):
     """Responses that somebody has scored already: rows of a prompt, a response and its reward.
 
@@ -150,18 +158,24 @@ class ScoredDataset(_DatasetBase):
 
     @model_validator(mode="after")
     def _check_place(self) -> "ScoredDataset":
-        places = {"train": self.train, "path": self.path, "rows": self.rows}
-        given = [name for name, value in places.items() if value is not None]
+        given = [name for name in _PLACES if getattr(self, name) is not None]
         if len(given) != 1:
             seen = f"`{'` and `'.join(given)}` both do" if given else "nothing does"
             raise PydanticCustomError(
                 "grpo_place",
                 "needs one of `train` (files), `path` (hub) and `rows` to say where the rows are; {seen}",
-                {
-                    "seen": seen,
-                    "fix": "keep one of them" if given else "add `train: rows.jsonl`, say",
-                },
+                {"seen": seen, "fix": "keep one of them" if given else "add `train: rows.jsonl`, say"},
             )
+        strangers = {
+            key: place for place in _PLACES for key in _PLACES[place] if place not in given
+        }
+        for key in strangers:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise PydanticCustomError(
+                    "grpo_place",
+                    "has `{key}`, which goes with `{place}`, and the rows come from `{given}`",
+                    {"key": key, "place": strangers[key], "given": given[0], "fix": f"remove `{key}`"},
+                )
         return self
 
     @property
