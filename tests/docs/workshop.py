@@ -64,6 +64,8 @@ class Workshop:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.worked: set[str] = set()
+        """Slow commands that have worked: pages repeat them, and they take half a minute each."""
         self.cluster = Cluster(folder / "slurm")
         self._write_commands()
         self._write_data()
