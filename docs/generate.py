@@ -1,9 +1,10 @@
 """Writes the parts of the documentation that stand in the code already.
 
 `make docs` runs it; a test fails where the files differ from what it would write. Owns the layout
-of the recipe reference only: every word of it comes from the schema and the installed TRL.
+of the two references only: every word of them comes from the schema and the installed TRL.
 """
 
+import json
 import sys
 import typing
 from collections.abc import Iterator
@@ -34,11 +35,13 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.recipe.slurm import SlurmConfig
 from grpo_cli.recipe.training import EarlyStoppingConfig, TrainingConfig
+from grpo_cli.rewards.description import KindDescription, ParameterDescription, describe_kind
 from grpo_cli.rewards.registry import KINDS
 from grpo_cli.runs.files import write_json, write_text
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "recipe.md"
+REWARDS = ROOT / "docs" / "rewards.md"
 SCHEMA = ROOT / "recipes" / "recipe.schema.json"
 
 SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
@@ -53,7 +56,6 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("dataset.prompt", PromptConfig),
     ("dataset.columns.NAME", ColumnConfig),
     ("rewards, every entry", RewardConfig),
-    *((f"rewards, kind: {kind}", params) for kind, params in KINDS.items()),
     ("generation", GenerationConfig),
     ("generation.vllm", VllmConfig),
     ("training", TrainingConfig),
@@ -66,11 +68,25 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("expect.metrics, every entry", ExpectedMetric),
     ("expect.measured", MeasuredConfig),
 )
+KIND_SECTIONS = tuple(KINDS.items())
 INTRO = """# Recipe reference
 
-Generated from the schema by `make docs`; do not edit. Names are TRL's wherever TRL has one. Besides
-the keys listed, `generation`, `generation.vllm`, `training` and `logging` take every `GRPOConfig`
-field named at their end, with TRL's meaning and default.
+Every key of a recipe, with its default and its meaning. Generated from the schema by `make docs`; do
+not edit. Names are TRL's wherever TRL has one. Besides the keys listed, `generation`,
+`generation.vllm`, `training` and `logging` take every `GRPOConfig` field named at their end, with
+TRL's meaning and default.
+
+The kinds of rewards and their parameters are in [the reference of rewards](rewards.md). Editors check
+and complete recipes with the same schema: `grpo schema` prints it.
+"""
+REWARDS_INTRO = """# Reward reference
+
+Every kind of reward: its formula, its range, where it comes from, and its parameters. Generated from
+the code by `make docs`; do not edit. In a terminal `grpo rewards show KIND` says the same.
+
+Beside the parameters here, every entry of `rewards` takes `name`, `weight`, `when`, `timeout_s`,
+`on_error` and `clip`: see [the recipe reference](recipe.md#rewards-every-entry). How to try rewards
+before training is in [Your own reward](own-reward.md#try-it-before-training).
 """
 
 
@@ -89,9 +105,34 @@ def render_reference() -> str:
     return "".join(parts)
 
 
+def render_rewards() -> str:
+    """The reference of rewards as Markdown: an overview, then a section for each kind."""
+    described = [describe_kind(kind) for kind in KINDS]
+    overview = [f"| [`{each.kind}`](#{each.kind}) | {each.summary} |" for each in described]
+    head = [REWARDS_INTRO, "\n| kind | what it does |\n| --- | --- |\n", "\n".join(overview), "\n"]
+    return "".join([*head, *(_kind(each) for each in described)])
+
+
+def _kind(described: KindDescription) -> str:
+    rows = [
+        f"| `{each.name}` | {_shown(each)} | {_cell(each.doc)} |" for each in described.parameters
+    ]
+    table = "\n".join(["\n| parameter | default | meaning |\n| --- | --- | --- |", *rows, ""])
+    return f"\n## {described.kind}\n\n{described.doc}\n{table if rows else ''}"
+
+
+def _shown(parameter: ParameterDescription) -> str:
+    return "required" if parameter.required else f"`{json.dumps(parameter.default)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
 def write_all() -> None:
     """Writes every generated file."""
     write_text(REFERENCE, render_reference())
+    write_text(REWARDS, render_rewards())
     write_json(SCHEMA, build_schema())
 
 
@@ -102,7 +143,7 @@ def _docstring(model: type[BaseModel]) -> str:
 
 def _rows(model: type[BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        meaning = _cell(" ".join((field.description or "").split()))
         yield f"| `{field.alias or name}` | {_default(field)} | {meaning} |"
 
 

@@ -61,7 +61,10 @@ def _root(
 def init(
     name: Annotated[str, typer.Argument(help="Name of the recipe; writes NAME.yaml.")] = "recipe",
     template: Annotated[
-        str, typer.Option("--template", "-t", help="quickstart, math, code, format or judge.")
+        str,
+        typer.Option(
+            "--template", "-t", help="quickstart, math, code, format, judge, length or problem."
+        ),
     ] = "quickstart",
 ) -> None:
     """Write a commented recipe to start from."""

@@ -6,7 +6,7 @@ Does not talk to a server: `servers/examination.py` does, before a launch.
 from collections.abc import Iterator
 
 from grpo_cli.errors import Problem
-from grpo_cli.preflight.hardware import Hardware, is_on_cpu
+from grpo_cli.preflight.hardware import Hardware, is_on_cpu, resolve_num_processes
 from grpo_cli.recipe.recipe import Recipe
 
 _RANGES = {
@@ -37,6 +37,26 @@ def check_vllm(recipe: Recipe, hardware: Hardware) -> Iterator[Problem]:
             "names a vLLM server, and nothing samples from one",
             "set `generation.backend: vllm` and `generation.vllm.mode: server`, or remove it",
             "generation.vllm",
+        )
+    elif recipe.generation.backend == "vllm":
+        yield from _check_sharing(recipe, hardware)
+
+
+def _check_sharing(recipe: Recipe, hardware: Hardware) -> Iterator[Problem]:
+    """Whether the training processes split evenly into those that share vLLM's model.
+
+    Source: trl 1.16, `VLLMGeneration._init_vllm`, which says so once the model is loaded.
+    """
+    launch = recipe.launch
+    if launch.num_processes == "auto" and launch.slurm is not None:
+        return  # the nodes are not this machine
+    shared = int(recipe.generation.vllm.extras.get("tensor_parallel_size", 1))
+    processes = resolve_num_processes(recipe, hardware)
+    if shared > 0 and processes % shared:
+        yield Problem(
+            f"{processes} training processes do not split into groups of {shared} that share vLLM's model",
+            f"write a divisor of {processes}, or set `launch.num_processes` to a multiple of {shared}",
+            "generation.vllm.tensor_parallel_size",
         )
 
 

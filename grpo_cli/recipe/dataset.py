@@ -164,7 +164,10 @@ class ScoredDataset(_DatasetBase):
             raise PydanticCustomError(
                 "grpo_place",
                 "needs one of `train` (files), `path` (hub) and `rows` to say where the rows are; {seen}",
-                {"seen": seen, "fix": "keep one of them" if given else "add `train: rows.jsonl`, say"},
+                {
+                    "seen": seen,
+                    "fix": "keep one of them" if given else "add `train: rows.jsonl`, say",
+                },
             )
         strangers = {
             key: place for place in _PLACES for key in _PLACES[place] if place not in given
@@ -174,7 +177,12 @@ class ScoredDataset(_DatasetBase):
                 raise PydanticCustomError(
                     "grpo_place",
                     "has `{key}`, which goes with `{place}`, and the rows come from `{given}`",
-                    {"key": key, "place": strangers[key], "given": given[0], "fix": f"remove `{key}`"},
+                    {
+                        "key": key,
+                        "place": strangers[key],
+                        "given": given[0],
+                        "fix": f"remove `{key}`",
+                    },
                 )
         return self
 

@@ -14,7 +14,7 @@ class RewardConfig(Section):
     model_config = ConfigDict(extra="allow")
 
     kind: str
-    """Which reward; every kind has a section of its own in the recipe reference."""
+    """Which reward; `grpo rewards list` names the kinds, `grpo rewards show KIND` their parameters."""
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]+$")
     """Name in logs and metrics; where it is not given the kind, or the function's name for `python`."""
     weight: Number = 1.0

@@ -195,6 +195,7 @@ def format_step(step: StepRecord, left_s: float | None) -> str:
 def _facts(step: StepRecord) -> list[tuple[str, str]]:
     facts: list[tuple[str, float | None, str]] = [
         ("reward", step.reward, "{:.3f}"),
+        ("reward_std", step.reward_std, "{:.3f}"),
         # Under TRL's names: a reward may be called `length` too.
         *((f"rewards/{name}", value, "{:.3f}") for name, value in step.rewards.items()),
         ("zero-signal", step.zero_signal, "{:.0%}"),

@@ -17,6 +17,8 @@ class StepRecord:
     step: int
     total_steps: int | None
     reward: float | None
+    reward_std: float | None = None
+    """Standard deviation of the total over the batch."""
     rewards: dict[str, float] = field(default_factory=dict)
     """Mean of each reward before its weight."""
     zero_signal: float | None = None
@@ -43,6 +45,7 @@ def read_step(record: Mapping[str, Any]) -> StepRecord | None:
         step=int(record["step"]),
         total_steps=get("total_steps"),
         reward=get("reward"),
+        reward_std=get("reward_std"),
         rewards=read_rewards(record),
         zero_signal=get("frac_reward_zero_std"),
         completion_length=get("completions/mean_length"),

@@ -19,13 +19,14 @@ def test_generated_files_are_what_make_docs_would_write():
     assert generator.REFERENCE.read_text(encoding="utf-8") == generator.render_reference(), (
         "make docs"
     )
+    assert generator.REWARDS.read_text(encoding="utf-8") == generator.render_rewards(), "make docs"
     written = json.loads(generator.SCHEMA.read_text(encoding="utf-8"))
     assert written == json.loads(json.dumps(generator.build_schema(), default=str)), "make docs"
 
 
 def test_every_field_says_what_it_means():
     generator = load_generator()
-    for title, model in generator.SECTIONS:
+    for title, model in (*generator.SECTIONS, *generator.KIND_SECTIONS):
         for name, field in model.model_fields.items():
             # A discriminator means what the section's title says.
             if name != "kind" or title.startswith("rewards, every"):

