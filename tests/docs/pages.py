@@ -43,7 +43,7 @@ class Command:
         """Whether it takes more than a second or two: imports heavy libraries, loads a model, or waits."""
         words = self.text.split()
         # What `make.py` makes is there only after it ran.
-        if words[0] == "python" or "offline/" in self.text:
+        if words[0] == "python" or "recipes/offline/" in self.text:
             return True
         if words[0] != "grpo" or "--dry-run" in words or words[1:3] == ["doctor", "--quick"]:
             return False

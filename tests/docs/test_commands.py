@@ -65,7 +65,7 @@ def follow(workshop, commands):
             said = {" ".join(line.split()) for line in (done.stdout + done.stderr).splitlines()}
             for line in command.shown:
                 assert " ".join(line.split()) in said, f"{command}\nnever said: {line}\n{said}"
-            if command.is_slow:
+            if command.is_slow and command.text.startswith("grpo "):
                 workshop.worked.add(command.text)
 
 

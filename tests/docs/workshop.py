@@ -79,7 +79,8 @@ class Workshop:
         self._write_commands()
         self._write_data()
         self._write_recipes()
-        (folder / "recipes").symlink_to(ROOT / "recipes")
+        made = shutil.ignore_patterns("tiny-*", "*.jsonl")
+        shutil.copytree(ROOT / "recipes", folder / "recipes", ignore=made)
         make_tiny_model(folder / "tiny", kind="llama", chat=True)
         make_tiny_model(folder / "other-model", kind="llama", chat=True, seed=1)
 
@@ -186,4 +187,6 @@ class Workshop:
                 )
 
     def _entries(self) -> set[Path]:
-        return {*self.folder.glob("*"), *self.folder.glob("runs/*/*")} - {self.folder / "runs"}
+        places = ("*", "runs/*/*", "recipes/*/*")
+        found = {path for place in places for path in self.folder.glob(place)}
+        return found - {self.folder / "runs"}
