@@ -79,6 +79,9 @@ def take_field(ledger: Ledger, key: Path, name: str, note: str = "") -> bool:
     if today != name and ledger.node(*key[:-1], today) is not None:
         ledger.drop(key, f"`{today}`, its name of today, is given too")
         return True
+    if today == "use_liger_kernel":
+        _take_kernels(ledger, key)
+        return True
     value = ledger.get(*key)
     unset = grpo_fields.read_grpo_fields()[today].default == "None"
     if value is None and (unset or not fits(today, None)):
@@ -86,6 +89,15 @@ def take_field(ledger: Ledger, key: Path, name: str, note: str = "") -> bool:
         return True
     ledger.keep(key, grpo_fields.key_in_home(today), value, note)
     return True
+
+
+def _take_kernels(ledger: Ledger, key: Path) -> None:
+    """Takes the switch that TRL 1.16 calls deprecated, as what it names in its place."""
+    if ledger.is_on(*key):
+        note = "deprecated in TRL, which names this in its place; `pip install kernels`"
+        ledger.keep(key, "model.init_kwargs.use_kernels", True, note)
+    else:
+        ledger.drop(key, "off, as it is by default")
 
 
 def drop_known(ledger: Ledger, key: Path, name: str) -> bool:

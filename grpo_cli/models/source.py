@@ -207,6 +207,18 @@ def _check_init_kwargs(model: ModelConfig) -> list[Problem]:
         )
         for key in model.init_kwargs
         if key in _INIT_KWARGS_HOMES
+    ] + _check_kernels(model)
+
+
+def _check_kernels(model: ModelConfig) -> list[Problem]:
+    if not model.init_kwargs.get("use_kernels") or importlib.util.find_spec("kernels"):
+        return []
+    return [
+        Problem(
+            "kernels is not installed",
+            "pip install kernels, or remove it",
+            "model.init_kwargs.use_kernels",
+        )
     ]
 
 

@@ -21,7 +21,8 @@ from grpo_cli.recipe.training import TrainingConfig
 from tests.unit.convert.readings import NAMES, read, reasons
 
 FIELDS = grpo_fields.read_grpo_fields()
-HOUSED = [name for name in FIELDS if grpo_fields.home_of(name)]
+HOUSED = [name for name in FIELDS if grpo_fields.home_of(name) and name != "use_liger_kernel"]
+"""`use_liger_kernel` is translated to what TRL names in its place; see below."""
 REFUSED = [name for name in FIELDS if not grpo_fields.home_of(name)]
 SECTIONS = {
     "generation": GenerationConfig,
@@ -206,3 +207,14 @@ def test_loras_single_target_survives_trls_reading_of_a_list_of_one():
     flat = flatten_recipe(recipe, Path.cwd()).flat
     assert flat["lora_target_modules"] == r"(.*\.)?q_proj"
     assert find(reload(flat)[1].recipe, "model.lora.target_modules") == r"(.*\.)?q_proj"
+
+
+@pytest.mark.parametrize("name", ["use_liger_kernel", "use_liger_loss"])
+def test_what_trl_calls_deprecated_becomes_what_it_names_instead(name):
+    recipe, ledger = reload({**FLAT, name: True})
+    assert recipe.model.init_kwargs == {"use_kernels": True}
+    assert "deprecated in TRL" in ledger.comments["model.init_kwargs.use_kernels"]
+    assert flatten_recipe(recipe, Path.cwd()).flat["model_init_kwargs"] == {"use_kernels": True}
+    recipe, ledger = reload({**FLAT, name: False})
+    assert recipe.model.init_kwargs == {}
+    assert reasons(ledger)[name] == "off, as it is by default"
