@@ -6,6 +6,7 @@ from grpo_cli.data.peek import Peek
 from grpo_cli.data.scored import GroupReport
 from grpo_cli.errors import Problem
 from grpo_cli.preflight.settings import read_setting
+from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
 
 _EMPTY = 0.5
@@ -29,6 +30,12 @@ def check_scored(recipe: Recipe, seen: Peek | None) -> Iterator[Problem]:
             "set `training.beta: 0.04`",
             "training.beta",
             level="warning",
+        )
+    if recipe.launch.strategy in SHARED_WEIGHTS and recipe.training.eval_strategy != "no":
+        yield Problem(
+            f"needs all weights on each process, which {recipe.launch.strategy} does not have",
+            "set `eval_strategy: no`, or `launch.strategy: ddp`",
+            "training.eval_strategy",
         )
     stopping = recipe.training.early_stopping
     if stopping is not None and stopping.metric.startswith("eval_reward"):
