@@ -42,7 +42,8 @@ def test_runs_lie_over_each_other(tmp_path, monkeypatch):
 
 def test_a_runs_own_page_is_written_anew_and_loads_nothing(tmp_path):
     run = make_finished_run(tmp_path)
-    assert read_page([run]) and read_page([run])
+    assert read_page([run])
+    assert read_page([run])
     page = (run.path / "report.html").read_text()
     assert not re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=|<link", page)
 
