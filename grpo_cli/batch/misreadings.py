@@ -171,6 +171,8 @@ def _estimate_steps(inputs: BatchInputs, factor: int) -> Reading:
     """Steps by a formula on paper, rounded up as the trainer does."""
     if inputs.dataset_size is None:
         return Reading(None, "not known without the number of prompts (--dataset-size)")
+    if not math.isfinite(inputs.num_train_epochs):
+        return Reading(None, f"not known for {inputs.num_train_epochs:g} epochs")
     step = inputs.micro_batch * inputs.gradient_accumulation_steps
     an_epoch = Fraction(inputs.dataset_size * factor, step)
     # Whole numbers stay whole: the trainer, too, multiplies them by the epochs.

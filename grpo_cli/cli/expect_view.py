@@ -29,7 +29,8 @@ def print_written(written: "Written") -> None:
 def print_comparisons(comparisons: "list[Comparison]") -> None:
     """Prints how runs lie to their bands, each under its name."""
     for comparison in comparisons:
-        stdout().print(Text(comparison.run, style="bold"))
+        ended = "" if comparison.state == "completed" else f" ({comparison.state})"
+        stdout().print(Text(f"{comparison.run}{ended}", style="bold"))
         print_verdicts(comparison, indent="  ")
 
 

@@ -71,9 +71,9 @@ class Ledger:
         return None if node is None else node.plain()
 
     def is_on(self, *key: str | int) -> bool:
-        """Whether a switch of the source is on; other tools' readers take `yes` and `on` for true."""
+        """Whether a switch of the source is on; other tools' readers take `yes`, `on` and 1 for true."""
         value = self.get(*key)
-        return value is True or str(value).lower() in ("yes", "on", "true")
+        return value is True or str(value).lower() in ("yes", "on", "true", "1")
 
     def done(self, *key: str | int) -> bool:
         """Whether a key has been accounted for."""

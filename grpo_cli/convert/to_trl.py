@@ -212,5 +212,7 @@ def _list_unread(recipe: Recipe, lost: list[tuple[str, str]]) -> None:
         lost.append(("launch.stall_timeout_s", "a run that hangs is not ended"))
     if recipe.evaluation.limit != 0:
         lost.append(("evaluation", "TRL does not measure before and after; `grpo eval` does"))
+    if recipe.expect is not None:
+        lost.append(("expect", "TRL does not compare runs; `grpo expect` does"))
     if recipe.description is not None:
         lost.append(("description", "TRL has no place for it"))

@@ -27,6 +27,9 @@ def take_dataset(recipe: Recipe, lost: Lost) -> dict[str, Any]:
             lost.append(("dataset.revision", "TRL reads the newest revision"))
     elif isinstance(dataset, FilesDataset):
         fields = _files(dataset, lost)
+    elif not recipe.is_sampled:
+        reason = "TRL's command line always samples; it cannot train on responses that are scored already"
+        lost.append(("dataset.kind: scored", reason))
     else:
         reason = "TRL reads datasets of the hub and files; write the rows to a file first"
         lost.append((f"dataset.kind: {dataset.kind}", reason))

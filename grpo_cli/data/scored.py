@@ -11,12 +11,20 @@ from typing import Any
 
 from grpo_cli.data.columns import extract_columns
 from grpo_cli.data.encoding import canonical_json
-from grpo_cli.data.prompts import Prompt, Renderer, render_template
+from grpo_cli.data.prompts import (
+    Prompt,
+    Renderer,
+    is_plain,
+    render_template,
+    template_columns,
+)
 from grpo_cli.data.rows import Row, show
 from grpo_cli.errors import Problem, RecipeError
 from grpo_cli.recipe.dataset import ScoredDataset
 
 RESPONSE, REWARD = "dataset.response", "dataset.reward"
+MOST = 1e18
+"""Largest reward: its square, which the spread of a group needs, still fits into float32."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ def make_groups(
         where = f"{name} row {place + 1}"
         fresh = {"prompt": prompt, "row_id": place, "responses": [], "rewards": []}
         group = groups.setdefault(canonical_json(prompt), fresh)
-        group["responses"].append(render_template(dataset.response, row, where, RESPONSE))
+        group["responses"].append(_read_response(dataset.response, row, where))
         group["rewards"].append(_read_reward(row, dataset.reward, where))
     return list(groups.values())
 
@@ -108,12 +116,30 @@ def look_at_groups(dataset: ScoredDataset, rows: Sequence[Row], name: str) -> Gr
     return report_groups(compared, len(groups) - len(compared))
 
 
+def _read_response(template: str, row: Row, where: str) -> str:
+    for name in template_columns(template, RESPONSE) if is_plain(template) else ():
+        if isinstance(row.get(name), list | dict):
+            fix = f'name the text in it, such as response: "{{{{ {name}[0].content }}}}"'
+            message = f"{where} has no text in `{name}`: {show(row[name])}"
+            raise RecipeError([Problem(message, fix, RESPONSE)])
+    text = render_template(template, row, where, RESPONSE)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"{where} has half a character (a lone surrogate) in its response: {error.reason}"
+        raise RecipeError([Problem(message, "correct the text in the data", RESPONSE)]) from error
+    return text
+
+
 def _read_reward(row: Row, column: str, where: str) -> float:
     value: Any = row.get(column)
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
+    if abs(number) > MOST:
+        message = f"{where} has a reward of {number:g}, and training computes in float32"
+        raise RecipeError([Problem(message, "scale the rewards down", REWARD)])
     if not math.isfinite(number):
         seen = f"`{column}` is {show(value)}" if column in row else f"there is no `{column}`"
         fix = "name the column that holds the reward, or leave such rows out of the data"

@@ -60,7 +60,7 @@ def band_of_held_out(metric: str, values: Sequence[float], runs: Sequence[Eviden
         UsageError: There is one run, and its samples do not say how the metric varies.
     """
     if metric.startswith(ACCURACY):
-        return _band_of_accuracy(values, min(int(run.after.get("prompts", 1)) for run in runs))
+        return _band_of_accuracy(values, min(int(run.after.get("prompts") or 1) for run in runs))
     if len(values) > 1:
         return widen(predict_mean(values))
     prompts = runs[0].held_out_samples(metric)

@@ -13,10 +13,11 @@ from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.status import Status, StatusFile
 
+_MOST = 1e100
 ACCURACY = "accuracy/"
 """What the names of held-out accuracies begin with."""
 _NOT_METRICS = {"schema_version", "time", "event", "step", "total_steps"}
-_OF_ALL = ("completion_length", "clipped")
+_OF_ALL = ("completion_length", "clipped", "likelihood_gap")
 """Numbers of the measurement that belong to no reward."""
 MEASURED = (ACCURACY, "rewards/", *_OF_ALL)
 """What the names of held-out metrics begin with."""
@@ -58,9 +59,10 @@ class Evidence:
         """Every metric of the measurement after training."""
         found = {name: self.after[name] for name in _OF_ALL if name in self.after}
         for kind in ("accuracy", "rewards"):
-            values = self.after.get(kind) or {}
-            found |= {f"{kind}/{name}": value for name, value in values.items()}
-        return found
+            values = self.after.get(kind)
+            if isinstance(values, dict):
+                found |= {f"{kind}/{name}": value for name, value in values.items()}
+        return {name: value for name, value in found.items() if value is None or _is_number(value)}
 
     def held_out_samples(self, metric: str) -> list[float]:
         """Each held-out prompt's mean of a metric; nothing where the samples are not there.
@@ -127,4 +129,5 @@ def _read_sample(sample: Mapping[str, Any], metric: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    # Beyond that it is damage: no metric of a training is as large.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST

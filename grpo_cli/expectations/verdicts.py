@@ -49,16 +49,20 @@ class Comparison:
     mismatches: tuple[Mismatch, ...]
     runs: int
     """How many runs the bands come from; 0 where that is not said."""
+    state: str = "completed"
+    """How the run ended."""
 
     @property
     def inside(self) -> bool:
-        """Whether every metric is there and lies in its band."""
-        return all(verdict.outcome == "inside" for verdict in self.verdicts)
+        """Whether the run was completed, and every metric is there and lies in its band."""
+        done = self.state == "completed"
+        return done and all(verdict.outcome == "inside" for verdict in self.verdicts)
 
     def as_json(self) -> dict[str, Any]:
         """The comparison as plain values."""
         return {
             "run": self.run,
+            "state": self.state,
             "inside": self.inside,
             "metrics": [verdict.as_json() for verdict in self.verdicts],
             "differs": {each.condition: list(each.details) for each in self.mismatches},
@@ -94,6 +98,7 @@ def compare_run(run: RunFolder, expect: ExpectConfig, recipe: Recipe) -> Compari
         tuple(_judge(each, evidence) for each in expect.metrics),
         tuple(list_mismatches(measured, evidence, recipe)) if measured else (),
         len(measured.runs) if measured else 0,
+        evidence.status.state,
     )
 
 

@@ -65,15 +65,16 @@ def plan_from_flags(
             "--per-device-train-batch-size 8 --num-generations 8 --dataset-size 1000"
         )
     if recipe_path is None:
-        inputs = BatchInputs(num_processes=processes_per_machine(read_hardware()))
+        inputs, samples = BatchInputs(num_processes=processes_per_machine(read_hardware())), True
     else:
-        inputs = _inputs_of(recipe_path, overrides)
-    if given.keys() & {"per_device_eval_batch_size", "num_generations_eval"}:
+        inputs, samples = _inputs_of(recipe_path, overrides)
+    if samples and given.keys() & {"per_device_eval_batch_size", "num_generations_eval"}:
         given["evaluates"] = True
     return plan_batch(replace(inputs, **given))  # type: ignore[arg-type]
 
 
-def _inputs_of(recipe_path: Path, overrides: list[str] | None) -> BatchInputs:
+def _inputs_of(recipe_path: Path, overrides: list[str] | None) -> tuple[BatchInputs, bool]:
+    """The inputs, and whether the recipe samples, without which there is no rule for evaluation."""
     # The schema takes half of a command's time to import, and flags alone do without it.
     from grpo_cli.data.peek import peek
     from grpo_cli.recipe.loading import load_recipe
@@ -81,4 +82,4 @@ def _inputs_of(recipe_path: Path, overrides: list[str] | None) -> BatchInputs:
     recipe = load_recipe(recipe_path, overrides)
     processes = resolve_num_processes(recipe, read_hardware())
     seen = peek(recipe.dataset, recipe.seed)
-    return batch_inputs(recipe, processes, seen.train_rows, seen.eval_rows)
+    return batch_inputs(recipe, processes, seen.train_rows, seen.eval_rows), recipe.is_sampled

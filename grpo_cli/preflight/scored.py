@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from grpo_cli.data.peek import Peek
 from grpo_cli.data.scored import GroupReport
 from grpo_cli.errors import Problem
+from grpo_cli.measure.ranking import GAP, RANKING
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
@@ -38,12 +39,18 @@ def check_scored(recipe: Recipe, seen: Peek | None) -> Iterator[Problem]:
             "training.eval_strategy",
         )
     stopping = recipe.training.early_stopping
-    if stopping is not None and stopping.metric.startswith("eval_reward"):
-        yield Problem(
-            "never changes: the rewards stand in the data",
-            "set `metric: eval_ranking`, the share of pairs ranked right",
-            "training.early_stopping.metric",
-        )
+    named = {
+        "training.early_stopping.metric": stopping.metric if stopping else None,
+        "training.metric_for_best_model": recipe.training.extras.get("metric_for_best_model"),
+    }
+    for path, metric in named.items():
+        if metric is not None and metric.removeprefix("eval_") not in (RANKING, GAP):
+            yield Problem(
+                f"`{metric}` is not measured on scored data; eval_{RANKING} (the share of pairs ranked right) "
+                f"and eval_{GAP} are",
+                f"set it to eval_{RANKING}",
+                path,
+            )
     if seen is not None and seen.groups is not None:
         yield from _check_groups(recipe.generation.num_generations, seen.groups)
 

@@ -55,7 +55,9 @@ class Recipe(Section):
                 raise PydanticCustomError(
                     "grpo_scored",
                     "belongs to data that is sampled; with `dataset.kind: scored` the rewards stand in the rows",
-                    {"fix": "remove it, or use another `dataset.kind`"},
+                    {
+                        "fix": "remove it (`rewards: []` where a parent has some), or use another `dataset.kind`"
+                    },
                 )
         elif rewards == []:
             length = {"field_type": "Tuple", "min_length": 1, "actual_length": 0}

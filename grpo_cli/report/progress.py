@@ -217,6 +217,7 @@ def _format_event(record: dict[str, Any]) -> str | None:
         # Where every score is 0 or 1, the mean says nothing more.
         scored += [item for item in record["rewards"].items() if item not in accuracy.items()]
         scores = "  ".join(f"{name} {value:.3f}" for name, value in scored if value is not None)
+        scores = scores or "nothing to compare"
         return f"{record['when']} training, {record['prompts']} held-out prompts: {scores}"
     if record.get("event") == "eval" and record.get("eval_reward") is not None:
         return f"step {record['step']}  eval reward {record['eval_reward']:.3f}"

@@ -5,7 +5,7 @@ are `measure.ranking`'s, the likelihoods `models.likelihood`'s.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -19,7 +19,7 @@ from grpo_cli.models.likelihood import mean_log_probabilities
 from grpo_cli.models.sampling import sample_completions
 from grpo_cli.runs.files import write_text
 from grpo_cli.train.measurement import Measurer, When
-from grpo_cli.train.scored import ScoredRollouts
+from grpo_cli.train.scored import TokenizedGroup
 from grpo_cli.train.session import Session
 
 _SHOWN = 4
@@ -31,8 +31,7 @@ class Ranker:
     """What ranking the held-out responses needs."""
 
     session: Session
-    groups: ScoredRollouts
-    rows: Dataset
+    groups: Sequence[TokenizedGroup]
     pad_token_id: int
 
     def rank(
@@ -40,8 +39,7 @@ class Ranker:
     ) -> list[RankedGroup]:
         """Likelihoods of all responses, in the order of the rows; every process scores its share."""
         rank, world = self.session.processes.process_index, self.session.processes.num_processes
-        places = range(rank, len(self.rows), world)
-        mine = [self.groups.group(self.rows[place]["prompt"]) for place in places]
+        mine = self.groups[rank::world]
         likelihoods = iter(
             mean_log_probabilities(
                 model,

@@ -27,56 +27,61 @@ class TokenizedGroup:
     """The responses of one prompt."""
 
     row: int
+    """The row of the data the prompt is first of, from 0."""
+    prompt: Prompt
     prompt_ids: list[int]
     responses: list[list[int]]
     """Token ids of each, with the end-of-sequence token unless it was cut at the longest length."""
     rewards: list[float]
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the prompt with its longest response."""
+        return len(self.prompt_ids) + max(map(len, self.responses))
+
+
+def tokenize_groups(
+    dataset: Dataset,
+    tokenizer: Any,
+    *,
+    max_length: int,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> list[TokenizedGroup]:
+    """Tokenizes every response, once.
+
+    Args:
+        dataset: Rows of `prompt`, `row_id`, `responses` and `rewards`.
+        tokenizer: The model's.
+        max_length: Longest response, in tokens; longer ones are cut.
+        chat_template_kwargs: More variables for the chat template.
+    """
+    return [
+        TokenizedGroup(
+            row["row_id"],
+            row["prompt"],
+            encode_prompt(tokenizer, row["prompt"], chat_template_kwargs),
+            [encode_response(tokenizer, text, max_length) for text in row["responses"]],
+            row["rewards"],
+        )
+        for row in dataset
+    ]
+
 
 class ScoredRollouts:
-    """What `GRPOTrainer` calls as `rollout_func`; tokenizes every response once."""
+    """What `GRPOTrainer` calls as `rollout_func`."""
 
-    def __init__(
-        self,
-        datasets: Sequence[Dataset],
-        tokenizer: Any,
-        *,
-        max_length: int,
-        seed: int,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Tokenizes the groups.
+    def __init__(self, groups: Sequence[TokenizedGroup], *, eos_token_id: int, seed: int) -> None:
+        """Takes the groups of training.
 
         Args:
-            datasets: Rows of `prompt`, `row_id`, `responses` and `rewards`.
-            tokenizer: The model's.
-            max_length: Longest response, in tokens; longer ones are cut.
+            groups: Each prompt once.
+            eos_token_id: Stands in places that are left over.
             seed: Of the choice where a group is larger than TRL's.
-            chat_template_kwargs: More variables for the chat template.
         """
         self._seed = seed
-        self._eos: int = tokenizer.eos_token_id
-        self._groups: dict[str, TokenizedGroup] = {}
-        for dataset in datasets:
-            for row in dataset:
-                self._groups[canonical_json(row["prompt"])] = TokenizedGroup(
-                    row["row_id"],
-                    encode_prompt(tokenizer, row["prompt"], chat_template_kwargs),
-                    [encode_response(tokenizer, text, max_length) for text in row["responses"]],
-                    row["rewards"],
-                )
+        self._eos = eos_token_id
+        self._groups = {canonical_json(group.prompt): group for group in groups}
         logging.getLogger("trl.trainer.grpo_trainer").addFilter(_is_not_about_empty_places)
-
-    def group(self, prompt: Prompt) -> TokenizedGroup:
-        """The group of a prompt of the data."""
-        return self._groups[canonical_json(prompt)]
-
-    def longest(self) -> int:
-        """Tokens of the longest prompt with its longest response."""
-        return max(
-            len(group.prompt_ids) + max(map(len, group.responses))
-            for group in self._groups.values()
-        )
 
     def __call__(self, prompts: Sequence[Prompt], trainer: Any) -> dict[str, Any]:
         """Responses for this process's share of a batch of groups.
@@ -89,14 +94,13 @@ class ScoredRollouts:
             Token ids of prompts and responses; `env_mask`, which leaves empty places out of the loss; and
             the rewards under `NAME`, None at empty places, which TRL leaves out of a group's baseline.
         """
-        training = trainer.model.training
-        size = trainer.num_generations if training else trainer.num_generations_eval
+        size = trainer.num_generations
         first = trainer.accelerator.process_index * len(prompts)
         answers: dict[str, list[Any]] = {
             name: [] for name in ("prompt_ids", "completion_ids", "env_mask", NAME)
         }
         for place, prompt in enumerate(prompts, first):
-            group = self.group(prompt)
+            group = self._groups[canonical_json(prompt)]
             # Every process, and a run that goes on, chooses the same ones.
             chosen = self._choose(group, size, trainer.state.global_step)
             slot = place % size

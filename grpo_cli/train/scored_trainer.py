@@ -5,15 +5,18 @@ for the responses and `ranking.py` for the numbers.
 """
 
 import os
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from datasets import Dataset
 
 from grpo_cli.data.build import BuiltData
 from grpo_cli.errors import RunError
+from grpo_cli.measure.ranking import RANKING
 from grpo_cli.train.measurement import select_rows
 from grpo_cli.train.ranking import Ranker, summarize_ranking
-from grpo_cli.train.scored import ScoredRollouts, score
+from grpo_cli.train.scored import ScoredRollouts, TokenizedGroup, score, tokenize_groups
 from grpo_cli.train.session import Session
 from grpo_cli.train.trainer import RunTrainer
 
@@ -32,6 +35,11 @@ class ScoredTrainer(RunTrainer):
     ) -> dict[str, Any]:
         """Ranks the held-out responses, logs the numbers, and tells the callbacks, as `Trainer.evaluate` does."""
         found = summarize_ranking(self.ranker.rank(self.model)) if self.ranker else {}
+        if self.ranker and found[RANKING] is None:
+            raise RunError(
+                "no held-out prompt has two responses of different reward, so there is nothing to rank. "
+                "Fix: hold out other rows, or set training.eval_strategy: no"
+            )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         training = self.model.training
         # TRL tells by this whether a record is of training.
@@ -61,27 +69,27 @@ def build_scored_trainer(
     """
     recipe = session.recipe
     session.report("tokenizing the responses")
-    rollouts = ScoredRollouts(
-        [split for split in (data.train, data.eval) if split is not None],
-        tokenizer,
+    tokenize = partial(
+        tokenize_groups,
+        tokenizer=tokenizer,
         max_length=recipe.generation.max_completion_length,
-        seed=recipe.seed,
         chat_template_kwargs=recipe.generation.extras.get("chat_template_kwargs"),
     )
-    _check_context(rollouts, model)
+    rows = select_rows(data.eval, recipe.evaluation.limit)
+    groups, held = tokenize(data.train), tokenize(rows) if rows is not None else []
+    _check_context([*groups, *held], model)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     trainer = ScoredTrainer(
         model=model,
         reward_funcs=[score],
-        rollout_func=rollouts,
+        rollout_func=ScoredRollouts(groups, eos_token_id=tokenizer.eos_token_id, seed=recipe.seed),
         train_dataset=_asked(data.train),
         eval_dataset=_asked(data.eval) if recipe.training.eval_strategy != "no" else None,
         processing_class=tokenizer,
         **given,
     )
-    held = select_rows(data.eval, recipe.evaluation.limit)
-    if held is not None:
-        trainer.ranker = Ranker(session, rollouts, held, tokenizer.pad_token_id)
+    if held:
+        trainer.ranker = Ranker(session, held, tokenizer.pad_token_id)
     return trainer
 
 
@@ -90,9 +98,9 @@ def _asked(split: Dataset | None) -> Dataset | None:
     return split.select_columns(["prompt", "row_id"]) if split is not None else None
 
 
-def _check_context(rollouts: ScoredRollouts, model: Any) -> None:
+def _check_context(groups: Sequence[TokenizedGroup], model: Any) -> None:
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    longest = rollouts.longest()
+    longest = max(group.longest for group in groups)
     if context is not None and longest > context:
         raise RunError(
             f"a prompt and its response have {longest} tokens together, and the model reads {context}. Fix: "

@@ -217,8 +217,8 @@ def _build_measurer(
         # No process holds a model that it could sample from by itself.
         return None
     if isinstance(trainer, ScoredTrainer):
-        ranker = trainer.ranker
-        return ScoredMeasurer(session, rewards, ranker.rows, ranker) if ranker else None
+        rows, ranker = select_rows(data.eval, session.recipe.evaluation.limit), trainer.ranker
+        return ScoredMeasurer(session, rewards, rows, ranker) if rows and ranker else None
     rows = select_rows(data.eval, session.recipe.evaluation.limit)
     return Measurer(session, rewards, rows) if rows is not None else None
 

@@ -95,6 +95,30 @@ def test_the_better_responses_become_likelier(scored):
     assert not list((scored.run / "completions").glob("*"))
 
 
+def test_held_out_responses_to_the_same_prompts_are_not_trained_on(scored):
+    write_rows(scored.folder, [4, 4, 4, 4])
+    rows = [json.loads(line) for line in (scored.folder / "scored.jsonl").read_text().splitlines()]
+    held = [{**row, "response": " held out", "reward": row["reward"] + 100} for row in rows]
+    (scored.folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
+    text = RECIPE.replace("train: scored.jsonl", "train: scored.jsonl\n  eval: held.jsonl")
+    train(scored, text=text)
+    assert all(0 <= record["reward"] <= 1 for record in scored.records("train"))
+    # Equal responses cannot be told apart, and none of a kind is likelier.
+    assert scored.records("measure")[0]["accuracy"]["ranking"] == 0.5
+
+
+def test_held_out_responses_that_cannot_be_ranked_are_said(scored):
+    write_rows(scored.folder, [4, 4, 4, 4])
+    rows = [json.loads(line) for line in (scored.folder / "scored.jsonl").read_text().splitlines()]
+    held = [{**row, "reward": 1.0} for row in rows]
+    (scored.folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held))
+    text = RECIPE.replace("train: scored.jsonl", "train: scored.jsonl\n  eval: held.jsonl")
+    flags = sets(**{"training.eval_strategy": "steps", "training.eval_steps": 1})
+    done = scored.grpo("train", scored.write(text), *flags)
+    assert done.returncode == 1
+    assert "there is nothing to rank. Fix:" in scored.status()["reason"]
+
+
 def test_a_step_is_the_one_worked_out_by_hand(scored):
     """Groups of 2, 3 and 4 in places for 4: the places left over must not count in any way."""
     write_rows(scored.folder, [2, 3, 4, 4])

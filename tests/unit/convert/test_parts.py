@@ -81,6 +81,13 @@ def test_a_key_without_a_place_is_dropped_with_the_reason(lines, key, reason):
     assert reason in reasons(take(lines))[key]
 
 
+@pytest.mark.parametrize("switch", ["true", "yes", "'true'", "1"])
+def test_a_switch_is_on_in_every_way_of_saying_so(switch):
+    ledger = take(f"use_peft: {switch}\nlora_r: 8\nload_in_4bit: {switch}")
+    assert find(ledger.recipe, "model.lora.r") == 8
+    assert find(ledger.recipe, "model.quantization") == "4bit"
+
+
 def test_trls_command_line_loads_in_float32_and_drops_out_in_lora():
     ledger = take("use_peft: true")
     assert find(ledger.recipe, "model.dtype") == "float32"

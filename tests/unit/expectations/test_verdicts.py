@@ -36,6 +36,14 @@ def test_a_run_inside_its_bands(tmp_path):
     assert comparison.mismatches == ()
 
 
+def test_a_run_that_failed_is_not_inside(tmp_path):
+    run = make_finished_run(tmp_path, rewards=[0.6] * 40, accuracy=0.8, state="failed")
+    comparison = compare(run)
+    assert [each.outcome for each in comparison.verdicts] == ["inside", "inside"]
+    assert not comparison.inside
+    assert comparison.as_json()["state"] == "failed"
+
+
 def test_one_metric_outside_is_enough(tmp_path):
     run = make_finished_run(tmp_path, rewards=[0.0] * 36 + [0.5, 0.7, 0.6, 0.8], accuracy=0.5)
     comparison = compare(run)

@@ -66,6 +66,8 @@ def test_what_only_sampling_has_is_refused(tmp_path):
     problem = check(tmp_path, more=more)[0]
     assert problem.path == "training.early_stopping.metric"
     assert "eval_ranking" in problem.fix
+    more = "  metric_for_best_model: eval_rankin\n  eval_strategy: steps"
+    assert "training.metric_for_best_model" in [each.path for each in check(tmp_path, more=more)]
     more = "  eval_strategy: steps\nlaunch: {strategy: zero3, use_cpu: true}"
     assert "training.eval_strategy" in [each.path for each in check(tmp_path, more=more)]
     (problem,) = check(tmp_path, backend="transformers_continuous_batching")
