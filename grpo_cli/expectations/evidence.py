@@ -17,7 +17,9 @@ _MOST = 1e100
 ACCURACY = "accuracy/"
 """What the names of held-out accuracies begin with."""
 _NOT_METRICS = {"schema_version", "time", "event", "step", "total_steps"}
-_OF_ALL = ("completion_length", "clipped", "likelihood_gap")
+GAP = "likelihood_gap"
+"""How much likelier the better of scored responses are; see `measure.ranking`."""
+_OF_ALL = ("completion_length", "clipped", GAP)
 """Numbers of the measurement that belong to no reward."""
 MEASURED = (ACCURACY, "rewards/", *_OF_ALL)
 """What the names of held-out metrics begin with."""

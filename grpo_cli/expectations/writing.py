@@ -11,7 +11,7 @@ from typing import Any
 from grpo_cli.errors import UsageError, nearest
 from grpo_cli.expectations.bands import band_of_held_out, band_of_series
 from grpo_cli.expectations.conditions import describe_conditions
-from grpo_cli.expectations.evidence import ACCURACY, Evidence, read_evidence
+from grpo_cli.expectations.evidence import ACCURACY, GAP, Evidence, read_evidence
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric
 from grpo_cli.recipe.fingerprint import list_training_differences
 from grpo_cli.recipe.recipe import Recipe
@@ -125,6 +125,9 @@ def _last_step(runs: Sequence[Evidence], step: int | None) -> int:
 
 def _default_metrics(runs: Sequence[Evidence], *, at_end: bool) -> list[str]:
     held_out = runs[0].held_out() if at_end else {}
+    if GAP in held_out:
+        # The rewards of scored data are those of the data, whatever is learned.
+        return [*(name for name in held_out if name.startswith(ACCURACY)), GAP]
     return ["reward", *(name for name in held_out if name.startswith(ACCURACY))]
 
 

@@ -59,9 +59,15 @@ class Resumption:
 
 
 def find_latest(root: Path, name: str) -> RunFolder | None:
-    """The newest run of a name; None where there is none."""
-    found = sorted(path for path in (root / name).glob("*") if (path / "resolved.json").is_file())
-    return RunFolder(found[-1].absolute()) if found else None
+    """The newest run of a name that was started; None where there is none."""
+    found = [RunFolder(path.absolute()) for path in sorted((root / name).glob("*"), reverse=True)]
+    # A dry run leaves a folder too, and nothing to go on with.
+    started = (
+        run
+        for run in found
+        if run.resolved.is_file() and StatusFile(run.main.status).read().state != "pending"
+    )
+    return next(started, None)
 
 
 def read_target(path: Path) -> tuple[RunFolder, int | None]:
@@ -207,9 +213,10 @@ def _open_attempt(
 
 
 def is_finished(run: RunFolder, recipe: Recipe) -> bool:
-    """Whether a run is completed, by machine 0's word, and the recipe asks for nothing more."""
+    """Whether a run is completed, by machine 0's word, and the recipe is the same and asks for nothing more."""
     changed = {each.path for each in list_differences(run.read_recipe(), recipe)}
-    return StatusFile(run.main.status).read().state == "completed" and not changed & set(LENGTHS)
+    others = changed & set(LENGTHS) or [each for each in changed if not each.startswith(_FREE)]
+    return StatusFile(run.main.status).read().state == "completed" and not others
 
 
 def _compare_plans(run: RunFolder, plan: LaunchPlan) -> list[Difference]:

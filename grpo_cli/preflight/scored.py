@@ -74,9 +74,12 @@ def _check_groups(size: int, groups: GroupReport) -> Iterator[Problem]:
         )
     filled = groups.responses / (groups.prompts * size)
     if groups.largest > size:
+        at_once = groups.responses / (groups.prompts * groups.largest)
         yield Problem(
             f"prompts have up to {groups.largest} responses, of which each visit takes {size} by chance",
-            f"set `num_generations: {groups.largest}` to compare all of them at once",
+            f"set `num_generations: {groups.largest}` to compare all of them at once"
+            if at_once >= _EMPTY
+            else f"keep it: with {groups.largest}, {1 - at_once:.0%} of the places would stay empty",
             path,
             level="note",
         )

@@ -212,3 +212,22 @@ def test_a_response_too_long_for_the_model_is_refused_before_training(scored):
     )
     assert done.returncode == 1
     assert "and the model reads 512" in scored.status()["reason"]
+
+
+def test_the_probe_says_what_is_cut_and_what_cannot_teach(scored):
+    write_rows(scored.folder, [4, 4, 4, 4])
+    flags = sets(**{"generation.max_completion_length": 4})
+    done = scored.grpo("probe", scored.write(RECIPE), "--quick", "--json", *flags)
+    findings = {each["subject"]: each for each in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 0
+    assert (
+        "of the responses are cut at 4 tokens; the longest has"
+        in findings["length: cut off"]["seen"]
+    )
+    rows = [json.loads(line) for line in (scored.folder / "scored.jsonl").read_text().splitlines()]
+    # All of a prompt are worth the same, but for one prompt.
+    even = [{**row, "reward": 1.0 if "0:" not in row["prompt"] else row["reward"]} for row in rows]
+    (scored.folder / "scored.jsonl").write_text("".join(json.dumps(row) + "\n" for row in even))
+    done = scored.grpo("probe", scored.write(RECIPE), "--quick", "--json")
+    findings = {each["subject"]: each for each in json.loads(done.stdout)["findings"]}
+    assert "the responses of 3 of 4 prompts" in findings["data: groups without spread"]["seen"]

@@ -18,7 +18,7 @@ from grpo_cli.preflight.finding import Finding, FindingLevel
 from grpo_cli.preflight.hardware import pick_device, read_hardware
 from grpo_cli.preflight.probe import affordability, cost, prompts, risks
 from grpo_cli.preflight.probe.device import find_device
-from grpo_cli.preflight.probe.judgement import DEAD, WEAK
+from grpo_cli.preflight.probe.judgement import CLIPPED, DEAD, WEAK
 from grpo_cli.preflight.probe.memory import estimate_memory, memory_inputs
 from grpo_cli.preflight.probe.session import ROWS, Session, spread
 from grpo_cli.preflight.settings import read_setting
@@ -55,6 +55,7 @@ def survey(session: Session, runs: Path, *, costly: bool) -> None:
         _try_rewards(session, costly=costly)
     else:
         session.add(_judge_groups(session.data.report.groups))
+        session.add(_judge_responses(session))
     _estimate(session, runs)
 
 
@@ -101,6 +102,25 @@ def _judge_groups(groups: GroupReport) -> Iterable[Finding]:
         "only differences within a prompt are learned from",
         "dataset.reward",
     )
+
+
+def _judge_responses(session: Session) -> Iterable[Finding]:
+    """Scored responses that are longer than training takes."""
+    longest, train = session.recipe.generation.max_completion_length, session.data.train
+    rows = train.select(spread(len(train), ROWS))
+    lengths = [
+        len(_encode(session.tokenizer, text)) + 1 for row in rows for text in row["responses"]
+    ]
+    cut = sum(length > longest for length in lengths) / len(lengths)
+    if cut:
+        yield Finding(
+            "length: cut off",
+            "warning" if cut >= CLIPPED else "note",
+            f"{cut:.0%} of the responses are cut at {longest} tokens; the longest has {max(lengths)}",
+            f"set `max_completion_length: {max(lengths)}`, or leave long ones out of the data",
+            "the end of an answer is part of what its reward is for",
+            "generation.max_completion_length",
+        )
 
 
 def _look_at_prompts(session: Session) -> None:

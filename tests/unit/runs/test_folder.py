@@ -106,7 +106,19 @@ def test_machines_share_the_checkpoints_of_one_run_and_nothing_else(tmp_path):
 
 def test_another_machine_s_part_is_no_run_of_its_own(tmp_path):
     first, _ = machines(tmp_path)
+    StatusFile(first.status).update(state="stopped")
     assert find_latest(tmp_path / "runs", "good") == first
+
+
+def test_a_folder_that_a_dry_run_left_is_not_the_newest_run(tmp_path):
+    first, _ = machines(tmp_path)
+    StatusFile(first.status).update(state="stopped")
+    dry = RunFolder(tmp_path / "runs" / "good" / "newer")
+    dry.path.mkdir()
+    dry.write_recipe(first.read_recipe())
+    assert find_latest(tmp_path / "runs", "good") == first
+    StatusFile(dry.status).update(state="running")
+    assert find_latest(tmp_path / "runs", "good") == dry
 
 
 def test_checkpoints_on_another_disk_are_still_ones_own(tmp_path):
