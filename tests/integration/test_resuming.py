@@ -104,7 +104,9 @@ def assert_same(broken, unbroken):
             id="steps per generation",
             marks=pytest.mark.slow,
         ),
-        pytest.param({"save_steps": 3, "num_iterations": 2}, 1, id="iterations"),
+        pytest.param(
+            {"save_steps": 3, "num_iterations": 2}, 1, id="iterations", marks=pytest.mark.slow
+        ),
         pytest.param(
             {"save_steps": 3, "num_iterations": 2, "per_device_train_batch_size": 2},
             2,

@@ -124,7 +124,7 @@ def sharded_run(workshop, kind, target):
 @pytest.mark.parametrize(
     "kind",
     [
-        "fsdp",
+        pytest.param("fsdp", marks=pytest.mark.slow),
         pytest.param(
             "zero3",
             marks=[
