@@ -52,6 +52,7 @@ def loaded_by(arguments, cwd):
         ["check", "recipe.yaml"],
         ["check-batch", "recipe.yaml"],
         ["check-batch", "--dataset-size", "100"],
+        ["check-batch", "recipe.yaml", "--explain"],
         ["doctor", "--quick"],
         ["schema"],
         ["rewards", "list"],
