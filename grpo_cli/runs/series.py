@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _REWARD_PREFIX, _MEAN = "rewards/", "/mean"
+PHASES = ("sampling", "sync", "scoring", "learning")
+"""What a training step spends its time on, in that order; `time/PHASE` in `metrics.jsonl`, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class StepRecord:
     tokens_per_s: float | None = None
     """Prompt and completion tokens of all processes."""
     step_time_s: float | None = None
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of each of `PHASES` that was logged."""
 
 
 def read_step(record: Mapping[str, Any]) -> StepRecord | None:
@@ -56,6 +60,7 @@ def read_step(record: Mapping[str, Any]) -> StepRecord | None:
         learning_rate=get("learning_rate"),
         tokens_per_s=get("tokens_per_s"),
         step_time_s=get("step_time"),
+        phases_s={phase: value for phase in PHASES if (value := get(f"time/{phase}")) is not None},
     )
 
 
