@@ -13,6 +13,7 @@ from grpo_cli.cli import (
     expecting,
     exporting,
     reporting,
+    runs,
     serving,
     watching,
 )
@@ -288,6 +289,8 @@ app.command()(reporting.report)
 app.command()(watching.watch)
 app.command()(serving.serve)
 app.command()(serving.chat)
+
+app.add_typer(runs.app, name="runs")
 
 rewards = typer.Typer(help="Reward kinds, and rewards tried on answers.", no_args_is_help=True)
 app.add_typer(rewards, name="rewards")

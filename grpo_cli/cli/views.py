@@ -185,7 +185,12 @@ def print_trial(trial: "Trial") -> None:
         console.print("[green]✓[/] right answers win, and nothing else does")
 
 
-_MARKS = {"completed": "[green]✓[/]", "stopped": "[yellow]■[/]"}
+_MARKS = {
+    "completed": "[green]✓[/]",
+    "stopped": "[yellow]■[/]",
+    "running": "[cyan]●[/]",
+    "pending": "[dim]○[/]",
+}
 
 
 def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
@@ -196,7 +201,7 @@ def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
         lost: What is known of a run that ended without a word; its status still says that it runs.
     """
     console, status = stdout(), summary.status
-    mark = _MARKS.get(status.state, "[red]✗[/]")
+    mark = _MARKS.get("" if lost else status.state, "[red]✗[/]")
     total = f"/{status.total_steps}" if status.total_steps else ""
     took = summary.duration()
     state = "interrupted" if lost else status.state
@@ -227,7 +232,7 @@ def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
         stderr().print(f"warning: {warning}", style="yellow", markup=False)
     if lost:
         stderr().print(Text(lost, style="bold red"))
-    elif status.state != "completed":
+    elif status.state in ("stopped", "failed"):
         print_failure(summary)
 
 

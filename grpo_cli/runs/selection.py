@@ -11,8 +11,6 @@ from grpo_cli.runs.liveness import was_started
 from grpo_cli.runs.status import Status, StatusFile
 
 LATEST = "latest"
-_SIGNS = ("resolved.json", "status.json", "metrics.jsonl", "manifest.json", "recipe.yaml")
-"""By any of these a folder was a run once, however damaged it is now."""
 
 
 def list_folders(root: Path) -> list[RunFolder]:
@@ -35,8 +33,9 @@ def list_folders(root: Path) -> list[RunFolder]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's, or was one's."""
-    return any((path / sign).is_file() for sign in _SIGNS)
+    """Whether a folder is a run's, damaged or half made as it may be."""
+    run = RunFolder(path)
+    return run.resolved.is_file() or (run.launch.is_dir() and (path / "logs").is_dir())
 
 
 def find_run(root: Path, given: str = LATEST) -> RunFolder:
