@@ -5,9 +5,10 @@ Reads the ends of the metrics alone, so that a thousand runs are listed in about
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
@@ -17,7 +18,7 @@ from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.liveness import ShownState, look_at_life
 from grpo_cli.runs.metrics import read_ends
 from grpo_cli.runs.selection import list_folders
-from grpo_cli.runs.series import StepRecord, read_step
+from grpo_cli.runs.series import read_step
 from grpo_cli.runs.status import State, StatusFile
 
 _BLOCK = 2**16
@@ -175,17 +176,19 @@ def _read_metric(measured: dict[str, Any], metric: str | None) -> float | None:
 
 def _read_rewards(metrics: Path) -> tuple[float | None, float | None]:
     """The reward at the beginning and at the end."""
-    head, tail, share = read_ends(metrics, _BLOCK)
-    first, last = _list_rewards(head), _list_rewards(tail)
-    if not first or not last:
-        return None, None
-    width = max(round(len(first) / share) // _SHARE, 1)
-    return fmean(first[:width]), fmean(last[-width:])
+    ends = read_ends(metrics, _BLOCK)
+    width = max(ends.count("train") // _SHARE, 1)
+    first, last = (
+        list(islice(_list_rewards(part), width)) for part in (ends.from_first(), ends.from_last())
+    )
+    return (fmean(first), fmean(last)) if first and last else (None, None)
 
 
-def _list_rewards(records: Sequence[dict[str, Any]]) -> list[float]:
-    steps: list[StepRecord] = [step for each in records if (step := read_step(each))]
-    return [each.reward for each in steps if each.reward is not None]
+def _list_rewards(records: Iterable[dict[str, Any]]) -> Iterator[float]:
+    for record in records:
+        step = read_step(record)
+        if step is not None and step.reward is not None:
+            yield step.reward
 
 
 def _falling(value: float | None) -> tuple[bool, float]:

@@ -29,7 +29,7 @@ class Life:
     silent_s: float
     """Since the newest sign of life."""
     here: bool | None
-    """Whether it was started on this machine; None where that was not written down."""
+    """Whether it was started on this machine; None where that is not known, or plays no part."""
 
 
 def live_workers(folder: RunFolder) -> list[int]:
@@ -51,9 +51,11 @@ def look_at_life(run: RunFolder, status: Status) -> Life:
         status: What its `status.json` says.
     """
     silent_s = max(time.time() - _newest_sign(run, status), 0.0)
+    if status.state != "running":
+        return Life(status.state, silent_s, None)
+    if live_workers(run):
+        return Life(status.state, silent_s, True)
     here = _is_of_this_machine(run)
-    if status.state != "running" or live_workers(run):
-        return Life(status.state, silent_s, here)
     longest = float(run.read_plan().get("stall_timeout_s") or _STALL_S)
     gone = here is True or silent_s > longest
     return Life("interrupted" if gone else "running", silent_s, here)

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,31 +28,51 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return list(RecordTail(path).read_new())
 
 
-def read_ends(path: Path, block: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], float]:
-    """The first and the last records of a file, for what only looks at where it began and ended.
+@dataclass(frozen=True)
+class Ends:
+    """The beginning and the end of a file of records, read as far as somebody looks."""
+
+    first: tuple[bytes, ...]
+    last: tuple[bytes, ...]
+    """Lines, the newest at the end; the same as `first` where the file is read whole."""
+    share: float
+    """Of the file that each of them is."""
+
+    def count(self, event: str) -> int:
+        """Records of an event in the whole file; an estimate where it is not read whole."""
+        mark = f'"event": "{event}"'.encode()
+        return round(sum(mark in line for line in self.first) / self.share)
+
+    def from_first(self) -> Iterator[dict[str, Any]]:
+        """Records in their order."""
+        return (each for line in self.first if (each := _read(line)) is not None)
+
+    def from_last(self) -> Iterator[dict[str, Any]]:
+        """Records from the newest backwards."""
+        return (each for line in reversed(self.last) if (each := _read(line)) is not None)
+
+
+def read_ends(path: Path, block: int) -> Ends:
+    """The two ends of a file of records; empty where it is not there.
 
     Args:
         path: The file.
         block: Bytes to read at each end; a file of up to twice as many is read whole.
-
-    Returns:
-        The records of the beginning and of the end, the same where the file is read whole, and the share
-        of the file that each of them is.
     """
     try:
-        size = path.stat().st_size
-        if size <= 2 * block:
-            records = read_records(path)
-            return records, records, 1.0
         with path.open("rb") as file:
-            head = file.read(block)
+            head = file.read(2 * block)
+            size = file.seek(0, os.SEEK_END)
+            if size <= 2 * block:
+                lines = tuple(head.rpartition(b"\n")[0].splitlines())
+                return Ends(lines, lines, 1.0)
             file.seek(size - block)
             tail = file.read()
     except OSError:
-        return [], [], 1.0
-    lines = head.rpartition(b"\n")[0].splitlines(), tail.partition(b"\n")[2].splitlines()
-    first, last = ([each for line in part if (each := _read(line))] for part in lines)
-    return first, last, block / size
+        return Ends((), (), 1.0)
+    first = head[:block].rpartition(b"\n")[0]
+    last = tail.partition(b"\n")[2].rpartition(b"\n")[0]
+    return Ends(tuple(first.splitlines()), tuple(last.splitlines()), block / size)
 
 
 class RecordTail:
