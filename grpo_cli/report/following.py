@@ -108,9 +108,9 @@ class Follower:
             return None
         logged = [each.step_time_s for each in self.steps[-_RECENT:] if each.step_time_s]
         # By the clock, since evaluations and checkpoints take their time too.
-        (first, then), (last, now) = self._times[0], self._times[-1]
         paces = [fmean(logged)] if logged else []
-        if last > first:
+        if self._times and self._times[-1][0] > self._times[0][0]:
+            (first, then), (last, now) = self._times[0], self._times[-1]
             paces.append((now - then) / (last - first))
         if not paces:
             return None
