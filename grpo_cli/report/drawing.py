@@ -6,7 +6,7 @@ from statistics import fmean
 from rich.text import Text
 
 _BARS = "▁▂▃▄▅▆▇█"
-_PARTS = (("█", "blue"), ("▓", "magenta"), ("▒", "yellow"), ("░", "green"))
+PART_MARKS = (("█", "blue"), ("▓", "magenta"), ("▒", "yellow"), ("░", "green"))
 """Told apart without colour too."""
 
 
@@ -40,10 +40,5 @@ def draw_parts(values: Mapping[str, float], width: int) -> Text:
     sizes = [max(round(value / total * width), 1 if value > 0 else 0) for value in values.values()]
     # What rounding gave too much or too little, the longest part takes.
     sizes[sizes.index(max(sizes))] += width - sum(sizes)
-    marks = zip(sizes, _PARTS, strict=False)
+    marks = zip(sizes, PART_MARKS, strict=False)
     return Text.assemble(*((mark * max(size, 0), style) for size, (mark, style) in marks))
-
-
-def part_mark(place: int) -> tuple[str, str]:
-    """The character and the colour of a part."""
-    return _PARTS[place % len(_PARTS)]

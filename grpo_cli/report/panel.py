@@ -4,7 +4,7 @@ Owns the layout. What is shown comes from a `Follower`; the newest sample is dra
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from grpo_cli.diagnosis.symptom import Symptom, SymptomLevel
-from grpo_cli.report.drawing import draw_bar, draw_parts, draw_sparkline, part_mark
+from grpo_cli.report.drawing import PART_MARKS, draw_bar, draw_parts, draw_sparkline
 from grpo_cli.report.following import Follower
 from grpo_cli.report.sample import draw_sample
 from grpo_cli.report.terminal import clean_text
@@ -190,15 +190,22 @@ def _draw_pace(step: StepRecord, width: int) -> list[Text]:
     spent = {name: value for name, value in step.phases_s.items() if value > 0}
     if not spent:
         return lines
-    legend = Text()
-    for place, (name, value) in enumerate(spent.items()):
-        mark, style = part_mark(place)
-        legend.append("  " if legend else "").append(f"{mark} ", style=style)
-        legend.append(f"{name} ", style="dim").append(f"{value:.3g} s")
+    legend = _draw_legend(spent, width)
     room = min(width - len(legend) - 2, _LONGEST_BAR)
     if room >= _FEWEST_BARS:
         return [*lines, Text.assemble(draw_parts(spent, room), "  ", legend)]
     return [*lines, draw_parts(spent, width), legend]
+
+
+def _draw_legend(spent: Mapping[str, float], width: int) -> Text:
+    """What the parts of a bar stand for; where there is no room for all, the smallest are left out."""
+    cells = [
+        (value, Text.assemble((f"{mark} ", style), (f"{name} ", "dim"), f"{value:.3g} s"))
+        for (name, value), (mark, style) in zip(spent.items(), PART_MARKS, strict=False)
+    ]
+    while len(cells) > 1 and sum(len(cell) + 2 for _, cell in cells) - 2 > width:
+        cells.remove(min(cells, key=lambda each: each[0]))
+    return Text("  ").join(cell for _, cell in cells)
 
 
 def _flow(cells: Sequence[str], width: int, *, lines: int) -> list[Text]:
