@@ -1,8 +1,10 @@
 """The live view: a panel at the end of the terminal that redraws itself, with events printed above it."""
 
 import contextlib
+from collections import deque
 
 from rich.console import Console
+from rich.control import Control
 from rich.live import Live
 from rich.text import Text
 
@@ -10,6 +12,9 @@ from grpo_cli.report.following import Follower
 from grpo_cli.report.panel import LEVEL_STYLES, PanelView
 from grpo_cli.report.terminal import clean_text, without_control_echo
 from grpo_cli.report.wording import format_event
+
+_REPEATED = 5
+"""Lines above the panel that are said again on an empty screen."""
 
 
 class LiveView:
@@ -19,12 +24,15 @@ class LiveView:
         self._follower = follower
         self._panel = PanelView(follower)
         self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._size = console.size
+        self._printed: deque[Text] = deque(maxlen=_REPEATED)
         self._opened = contextlib.ExitStack()
         self._opened.enter_context(without_control_echo())
         self._opened.enter_context(self._live)
 
     def refresh(self) -> None:
         """Redraws the panel; the clock moves even when nothing is new."""
+        self._heed_size()
         news = self._follower.read()
         for record in news.records:
             line = format_event(record)
@@ -48,4 +56,15 @@ class LiveView:
         self._opened.close()
 
     def _print(self, line: Text) -> None:
+        self._printed.append(line)
         self._live.console.print(line, soft_wrap=False)
+
+    def _heed_size(self) -> None:
+        """Begins with an empty screen after a change of size, which leaves torn lines of the old panel."""
+        console = self._live.console
+        if console.size == self._size:
+            return
+        self._size = console.size
+        console.control(Control.clear(), Control.home())
+        for line in self._printed:
+            console.print(line, soft_wrap=False)
