@@ -1,0 +1,81 @@
+"""Whether numbers have changed by more than their noise, and whether a reward is as good as it can be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, variance
+
+from grpo_cli.diagnosis.history import History
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.rewards import RewardConfig
+
+SURE = 4.0
+"""Standard errors that a change must exceed: a rule looks hundreds of times, so two would err often."""
+START, NOW = 5, 10
+"""Records that the beginning and the present are means of; learning may begin with the first ones."""
+_NEAR = 0.1
+"""Share of all weights by which a reward may miss its most and still be near it."""
+_UP_TO_ONE = frozenset(
+    """math exact choice contains json code reasoning_gym regex think_format answer_format tag_count
+    reasoning_steps language judge""".split()
+)
+_UP_TO_ZERO = frozenset({"length", "soft_overlong", "repetition"})
+
+
+@dataclass(frozen=True)
+class Change:
+    """Two means and what noise alone would make between them."""
+
+    before: float
+    now: float
+    error: float
+    """The standard error of their difference."""
+
+    @property
+    def difference(self) -> float:
+        """Of the means; above 0 for a rise."""
+        return self.now - self.before
+
+    def exceeds(self, least: float = 0.0) -> bool:
+        """Whether it has risen, by more than its noise and by more than `least`."""
+        return self.difference > max(SURE * self.error, least)
+
+    def reversed(self) -> "Change":
+        """The same from its end: a fall is a rise."""
+        return Change(self.now, self.before, self.error)
+
+
+def compare(earlier: Sequence[float], later: Sequence[float]) -> Change | None:
+    """The change from some records to others; None where either are fewer than two."""
+    if min(len(earlier), len(later)) < 2:
+        return None
+    error = sqrt(variance(earlier) / len(earlier) + variance(later) / len(later))
+    return Change(fmean(earlier), fmean(later), error)
+
+
+def change_of(history: History, metric: str, start: int = START, now: int = NOW) -> Change | None:
+    """How a metric has changed from its first records to its last."""
+    return compare(history.first(metric, start), history.last(metric, now))
+
+
+def most_reward(recipe: Recipe) -> float | None:
+    """The highest total a completion can get; None where a reward has no known bound."""
+    tops = [_top(entry) for entry in recipe.rewards]
+    known = [top for top in tops if top is not None]
+    return sum(known) if tops and len(known) == len(tops) else None
+
+
+def _top(entry: RewardConfig) -> float | None:
+    if entry.clip is not None:
+        return max(entry.weight * bound for bound in entry.clip)
+    if entry.kind in _UP_TO_ONE:
+        return max(entry.weight, 0.0)
+    return 0.0 if entry.kind in _UP_TO_ZERO and entry.weight >= 0 else None
+
+
+def is_near_most(history: History) -> bool:
+    """Whether the reward is about as high as it can get; no where that is not known."""
+    most, now = most_reward(history.recipe), history.last("reward", NOW)
+    if most is None or not now:
+        return False
+    return fmean(now) >= most - _NEAR * sum(abs(entry.weight) for entry in history.recipe.rewards)
