@@ -5,6 +5,7 @@ TRL calls each reward once for each batch, with the columns of the dataset as ke
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +19,17 @@ _NOT_COLUMNS = frozenset({"trainer_state", "log_extra", "log_metric", "environme
 class RewardFunction:
     """One reward as TRL calls it; `__name__` is what TRL logs it under."""
 
-    def __init__(self, reward: Reward, log: CompletionLog) -> None:
+    def __init__(self, reward: Reward, log: CompletionLog, *, describes: bool = False) -> None:
+        """Wraps a reward.
+
+        Args:
+            reward: The reward.
+            log: Takes its scores.
+            describes: Whether this one measures the batch besides: of several, one does.
+        """
         self.reward = reward
         self.log = log
+        self._describes = describes
         self.__name__ = reward.name
 
     def __call__(
@@ -43,11 +52,26 @@ class RewardFunction:
         # TRL averages these over the processes and logs them beside its own reward metrics.
         measure = given.get("log_metric", _ignore)
         measure(f"rewards/{self.reward.name}/seconds", time.perf_counter() - started)
+        repeated = _repeated_share(batch) if self._describes else None
+        if repeated is not None:
+            measure("completions/repeated_share", repeated)
         if self.reward.on_error != "raise":
             failed = sum(score.failed for score in scores) / max(len(scores), 1)
             measure(f"rewards/{self.reward.name}/error_share", failed)
         self.log.add(self.reward.name, batch, scores, step=given["trainer_state"].global_step)
         return [score.value for score in scores]
+
+
+def _repeated_share(batch: Batch) -> float | None:
+    """Share of completions that equal another one of their group, of those in this process.
+
+    None where no prompt has two completions.
+    """
+    rows = batch.columns.get("row_id", range(len(batch.texts)))
+    if len(set(rows)) == len(batch.texts):
+        return None
+    found = Counter(zip(rows, batch.texts, strict=True))
+    return sum(count for count in found.values() if count > 1) / len(batch.texts)
 
 
 def _ignore(name: str, value: float) -> None:
@@ -58,4 +82,6 @@ def build_reward_functions(
     rewards: Sequence[Reward], log: CompletionLog
 ) -> list[Callable[..., list[float | None]]]:
     """The list that `GRPOTrainer` takes as `reward_funcs`."""
-    return [RewardFunction(reward, log) for reward in rewards]
+    return [
+        RewardFunction(reward, log, describes=index == 0) for index, reward in enumerate(rewards)
+    ]

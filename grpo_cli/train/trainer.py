@@ -2,8 +2,9 @@
 
 The only file that touches private names of TRL and transformers: `_save_checkpoint`, `_get_output_dir`,
 `_get_train_sampler`, `_load_from_checkpoint`, `_step` and `_buffered_inputs`, as read in trl 1.16.0 and
-transformers 5.17.
-`tests/integration/test_resuming.py` fails where one of them changes its meaning.
+transformers 5.17. `tests/integration/test_resuming.py` fails where one of them changes its meaning.
+`_generate` and `_calculate_rewards` are timed; where TRL no longer calls them, no phases are logged, and
+`tests/integration/test_training.py` fails.
 """
 
 import os
@@ -20,6 +21,7 @@ from grpo_cli.errors import RunError
 from grpo_cli.runs.checkpoints import STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.train.failures import whole_or_nothing
+from grpo_cli.train.phases import PhaseClock
 
 
 class RunTrainer(GRPOTrainer):
@@ -27,6 +29,11 @@ class RunTrainer(GRPOTrainer):
 
     _saving = False
     _epochs_done = 0
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        self._clock = PhaseClock()
+        super().__init__(*args, **given)
+        self.add_callback(self._clock)
 
     def go_on(self, checkpoint: Path, steps_an_epoch: int) -> None:
         """Trains from a checkpoint to the end, as if it had never been interrupted.
@@ -73,6 +80,28 @@ class RunTrainer(GRPOTrainer):
                 "look for extreme rewards in completions/"
             )
         return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the time of each phase to the records of training steps."""
+        if "loss" in logs:
+            logs.update(self._clock.take())
+        super().log(logs, start_time)
+
+    def _generate(self, prompts: Any) -> Any:
+        synced_s = self._synced_s()
+        with self._clock.inside("sampling"):
+            found = super()._generate(prompts)
+        if synced_s is not None:
+            self._clock.move("sync", (self._synced_s() or 0.0) - synced_s, out_of="sampling")
+        return found
+
+    def _synced_s(self) -> float | None:
+        """Seconds spent so far on giving vLLM the weights; None where another backend samples."""
+        return getattr(getattr(self, "vllm_generation", None), "synced_s", None)
+
+    def _calculate_rewards(self, *args: Any, **given: Any) -> Any:
+        with self._clock.inside("scoring"):
+            return super()._calculate_rewards(*args, **given)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         sampler = super()._get_train_sampler(dataset)

@@ -184,9 +184,18 @@ class RunGeneration(VLLMGeneration):
 
     on_return: Callable[[], None] | None = None
     """Told on the main process when a server came back and was given the weights again."""
+    synced_s = 0.0
+    """Seconds spent on giving vLLM the weights, since the start."""
 
     def sync_weights(self) -> None:
         """Gives vLLM the present weights; all processes take part."""
+        started = time.perf_counter()
+        try:
+            self._sync_weights()
+        finally:
+            self.synced_s += time.perf_counter() - started
+
+    def _sync_weights(self) -> None:
         if self.mode == "colocate" and self.accelerator.device.type == "cpu":
             self.llm.collective_rpc(
                 "reload_weights", kwargs={"weights_iterator": self._iter_named_params()}

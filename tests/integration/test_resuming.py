@@ -64,10 +64,16 @@ def steps_of(workshop):
     """What every step logged, in order."""
     records = workshop.records("train")
     assert [record["step"] for record in records] == list(range(1, len(records) + 1))
-    return [
-        {k: v for k, v in record.items() if k not in NOT_COMPARED and not k.endswith("/seconds")}
-        for record in records
-    ]
+    return [compared(record) for record in records]
+
+
+def compared(record):
+    """All of a record but the times."""
+    return {
+        name: value
+        for name, value in record.items()
+        if not (name in NOT_COMPARED or name.startswith("time/") or name.endswith("/seconds"))
+    }
 
 
 def completions_of(workshop):

@@ -13,7 +13,7 @@ import torch
 
 from grpo_cli.runs.folder import RunFolder
 from tests.integration.conftest import RECIPE, Workshop
-from tests.integration.test_resuming import NOT_COMPARED, sets, weights_of
+from tests.integration.test_resuming import compared, sets, weights_of
 from tests.slurm_standin import Cluster
 
 # Slow enough to be asked to stop between two steps.
@@ -55,10 +55,7 @@ class Machines(Workshop):
 
     def compared(self):
         """What every step logged, and every answer of both machines."""
-        steps = [
-            {k: v for k, v in each.items() if k not in NOT_COMPARED and not k.endswith("/seconds")}
-            for each in self.records("train")
-        ]
+        steps = [compared(each) for each in self.records("train")]
         run, answers = RunFolder(self.run), []
         for rank in (0, 1):
             path = run.machine(rank).completions / f"rank_{rank}.jsonl"

@@ -57,6 +57,28 @@ def test_the_weighted_sum_is_what_trl_reports(workshop):
         assert record["reward"] == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_time_of_a_step_is_told_phase_by_phase(workshop):
+    # Every fourth micro-step samples, which is every second step.
+    flags = ["training.gradient_accumulation_steps=2", "training.num_iterations=2"]
+    sets = [part for flag in [*flags, "training.max_steps=4"] for part in ("--set", flag)]
+    done = workshop.grpo("train", workshop.write(), *sets, "--set", "evaluation.limit=0")
+    assert done.returncode == 0, done.stderr
+    steps = workshop.records("train")
+    sampled = [step["time/sampling"] > 0 for step in steps]
+    assert sampled == [step["time/scoring"] > 0 for step in steps] == [True, False, True, False]
+    assert all(step["time/learning"] > 0 for step in steps)
+    # A backend that trains and samples with the same weights hands none over.
+    assert not any("time/sync" in step for step in steps)
+
+
+def test_answers_given_twice_are_counted(workshop):
+    # At a temperature near 0 both answers of a prompt are the same.
+    flags = ["--set", "generation.temperature=0.0001", "--set", "evaluation.limit=0"]
+    done = workshop.grpo("train", workshop.write(), *flags)
+    assert done.returncode == 0, done.stderr
+    assert all(step["completions/repeated_share"] == 1 for step in workshop.records("train"))
+
+
 def test_an_adapter_loads_on_its_base_with_plain_peft(workshop):
     done = workshop.grpo("train", workshop.write(RECIPE.replace("dtype: float32", LORA)))
     assert done.returncode == 0, done.stderr
