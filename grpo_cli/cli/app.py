@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from grpo_cli import __version__
-from grpo_cli.cli import converting, evaluation, expecting, exporting, reporting, serving
+from grpo_cli.cli import (
+    converting,
+    diagnosing,
+    evaluation,
+    expecting,
+    exporting,
+    reporting,
+    serving,
+)
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.errors import ExitCode
 
@@ -276,6 +284,7 @@ app.add_typer(evaluation.app, name="eval")
 app.command()(expecting.expect)
 app.command()(exporting.export)
 app.command()(converting.convert)
+app.command()(diagnosing.diagnose)
 app.command()(reporting.report)
 app.command()(serving.serve)
 app.command()(serving.chat)

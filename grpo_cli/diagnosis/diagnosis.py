@@ -23,6 +23,8 @@ class Diagnosis:
     """The worst first."""
     obstacles: Mapping[str, str]
     """Why rules could not look, by their names."""
+    rules: int
+    """How many there are."""
 
     @property
     def errors(self) -> tuple[Symptom, ...]:
@@ -33,7 +35,7 @@ class Diagnosis:
         """The diagnosis as plain values, for `--json`."""
         return {
             "symptoms": [each.as_json() for each in self.symptoms],
-            "rules": len(RULES),
+            "rules": self.rules,
             "not_looked": dict(self.obstacles),
         }
 
@@ -41,7 +43,7 @@ class Diagnosis:
 def examine(history: History) -> Diagnosis:
     """Applies every rule, and says which could not look."""
     blind = {rule.name: why for rule in RULES if (why := rule.find_obstacle(history))}
-    return Diagnosis(tuple(diagnose(history)), blind)
+    return Diagnosis(tuple(diagnose(history)), blind, len(RULES))
 
 
 def diagnose(history: History, names: Collection[str] | None = None) -> list[Symptom]:

@@ -4,7 +4,7 @@ from statistics import fmean
 
 from grpo_cli.diagnosis.history import History
 from grpo_cli.diagnosis.rule import AXOLOTL, PROBE, Rule, Sighting, sampled_only
-from grpo_cli.diagnosis.trends import change_of
+from grpo_cli.diagnosis.trends import change_of, has_risen
 
 _CLIPPED, _LENGTH = "completions/clipped_ratio", "completions/mean_length"
 MANY_CLIPPED, MOST_CLIPPED = 0.5, 0.8
@@ -30,6 +30,8 @@ def _look_for_truncation(history: History) -> Sighting | None:
         f"(at most {MANY_CLIPPED:.0%}), and no fewer towards the end{left_out}"
     )
     fix = f"`generation.max_completion_length: {2 * limit}`, or a prompt that asks for shorter answers"
+    if has_risen(history):
+        return Sighting("note", f"{seen}; the reward rises all the same", fix)
     return Sighting("error" if fmean(shares) > MOST_CLIPPED else "warning", seen, fix)
 
 
@@ -71,7 +73,8 @@ RULES = (
         (_CLIPPED,),
         10,
         10,
-        f"a mean above {MANY_CLIPPED} (an error above {MOST_CLIPPED}) that does not fall",
+        f"a mean above {MANY_CLIPPED} (an error above {MOST_CLIPPED}) that does not fall; a note where the "
+        "reward rises",
         f"{MANY_CLIPPED} is {PROBE}; {MOST_CLIPPED}: {AXOLOTL}",
         "A completion that is cut off before its answer is scored as if it had none.",
         _look_for_truncation,

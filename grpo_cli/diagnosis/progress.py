@@ -86,7 +86,7 @@ def _look_for_gap(history: History) -> Sighting | None:
         return None
     seen = (
         f"the reward in training went from {trained.before:.3g} to {trained.now:.3g}, held out from "
-        f"{held.before:.3g} to {held.now:.3g} (a gap of {least:.2g} is noise)"
+        f"{held.before:.3g} to {held.now:.3g} (gaps up to {least:.2g} are usual)"
     )
     fix = (
         "more rows, fewer epochs (`training.num_train_epochs: 1`), or a narrower reward; "

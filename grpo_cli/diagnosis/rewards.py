@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from statistics import fmean
+from statistics import fmean, median
 
-from grpo_cli.diagnosis.history import History
+from grpo_cli.diagnosis.history import History, Point
 from grpo_cli.diagnosis.rule import Rule, Sighting
-from grpo_cli.diagnosis.trends import NOW, Change, compare
+from grpo_cli.diagnosis.trends import NOW, Change, compare, is_bounded
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 
@@ -15,8 +15,8 @@ JUDGES = frozenset({"math", "exact", "choice", "contains", "code", "reasoning_gy
 """Kinds that tell right answers from wrong ones."""
 _UNKNOWN = frozenset({"python", "model", "judge"})
 """Kinds that may."""
-MOST_SHARE, SCALE = 0.9, 10.0
-"""Of the spread of the total; how many times another's scores."""
+MOST_SHARE, SCALE, UNIT = 0.9, 10.0, 1.5
+"""Of the spread of the total; how many times another's scores; how large scores from 0 to 1 get."""
 LEAST_FALL, LEAST_RISE = 0.2, 0.1
 """Of a reward's best, and of the size of its scores."""
 SLOW = 0.5
@@ -40,7 +40,8 @@ def _voices(history: History) -> Iterator[_Voice]:
     for place, name, entry in history.rewards():
         spreads, levels = (history.last(f"rewards/{name}/{what}", 10) for what in ("std", "mean"))
         if entry.weight and spreads and levels and fmean(spreads) > 0:
-            size = fmean(spreads) + abs(fmean(levels))
+            # One that is hardly ever given has small scores today and large ones later.
+            size = max(fmean(spreads) + abs(fmean(levels)), 1.0 if is_bounded(entry) else 0.0)
             yield _Voice(abs(entry.weight) * fmean(spreads), size, place, name, entry.weight)
 
 
@@ -51,7 +52,7 @@ def _look_for_swamping(history: History) -> Sighting | None:
     loud, other = voices[0], max(voices[1:], key=lambda each: each.size)
     share = loud.spread / sum(each.spread for each in voices)
     times = loud.size / other.size
-    if share <= MOST_SHARE or times <= SCALE:
+    if share <= MOST_SHARE or times <= SCALE or loud.size <= UNIT:
         return None
     seen = (
         f"`{loud.name}` makes {share:.0%} of the spread of the total (at most {MOST_SHARE:.0%}): its "
@@ -102,9 +103,15 @@ def _compare_since_peak(history: History, answer: str, other: str) -> tuple[Chan
 
 def _look_for_slowness(history: History) -> Sighting | None:
     steps = history.series.get("step_time", [])[-10:]
-    seconds = sum(value for _, value in steps if value)
+    seconds = _usual_sum(steps)
     spent = {
-        (name, place): _sum_since(history, f"rewards/{name}/seconds", steps[0][0])
+        (name, place): _usual_sum(
+            [
+                point
+                for point in history.series.get(f"rewards/{name}/seconds", [])[-10:]
+                if point[0] >= steps[0][0]
+            ]
+        )
         for place, name, _ in history.rewards()
     }
     (name, place), most = max(spent.items(), key=lambda each: each[1], default=(("", 0), 0.0))
@@ -123,9 +130,10 @@ def _look_for_slowness(history: History) -> Sighting | None:
     return Sighting("note", seen, f"`{path}.when`, so that it scores the rows that need it alone")
 
 
-def _sum_since(history: History, metric: str, step: int) -> float:
-    points: Sequence[tuple[int, float | None]] = history.series.get(metric, [])[-10:]
-    return sum(value for at, value in points if value and at >= step)
+def _usual_sum(points: Sequence[Point]) -> float:
+    """The sum of some times if all were usual: the first ones start processes, load models and compile."""
+    known = [value for _, value in points if value is not None]
+    return median(known) * len(known) if known else 0.0
 
 
 def _is_single(recipe: Recipe) -> str | None:
@@ -162,7 +170,7 @@ RULES = (
         ("rewards/NAME/std",),
         10,
         10,
-        f"above {MOST_SHARE:.0%} of the weighted spread, with scores {SCALE:g} times another's",
+        f"above {MOST_SHARE:.0%} of the weighted spread, with scores beyond 0 to 1 and {SCALE:g} times another's",
         "ours: scales that far apart undo any weights; a weight that is small on purpose is no fault",
         "Advantages follow the spread of the total, so the smaller rewards are not heard.",
         _look_for_swamping,

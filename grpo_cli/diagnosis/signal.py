@@ -4,7 +4,7 @@ from statistics import fmean
 
 from grpo_cli.diagnosis.history import History
 from grpo_cli.diagnosis.rule import AXOLOTL, Rule, Sighting, sampled_only
-from grpo_cli.diagnosis.trends import change_of, is_near_most
+from grpo_cli.diagnosis.trends import change_of, has_risen, is_near_most
 
 _SILENT, _ALL = "frac_reward_zero_std", 0.999
 MOST_SILENT = 0.8
@@ -25,10 +25,10 @@ def _is_solved(history: History) -> bool:
     """Whether groups agree because they are right, or as right as they get."""
     if is_near_most(history):
         return True
-    entropy, change = history.last("entropy", 10), change_of(history, "reward")
+    entropy = history.last("entropy", 10)
     # A policy that says one thing only agrees with itself, whatever it is worth.
     collapsed = bool(entropy) and fmean(entropy) < COLLAPSED
-    return change is not None and change.exceeds() and not collapsed
+    return has_risen(history) and not collapsed
 
 
 def _groups(history: History) -> str:
@@ -63,12 +63,13 @@ def _look_for_all_solved(history: History) -> Sighting | None:
     share, change = _silent_share(history), change_of(history, "reward")
     if share is None or change is None or not _is_solved(history):
         return None
-    rose = f"rose from {change.before:.3g} to" if change.exceeds() else "has been near its most,"
+    risen = has_risen(history)
+    rose = f"rose from {change.before:.3g} to" if risen else "has been near its most,"
     seen = (
         f"{share:.0%} of the {_groups(history)} of the last 10 records agree (at most {MOST_SILENT:.0%}), "
         f"and the reward {rose} {change.now:.3g}"
     )
-    if change.exceeds():
+    if risen:
         done = f"`training.max_steps: {history.step}` would do; harder prompts to go on"
         return Sighting("note", seen, done)
     return Sighting("warning", seen, "harder prompts, or a reward that tells more answers apart")

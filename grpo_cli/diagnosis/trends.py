@@ -15,6 +15,7 @@ START, NOW = 5, 10
 """Records that the beginning and the present are means of; learning may begin with the first ones."""
 _NEAR = 0.1
 """Share of all weights by which a reward may miss its most and still be near it."""
+_FIRST, _LEVEL = 3, 0.05
 _UP_TO_ONE = frozenset(
     """math exact choice contains json code reasoning_gym regex think_format answer_format tag_count
     reasoning_steps language judge""".split()
@@ -65,6 +66,11 @@ def most_reward(recipe: Recipe) -> float | None:
     return sum(known) if tops and len(known) == len(tops) else None
 
 
+def is_bounded(entry: RewardConfig) -> bool:
+    """Whether a reward's scores are known to lie between 0 and 1."""
+    return entry.kind in _UP_TO_ONE or (entry.clip is not None and max(map(abs, entry.clip)) <= 1)
+
+
 def _top(entry: RewardConfig) -> float | None:
     if entry.clip is not None:
         return max(entry.weight * bound for bound in entry.clip)
@@ -73,9 +79,32 @@ def _top(entry: RewardConfig) -> float | None:
     return 0.0 if entry.kind in _UP_TO_ZERO and entry.weight >= 0 else None
 
 
+def has_risen(history: History) -> bool:
+    """Whether the reward is higher than it began, by more than its noise.
+
+    A reward that rises within its first records has no noise to speak of there: it has risen too where
+    every record of now is above those it began with.
+    """
+    change, first = change_of(history, "reward"), history.first("reward", _FIRST)
+    now = history.last("reward", NOW)
+    above = len(first) == _FIRST and len(now) == NOW and min(now) > max(first)
+    return change is not None and (above or change.exceeds())
+
+
 def is_near_most(history: History) -> bool:
-    """Whether the reward is about as high as it can get; no where that is not known."""
+    """Whether the reward is about as high as it can get.
+
+    Where its most is not known, that is taken of a reward that rose until all completions scored the same.
+    """
     most, now = most_reward(history.recipe), history.last("reward", NOW)
-    if most is None or not now:
+    if not now:
         return False
+    if most is None:
+        return has_risen(history) and _is_level(history)
     return fmean(now) >= most - _NEAR * sum(abs(entry.weight) for entry in history.recipe.rewards)
+
+
+def _is_level(history: History) -> bool:
+    """Whether the spread of scores is small beside what the reward has gained."""
+    change, spread = change_of(history, "reward"), history.last("reward_std", NOW)
+    return change is not None and bool(spread) and fmean(spread) <= _LEVEL * change.difference
