@@ -89,10 +89,9 @@ def print_symptoms(symptoms: "Sequence[Symptom]", run: str) -> None:
     """Prints the worst of a run that has ended to stderr, and where there is more."""
     console = stderr()
     for symptom in symptoms[:_MOST_SHOWN]:
-        word = "error" if symptom.level == "error" else "warning"
-        style = LEVEL_MARKS[symptom.level][1]
+        # None is an error of the command: the run came to its end.
         line = Text.assemble(
-            (f"{word}: ", style), f"{symptom.rule}: {symptom.seen}. Fix: {symptom.fix}"
+            ("warning: ", "yellow"), f"{symptom.rule}: {symptom.seen}. Fix: {symptom.fix}"
         )
         console.print(line)
     if symptoms:

@@ -190,6 +190,8 @@ _MARKS = {"completed": "[green]✓[/]", "stopped": "[yellow]■[/]"}
 
 def print_summary(summary: "RunSummary") -> None:
     """Prints how a run ended and what to do next."""
+    from grpo_cli.cli.diagnosis_view import print_symptoms
+
     console, status = stdout(), summary.status
     mark = _MARKS.get(status.state, "[red]✗[/]")
     total = f"/{status.total_steps}" if status.total_steps else ""
@@ -217,8 +219,7 @@ def print_summary(summary: "RunSummary") -> None:
     if summary.folder.model.is_dir():
         console.print(f"  model  {summary.folder.model}", markup=False)
     console.print(f"  run    {summary.folder.path}", markup=False)
-    for warning in summary.warnings():
-        stderr().print(f"warning: {warning}", style="yellow", markup=False)
+    print_symptoms(summary.problems(), str(summary.folder.path))
     if status.state != "completed":
         print_failure(summary)
 
