@@ -24,6 +24,8 @@ Point = tuple[int, float | None]
 """Optimizer step, and the value logged there; None stands for NaN and infinities."""
 _NOT_METRICS = frozenset({"schema_version", "time", "event", "step", "total_steps"})
 _PLACEHOLDER = "NAME"
+_LARGEST = 1e100
+"""Beyond it a damaged value tells nothing more, and its square is no number."""
 PEAK_WIDTH = 10
 """Records that the mean of a peak is over."""
 
@@ -93,8 +95,7 @@ class History:
         self.total_steps = total if isinstance(total, int) else self.total_steps
         for name, value in record.items():
             if name not in _NOT_METRICS and (value is None or isinstance(value, int | float)):
-                finite = None if value is None or not math.isfinite(value) else float(value)
-                self.series.setdefault(name, []).append((self.step, finite))
+                self.series.setdefault(name, []).append((self.step, _read_number(value)))
 
     def _take_measurement(self, record: Mapping[str, Any]) -> None:
         if record.get("when") == "before":
@@ -142,6 +143,12 @@ class History:
         if len(names) == len(self.recipe.rewards):
             for place, (name, entry) in enumerate(zip(names, self.recipe.rewards, strict=True)):
                 yield place, name, entry
+
+
+def _read_number(value: float | None) -> float | None:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return float(min(max(value, -_LARGEST), _LARGEST))
 
 
 def _fits(name: str, start: str, end: str) -> bool:

@@ -13,6 +13,8 @@ _FALLING = 0.05
 """A share that falls by so much from one half of the window to the other mends itself."""
 GROWTH, NEAR_LIMIT = 2.0, 0.8
 SHRINKAGE = 0.25
+_BEGUN = 3
+"""Records that the first length is the mean of: a length that is paid for changes within ten steps."""
 
 
 def _look_for_truncation(history: History) -> Sighting | None:
@@ -37,7 +39,7 @@ def _look_for_truncation(history: History) -> Sighting | None:
 
 def _look_for_explosion(history: History) -> Sighting | None:
     limit = history.recipe.generation.max_completion_length
-    change = change_of(history, _LENGTH, 10)
+    change = change_of(history, _LENGTH, _BEGUN)
     if change is None or change.now < max(GROWTH * change.before, NEAR_LIMIT * limit):
         return None
     seen = (
@@ -52,7 +54,7 @@ def _look_for_explosion(history: History) -> Sighting | None:
 
 
 def _look_for_collapse(history: History) -> Sighting | None:
-    length, reward = change_of(history, _LENGTH, 10), change_of(history, "reward", 10)
+    length, reward = change_of(history, _LENGTH, _BEGUN), change_of(history, "reward", 10)
     if length is None or reward is None or length.now > SHRINKAGE * length.before:
         return None
     if reward.difference > 0:
@@ -86,7 +88,7 @@ RULES = (
         (_LENGTH,),
         10,
         20,
-        f"{GROWTH:g} times the first 10 records, and above {NEAR_LIMIT:g} of max_completion_length",
+        f"{GROWTH:g} times the first {_BEGUN} records, and above {NEAR_LIMIT:g} of max_completion_length",
         f"growth to the limit: {AXOLOTL}; the two numbers are ours: longer reasoning below the limit is no fault",
         "Length that grows up to the limit is rewarded by itself, on purpose or not.",
         _look_for_explosion,
@@ -98,7 +100,7 @@ RULES = (
         (_LENGTH, "reward"),
         10,
         20,
-        f"below {SHRINKAGE:g} of the first 10 records, with a reward that has not risen",
+        f"below {SHRINKAGE:g} of the first {_BEGUN} records, with a reward that has not risen",
         "ours: answers that get short and better are what many rewards want; short and no better is a loss",
         "The model stops early and gains nothing by it: it gives up answering.",
         _look_for_collapse,

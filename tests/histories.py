@@ -1,9 +1,9 @@
-"""Histories for tests of the rules: made of a few series, or read from `recorded/`.
+"""Histories for tests of the rules: made of a few series, or read from real runs.
 
-The files in `recorded/` are real runs: SmolLM2-135M on the quickstart (`quickstart-…`), the others the tiny
-random model of `tests/tiny_models.py` (8 tokens a completion, so most are cut off). Their first line is the
-recipe, less its rows and what is a default; the others are the records of their `metrics.jsonl`, less what
-no rule reads, rounded to four digits.
+The files in `unit/diagnosis/recorded/` are real runs: SmolLM2-135M on the quickstart (`quickstart_…`), the
+others the tiny random model of `tests/tiny_models.py` (8 tokens a completion, so most are cut off). Their
+first line is the recipe, less its rows and what is a default; the others are the records of their
+`metrics.jsonl`, less what no rule reads, rounded to four digits.
 """
 
 import json
@@ -14,7 +14,7 @@ from grpo_cli.diagnosis.history import History
 from grpo_cli.diagnosis.rules import RULES
 from grpo_cli.recipe.recipe import Recipe
 
-RECORDED = Path(__file__).parent / "recorded"
+RECORDED = Path(__file__).parent / "unit" / "diagnosis" / "recorded"
 PLAIN = {
     "name": "plain",
     "model": {"path": "org/model"},
@@ -37,9 +37,7 @@ def make_history(series, recipe=None, **fields) -> History:
     """A history that logged each series from step 1 on."""
     history = History(recipe or make_recipe(), **fields)
     for step in range(1, max(map(len, series.values())) + 1):
-        values = {
-            name: values[step - 1] for name, values in series.items() if len(values) >= step
-        }
+        values = {name: values[step - 1] for name, values in series.items() if len(values) >= step}
         history.add({"event": "train", "step": step, **values})
     return history
 
