@@ -87,7 +87,7 @@ RULES = (
         10,
         10,
         f"above {MOST_SAMPLING:.0%} of the time of all phases",
-        "ours: sampling is most of any step; from here on ten steps of learning would cost one of sampling",
+        "ours: sampling is most of many runs; from here on nothing but a faster sampler makes steps faster",
         "The learner waits for completions.",
         _look_for_starvation,
         sampled_only,
