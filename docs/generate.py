@@ -1,7 +1,7 @@
 """Writes the parts of the documentation that stand in the code already.
 
 `make docs` runs it; a test fails where the files differ from what it would write. Owns the layout
-of the two references only: every word of them comes from the schema and the installed TRL.
+of the references only: every word of them comes from the code, the schema and the installed TRL.
 """
 
 import json
@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from grpo_cli.diagnosis.rules import RULES
 from grpo_cli.preflight.schema import build_schema
 from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.dataset import (
@@ -42,6 +43,7 @@ from grpo_cli.runs.files import write_json, write_text
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "recipe.md"
 REWARDS = ROOT / "docs" / "rewards.md"
+DIAGNOSIS = ROOT / "docs" / "diagnosis.md"
 SCHEMA = ROOT / "recipes" / "recipe.schema.json"
 
 SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
@@ -88,6 +90,7 @@ Beside the parameters here, every entry of `rewards` takes `name`, `weight`, `wh
 `on_error` and `clip`: see [the recipe reference](recipe.md#rewards-every-entry). How to try rewards
 before training is in [Your own reward](own-reward.md#try-it-before-training).
 """
+_MARK = "<!-- Written by `make docs` from the rules; do not edit from here on. -->\n"
 
 
 def render_reference() -> str:
@@ -113,6 +116,25 @@ def render_rewards() -> str:
     return "".join([*head, *(_kind(each) for each in described)])
 
 
+def render_diagnosis() -> str:
+    """The page on diagnosis, with its table of rules: what stands behind the mark is replaced."""
+    prose, mark, _ = DIAGNOSIS.read_text(encoding="utf-8").partition(_MARK)
+    rows = [
+        f"| `{rule.name}` | {rule.title} | {_code(rule.metrics)} | {rule.window} ({rule.fewest}) "
+        f"| {_cell(rule.threshold)} | {_cell(rule.source)} |"
+        for rule in RULES
+    ]
+    head = (
+        "| rule | what is wrong | metric | records looked at (needed) | threshold | source |\n"
+        "| --- | --- | --- | --- | --- | --- |"
+    )
+    return "\n".join([f"{prose}{mark}\n", head, *rows, ""])
+
+
+def _code(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def _kind(described: KindDescription) -> str:
     rows = [
         f"| `{each.name}` | {_shown(each)} | {_cell(each.doc)} |" for each in described.parameters
@@ -133,6 +155,7 @@ def write_all() -> None:
     """Writes every generated file."""
     write_text(REFERENCE, render_reference())
     write_text(REWARDS, render_rewards())
+    write_text(DIAGNOSIS, render_diagnosis())
     write_json(SCHEMA, build_schema())
 
 

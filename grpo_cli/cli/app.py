@@ -9,6 +9,7 @@ import typer
 from grpo_cli import __version__
 from grpo_cli.cli import (
     converting,
+    diagnosing,
     evaluation,
     expecting,
     exporting,
@@ -285,6 +286,7 @@ app.add_typer(evaluation.app, name="eval")
 app.command()(expecting.expect)
 app.command()(exporting.export)
 app.command()(converting.convert)
+app.command()(diagnosing.diagnose)
 app.command()(reporting.report)
 app.command()(watching.watch)
 app.command()(serving.serve)

@@ -144,6 +144,6 @@ def _choose_view(prepared: PreparedRun, *, quiet: bool) -> ProgressView:
 def _exit_code(outcome: Outcome) -> int:
     if outcome.status.state == "completed":
         return ExitCode.OK
-    if outcome.status.state == "failed":
+    if outcome.status.state == "failed" or outcome.status.stopped_by:
         return ExitCode.FAILED
     return 128 + (outcome.signal or signal.SIGINT)

@@ -200,6 +200,8 @@ def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
         summary: The run's.
         lost: What is known of a run that ended without a word; its status still says that it runs.
     """
+    from grpo_cli.cli.diagnosis_view import print_symptoms
+
     console, status = stdout(), summary.status
     mark = _MARKS.get("" if lost else status.state, "[red]✗[/]")
     total = f"/{status.total_steps}" if status.total_steps else ""
@@ -228,8 +230,7 @@ def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
     if summary.folder.model.is_dir():
         console.print(f"  model  {summary.folder.model}", markup=False)
     console.print(f"  run    {summary.folder.path}", markup=False)
-    for warning in summary.warnings():
-        stderr().print(f"warning: {warning}", style="yellow", markup=False)
+    print_symptoms(summary.problems(), str(summary.folder.path))
     if lost:
         stderr().print(Text(lost, style="bold red"))
     elif status.state in ("stopped", "failed"):

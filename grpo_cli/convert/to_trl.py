@@ -17,7 +17,7 @@ from grpo_cli.recipe.recipe import Recipe
 
 _CONFIGS = {"single": "single_gpu", "ddp": "multi_gpu"}
 """Strategies that TRL's own accelerate configs have under another name."""
-_OURS = frozenset({"backend", "vllm", "early_stopping"})
+_OURS = frozenset({"backend", "vllm", "early_stopping", "stop_when"})
 
 
 @dataclass
@@ -208,6 +208,8 @@ def _launch(launch: LaunchConfig, lost: list[tuple[str, str]]) -> dict[str, Any]
 def _list_unread(recipe: Recipe, lost: list[tuple[str, str]]) -> None:
     if recipe.training.early_stopping is not None:
         lost.append(("training.early_stopping", "TRL's command line takes no callbacks"))
+    if recipe.training.stop_when:
+        lost.append(("training.stop_when", "TRL does not look at what goes wrong"))
     if "stall_timeout_s" in recipe.launch.model_fields_set:
         lost.append(("launch.stall_timeout_s", "a run that hangs is not ended"))
     if recipe.evaluation.limit != 0:

@@ -38,6 +38,7 @@ _FREE = (
     "training.max_steps",
     "training.num_train_epochs",
     "training.early_stopping",
+    "training.stop_when",
     "training.save_",
     "training.eval_",
 )
@@ -158,6 +159,7 @@ def begin_attempt(
             phase="starting",
             step=resumption.step,
             reason=None,
+            stopped_by=None,
             traceback=None,
             # The time it did not work is none of its own.
             started_at=time.time() - (status.updated_at - status.started_at),

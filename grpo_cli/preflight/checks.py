@@ -22,6 +22,7 @@ from grpo_cli.preflight.expectation import check_expect
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
 from grpo_cli.preflight.scored import check_scored
 from grpo_cli.preflight.slurm import check_slurm
+from grpo_cli.preflight.stopping import check_stop_when
 from grpo_cli.preflight.vllm import check_vllm
 from grpo_cli.recipe.launch import SHARED_WEIGHTS, LaunchConfig
 from grpo_cli.recipe.loading import LoadedRecipe, load_tree
@@ -108,7 +109,11 @@ def check_recipe(
         problems += [*_check_model(recipe), *_check_launch(recipe, processes)]
         problems += _check_strategy(recipe.launch, cpu=is_on_cpu(recipe.launch, found))
         problems += [*_check_packages(recipe), *check_vllm(recipe, found), *check_slurm(recipe)]
-        problems += [*_check_evaluation(recipe, seen), *check_scored(recipe, seen)]
+        problems += [
+            *_check_evaluation(recipe, seen),
+            *check_scored(recipe, seen),
+            *check_stop_when(recipe),
+        ]
         problems += check_expect(recipe.expect, batch.total_optimizer_steps)
     placed = [loaded.place(problem) for problem in problems]
     return CheckedRecipe(loaded, tuple(sort_problems(placed)), seen, batch, processes)

@@ -19,6 +19,7 @@ _FREE = (
     "training.logging_",
     "training.resume_",
     "training.output_dir",
+    "training.stop_when",
     "evaluation.batch_size",
     "generation.vllm.mode",
     "generation.vllm.managed",
@@ -40,7 +41,7 @@ def fingerprint_settings(recipe: Recipe) -> dict[str, str]:
     """A short hash of each section that training and its measurement depend on.
 
     In it: `model`, `dataset`, `rewards`, `generation` (less where a vLLM server is), `training` (less what
-    only saves or logs), `evaluation` (less its batch size), `launch.num_processes` and
+    only saves, logs or stops), `evaluation` (less its batch size), `launch.num_processes` and
     `logging.logging_steps`. Not in it: `name`, `description`, `seed`, `expect`, the rest of `launch` and
     `logging`, and the folders of local paths. A value that is the default counts as not written, so that a
     later version with more settings agrees.

@@ -5,7 +5,30 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.recipe.base import Integer, Number, OpenSection, Section
+from grpo_cli.recipe.base import Integer, Number, OneOrMany, OpenSection, Section
+
+StoppingRule = Literal[
+    "nan_loss",
+    "entropy_collapse",
+    "entropy_explosion",
+    "kl_runaway",
+    "gradient_spike",
+    "clip_share",
+    "no_signal",
+    "all_solved",
+    "repeated_answers",
+    "truncation",
+    "length_explosion",
+    "length_collapse",
+    "rewards_apart",
+    "reward_swamped",
+    "early_peak",
+    "held_out_gap",
+    "too_low_learning_rate",
+    "sampling_mismatch",
+]
+"""The rules of `grpo diagnose` that may stop a run: all but those on what takes time. They stand in
+`grpo_cli.diagnosis`; here are their names alone."""
 
 
 def _check_steps(value: int) -> int:
@@ -47,7 +70,10 @@ class TrainingConfig(OpenSection):
     """When to evaluate during training."""
     early_stopping: EarlyStoppingConfig | None = None
     """Stop when an evaluation metric no longer gets better."""
+    stop_when: OneOrMany[StoppingRule] = ()
+    """Rules of `grpo diagnose` that stop the run where they find something, such as
+    `[nan_loss, entropy_collapse]`; the checkpoint of that step is saved. `grpo diagnose --rules` lists them."""
 
     def trl_fields(self) -> dict[str, Any]:
         """Every `GRPOConfig` field this section sets, under TRL's names."""
-        return self.model_dump(exclude={"early_stopping"})
+        return self.model_dump(exclude={"early_stopping", "stop_when"})

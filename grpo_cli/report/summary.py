@@ -5,15 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_cli.diagnosis.diagnosis import diagnose
+from grpo_cli.diagnosis.history import read_history
+from grpo_cli.diagnosis.symptom import Symptom
+from grpo_cli.errors import UsageError
 from grpo_cli.expectations.verdicts import Comparison, compare_with_own
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.series import StepRecord, read_step
 from grpo_cli.runs.status import Status, StatusFile
 from grpo_cli.units import format_duration
-
-NEARLY_ALL = 0.9
-"""Share of groups or completions above which something is wrong, whatever the task."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class RunSummary:
     """What a model trained on scored data answers to a few prompts: the end of each prompt, and the answer."""
     expected: Comparison | None = None
     """Beside what its recipe expects; None where that says nothing."""
+    symptoms: tuple[Symptom, ...] = ()
+    """What `grpo diagnose` finds."""
 
     @property
     def seconds(self) -> float:
@@ -53,26 +56,12 @@ class RunSummary:
 
     def warnings(self) -> list[str]:
         """What a person should know before believing the run: that it could not learn, say."""
-        found: list[str] = []
-        if self.answers:
-            # Of scored data both were known before, and are `grpo check`'s to tell.
-            return found
-        silent, clipped = self._mean("zero_signal"), self._mean("clipped")
-        if silent is not None and silent > NEARLY_ALL:
-            found.append(
-                f"{silent:.0%} of the groups had no two different rewards, so they taught nothing. "
-                "Fix: look at completions/; try easier prompts, another reward, or longer answers"
-            )
-        if clipped is not None and clipped > NEARLY_ALL:
-            found.append(
-                f"{clipped:.0%} of the completions were cut off. "
-                "Fix: raise generation.max_completion_length"
-            )
-        return found
+        return [f"{each.rule}: {each.seen}. Fix: {each.fix}" for each in self.problems()]
 
-    def _mean(self, name: str) -> float | None:
-        values = [value for step in self.steps if (value := getattr(step, name)) is not None]
-        return sum(values) / len(values) if values else None
+    def problems(self) -> tuple[Symptom, ...]:
+        """The symptoms that are more than notes, the worst first; what ended the run is its reason already."""
+        told = self.status.stopped_by or ("nan_loss" if self.status.state == "failed" else None)
+        return tuple(each for each in self.symptoms if each.level != "note" and each.rule != told)
 
     def as_json(self) -> dict[str, Any]:
         """The summary as plain values."""
@@ -106,7 +95,16 @@ def read_summary(folder: RunFolder) -> RunSummary:
         _read_measurement(folder, "after"),
         tuple(_read_answers(folder)),
         compare_with_own(folder),
+        _find_symptoms(folder),
     )
+
+
+def _find_symptoms(folder: RunFolder) -> tuple[Symptom, ...]:
+    """What the rules find; nothing where the recipe cannot be read."""
+    try:
+        return tuple(diagnose(read_history(folder)))
+    except UsageError:
+        return ()
 
 
 def _read_measurement(folder: RunFolder, when: str) -> dict[str, Any] | None:

@@ -30,6 +30,8 @@ class Status:
     """Optimizer steps planned."""
     reason: str | None = None
     """Why it stopped or failed."""
+    stopped_by: str | None = None
+    """The rule of `training.stop_when` that stopped it, if one did."""
     traceback: str | None = None
     """Of a failure."""
     started_at: float = field(default_factory=time.time)

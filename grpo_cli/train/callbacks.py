@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +18,17 @@ from grpo_cli.train.session import Session
 class RunCallback(TrainerCallback):
     """Writes metrics and status as they come (main process), and stops when asked (all)."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self, session: Session, listeners: Sequence[Callable[[Mapping[str, Any]], None]] = ()
+    ) -> None:
+        """Makes the callback.
+
+        Args:
+            session: Of the run.
+            listeners: Are told of every record that is written (main process).
+        """
         self.session = session
+        self.listeners = listeners
         self.stopped = False
         """Whether the loop ended because somebody asked."""
         self._tokens = 0.0
@@ -94,6 +104,8 @@ class RunCallback(TrainerCallback):
         if event == "train":
             record["tokens_per_s"] = self._measure_pace(logs.get("num_tokens"))
         append_record(self.session.folder.metrics, record)
+        for tell in self.listeners:
+            tell(record)
         # In fp16 the gradient scaler skips such steps by itself.
         if not (args.fp16 or math.isfinite(logs.get("grad_norm", 0.0))):
             raise RunError(

@@ -36,6 +36,14 @@ class Stopped(Exception):  # noqa: N818 - a request that was met, not an error
     """A run was asked to stop while it was not in the training loop."""
 
 
+class StoppedByRule(Stopped):
+    """A rule of `training.stop_when` ended the training loop."""
+
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rule = rule
+
+
 def write_pid(folder: RunFolder, rank: int) -> None:
     """Notes this process down, so that the supervisor can see to its end."""
     folder.worker_pid(rank).write_text(str(os.getpid()))

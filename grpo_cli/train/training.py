@@ -36,6 +36,7 @@ from grpo_cli.train.failures import whole_or_nothing
 from grpo_cli.train.measurement import Measurer, select_rows
 from grpo_cli.train.ranking import ScoredMeasurer, write_answers
 from grpo_cli.train.reward_functions import build_reward_functions
+from grpo_cli.train.rule_stop import RuleStop
 from grpo_cli.train.scored_trainer import ScoredTrainer, build_scored_trainer
 from grpo_cli.train.session import Session
 from grpo_cli.train.stopping import Stopped, StopRequest
@@ -69,7 +70,8 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
         tokenizer = load_tokenizer(recipe.model)
     session.report("preparing the data")
     data = _build_data(session, tokenizer)
-    trainer, rewards, callback = _build_trainer(session, args, tokenizer, data)
+    trainer, rewards = _build_trainer(session, args, tokenizer, data)
+    callback, rules = _add_callbacks(session, trainer)
     check_strategy(session, trainer)
     measurer = _build_measurer(session, trainer, rewards, data)
     resumption = folder.read_resumption()
@@ -82,6 +84,7 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
         _go_on(session, trainer, data, resumption)
     if callback.stopped:
         raise Stopped(f"stopped after step {trainer.state.global_step}, which is saved")
+    rules.raise_if_found()
     _check_steps(session, trainer)
     if measurer:
         measurer.measure("after", trainer.model, tokenizer)
@@ -138,7 +141,7 @@ def _describe_device(session: Session) -> dict[str, Any]:
 
 def _build_trainer(
     session: Session, args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, data: BuiltData
-) -> tuple[RunTrainer, list[Reward], RunCallback]:
+) -> tuple[RunTrainer, list[Reward]]:
     recipe = session.recipe
     session.report("loading the rewards")
     context = reward_context(recipe, str(session.processes.device))
@@ -170,12 +173,21 @@ def _build_trainer(
                 session, data, model, tokenizer, args=args, peft_config=lora
             )
     _note_returns(session, trainer)
-    callback = RunCallback(session)
+    return trainer, rewards
+
+
+def _add_callbacks(session: Session, trainer: RunTrainer) -> tuple[RunCallback, RuleStop]:
+    """Those that write, and those that stop."""
+    rules, training = RuleStop(session), session.recipe.training
+    callback = RunCallback(session, listeners=[rules.take] if training.stop_when else [])
     trainer.add_callback(callback)
-    if recipe.training.early_stopping:
-        stopping = recipe.training.early_stopping
+    if training.stop_when:
+        # Behind the callback that it hears the records from.
+        trainer.add_callback(rules)
+    if training.early_stopping:
+        stopping = training.early_stopping
         trainer.add_callback(EarlyStoppingCallback(stopping.patience, stopping.min_delta))
-    return trainer, rewards, callback
+    return callback, rules
 
 
 def _wait_for_server(session: Session) -> None:

@@ -20,7 +20,7 @@ from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import StatusFile
 from grpo_cli.train.failures import describe, trace
-from grpo_cli.train.stopping import Stopped, StopRequest, write_pid
+from grpo_cli.train.stopping import Stopped, StoppedByRule, StopRequest, write_pid
 
 
 def main(argv: list[str]) -> int:
@@ -43,7 +43,8 @@ def main(argv: list[str]) -> int:
     except Stopped as stopped:
         # One process of every machine: their supervisors read folders of their own.
         if int(os.environ.get("LOCAL_RANK", rank)) == 0:
-            status.update(state="stopped", reason=str(stopped))
+            rule = stopped.rule if isinstance(stopped, StoppedByRule) else None
+            status.update(state="stopped", reason=str(stopped), stopped_by=rule)
         return ExitCode.INTERRUPTED
     except BaseException as error:
         # A reward may raise anything, even SystemExit; signals do not come this way.

@@ -20,6 +20,9 @@ def test_generated_files_are_what_make_docs_would_write():
         "make docs"
     )
     assert generator.REWARDS.read_text(encoding="utf-8") == generator.render_rewards(), "make docs"
+    assert generator.DIAGNOSIS.read_text(encoding="utf-8") == generator.render_diagnosis(), (
+        "make docs"
+    )
     written = json.loads(generator.SCHEMA.read_text(encoding="utf-8"))
     assert written == json.loads(json.dumps(generator.build_schema(), default=str)), "make docs"
 

@@ -73,3 +73,9 @@ def test_commands_without_a_model_import_nothing_heavy(arguments, tmp_path):
 def test_bands_from_runs_import_nothing_heavy(tmp_path):
     run = str(make_finished_run(tmp_path, rewards=[0.4, 0.6] * 20).path)
     assert loaded_by(["expect", run], tmp_path) == []
+
+
+@pytest.mark.parametrize("flags", [["--rules"], ["--json"]], ids=" ".join)
+def test_a_diagnosis_imports_nothing_heavy(flags, tmp_path):
+    run = str(make_finished_run(tmp_path).path)
+    assert loaded_by(["diagnose", run, *flags], tmp_path) == []

@@ -54,6 +54,9 @@ def test_a_loss_that_is_no_number_ends_the_run_with_its_batch(workshop):
     kept = torch.load(workshop.run / "bad_batch_0.pt", weights_only=True)
     assert kept["step"] == 2
     assert kept["inputs"]["completion_ids"].shape[0] == 4
+    said = workshop.grpo("diagnose", workshop.run)
+    assert said.returncode == 1
+    assert "the loss of step 2 is no number" in said.stdout
 
 
 def test_weights_that_are_ruined_are_told_from_the_sampling(workshop):

@@ -86,6 +86,7 @@ def test_a_function_in_a_folder_elsewhere_says_where_to_start():
         ({"evaluation": {}}, "evaluation"),
         ({"description": "d"}, "description"),
         ({"training": {"early_stopping": {}}}, "training.early_stopping"),
+        ({"training": {"stop_when": ["no_signal"]}}, "training.stop_when"),
         ({"launch": {"stall_timeout_s": 5}}, "launch.stall_timeout_s"),
         ({"model": {"path": "a.gguf"}}, "model.path"),
         ({"model": {"path": "m", "chat_template": "{{ x }}"}}, "model.chat_template"),

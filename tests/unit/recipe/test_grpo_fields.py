@@ -13,7 +13,10 @@ OPEN = {
     "training": TrainingConfig,
     "logging": LoggingConfig,
 }
-OURS = {"backend", "vllm", "early_stopping", "managed", "base_url", "max_restarts", "server_args"}
+OURS = {
+    *("backend", "vllm", "early_stopping", "stop_when"),
+    *("managed", "base_url", "max_restarts", "server_args"),
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,47 @@
+"""`grpo diagnose`: parses, calls one function, and prints its result."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grpo_cli.errors import ExitCode, UsageError
+
+
+def diagnose(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="A run folder, finished or not.")
+    ] = None,
+    rules: Annotated[
+        bool, typer.Option("--rules", help="List what is looked for instead; needs no run.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Say from a run's metrics why it does not learn, and what to change: named rules with their sources.
+
+    `training.stop_when` takes the rules' names and stops a run by them. Exit code 1 where a run learns
+    nothing, or loses what it learned.
+    """
+    from grpo_cli.cli import diagnosis_view, output
+
+    if rules:
+        from grpo_cli.diagnosis.rules import RULES
+
+        if json:
+            output.print_json([rule.as_json() for rule in RULES])
+        else:
+            diagnosis_view.print_rules(RULES)
+        return
+    if run is None:
+        raise UsageError("there is no run to look at. Fix: grpo diagnose RUN, or --rules")
+    from grpo_cli.diagnosis.diagnosis import examine
+    from grpo_cli.diagnosis.history import read_history
+    from grpo_cli.runs.folder import RunFolder
+
+    folder = RunFolder(run.absolute())
+    found = examine(read_history(folder))
+    if json:
+        output.print_json({"run": str(folder.path), **found.as_json()})
+    else:
+        diagnosis_view.print_diagnosis(found)
+    raise typer.Exit(ExitCode.FAILED if found.errors else ExitCode.OK)

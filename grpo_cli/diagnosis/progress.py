@@ -1,0 +1,161 @@
+"""Rules on whether a run gets anywhere, where it was best, and whether that holds elsewhere."""
+
+from collections.abc import Mapping
+from math import sqrt
+from statistics import fmean
+
+from grpo_cli.diagnosis.history import History
+from grpo_cli.diagnosis.rule import PROBE, Rule, Sighting, sampled_only
+from grpo_cli.diagnosis.signal import MOST_SILENT
+from grpo_cli.diagnosis.trends import NOW, SURE, Change, change_of, compare
+
+LEAST_LORA_RATE, LEAST_RATE = 5e-6, 1e-7
+"""Learning rates below which adapters, and all weights, hardly move."""
+_STILL = 0.05
+"""Share by which entropy may change in a model that stands still."""
+LEAST_GAP = 0.15
+"""Of the size of the rewards."""
+LEAST_FALL = 0.3
+"""Of what was gained."""
+
+
+def _look_for_low_rate(history: History) -> Sighting | None:
+    rates = [value for _, value in history.series["learning_rate"][:200] if value is not None]
+    lora = history.recipe.model.lora is not None
+    limit = LEAST_LORA_RATE if lora else LEAST_RATE
+    peak = max(rates, default=limit)
+    if peak >= limit or _has_moved(history):
+        return None
+    reward = change_of(history, "reward", 10)
+    told = f"reward {reward.before:.3g} then and {reward.now:.3g} now" if reward else "no reward"
+    seen = f"the highest learning rate is {peak:.2g} (at least {limit:g}), and nothing has moved: {told}"
+    return Sighting(
+        "error" if peak == 0 else "warning",
+        seen,
+        f"`training.learning_rate: {'1e-4' if lora else '1e-6'}` "
+        f"(it is {history.recipe.training.learning_rate:g})",
+    )
+
+
+def _has_moved(history: History) -> bool:
+    """Whether reward or entropy have changed, or something else keeps them from it."""
+    silent = history.last("frac_reward_zero_std", NOW)
+    reward, entropy = (change_of(history, name, 10) for name in ("reward", "entropy"))
+    if silent and fmean(silent) > MOST_SILENT:
+        return True
+    if entropy and abs(entropy.difference) > _STILL * abs(entropy.before):
+        return True
+    return reward is not None and (reward.exceeds() or reward.reversed().exceeds())
+
+
+def _look_for_early_peak(history: History) -> Sighting | None:
+    peak, started = history.peak("reward"), history.first("reward", NOW)
+    if peak is None or len(history.up_to("reward", peak.step, NOW)) < NOW:
+        return None
+    gain = compare(started, peak.values)
+    fall = compare(peak.values, history.last("reward", NOW))
+    if gain is None or fall is None or not gain.exceeds():
+        return None
+    if not fall.reversed().exceeds(LEAST_FALL * gain.difference):
+        return None
+    seen = (
+        f"the reward was best around step {peak.step} ({peak.mean:.3g}, from {gain.before:.3g}) and is "
+        f"{fall.now:.3g} now, by more than {LEAST_FALL:.0%} of the gain lower"
+    )
+    return Sighting("warning", seen, _keep(history, peak.step))
+
+
+def _keep(history: History, step: int) -> str:
+    rate = f"`training.learning_rate: {history.recipe.training.learning_rate / 2:g}`"
+    if not history.checkpoints:
+        return f"no checkpoint is left; `training.max_steps: {step}`, or {rate}"
+    nearest = min(history.checkpoints, key=lambda each: (abs(each - step), each))
+    return (
+        f"keep checkpoint {nearest}: `grpo eval RUN --checkpoint {nearest}`, "
+        f"`grpo export RUN --checkpoint {nearest} --to DIR`; next time {rate}"
+    )
+
+
+def _look_for_gap(history: History) -> Sighting | None:
+    trained, held = change_of(history, "reward"), _held_out(history)
+    if trained is None or held is None:
+        return None
+    least = max(LEAST_GAP * max(abs(trained.now), abs(trained.before)), SURE * held.error)
+    gained = trained.difference - held.difference
+    if not trained.exceeds() or min(gained, trained.now - held.now) <= least:
+        return None
+    seen = (
+        f"the reward in training went from {trained.before:.3g} to {trained.now:.3g}, held out from "
+        f"{held.before:.3g} to {held.now:.3g} (gaps up to {least:.2g} are usual)"
+    )
+    fix = (
+        "more rows, fewer epochs (`training.num_train_epochs: 1`), or a narrower reward; "
+        "read the best completions in `completions/`"
+    )
+    return Sighting("warning", seen, fix)
+
+
+def _held_out(history: History) -> Change | None:
+    """How the reward of held-out prompts has changed: by evaluations, else by the measurements."""
+    evaluated = history.series.get("eval_reward", [])
+    known = [value for _, value in evaluated if value is not None]
+    prompts = history.before.get("prompts")
+    error = _error_of(history, prompts if isinstance(prompts, int) else 0)
+    if len(known) >= 2:
+        return Change(known[0], fmean(known[-2:]), error or 0.0)
+    before, after = _reward_in(history.before), _reward_in(history.after)
+    if before is None or after is None or error is None:
+        return None
+    return Change(before, after, error)
+
+
+def _error_of(history: History, prompts: int) -> float | None:
+    """The standard error of a mean over so many prompts, with the spread that training shows."""
+    spread = history.last("reward_std", NOW) + history.first("reward_std", NOW)
+    return max(spread) / sqrt(prompts) if spread and prompts > 0 else None
+
+
+def _reward_in(measurement: Mapping[str, object]) -> float | None:
+    value = measurement.get("reward")
+    return float(value) if isinstance(value, int | float) else None
+
+
+RULES = (
+    Rule(
+        "early_peak",
+        "it was better before",
+        ("reward",),
+        10,
+        30,
+        f"{LEAST_FALL:.0%} of the gain lost again since the best 10 records, by 4 standard errors",
+        "ours: less than that, after a real gain, is how rewards swing",
+        "The last weights are not the best ones of this run.",
+        _look_for_early_peak,
+        sampled_only,
+    ),
+    Rule(
+        "held_out_gap",
+        "what is learned does not hold elsewhere",
+        ("reward",),
+        10,
+        10,
+        f"training ahead of held-out prompts, in value and in gain, by {LEAST_GAP:.0%} and 4 standard errors",
+        "ours: held-out answers are greedy or few, so smaller gaps have other reasons",
+        "Rows are learned by heart, or the reward is gamed in ways that other prompts do not allow.",
+        _look_for_gap,
+        sampled_only,
+    ),
+    Rule(
+        "too_low_learning_rate",
+        "nothing moves",
+        ("learning_rate", "reward"),
+        10,
+        30,
+        f"never above {LEAST_LORA_RATE:g} with LoRA ({LEAST_RATE:g} without), reward and entropy unchanged",
+        f"LoRA: {PROBE}, half of what TRL's guide takes (github.com/huggingface/trl/pull/4207); "
+        "without: ours, a tenth of TRL's default",
+        "Every step costs its time and changes nothing that can be seen.",
+        _look_for_low_rate,
+        sampled_only,
+    ),
+)

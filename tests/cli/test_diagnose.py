@@ -1,0 +1,120 @@
+"""`grpo diagnose` on folders as runs leave them, whole and damaged."""
+
+import json
+import shutil
+
+import pytest
+
+from grpo_cli.cli.app import app
+from grpo_cli.cli.errors import run_guarded
+from grpo_cli.diagnosis.rules import RULES
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.metrics import append_record
+from tests.histories import read_recorded
+from tests.run_folders import make_finished_run
+
+
+@pytest.fixture
+def diagnose(capsys):
+    def run(*arguments):
+        words = ["diagnose", *map(str, arguments)]
+        code = run_guarded(lambda: app(words, standalone_mode=False))
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+def make_recorded_run(tmp_path, name) -> RunFolder:
+    recipe, records = read_recorded(name)
+    folder = RunFolder(tmp_path / name)
+    folder.path.mkdir()
+    folder.write_recipe(recipe)
+    for record in records:
+        append_record(folder.metrics, record)
+    return folder
+
+
+def test_the_verdict_comes_first_and_every_finding_says_what_to_change(tmp_path, diagnose):
+    run = make_recorded_run(tmp_path, "clip")
+    code, out, err = diagnose(run.path)
+    assert code == 0, "a warning is no error"
+    lines = out.splitlines()
+    assert lines[0] == "! 1 problem"
+    assert lines[2] == "! clip_share  at step 48"
+    assert (
+        lines[3] == "  44% of the tokens of the last 10 records had a clipped ratio (at most 30%)"
+    )
+    assert lines[5] == "  Fix: `training.num_iterations: 4` (it is 8)"
+    assert "not looked for: kl_runaway (`training.beta` is 0, so no KL is computed)" in lines
+    assert err == ""
+
+
+def test_an_error_ends_with_1_also_of_a_folder_that_was_copied(tmp_path, diagnose):
+    run = make_recorded_run(tmp_path, "constant")
+    copy = shutil.copytree(run.path, tmp_path / "elsewhere" / "copy")
+    code, out, _ = diagnose(copy, "--json")
+    assert code == 1
+    told = json.loads(out)
+    assert told["run"] == str(copy)
+    assert [each["rule"] for each in told["symptoms"]] == ["no_signal", "truncation"]
+    assert told["symptoms"][0].keys() >= {
+        "level",
+        "step",
+        "seen",
+        "why",
+        "fix",
+        "threshold",
+        "source",
+    }
+    assert told["not_looked"]["early_peak"] == "15 of 30 records"
+
+
+def test_a_healthy_run_is_called_so(tmp_path, diagnose):
+    code, out, _ = diagnose(make_recorded_run(tmp_path, "quickstart_16").path)
+    assert code == 0
+    assert out.startswith("✓ nothing is wrong that ")
+    code, out, _ = diagnose(make_recorded_run(tmp_path, "learned").path)
+    assert code == 0
+    assert out.splitlines()[0].endswith("could see; 1 note")
+
+
+def test_a_run_that_has_logged_nothing_yet_is_not_called_healthy(tmp_path, diagnose):
+    run = make_finished_run(tmp_path, rewards=[])
+    run.metrics.unlink(missing_ok=True)
+    code, out, _ = diagnose(run.path)
+    assert code == 0
+    assert out.startswith("· too little was logged to say anything\n")
+
+
+def test_the_rules_are_listed_without_a_run(diagnose):
+    code, out, _ = diagnose("--rules")
+    assert code == 0
+    assert all(rule.name in out and rule.threshold in out for rule in RULES)
+    told = json.loads(diagnose("--rules", "--json")[1])
+    assert [each["name"] for each in told] == [rule.name for rule in RULES]
+    assert all(each["source"] and each["why"] for each in told)
+
+
+def test_what_is_no_run_is_said(tmp_path, diagnose):
+    assert diagnose()[0] == 2
+    code, _, err = diagnose(tmp_path)
+    assert code == 2
+    assert "is not a run folder: it has no resolved.json" in err
+    code, _, err = diagnose(tmp_path / "no" / "such")
+    assert code == 2
+    damaged = make_finished_run(tmp_path)
+    damaged.resolved.write_text("{}")
+    code, _, err = diagnose(damaged.path)
+    assert code == 2
+    assert "is damaged" in err
+
+
+def test_what_a_run_says_stays_text(tmp_path, diagnose):
+    run = make_recorded_run(tmp_path, "slow")
+    told = json.loads(run.resolved.read_text())
+    told["recipe"]["rewards"][0]["name"] = "b"
+    run.resolved.write_text(json.dumps(told))
+    text = run.metrics.read_text().replace("rewards/slow/", "rewards/[bold]x[/nope]/")
+    run.metrics.write_text(text)
+    assert "scoring with `[bold]x[/nope]` took" in diagnose(run.path)[1]
