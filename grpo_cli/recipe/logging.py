@@ -9,7 +9,7 @@ from grpo_cli.recipe.base import Number, OneOrMany, OpenSection
 
 def _none_as_empty(value: Any) -> Any:
     """Reads TRL's `none` as no tracker at all."""
-    return () if value is None or value == "none" else value
+    return () if value in (None, "none", ["none"]) else value
 
 
 class LoggingConfig(OpenSection):

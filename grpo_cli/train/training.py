@@ -39,6 +39,7 @@ from grpo_cli.train.reward_functions import build_reward_functions
 from grpo_cli.train.scored_trainer import ScoredTrainer, build_scored_trainer
 from grpo_cli.train.session import Session
 from grpo_cli.train.stopping import Stopped, StopRequest
+from grpo_cli.train.tracking import track
 from grpo_cli.train.trainer import RunTrainer
 from grpo_cli.train.trl_args import build_trl_args
 from grpo_cli.train.vllm_generation import RunGeneration, mended
@@ -52,7 +53,6 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
         Stopped: Somebody asked to stop; what was trained is in the last checkpoint.
         GrpoError: Something that a person can mend.
     """
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder.path / "tensorboard"))
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     recipe = folder.read_recipe()
@@ -172,6 +172,7 @@ def _build_trainer(
     _note_returns(session, trainer)
     callback = RunCallback(session)
     trainer.add_callback(callback)
+    track(trainer, session)
     if recipe.training.early_stopping:
         stopping = recipe.training.early_stopping
         trainer.add_callback(EarlyStoppingCallback(stopping.patience, stopping.min_delta))
