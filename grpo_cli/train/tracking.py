@@ -34,6 +34,9 @@ def track(trainer: Trainer, session: Session) -> None:
                 found.append(name)
     if found:
         trainer.add_callback(LedgerCallback(session, found))
+    # TRL would time every micro-step to them besides, one request each, unguarded and in between the
+    # steps. Source: `ProfilingContext._log_metrics` of trl 1.16. Our records have these times.
+    trainer.args.report_to = []
 
 
 def _guard(callback: TrainerCallback, name: str, folder: RunFolder) -> None:
@@ -135,7 +138,7 @@ def _opened_mlflow(args: TrainingArguments, recipe: dict[str, Any]) -> dict[str,
     # What an earlier attempt said stands: MLflow lets no parameter change.
     known = run.data.params
     mlflow.log_params({name: value for name, value in values.items() if name not in known})
-    return {"id": run.info.run_id, "tracking_uri": mlflow.get_tracking_uri()}
+    return {"id": run.info.run_id}
 
 
 _OPENED: dict[str, Callable[[TrainingArguments, dict[str, Any]], dict[str, Any] | None]] = {
