@@ -78,6 +78,8 @@ def _hand_to_trackio(known: dict[str, Any], contents: Contents, folder: RunFolde
         auto_log_gpu=False,
         embed=False,
     )
+    # An empty one leaves that of the training in place; it would be written over otherwise.
+    run.config.clear()
     try:
         for step, values in contents.measurements:
             run.log({**values, _STEP: step}, step=step)

@@ -141,7 +141,9 @@ def make_trainer(callback):
     handler = SimpleNamespace(callbacks=[callback])
     return SimpleNamespace(
         callback_handler=handler,
-        args=SimpleNamespace(report_to=["tensorboard"], to_json_string=lambda: "{}"),
+        args=SimpleNamespace(
+            report_to=["tensorboard"], to_json_string=lambda: "{}", output_dir="checkpoints"
+        ),
         add_callback=handler.callbacks.append,
     )
 
