@@ -38,6 +38,9 @@ AsSlurmJob = Annotated[
         "--slurm", help="Submit it to Slurm as a job; with --dry-run, print the job's script."
     ),
 ]
+WithDashboard = Annotated[
+    bool, typer.Option("--dashboard", help="Report to Trackio too, and open its dashboard.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -206,9 +209,7 @@ def train(
         bool, typer.Option("--force", help="Go on although the recipe is another one.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the end only.")] = False,
-    dashboard: Annotated[
-        bool, typer.Option("--dashboard", help="Report to Trackio too, and open its dashboard.")
-    ] = False,
+    dashboard: WithDashboard = False,
     json: AsJson = False,
 ) -> None:
     """Train a recipe: check and probe it, make a run folder, launch, watch, and sum up."""

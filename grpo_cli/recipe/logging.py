@@ -16,7 +16,7 @@ class LoggingConfig(OpenSection):
     """Where metrics and samples go; `metrics.jsonl` in the run folder is always written."""
 
     report_to: Annotated[OneOrMany[str], BeforeValidator(_none_as_empty)] = ()
-    """Trackers: `tensorboard`, `wandb`, `trackio`, `mlflow`, …"""
+    """Trackers: `tensorboard`, `wandb`, `trackio`, `mlflow`, …; `all` is every one that is installed."""
     log_completions: bool = True
     """Write every sampled group with its scores to `completions/`."""
     logging_steps: Number = Field(default=1, gt=0)

@@ -28,6 +28,9 @@ NOT_RUN = {
     'pip install "grpo-cli[vllm,judge] @ git+<this repository>"': "`make setup` installs extras",
     "grpo train recipes/quickstart.yaml": "five minutes: tests/integration/test_quickstart.py trains it",
     "grpo train first.yaml": "five minutes; the same training, as a test below shows",
+    "grpo train recipe.yaml --dashboard": (
+        "half a minute: tests/integration/test_trackers.py serves the dashboard"
+    ),
     f"grpo export {RUN} --to my-model --force --push org/name": (
         "needs the hub: tests/integration/test_export.py pushes to a stand-in"
     ),

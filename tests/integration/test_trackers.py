@@ -99,7 +99,9 @@ def test_trackio_has_one_run_with_metrics_and_files(tracked):
     assert not any(name.startswith("profiling/") for each in logged for name in each)
     assert any(b'"recipe"' in bytes(config[0]) for config in configured)
     wanted = (tracked.run / "completions" / "rank_0.jsonl").read_bytes()
-    kept = [path for path in (tracked.folder / "trackio" / "artifacts").rglob("*") if path.is_file()]
+    kept = [
+        path for path in (tracked.folder / "trackio" / "artifacts").rglob("*") if path.is_file()
+    ]
     assert wanted in [path.read_bytes() for path in kept]
 
 
