@@ -33,6 +33,7 @@ def set_defaults(folder: RunFolder, environment: MutableMapping[str, str]) -> No
         **_QUIET,
         "TENSORBOARD_LOGGING_DIR": str(folder.path / "tensorboard"),
         "WANDB_DIR": str(folder.path),
+        "WANDB_DATA_DIR": str(folder.path / "wandb"),
         "WANDB_PROJECT": name,
         "MLFLOW_EXPERIMENT_NAME": name,
     }

@@ -59,9 +59,10 @@ def _hand_to_wandb(known: dict[str, Any], contents: Contents, folder: RunFolder)
     if contents.samples:
         run.log({"completions": wandb.Table(**_as_table(contents))})
     artefact = wandb.Artifact(f"run-{known['id']}", type="grpo-run")
+    # What is sent now needs no copy; what is sent some day must be as it is now, though the run goes on.
+    policy = "mutable" if run.offline else "immutable"
     for name, path in contents.files.items():
-        # The files stay where they are, so that no second copy is needed to upload them.
-        artefact.add_file(str(path), name, policy="immutable", skip_cache=True)
+        artefact.add_file(str(path), name, policy=policy, skip_cache=True)
     run.log_artifact(artefact)
     run.finish(exit_code=int(contents.state == "failed"))
 

@@ -82,6 +82,10 @@ def test_wandb_goes_on_with_one_run_inside_the_run_folder(tracked):
     # The recipe is in the run's configuration.
     assert b"max_completion_length" in written
     assert list((tracked.run / "wandb").rglob("completions_*.table.json"))
+    # What is to be sent some day is kept as it was, inside the run folder.
+    waiting = [path for path in (tracked.run / "wandb" / "artifacts").rglob("*") if path.is_file()]
+    wanted = (tracked.run / "completions" / "rank_0.jsonl").read_bytes()
+    assert wanted in [path.read_bytes() for path in waiting]
 
 
 @pytest.mark.slow
