@@ -48,6 +48,9 @@ AsSlurmJob = Annotated[
         "--slurm", help="Submit it to Slurm as a job; with --dry-run, print the job's script."
     ),
 ]
+WithDashboard = Annotated[
+    bool, typer.Option("--dashboard", help="Report to Trackio too, and open its dashboard.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -216,14 +219,18 @@ def train(
         bool, typer.Option("--force", help="Go on although the recipe is another one.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the end only.")] = False,
+    dashboard: WithDashboard = False,
     json: AsJson = False,
 ) -> None:
     """Train a recipe: check and probe it, make a run folder, launch, watch, and sum up."""
     from grpo_cli.cli import output, views
+    from grpo_cli.cli.dashboard import add_trackio
     from grpo_cli.cli.preparing import Earlier, prepare
     from grpo_cli.cli.training import probe_first, run
 
     earlier = Earlier(resume or resume_from is not None, resume_from, force, run_id)
+    if dashboard:
+        set_ = add_trackio(recipe, set_, starts=not (dry_run or slurm))
     if slurm:
         from grpo_cli.cli.submission import run_as_job
 
@@ -237,7 +244,7 @@ def train(
     if dry_run:
         views.print_plan(prepared.folder, prepared.plan, as_json=json)
         return
-    summary, code = run(prepared, quiet=quiet)
+    summary, code = run(prepared, quiet=quiet, dashboard=dashboard)
     if json:
         output.print_json(summary.as_json())
     else:

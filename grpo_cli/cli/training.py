@@ -12,6 +12,8 @@ from typing import Any
 
 import typer
 
+from grpo_cli.cli.dashboard import shown
+from grpo_cli.cli.finishing import finish
 from grpo_cli.cli.output import progress, stderr
 from grpo_cli.cli.preparing import PreparedRun
 from grpo_cli.cli.probe_view import print_findings
@@ -83,8 +85,13 @@ def _read_findings(text: str) -> list[Finding] | None:
         return None
 
 
-def run(prepared: PreparedRun, *, quiet: bool) -> tuple[RunSummary, int]:
+def run(prepared: PreparedRun, *, quiet: bool, dashboard: bool = False) -> tuple[RunSummary, int]:
     """Launches a prepared run and shows it until it ends; gives its summary and the exit code.
+
+    Args:
+        prepared: The run.
+        quiet: Whether nothing is shown meanwhile.
+        dashboard: Whether Trackio's dashboard is served meanwhile.
 
     Raises:
         UsageError: Another command works in the run folder, or it cannot be written.
@@ -97,7 +104,9 @@ def run(prepared: PreparedRun, *, quiet: bool) -> tuple[RunSummary, int]:
             begin_attempt(prepared.resumption, prepared.recipe, prepared.plan, prepared.origin)
         if prepared.anew:
             begin_anew(folder, prepared.recipe, prepared.plan, prepared.origin)
-        outcome = _watch(prepared, quiet=quiet)
+        with shown(prepared.recipe) if dashboard else contextlib.nullcontext():
+            outcome = _watch(prepared, quiet=quiet)
+            finish(folder)
     return read_summary(folder), _exit_code(outcome)
 
 

@@ -229,6 +229,8 @@ def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
     # Outside the table, which would cut long paths short.
     if summary.folder.model.is_dir():
         console.print(f"  model  {summary.folder.model}", markup=False)
+    if summary.folder.report.is_file():
+        console.print(f"  report {summary.folder.report}", markup=False)
     console.print(f"  run    {summary.folder.path}", markup=False)
     print_symptoms(summary.problems(), str(summary.folder.path))
     if lost:

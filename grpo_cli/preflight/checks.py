@@ -14,7 +14,7 @@ from grpo_cli.batch import BatchPlan, plan_batch
 from grpo_cli.batch import as_json as batch_as_json
 from grpo_cli.data.peek import Peek
 from grpo_cli.data.prompts import resolve_style
-from grpo_cli.errors import Problem, RecipeError, nearest, sort_problems
+from grpo_cli.errors import Problem, RecipeError, sort_problems
 from grpo_cli.models.source import check_model, known_chat_template, resolve_source
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import check_data, check_rewards, collect
@@ -23,21 +23,11 @@ from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, reso
 from grpo_cli.preflight.scored import check_scored
 from grpo_cli.preflight.slurm import check_slurm
 from grpo_cli.preflight.stopping import check_stop_when
+from grpo_cli.preflight.trackers import check_trackers
 from grpo_cli.preflight.vllm import check_vllm
 from grpo_cli.recipe.launch import SHARED_WEIGHTS, LaunchConfig
 from grpo_cli.recipe.loading import LoadedRecipe, load_tree
 from grpo_cli.recipe.recipe import Recipe
-
-_TRACKER_PACKAGES = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "trackio": "trackio",
-    "mlflow": "mlflow",
-    "comet_ml": "comet_ml",
-    "swanlab": "swanlab",
-    "clearml": "clearml",
-    "dvclive": "dvclive",
-}
 
 
 @dataclass(frozen=True)
@@ -114,6 +104,7 @@ def check_recipe(
             *check_scored(recipe, seen),
             *check_stop_when(recipe),
         ]
+        problems += check_trackers(recipe)
         problems += check_expect(recipe.expect, batch.total_optimizer_steps)
     placed = [loaded.place(problem) for problem in problems]
     return CheckedRecipe(loaded, tuple(sort_problems(placed)), seen, batch, processes)
@@ -199,21 +190,6 @@ def _check_packages(recipe: Recipe) -> Iterator[Problem]:
             'pip install "grpo-cli[vllm]", or set `generation.backend: transformers`',
             path="generation.backend",
         )
-    for index, name in enumerate(recipe.logging.report_to):
-        package = _TRACKER_PACKAGES.get(name)
-        if package is None:
-            close = nearest(name, _TRACKER_PACKAGES)
-            yield Problem(
-                f"there is no tracker `{name}`",
-                f"write `{close}`" if close else f"write one of {', '.join(_TRACKER_PACKAGES)}",
-                path=f"logging.report_to.{index}",
-            )
-        elif not _installed(package):
-            yield Problem(
-                f"{package} is not installed",
-                f"pip install {package}, or remove `{name}`",
-                path=f"logging.report_to.{index}",
-            )
 
 
 def _installed(package: str) -> bool:

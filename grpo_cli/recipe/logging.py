@@ -9,14 +9,14 @@ from grpo_cli.recipe.base import Number, OneOrMany, OpenSection
 
 def _none_as_empty(value: Any) -> Any:
     """Reads TRL's `none` as no tracker at all."""
-    return () if value is None or value == "none" else value
+    return () if value in (None, "none", ["none"]) else value
 
 
 class LoggingConfig(OpenSection):
     """Where metrics and samples go; `metrics.jsonl` in the run folder is always written."""
 
     report_to: Annotated[OneOrMany[str], BeforeValidator(_none_as_empty)] = ()
-    """Trackers: `tensorboard`, `wandb`, `trackio`, `mlflow`, …"""
+    """Trackers: `tensorboard`, `wandb`, `trackio`, `mlflow`, …; `all` is every one that is installed."""
     log_completions: bool = True
     """Write every sampled group with its scores to `completions/`."""
     logging_steps: Number = Field(default=1, gt=0)

@@ -122,6 +122,16 @@ class RunFolder:
         return self.path / "eval"
 
     @property
+    def report(self) -> Path:
+        """The page of this run."""
+        return self.path / "report.html"
+
+    @property
+    def trackers(self) -> Path:
+        """Its runs in the trackers; absent where there are none."""
+        return self.path / "trackers.json"
+
+    @property
     def resumption(self) -> Path:
         """From which checkpoint the present attempt goes on; absent where it began anew."""
         return self.launch / "resume.json"

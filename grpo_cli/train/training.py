@@ -40,6 +40,7 @@ from grpo_cli.train.rule_stop import RuleStop
 from grpo_cli.train.scored_trainer import ScoredTrainer, build_scored_trainer
 from grpo_cli.train.session import Session
 from grpo_cli.train.stopping import Stopped, StopRequest
+from grpo_cli.train.tracking import track
 from grpo_cli.train.trainer import RunTrainer
 from grpo_cli.train.trl_args import build_trl_args
 from grpo_cli.train.vllm_generation import RunGeneration, mended
@@ -53,7 +54,6 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
         Stopped: Somebody asked to stop; what was trained is in the last checkpoint.
         GrpoError: Something that a person can mend.
     """
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder.path / "tensorboard"))
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     recipe = folder.read_recipe()
@@ -184,6 +184,7 @@ def _add_callbacks(session: Session, trainer: RunTrainer) -> tuple[RunCallback, 
     if training.stop_when:
         # Behind the callback that it hears the records from.
         trainer.add_callback(rules)
+    track(trainer, session)
     if training.early_stopping:
         stopping = training.early_stopping
         trainer.add_callback(EarlyStoppingCallback(stopping.patience, stopping.min_delta))

@@ -10,6 +10,7 @@ from trl import GRPOConfig
 from grpo_cli.errors import RunError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.trackers.contents import run_name
 
 
 def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> GRPOConfig:
@@ -46,7 +47,9 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> GRPOConfi
     if cpu:
         fields.setdefault("bf16", False)
         fields.setdefault("dataloader_pin_memory", False)
-    fields.setdefault("run_name", f"{recipe.name}-{folder.path.name}")
+    fields.setdefault("run_name", run_name(folder))
+    # Trackio's project; W&B's and MLflow's are environment variables.
+    fields.setdefault("project", recipe.name)
     try:
         return GRPOConfig(**fields)
     except ValueError as error:

@@ -19,6 +19,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import StatusFile
+from grpo_cli.trackers.defaults import set_defaults
 from grpo_cli.train.failures import describe, trace
 from grpo_cli.train.stopping import Stopped, StoppedByRule, StopRequest, write_pid
 
@@ -36,6 +37,8 @@ def main(argv: list[str]) -> int:
     if rank == 0:
         status.update(state="running", phase="loading libraries")
     try:
+        # Before anything imports a tracker.
+        set_defaults(folder, os.environ)
         # Torch and its family take seconds to import; by now a stop or a failure is heard.
         from grpo_cli.train.training import train
 

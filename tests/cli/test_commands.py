@@ -315,3 +315,12 @@ def test_the_server_of_a_training_is_printed(tmp_path):
     done = grpo("serve", write_recipe(tmp_path), "--dry-run", cwd=tmp_path)
     assert done.returncode == 2
     assert "asks no server. Fix: give both commands --set generation.backend=vllm" in done.stderr
+
+
+def test_a_dashboard_is_refused_where_no_training_starts(tmp_path):
+    path = write_recipe(tmp_path)
+    for flag in ("--dry-run", "--slurm"):
+        done = grpo("train", path, "--dashboard", flag, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "Fix: remove it" in done.stderr
+    assert not (tmp_path / "runs").exists()

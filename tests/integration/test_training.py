@@ -98,13 +98,6 @@ def test_a_base_model_without_chat_template_trains_on_plain_text(tmp_path, base_
     assert isinstance(group["prompt"], str)
 
 
-def test_trackers_get_the_metrics_in_the_run_folder(workshop):
-    flags = ["--set", "logging.report_to=tensorboard", "--set", "evaluation.limit=0"]
-    done = workshop.grpo("train", workshop.write(), *flags)
-    assert done.returncode == 0, done.stderr
-    assert list((workshop.run / "tensorboard").glob("events.out.tfevents.*"))
-
-
 def test_a_tiny_model_learns_what_is_rewarded(workshop):
     """Of 256 bytes, the letter a: a random model hardly ever writes it."""
     (workshop.folder / "own.py").write_text(

@@ -1,0 +1,40 @@
+"""What `grpo train` does when a run has ended: its page, and what its trackers are given.
+
+Nothing here fails a run: it says what did not work, and goes on.
+"""
+
+import importlib.util
+from pathlib import Path
+
+from grpo_cli.cli.output import progress, stderr
+from grpo_cli.report.page import write_report
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.trackers.handover import hand_over
+
+
+def finish(folder: RunFolder) -> None:
+    """Writes the page of a run that has ended, and hands the run to its trackers."""
+    try:
+        write_page(folder)
+        if folder.trackers.is_file():
+            with progress("handing completions and report to the trackers (Ctrl-C leaves it out)"):
+                failures = hand_over(folder)
+            for failure in failures:
+                _warn(failure)
+    except KeyboardInterrupt:
+        _warn("the trackers were not given all of the run's files")
+    except Exception as error:
+        # Whatever it is, the training is done, and its summary is what was waited for.
+        _warn(f"the end of the run could not be written up ({error!r})")
+
+
+def write_page(folder: RunFolder) -> Path | None:
+    """The run's page; None where plotly is missing or there is nothing to draw."""
+    if importlib.util.find_spec("plotly") is None or not folder.metrics.is_file():
+        return None
+    with progress("writing the report"):
+        return write_report([folder.path], None)
+
+
+def _warn(text: str) -> None:
+    stderr().print(f"warning: {text}", style="yellow", markup=False)

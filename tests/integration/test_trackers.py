@@ -1,0 +1,197 @@
+"""Real trackers, offline: one run that stops after two steps and goes on for one, told to all that are here."""
+
+import json
+import sqlite3
+import urllib.request
+from types import SimpleNamespace
+
+import pytest
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    TensorBoardCallback,
+)
+
+from grpo_cli.errors import RunError
+from grpo_cli.trackers.catalogue import MODULES, is_installed
+from grpo_cli.trackers.dashboard import dashboard
+from grpo_cli.trackers.ledger import read_ledger
+from grpo_cli.train.tracking import track
+from tests.integration.conftest import Workshop
+from tests.run_folders import make_finished_run
+
+TESTED = [name for name in ("tensorboard", "wandb", "trackio", "mlflow") if is_installed(name)]
+
+
+def needs(tracker):
+    return pytest.mark.skipif(tracker not in TESTED, reason=f"{tracker} is not installed")
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory, chat_model):
+    """A run of two steps that went on to a third, reporting to every tracker that is installed."""
+    shop = Workshop(tmp_path_factory.mktemp("tracked"), chat_model)
+    recipe = shop.write()
+    environment = {
+        "WANDB_MODE": "offline",
+        "TRACKIO_DIR": str(shop.folder / "trackio"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{shop.folder}/mlflow.db",
+        "HOME": str(shop.folder),
+    }
+    flags = ["--set", f"logging.report_to=[{', '.join(TESTED)}]"]
+    first = shop.grpo("train", recipe, *flags, **environment)
+    assert first.returncode == 0, first.stderr
+    more = ["--resume", "--set", "training.max_steps=3"]
+    second = shop.grpo("train", recipe, *flags, *more, **environment)
+    assert second.returncode == 0, second.stderr
+    shop.said = first.stdout + first.stderr + second.stderr
+    return shop
+
+
+@pytest.mark.slow
+def test_nothing_failed_and_the_report_is_there(tracked):
+    assert "warning: wandb" not in tracked.said
+    ledger = json.loads((tracked.run / "trackers.json").read_text())
+    assert sorted(ledger["runs"]) == sorted(TESTED)
+    assert ledger["failures"] == {}
+    assert (tracked.run / "report.html").is_file()
+    assert f"report {tracked.run / 'report.html'}" in tracked.said
+
+
+@pytest.mark.slow
+@needs("tensorboard")
+def test_tensorboard_has_metrics_samples_and_the_recipe(tracked):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(tracked.run / "tensorboard"))
+    read.Reload()
+    assert [each.step for each in read.Scalars("train/reward")] == [1, 2, 3]
+    assert {each.step for each in read.Scalars("held_out/reward")} == {0, 2, 3}
+    assert {"recipe/text_summary", "completions/text_summary"} <= set(read.Tags()["tensors"])
+
+
+@pytest.mark.slow
+@needs("wandb")
+def test_wandb_goes_on_with_one_run_inside_the_run_folder(tracked):
+    parts = sorted((tracked.run / "wandb").glob("offline-run-*"))
+    # Two attempts, and what each was followed by.
+    assert len(parts) == 4
+    assert len({part.name.rpartition("-")[2] for part in parts}) == 1
+    written = b"".join(path.read_bytes() for part in parts for path in part.glob("run-*.wandb"))
+    for said in (b"train/reward", b"held_out/reward", b"completions/rank_0.jsonl", b"report.html"):
+        assert said in written
+    # The recipe is in the run's configuration.
+    assert b"max_completion_length" in written
+    assert list((tracked.run / "wandb").rglob("completions_*.table.json"))
+    # What is to be sent some day is kept as it was, inside the run folder.
+    waiting = [path for path in (tracked.run / "wandb" / "artifacts").rglob("*") if path.is_file()]
+    wanted = (tracked.run / "completions" / "rank_0.jsonl").read_bytes()
+    assert wanted in [path.read_bytes() for path in waiting]
+
+
+@pytest.mark.slow
+@needs("trackio")
+def test_trackio_has_one_run_with_metrics_and_files(tracked):
+    with sqlite3.connect(tracked.folder / "trackio" / "tiny.db") as base:
+        rows = base.execute("select run_name, metrics from metrics").fetchall()
+        configured = base.execute("select config from configs").fetchall()
+    assert {name for name, _ in rows} == {f"tiny-{tracked.run.name}"}
+    logged = [json.loads(metrics) for _, metrics in rows]
+    rewards = [each["train/reward"] for each in logged if "train/reward" in each]
+    assert len(rewards) == 3
+    assert any("held_out/reward" in each for each in logged)
+    # TRL's own timings of each micro-step are kept out.
+    assert not any(name.startswith("profiling/") for each in logged for name in each)
+    assert any(b'"recipe"' in bytes(config[0]) for config in configured)
+    wanted = (tracked.run / "completions" / "rank_0.jsonl").read_bytes()
+    kept = [
+        path for path in (tracked.folder / "trackio" / "artifacts").rglob("*") if path.is_file()
+    ]
+    assert wanted in [path.read_bytes() for path in kept]
+
+
+@pytest.mark.slow
+@needs("mlflow")
+def test_mlflow_has_one_run_with_parameters_metrics_and_files(tracked):
+    with sqlite3.connect(tracked.folder / "mlflow.db") as base:
+        ((name, status, place),) = base.execute(
+            "select name, status, artifact_uri from runs"
+        ).fetchall()
+        metrics = set(base.execute("select key, step from metrics").fetchall())
+        parameters = dict(base.execute("select key, value from params").fetchall())
+    assert (name, status) == (f"tiny-{tracked.run.name}", "FINISHED")
+    assert {("reward", 1), ("reward", 3), ("held_out/reward", 0), ("held_out/reward", 3)} <= metrics
+    assert parameters["recipe.generation.num_generations"] == "2"
+    files = tracked.folder / place.removeprefix("file://")
+    assert (files / "completions" / "rank_0.jsonl").is_file()
+    assert (files / "report.html").is_file()
+
+
+def test_the_trackers_known_here_are_those_of_transformers():
+    assert set(MODULES) == set(INTEGRATION_TO_CALLBACK)
+
+
+class Broken:
+    """A writer on a disk that is full."""
+
+    def add_text(self, *arguments):
+        pass
+
+    def add_scalar(self, *arguments):
+        raise OSError(28, "No space left on device")
+
+    def close(self):
+        raise OSError(28, "No space left on device")
+
+
+def make_trainer(callback):
+    handler = SimpleNamespace(callbacks=[callback])
+    return SimpleNamespace(
+        callback_handler=handler,
+        args=SimpleNamespace(
+            report_to=["tensorboard"], to_json_string=lambda: "{}", output_dir="checkpoints"
+        ),
+        add_callback=handler.callbacks.append,
+    )
+
+
+STATE = SimpleNamespace(is_world_process_zero=True, is_hyper_param_search=False, global_step=1)
+
+
+def test_a_tracker_that_fails_in_between_is_left_out(tmp_path, capsys):
+    folder = make_finished_run(tmp_path, 1)
+    callback = TensorBoardCallback(Broken())
+    trainer = make_trainer(callback)
+    track(trainer, SimpleNamespace(folder=folder))
+    callback.on_train_begin(trainer.args, STATE, None)
+    callback.on_log(trainer.args, STATE, None, logs={"loss": 1.0})
+    callback.on_log(trainer.args, STATE, None, logs={"loss": 1.0})
+    callback.on_train_end(trainer.args, STATE, None)
+    (why,) = read_ledger(folder).failures.values()
+    assert "failed in on_log" in why
+    assert "No space left" in why
+    assert capsys.readouterr().err.count("warning: tensorboard") == 1
+    assert trainer.args.report_to == []
+
+
+def test_a_tracker_that_cannot_start_ends_the_run_with_a_way_out(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "file"))
+    callback = TensorBoardCallback()
+    trainer = make_trainer(callback)
+    track(trainer, SimpleNamespace(folder=make_finished_run(tmp_path, 1)))
+    with pytest.raises(RunError, match=r"tensorboard could not start .* Fix: .*report_to"):
+        callback.on_train_begin(trainer.args, STATE, None)
+
+
+@needs("trackio")
+def test_the_dashboard_answers_while_it_is_wanted(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    monkeypatch.delenv("DISPLAY", raising=False)
+    with dashboard("two words") as said:
+        address = said.removeprefix("dashboard: ")
+        assert address.startswith("http://127.0.0.1:")
+        assert address.endswith("project=two+words")
+        with urllib.request.urlopen(address, timeout=30) as reply:
+            assert reply.status == 200
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(address, timeout=30)
