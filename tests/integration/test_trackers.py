@@ -1,8 +1,13 @@
-"""Real trackers, offline: one run that stops after two steps and goes on for one, told to all that are here."""
+"""Real trackers, offline: one run that stops after two steps and goes on for one, told to all of them.
+
+`make setup` puts them into a folder of their own: beside the other packages, TRL would import them in every run.
+"""
 
 import json
 import sqlite3
+import sys
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,18 +17,18 @@ from transformers.integrations.integration_utils import (
 )
 
 from grpo_cli.errors import RunError
-from grpo_cli.trackers.catalogue import MODULES, is_installed
+from grpo_cli.trackers.catalogue import MODULES
 from grpo_cli.trackers.dashboard import dashboard
 from grpo_cli.trackers.ledger import read_ledger
 from grpo_cli.train.tracking import track
 from tests.integration.conftest import Workshop
 from tests.run_folders import make_finished_run
 
-TESTED = [name for name in ("tensorboard", "wandb", "trackio", "mlflow") if is_installed(name)]
-
-
-def needs(tracker):
-    return pytest.mark.skipif(tracker not in TESTED, reason=f"{tracker} is not installed")
+TRACKERS = Path(sys.prefix) / "trackers"
+TESTED = ("tensorboard", "wandb", "trackio", "mlflow")
+needs_trackers = pytest.mark.skipif(
+    not TRACKERS.is_dir(), reason="`make setup` has not installed the trackers"
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +37,7 @@ def tracked(tmp_path_factory, chat_model):
     shop = Workshop(tmp_path_factory.mktemp("tracked"), chat_model)
     recipe = shop.write()
     environment = {
+        "PYTHONPATH": str(TRACKERS),
         "WANDB_MODE": "offline",
         "TRACKIO_DIR": str(shop.folder / "trackio"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{shop.folder}/mlflow.db",
@@ -48,6 +54,7 @@ def tracked(tmp_path_factory, chat_model):
 
 
 @pytest.mark.slow
+@needs_trackers
 def test_nothing_failed_and_the_report_is_there(tracked):
     assert "warning: wandb" not in tracked.said
     ledger = json.loads((tracked.run / "trackers.json").read_text())
@@ -58,7 +65,7 @@ def test_nothing_failed_and_the_report_is_there(tracked):
 
 
 @pytest.mark.slow
-@needs("tensorboard")
+@needs_trackers
 def test_tensorboard_has_metrics_samples_and_the_recipe(tracked):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -70,7 +77,7 @@ def test_tensorboard_has_metrics_samples_and_the_recipe(tracked):
 
 
 @pytest.mark.slow
-@needs("wandb")
+@needs_trackers
 def test_wandb_goes_on_with_one_run_inside_the_run_folder(tracked):
     parts = sorted((tracked.run / "wandb").glob("offline-run-*"))
     # Two attempts, and what each was followed by.
@@ -89,7 +96,7 @@ def test_wandb_goes_on_with_one_run_inside_the_run_folder(tracked):
 
 
 @pytest.mark.slow
-@needs("trackio")
+@needs_trackers
 def test_trackio_has_one_run_with_metrics_and_files(tracked):
     with sqlite3.connect(tracked.folder / "trackio" / "tiny.db") as base:
         rows = base.execute("select run_name, metrics from metrics").fetchall()
@@ -110,7 +117,7 @@ def test_trackio_has_one_run_with_metrics_and_files(tracked):
 
 
 @pytest.mark.slow
-@needs("mlflow")
+@needs_trackers
 def test_mlflow_has_one_run_with_parameters_metrics_and_files(tracked):
     with sqlite3.connect(tracked.folder / "mlflow.db") as base:
         ((name, status, place),) = base.execute(
@@ -183,9 +190,11 @@ def test_a_tracker_that_cannot_start_ends_the_run_with_a_way_out(tmp_path, monke
         callback.on_train_begin(trainer.args, STATE, None)
 
 
-@needs("trackio")
+@needs_trackers
 def test_the_dashboard_answers_while_it_is_wanted(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(TRACKERS))
+    monkeypatch.syspath_prepend(TRACKERS)
     monkeypatch.delenv("DISPLAY", raising=False)
     with dashboard("two words") as said:
         address = said.removeprefix("dashboard: ")
