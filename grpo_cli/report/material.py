@@ -1,0 +1,97 @@
+"""What a page is made of: everything that one run's folder says, read once.
+
+Owns the reading, and stands damaged and missing files. Judges and words nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from grpo_cli.diagnosis.diagnosis import diagnose
+from grpo_cli.diagnosis.history import History, read_history
+from grpo_cli.diagnosis.symptom import Symptom
+from grpo_cli.expectations.verdicts import Comparison, compare_with_own
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.report.held_out import HeldOut, read_held_out
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.status import FINAL, Status, StatusFile
+
+
+@dataclass(frozen=True)
+class Material:
+    """One run, as its folder has it."""
+
+    folder: RunFolder
+    history: History
+    status: Status
+    manifest: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    symptoms: tuple[Symptom, ...]
+    expected: Comparison | None
+    """Beside what its recipe expects; None where that says nothing."""
+
+    @property
+    def name(self) -> str:
+        """`<name>/<timestamp>`."""
+        return "/".join(self.folder.path.absolute().parts[-2:])
+
+    @property
+    def recipe(self) -> Recipe:
+        """The resolved recipe."""
+        return self.history.recipe
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return max(self.status.step, self.history.step)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps planned."""
+        return self.status.total_steps or self.history.total_steps
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the last sign of life."""
+        return max(self.status.updated_at - self.status.started_at, 0.0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to come."""
+        return self.status.state in FINAL
+
+    @cached_property
+    def held_out(self) -> HeldOut:
+        """The measurements before and after."""
+        return read_held_out(self.folder, self.recipe, self.history.before, self.history.after)
+
+    def values(self, metric: str) -> list[float]:
+        """The numbers that were logged of a metric, in their order."""
+        return [value for _, value in self.history.series.get(metric, ()) if value is not None]
+
+    def reward_change(self) -> tuple[float, float, int] | None:
+        """Mean training reward over the first and the last records, and over how many: a tenth of them."""
+        values = self.values("reward")
+        if len(values) < 2:
+            return None
+        width = max(len(values) // 10, 1)
+        return sum(values[:width]) / width, sum(values[-width:]) / width, width
+
+
+def read_material(run: RunFolder) -> Material:
+    """Reads a run.
+
+    Raises:
+        UsageError: This is not a run folder, or its recipe or status is damaged.
+    """
+    history = read_history(run)
+    return Material(
+        run,
+        history,
+        StatusFile(run.status).read(),
+        run.read_manifest(),
+        run.read_plan(),
+        tuple(diagnose(history)),
+        compare_with_own(run),
+    )
