@@ -165,11 +165,11 @@ def _bands(run: Material, name: str) -> Iterator[dict[str, float]]:
 
 def _marks(index: int, run: Material, name: str) -> Iterator[dict[str, Any]]:
     """The held-out measurements, where they are of the metric in the chart."""
-    held_out = {"reward": "reward"}.get(name) or _measured_name(name)
-    for stage, step in (("before", 0), ("after", run.step)):
-        metric = run.held_out.stages.get(stage, {}).get(held_out or "")
+    measured = "reward" if name == "reward" else _measured_name(name)
+    for when, found, step in (("before", run.gain.before, 0), ("after", run.gain.after, run.step)):
+        metric = found.get(measured or "")
         if metric and metric.value is not None:
-            yield {"run": index, "stage": stage, "step": step, "value": float(f"{metric.value:.6g}")}
+            yield {"run": index, "when": when, "step": step, "value": float(f"{metric.value:.6g}")}
 
 
 def _measured_name(name: str) -> str | None:

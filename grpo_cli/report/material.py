@@ -13,7 +13,7 @@ from grpo_cli.diagnosis.history import History, read_history
 from grpo_cli.diagnosis.symptom import Symptom
 from grpo_cli.expectations.verdicts import Comparison, compare_with_own
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.report.held_out import HeldOut, read_held_out
+from grpo_cli.report.gains import Gain, read_gain
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import FINAL, Status, StatusFile
 
@@ -62,9 +62,9 @@ class Material:
         return self.status.state in FINAL
 
     @cached_property
-    def held_out(self) -> HeldOut:
-        """The measurements before and after."""
-        return read_held_out(self.folder, self.recipe, self.history.before, self.history.after)
+    def gain(self) -> Gain:
+        """The held-out measurements before and after."""
+        return read_gain(self.folder, self.history.before, self.history.after)
 
     def values(self, metric: str) -> list[float]:
         """The numbers that were logged of a metric, in their order."""

@@ -8,7 +8,8 @@ from typing import Literal
 
 from grpo_cli.measure.metrics import Metric
 from grpo_cli.measure.ranking import RANKING
-from grpo_cli.report.held_out import HeldOut, explain
+from grpo_cli.estimates import ALL_EQUAL
+from grpo_cli.report.gains import Gain
 from grpo_cli.report.material import Material
 from grpo_cli.units import format_duration
 
@@ -25,7 +26,7 @@ class Verdict:
 
 def judge(run: Material) -> Verdict:
     """The verdict on a run."""
-    parts = [_tell_gain(run.held_out) or _tell_reward(run), _tell_problems(run)]
+    parts = [_tell_gain(run.gain) or _tell_reward(run), _tell_problems(run)]
     told = "; ".join(part for part in parts if part)
     return Verdict(f"{_tell_way(run)}{f': {told}' if told else ''}.", _tone(run))
 
@@ -44,16 +45,17 @@ def _tell_way(run: Material) -> str:
     return f"{status.state.capitalize()} after {steps} in {time}{reason}"
 
 
-def _tell_gain(held_out: HeldOut) -> str:
+def _tell_gain(gain: Gain) -> str:
     """What training did to the held-out prompts; empty where it was not measured twice."""
-    name = held_out.leading
-    before, after = (held_out.stages.get(stage, {}).get(name or "") for stage in ("before", "after"))
-    if not name or not before or not after or before.value is None or after.value is None:
+    name = gain.primary or ""
+    before, after = gain.before.get(name), gain.after.get(name)
+    if not before or not after or before.value is None or after.value is None:
         return ""
-    what, change = f"held-out {name_metric(name)}", held_out.change.get(name)
+    what, change = f"held-out {name_metric(name)}", gain.change.get(name)
     values = f"from {before.value:.3f} to {after.value:.3f}"
     if change is None or change.value is None or change.low is None or change.high is None:
-        why = explain(change or after)
+        why = (change or after).reason or ""
+        why = "the change is the same for all prompts" if why == ALL_EQUAL else why
         return f"{what} went {values} ({f'no interval: {why}' if why else f'{after.prompts} prompts'})"
     proof = f"({format_change(change)}, {change.prompts:,} prompts)"
     if change.low <= 0 <= change.high:
@@ -63,8 +65,9 @@ def _tell_gain(held_out: HeldOut) -> str:
 
 def name_metric(name: str) -> str:
     """A metric's name in a sentence."""
-    kind, _, _ = name.partition("/")
-    return {"accuracy": "accuracy", RANKING: "ranking of the scored answers"}.get(kind, name)
+    if name == f"accuracy/{RANKING}":
+        return "ranking of the scored answers"
+    return "accuracy" if name.startswith("accuracy/") else name
 
 
 def format_change(change: Metric) -> str:
@@ -81,7 +84,7 @@ def _tell_reward(run: Material) -> str:
         return ""
     first, last, width = change
     over = f"means of the first and last {width:,} records" if width > 1 else "first and last record"
-    lacking = "" if run.held_out.stages.get("after") or not run.is_over else ", not measured on held-out prompts"
+    lacking = "" if run.gain.after or not run.is_over else ", not measured on held-out prompts"
     return f"training reward went from {first:.3f} to {last:.3f} ({over}{lacking})"
 
 
@@ -98,7 +101,7 @@ def _tell_problems(run: Material) -> str:
 def _tone(run: Material) -> Tone:
     if run.status.state == "failed" or any(each.level == "error" for each in run.symptoms):
         return "bad"
-    change = run.held_out.change.get(run.held_out.leading or "")
+    change = run.gain.change.get(run.gain.primary or "")
     if change and change.low is not None and change.high is not None:
         return "good" if change.low > 0 else "bad" if change.high < 0 else "plain"
     return "plain"
