@@ -84,13 +84,17 @@ class _Steps:
 def build_charts(runs: Sequence[Material]) -> ChartSet:
     """Chooses and orders the charts of one run, or of several over each other."""
     names = sorted({name for run in runs for name in run.history.series if _is_shown(name, runs)})
-    steps, charts = _Steps(), []
+    steps = _Steps()
+    charts: list[dict[str, Any]] = []
     groups = []
     for heading, pattern in _HEADINGS:
         members = [name for name in names if re.fullmatch(pattern, name)]
         names = [name for name in names if name not in members]
         members.sort(key=lambda name: (name.startswith("rewards/"), name))
-        placed = [{"place": len(charts) + i, "metric": name, "note": _note(name)} for i, name in enumerate(members)]
+        placed = [
+            {"place": len(charts) + i, "metric": name, "note": _note(name)}
+            for i, name in enumerate(members)
+        ]
         charts += [_build(name, runs, steps) for name in members]
         if members:
             groups.append(ChartGroup(heading, heading in _OPEN, tuple(placed)))

@@ -23,6 +23,8 @@ class Material:
     """One run, as its folder has it."""
 
     folder: RunFolder
+    name: str
+    """`<name>/<timestamp>`, or the path where two runs are called alike."""
     history: History
     status: Status
     manifest: Mapping[str, Any]
@@ -30,11 +32,6 @@ class Material:
     symptoms: tuple[Symptom, ...]
     expected: Comparison | None
     """Beside what its recipe expects; None where that says nothing."""
-
-    @property
-    def name(self) -> str:
-        """`<name>/<timestamp>`."""
-        return "/".join(self.folder.path.absolute().parts[-2:])
 
     @property
     def recipe(self) -> Recipe:
@@ -79,8 +76,12 @@ class Material:
         return sum(values[:width]) / width, sum(values[-width:]) / width, width
 
 
-def read_material(run: RunFolder) -> Material:
+def read_material(run: RunFolder, name: str) -> Material:
     """Reads a run.
+
+    Args:
+        run: Its folder.
+        name: What it is called.
 
     Raises:
         UsageError: This is not a run folder, or its recipe or status is damaged.
@@ -88,6 +89,7 @@ def read_material(run: RunFolder) -> Material:
     history = read_history(run)
     return Material(
         run,
+        name,
         history,
         StatusFile(run.status).read(),
         run.read_manifest(),

@@ -6,9 +6,9 @@ Owns the words. A gain is claimed only where its interval leaves no doubt.
 from dataclasses import dataclass
 from typing import Literal
 
+from grpo_cli.estimates import ALL_EQUAL
 from grpo_cli.measure.metrics import Metric
 from grpo_cli.measure.ranking import RANKING
-from grpo_cli.estimates import ALL_EQUAL
 from grpo_cli.report.gains import Gain
 from grpo_cli.report.material import Material
 from grpo_cli.units import format_duration
@@ -34,7 +34,9 @@ def judge(run: Material) -> Verdict:
 def _tell_way(run: Material) -> str:
     """How far it came."""
     status, time = run.status, format_duration(run.seconds)
-    steps = f"{run.step:,} of {run.total_steps:,} steps" if run.total_steps else f"{run.step:,} steps"
+    steps = (
+        f"{run.step:,} of {run.total_steps:,} steps" if run.total_steps else f"{run.step:,} steps"
+    )
     reason = f" ({' '.join(status.reason.split()).rstrip('.')})" if status.reason else ""
     if status.state == "completed":
         return f"Completed {steps} in {time}{reason}"
@@ -56,7 +58,9 @@ def _tell_gain(gain: Gain) -> str:
     if change is None or change.value is None or change.low is None or change.high is None:
         why = (change or after).reason or ""
         why = "the change is the same for all prompts" if why == ALL_EQUAL else why
-        return f"{what} went {values} ({f'no interval: {why}' if why else f'{after.prompts} prompts'})"
+        return (
+            f"{what} went {values} ({f'no interval: {why}' if why else f'{after.prompts} prompts'})"
+        )
     proof = f"({format_change(change)}, {change.prompts:,} prompts)"
     if change.low <= 0 <= change.high:
         return f"no change of {what} is shown: {values} {proof}"
@@ -74,7 +78,9 @@ def format_change(change: Metric) -> str:
     """A difference with its interval, such as `+0.510, 95 % interval +0.400 to +0.620`."""
     if change.value is None:
         return "–"
-    interval = "" if change.low is None else f", 95 % interval {change.low:+.3f} to {change.high:+.3f}"
+    interval = (
+        "" if change.low is None else f", 95 % interval {change.low:+.3f} to {change.high:+.3f}"
+    )
     return f"{change.value:+.3f}{interval}".replace("-", "−")
 
 
@@ -83,14 +89,20 @@ def _tell_reward(run: Material) -> str:
     if change is None or not run.recipe.is_sampled:
         return ""
     first, last, width = change
-    over = f"means of the first and last {width:,} records" if width > 1 else "first and last record"
+    over = (
+        f"means of the first and last {width:,} records" if width > 1 else "first and last record"
+    )
     lacking = "" if run.gain.after or not run.is_over else ", not measured on held-out prompts"
     return f"training reward went from {first:.3f} to {last:.3f} ({over}{lacking})"
 
 
 def _tell_problems(run: Material) -> str:
-    counts = {level: sum(each.level == level for each in run.symptoms) for level in ("error", "warning")}
-    told = [f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count]
+    counts = {
+        level: sum(each.level == level for each in run.symptoms) for level in ("error", "warning")
+    }
+    told = [
+        f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count
+    ]
     if run.expected and not run.expected.inside and run.is_over:
         told.append("not where its recipe expects it")
     if told:
