@@ -3,9 +3,11 @@
 
 const SPLITS = ["training", "evaluation", "held-out"];
 const SHOWN_AT_ONCE = 150;
+const BY_STEP = { "first step first": null, "last step first": (a, b) => b.step - a.step };
+const BY_ROW = { "by row": null, "most improved": (a, b) => b.gain - a.gain, "least improved": (a, b) => a.gain - b.gain };
 const ORDERS = {
-  "first step first": null,
-  "last step first": (a, b) => b.step - a.step,
+  ...BY_STEP,
+  ...BY_ROW,
   "highest mean score": (a, b) => b.mean - a.mean,
   "lowest mean score": (a, b) => a.mean - b.mean,
   "widest spread": (a, b) => b.spread - a.spread,
@@ -31,6 +33,16 @@ function writeMarked(element, text, pattern) {
   element.append(text.slice(from));
 }
 
+function meanOf(values) {
+  return values.length ? values.reduce((sum, each) => sum + each, 0) / values.length : null;
+}
+
+function compareStages(totals, stages) {
+  // Mean scores before and after, of groups that have both.
+  const [before, after] = [0, 1].map((stage) => meanOf(totals.filter((_, place) => stages[place] === stage)));
+  return { before, after, gain: (after ?? 0) - (before ?? 0) };
+}
+
 function readPack(index, prompts, id) {
   // From columns to groups; texts stay in their blocks.
   let at = 0;
@@ -40,8 +52,9 @@ function readPack(index, prompts, id) {
     const totals = index.totals.slice(from, at);
     return {
       place, split, step, row, prompt, count, block, inBlock, change, from, totals,
-      mean: totals.reduce((sum, each) => sum + each, 0) / count,
+      mean: meanOf(totals),
       spread: Math.max(...totals) - Math.min(...totals),
+      ...compareStages(totals, index.stages.slice(from, at)),
       longest: Math.max(...index.tokens.slice(from, at)),
       cut: index.clipped.slice(from, at).reduce((sum, each) => sum + each, 0),
       asked: (prompts[prompt].at(-1)?.[1] ?? "").replace(/\s+/g, " ").trim(),
@@ -137,12 +150,22 @@ class Browser {
       add("score", "score", choice(scores)),
       add("scoreFrom", "from", number(sayNumber(this.pack.least))),
       add("scoreTo", "to", number(sayNumber(this.pack.most))),
-      add("order", "order", choice(Object.keys(ORDERS))),
+      add("order", "order", choice(this.orders())),
       add("text", "text", Object.assign(make("input"), { type: "search", placeholder: "in prompts and completions" })),
     );
     const clipped = add("clipped", "only cut off", Object.assign(make("input"), { type: "checkbox" }));
     clipped.className = "check";
     this.form.replaceChildren(...parts, clipped);
+  }
+
+  orders() {
+    const other = this.kind === "held-out" ? BY_STEP : BY_ROW;
+    return Object.keys(ORDERS).filter((name) => !(name in other));
+  }
+
+  sayMean(group) {
+    const [mean, before, after] = [group.mean, group.before, group.after].map((each) => each?.toFixed(2) ?? "–");
+    return (this.kind === "held-out" ? `${before} → ${after}` : mean).replaceAll("-", "−");
   }
 
   filterSoon() {
@@ -258,7 +281,7 @@ class Browser {
       strip.append(bar);
     }
     const line = make("span", "line");
-    line.append(head, strip, make("span", "mean", sayNumber(Number(group.mean.toFixed(2)))));
+    line.append(head, strip, make("span", "mean", this.sayMean(group)));
     item.append(line, make("span", "asked", group.asked.slice(0, 140)));
     item.addEventListener("click", () => this.choose(group, true));
     return item;
@@ -291,7 +314,7 @@ class Browser {
   drawHead(group) {
     const head = make("div", "head");
     const where = this.kind === "held-out" ? `row ${group.row}` : `step ${group.step}, row ${group.row}, ${SPLITS[group.split]}`;
-    head.append(make("h4", "", where), make("span", "dim", `mean ${sayNumber(group.mean)}`));
+    head.append(make("h4", "", where), make("span", "dim", this.kind === "held-out" ? this.sayMean(group) : `mean ${this.sayMean(group)}`));
     const at = this.shown.indexOf(group);
     for (const [label, name, next] of [["←", "previous", at - 1], ["→", "next", at + 1]]) {
       const button = make("button", "step", label);
@@ -326,7 +349,7 @@ class Browser {
     head.append(make("strong", "", stage), make("span", "total", sayNumber(group.totals[place])));
     if (!this.pack.stages.length && group.count > 1) {
       const above = group.totals[place] - group.mean;
-      head.append(make("span", "dim", `${above >= 0 ? "+" : ""}${sayNumber(above)} to the group's mean`));
+      head.append(make("span", "dim", above ? `${sayNumber(Math.abs(above))} ${above > 0 ? "above" : "below"} the mean` : "at the mean"));
     }
     head.append(make("span", "dim", `${this.pack.tokens[at].toLocaleString("en")} tokens`));
     if (this.pack.clipped[at]) head.append(make("span", "badge", "cut off"));

@@ -1,7 +1,8 @@
 // Charts: drawn when they come into view, in the colours of the page, and again when those change.
 
 const FEWEST_TO_SMOOTH = 24;
-const drawn = new Map();
+const drawn = new Set();
+let drawing = Promise.resolve();
 let plotlyReady = null;
 let chartData = null;
 let phaseData = null;
@@ -58,7 +59,9 @@ function smooth(values, width) {
 function traceLine(line, many) {
   const name = plain(chartData.runs[line.run]), ink = colour(`--run-${line.run % 6}`);
   const x = chartData.steps[line.steps], y = line.values;
-  const few = x.length < 60, base = { x, legendgroup: name, hovertemplate: "%{y:.4~g}" };
+  const few = x.length < 60, base = { x, hovertemplate: "%{y:.4~g}" };
+  // Entries of one group stand above each other in a legend.
+  if (many) base.legendgroup = name;
   const raw = {
     ...base, y, name: many ? name : "each record", mode: few ? "lines+markers" : "lines",
     line: { color: ink, width: 1.6 }, marker: { size: 4 },
@@ -69,14 +72,14 @@ function traceLine(line, many) {
     ...base, y: smooth(y, width), mode: "lines", line: { color: ink, width: 2.4 },
     name: many ? name : `mean of ${width} records`,
   };
-  Object.assign(raw, { line: { color: fade(ink, many ? 0.22 : 0.35), width: 1 }, mode: "lines" });
+  Object.assign(raw, { line: { color: fade(ink, x.length > 1000 || many ? 0.22 : 0.35), width: x.length > 1000 ? 0.7 : 1 }, mode: "lines" });
   return [many ? { ...raw, showlegend: false, hoverinfo: "skip" } : raw, mean];
 }
 
 function traceEvaluated(line, many) {
   const run = plain(chartData.runs[line.run]);
   return {
-    x: chartData.steps[line.steps], y: line.values, legendgroup: run, mode: "markers",
+    x: chartData.steps[line.steps], y: line.values, mode: "markers",
     name: many ? `${run}, evaluation` : "evaluation meanwhile", hovertemplate: "%{y:.4~g}",
     marker: { color: colour(`--run-${line.run % 6}`), size: 7, symbol: "square-open" },
   };
@@ -89,7 +92,7 @@ function traceMarks(marks, many) {
     return {
       x: own.map((mark) => mark.step), y: own.map((mark) => mark.value),
       text: own.map((mark) => mark.when), hovertemplate: "%{y:.4~g} %{text}", mode: "markers",
-      name: many ? `${name}, held-out` : "held-out", legendgroup: name,
+      name: many ? `${name}, held-out` : "held-out",
       marker: { color: colour(many ? `--run-${run % 6}` : "--accent"), size: 9, symbol: "diamond" },
     };
   });
@@ -146,17 +149,21 @@ function specifyPhases(told) {
 }
 
 async function draw(box) {
-  if (drawn.has(box)) return;
-  drawn.set(box, false);
   await loadPlotly();
   chartData ??= await unpackJson("chart-data");
   phaseData ??= await unpackJson("phase-data");
   await Plotly.newPlot(box, ...specify(box), CONFIG);
-  drawn.set(box, true);
+  drawn.add(box);
+}
+
+function drawSoon(box) {
+  // One after the other, and the page may answer in between.
+  const breathe = () => new Promise((go) => setTimeout(go, 0));
+  drawing = drawing.then(() => draw(box)).then(breathe);
 }
 
 function redrawAll() {
-  for (const [box, done] of drawn) if (done) Plotly.react(box, ...specify(box), CONFIG);
+  for (const box of drawn) Plotly.react(box, ...specify(box), CONFIG);
 }
 
 function startCharts() {
@@ -164,7 +171,7 @@ function startCharts() {
     for (const each of seen) {
       if (!each.isIntersecting) continue;
       watcher.unobserve(each.target);
-      draw(each.target);
+      drawSoon(each.target);
     }
   }, { rootMargin: "300px" });
   document.querySelectorAll(".chart").forEach((box) => watcher.observe(box));
