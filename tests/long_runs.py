@@ -41,7 +41,7 @@ def make_long_run(
     write_json(run.manifest, {"seed": 42, "data": {"train_rows": 7000, "eval_rows": 100}})
     run.launch.mkdir()
     write_json(run.plan, {"num_processes": 1, "environment": {"TOKEN": "not-to-be-seen"}})
-    draw = random.Random(0)
+    draw = random.Random(changes.get("seed", 0))
     run.metrics.write_text("".join(_records(steps, draw)))
     with (run.completions / "rank_0.jsonl").open("w") as file:
         file.writelines(_groups(steps, completions, words, draw))

@@ -65,6 +65,8 @@ class ChartSet:
     """Runs, the steps that lines share, and the lines, bands and marks of each chart."""
     is_thinned: bool
     """Whether a line had too many points to keep them all."""
+    has_evaluations: bool
+    """Whether evaluations meanwhile stand beside what was trained on."""
 
 
 class _Steps:
@@ -90,7 +92,7 @@ def build_charts(runs: Sequence[Material]) -> ChartSet:
     for heading, pattern in _HEADINGS:
         members = [name for name in names if re.fullmatch(pattern, name)]
         names = [name for name in names if name not in members]
-        members.sort(key=lambda name: (name.startswith("rewards/"), name))
+        members.sort(key=_order)
         placed = [
             {"place": len(charts) + i, "metric": name, "note": _note(name)}
             for i, name in enumerate(members)
@@ -100,7 +102,17 @@ def build_charts(runs: Sequence[Material]) -> ChartSet:
             groups.append(ChartGroup(heading, heading in _OPEN, tuple(placed)))
     data = {"runs": [run.name for run in runs], "steps": steps.lists, "charts": charts}
     longest = max((len(each) for run in runs for each in run.history.series.values()), default=0)
-    return ChartSet(tuple(groups), data, longest > MOST_POINTS)
+    return ChartSet(
+        tuple(groups), data, longest > MOST_POINTS, any(each["evaluated"] for each in charts)
+    )
+
+
+def _order(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    """By name, `part_2` before `part_10`; single rewards after their sum."""
+    parts = re.split(r"(\d+)", name)
+    return name.startswith("rewards/"), [
+        (int(each), "") if each.isdecimal() else (0, each) for each in parts
+    ]
 
 
 def _is_shown(name: str, runs: Sequence[Material]) -> bool:

@@ -92,6 +92,9 @@ def _render(folders: Sequence[RunFolder], plotly: str) -> str:
         title=", ".join(names),
         written=time.strftime("%Y-%m-%d %H:%M"),
         runs=[_describe(place, run) for place, run in enumerate(runs)],
+        fact_names=list(
+            dict.fromkeys(name for run in runs for name, _ in sections.list_facts(run))
+        ),
         comparison=compare_runs(folders) if len(runs) > 1 else None,
         tone_of=sections.tone_of,
         charts=charts,

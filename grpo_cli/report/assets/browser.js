@@ -104,8 +104,8 @@ class Browser {
     const [index, prompts] = await Promise.all([unpackJson(source.id), unpackJson(`${id}-prompts`)]);
     this.pack = readPack(index, prompts, id);
     this.buildFilters(source);
+    this.chosen = this.pack.groups[0];
     await this.filter();
-    if (this.shown.length) await this.choose(this.shown[0], false);
   }
 
   buildFilters(source) {
@@ -208,7 +208,9 @@ class Browser {
     this.shown = found;
     this.tellCount();
     this.drawList(SHOWN_AT_ONCE);
-    if (this.chosen) this.drawGroup(this.chosen);
+    // A group that no longer fits would be all in grey.
+    if (this.chosen && found.length && !found.includes(this.chosen)) await this.choose(found[0], false);
+    else if (this.chosen) await this.drawGroup(this.chosen);
   }
 
   fits(group, wanted) {

@@ -76,11 +76,16 @@ function traceLine(line, many) {
   return [many ? { ...raw, showlegend: false, hoverinfo: "skip" } : raw, mean];
 }
 
+function besides(run, many) {
+  // Of several runs, only the lines stand in the legend: it would outgrow the chart.
+  return many ? { legendgroup: run, showlegend: false } : {};
+}
+
 function traceEvaluated(line, many) {
   const run = plain(chartData.runs[line.run]);
   return {
     x: chartData.steps[line.steps], y: line.values, mode: "markers",
-    name: many ? `${run}, evaluation` : "evaluation meanwhile", hovertemplate: "%{y:.4~g}",
+    name: many ? `${run}, evaluation` : "evaluation meanwhile", ...besides(run, many), hovertemplate: "%{y:.4~g}",
     marker: { color: colour(`--run-${line.run % 6}`), size: 7, symbol: "square-open" },
   };
 }
@@ -92,7 +97,7 @@ function traceMarks(marks, many) {
     return {
       x: own.map((mark) => mark.step), y: own.map((mark) => mark.value),
       text: own.map((mark) => mark.when), hovertemplate: "%{y:.4~g} %{text}", mode: "markers",
-      name: many ? `${name}, held-out` : "held-out",
+      name: many ? `${name}, held-out` : "held-out", ...besides(name, many),
       marker: { color: colour(many ? `--run-${run % 6}` : "--accent"), size: 9, symbol: "diamond" },
     };
   });
@@ -109,7 +114,7 @@ function layoutOf(chart) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: dim, size: 12, family: "system-ui, sans-serif" },
     hoverlabel: { bgcolor: colour("--back"), bordercolor: grid, font: { color: colour("--text") } },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
+    legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
     // A finger that moves over a chart scrolls the page.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     xaxis: { ...axis, title: { text: "optimizer step", font: { size: 11 } }, tickformat: "~s" },

@@ -1,8 +1,8 @@
-// Starts what the page has.
+// Starts what the page has. Charts do not wait for the completions, which stand at the end of the page.
 
 if (typeof DecompressionStream === "undefined") {
   document.getElementById("too-old").hidden = false;
 } else {
   startCharts();
-  document.querySelectorAll(".browser").forEach(startBrowser);
+  addEventListener("DOMContentLoaded", () => document.querySelectorAll(".browser").forEach(startBrowser));
 }
