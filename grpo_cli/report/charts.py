@@ -13,7 +13,7 @@ from grpo_cli.expectations.verdicts import bands_of
 from grpo_cli.report.material import Material
 
 MOST_POINTS = 20_000
-"""Points of a line beyond which only the least and the greatest of each stretch are kept."""
+"""Points of all lines of a chart; of longer ones the least and the greatest of each stretch are kept."""
 _NOT_SHOWN = frozenset({"epoch", "num_tokens"})
 _HEADINGS = (
     ("Reward", r"reward|reward_std|rewards/.+/(mean|std)"),
@@ -63,8 +63,10 @@ class ChartSet:
     groups: tuple[ChartGroup, ...]
     data: dict[str, Any]
     """Runs, the steps that lines share, and the lines, bands and marks of each chart."""
-    is_thinned: bool
-    """Whether a line had too many points to keep them all."""
+    most_points: int | None
+    """Points of a line beyond which it was thinned; None where all are kept."""
+    has_marks: bool
+    """Whether held-out measurements stand in a chart."""
     has_evaluations: bool
     """Whether evaluations meanwhile stand beside what was trained on."""
 
@@ -86,7 +88,7 @@ class _Steps:
 def build_charts(runs: Sequence[Material]) -> ChartSet:
     """Chooses and orders the charts of one run, or of several over each other."""
     names = sorted({name for run in runs for name in run.history.series if _is_shown(name, runs)})
-    steps = _Steps()
+    steps, most = _Steps(), MOST_POINTS // len(runs)
     charts: list[dict[str, Any]] = []
     groups = []
     for heading, pattern in _HEADINGS:
@@ -97,13 +99,17 @@ def build_charts(runs: Sequence[Material]) -> ChartSet:
             {"place": len(charts) + i, "metric": name, "note": _note(name)}
             for i, name in enumerate(members)
         ]
-        charts += [_build(name, runs, steps) for name in members]
+        charts += [_build(name, runs, steps, most) for name in members]
         if members:
             groups.append(ChartGroup(heading, heading in _OPEN, tuple(placed)))
     data = {"runs": [run.name for run in runs], "steps": steps.lists, "charts": charts}
     longest = max((len(each) for run in runs for each in run.history.series.values()), default=0)
     return ChartSet(
-        tuple(groups), data, longest > MOST_POINTS, any(each["evaluated"] for each in charts)
+        tuple(groups),
+        data,
+        most_points=most if longest > most else None,
+        has_marks=any(each["marks"] for each in charts),
+        has_evaluations=any(each["evaluated"] for each in charts),
     )
 
 
@@ -123,15 +129,15 @@ def _note(name: str) -> str:
     return next((note for pattern, note in _NOTES if re.fullmatch(pattern, name)), "")
 
 
-def _build(name: str, runs: Sequence[Material], steps: _Steps) -> dict[str, Any]:
+def _build(name: str, runs: Sequence[Material], steps: _Steps, most: int) -> dict[str, Any]:
     lines = [
-        _line(index, points, steps)
+        _line(index, points, steps, most)
         for index, run in enumerate(runs)
         if (points := run.history.series.get(name))
     ]
     # Shown again beside what is trained on, where both are there.
     meanwhile = [
-        _line(index, points, steps)
+        _line(index, points, steps, most)
         for index, run in enumerate(runs)
         if name == "reward" and (points := run.history.series.get("eval_reward"))
     ]
@@ -144,8 +150,8 @@ def _build(name: str, runs: Sequence[Material], steps: _Steps) -> dict[str, Any]
     }
 
 
-def _line(run: int, points: Sequence[Point], steps: _Steps) -> dict[str, Any]:
-    kept = thin(points)
+def _line(run: int, points: Sequence[Point], steps: _Steps, most: int) -> dict[str, Any]:
+    kept = thin(points, most)
     return {
         "run": run,
         "steps": steps.place(tuple(step for step, _ in kept)),
@@ -153,7 +159,7 @@ def _line(run: int, points: Sequence[Point], steps: _Steps) -> dict[str, Any]:
     }
 
 
-def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+def thin(points: Sequence[Point], most: int) -> list[Point]:
     """Few enough points to draw: of each stretch the least and the greatest, so that no peak is lost."""
     if len(points) <= most:
         return list(points)

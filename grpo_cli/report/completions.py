@@ -12,7 +12,7 @@ from grpo_cli.report.groups import Group, find_groups, load_groups, load_held_ou
 from grpo_cli.report.material import Material
 from grpo_cli.report.packing import pack_json
 
-TRAINING_BYTES = 13_000_000
+TRAINING_BYTES = 12_000_000
 """Most bytes that the groups of training may take in a page."""
 HELD_OUT_BYTES = 2_000_000
 """The same of held-out groups."""

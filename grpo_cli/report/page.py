@@ -14,7 +14,7 @@ from typing import Any
 from grpo_cli.batch import derive
 from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.report import sections
-from grpo_cli.report.charts import MOST_POINTS, build_charts
+from grpo_cli.report.charts import build_charts
 from grpo_cli.report.comparison import compare_runs, name_runs
 from grpo_cli.report.completions import (
     HELD_OUT_BYTES,
@@ -98,7 +98,6 @@ def _render(folders: Sequence[RunFolder], plotly: str) -> str:
         comparison=compare_runs(folders) if len(runs) > 1 else None,
         tone_of=sections.tone_of,
         charts=charts,
-        most_points=MOST_POINTS,
         browsers=_build_browsers(runs),
         style=_read_asset("page.css"),
         scripts="\n".join(map(_read_asset, _SCRIPTS)),

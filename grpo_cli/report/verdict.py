@@ -103,8 +103,10 @@ def _tell_problems(run: Material) -> str:
     told = [
         f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count
     ]
-    if run.expected and not run.expected.inside and run.is_over:
-        told.append("not where its recipe expects it")
+    verdicts = run.expected.verdicts if run.expected else ()
+    outside = sum(each.outcome == "outside" for each in verdicts)
+    if outside:
+        told.append(f"{outside} of {len(verdicts)} expected metrics outside the band")
     if told:
         return " and ".join(told)
     return "no problems found" if run.history.series else ""

@@ -73,3 +73,10 @@ def test_commands_without_a_model_import_nothing_heavy(arguments, tmp_path):
 def test_bands_from_runs_import_nothing_heavy(tmp_path):
     run = str(make_finished_run(tmp_path, rewards=[0.4, 0.6] * 20).path)
     assert loaded_by(["expect", run], tmp_path) == []
+
+
+def test_a_page_imports_nothing_heavy(tmp_path):
+    pytest.importorskip("plotly")
+    run = make_finished_run(tmp_path, rewards=[0.4, 0.6] * 20).path
+    assert loaded_by(["report", str(run)], tmp_path) == []
+    assert (run / "report.html").is_file()

@@ -43,8 +43,20 @@ function compareStages(totals, stages) {
   return { before, after, gain: (after ?? 0) - (before ?? 0) };
 }
 
+function shortenPrompts(prompts) {
+  // The last turn of each in one line, without the words that all of them begin with.
+  const lines = prompts.map((turns) => (turns.at(-1)?.[1] ?? "").replace(/\s+/g, " ").trim());
+  let shared = lines.length > 1 ? lines[0].length : 0;
+  for (const line of lines) {
+    while (!line.startsWith(lines[0].slice(0, shared))) shared--;
+  }
+  const cut = lines[0] ? lines[0].lastIndexOf(" ", shared - 1) + 1 : 0;
+  return cut < 16 ? lines : lines.map((line) => `… ${line.slice(cut)}`);
+}
+
 function readPack(index, prompts, id) {
   // From columns to groups; texts stay in their blocks.
+  const told = shortenPrompts(prompts);
   let at = 0;
   const groups = index.groups.map(([split, step, row, prompt, count, block, inBlock, change], place) => {
     const from = at;
@@ -57,7 +69,7 @@ function readPack(index, prompts, id) {
       ...compareStages(totals, index.stages.slice(from, at)),
       longest: Math.max(...index.tokens.slice(from, at)),
       cut: index.clipped.slice(from, at).reduce((sum, each) => sum + each, 0),
-      asked: (prompts[prompt].at(-1)?.[1] ?? "").replace(/\s+/g, " ").trim(),
+      asked: told[prompt],
     };
   });
   const least = groups.reduce((low, each) => Math.min(low, ...each.totals), Infinity);
