@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 from grpo_cli import __version__
-from grpo_cli.cli import converting, evaluation, expecting, exporting, reporting, serving
+from grpo_cli.cli import (
+    converting,
+    evaluation,
+    expecting,
+    exporting,
+    reporting,
+    runs,
+    serving,
+    watching,
+)
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.errors import ExitCode
 
@@ -277,8 +286,11 @@ app.command()(expecting.expect)
 app.command()(exporting.export)
 app.command()(converting.convert)
 app.command()(reporting.report)
+app.command()(watching.watch)
 app.command()(serving.serve)
 app.command()(serving.chat)
+
+app.add_typer(runs.app, name="runs")
 
 rewards = typer.Typer(help="Reward kinds, and rewards tried on answers.", no_args_is_help=True)
 app.add_typer(rewards, name="rewards")
