@@ -7,7 +7,13 @@ import typer
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
+    run: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...", help="Paths, NAME/ID, NAME (its newest) or latest, the default."
+        ),
+    ] = None,
+    runs: Annotated[Path, typer.Option("--runs", help="Where run folders are.")] = Path("runs"),
     output: Annotated[
         Path | None,
         typer.Option(
@@ -27,6 +33,8 @@ def report(
     """
     from grpo_cli.cli.report_view import print_page
     from grpo_cli.report.page import write_report
+    from grpo_cli.runs.selection import LATEST, find_run
 
-    page = write_report(runs, output, force=force)
+    found = [find_run(runs, each).path for each in run or [LATEST]]
+    page = write_report(found, output, force=force)
     print_page(page, as_json=json, show=show)

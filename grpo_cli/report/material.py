@@ -15,7 +15,8 @@ from grpo_cli.expectations.verdicts import Comparison, compare_with_own
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.gains import Gain, read_gain
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.status import FINAL, Status, StatusFile
+from grpo_cli.runs.liveness import ShownState, look_at_life
+from grpo_cli.runs.status import Status, StatusFile
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Material:
     """`<name>/<timestamp>`, or the path where two runs are called alike."""
     history: History
     status: Status
+    state: ShownState
+    """Of the status, but for a run whose processes are gone."""
     manifest: Mapping[str, Any]
     plan: Mapping[str, Any]
     symptoms: tuple[Symptom, ...]
@@ -56,7 +59,7 @@ class Material:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to come."""
-        return self.status.state in FINAL
+        return self.state not in ("pending", "running")
 
     @cached_property
     def gain(self) -> Gain:
@@ -86,12 +89,13 @@ def read_material(run: RunFolder, name: str) -> Material:
     Raises:
         UsageError: This is not a run folder, or its recipe or status is damaged.
     """
-    history = read_history(run)
+    history, status = read_history(run), StatusFile(run.status).read()
     return Material(
         run,
         name,
         history,
-        StatusFile(run.status).read(),
+        status,
+        look_at_life(run, status).state,
         run.read_manifest(),
         run.read_plan(),
         tuple(diagnose(history)),

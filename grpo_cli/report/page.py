@@ -130,7 +130,7 @@ def _describe(place: int, run: Material) -> dict[str, Any]:
     return {
         "place": place,
         "name": run.name,
-        "state": run.status.state,
+        "state": run.state,
         "is_over": run.is_over,
         "verdict": judge(run),
         "facts": sections.list_facts(run),

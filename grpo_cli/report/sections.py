@@ -208,9 +208,8 @@ def list_origin(run: Material) -> list[tuple[str, str]]:
     found = {name: value for name, value in run.manifest.items() if name not in _SECRET}
     rows = [(path, show(value)) for path, value in flatten(found) if value is not None]
     rows += [("attempts", str(run.folder.attempts))]
-    resumption = run.folder.read_resumption()
-    rows += [(f"resumed.{path}", show(value)) for path, value in flatten(resumption) if path]
-    return rows
+    resumed = flatten(run.folder.read_resumption())
+    return rows + [(f"resumed.{path}", show(value)) for path, value in resumed if path]
 
 
 def list_measured(run: Material) -> list[MeasuredRow]:

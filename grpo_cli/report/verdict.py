@@ -38,13 +38,15 @@ def _tell_way(run: Material) -> str:
         f"{run.step:,} of {run.total_steps:,} steps" if run.total_steps else f"{run.step:,} steps"
     )
     reason = f" ({' '.join(status.reason.split()).rstrip('.')})" if status.reason else ""
-    if status.state == "completed":
+    if run.state == "completed":
         return f"Completed {steps} in {time}{reason}"
-    if status.state == "running":
+    if run.state == "running":
         return f"Not finished when this page was written: {steps} after {time}, {status.phase}"
-    if status.state == "pending":
+    if run.state == "pending":
         return "Not started when this page was written"
-    return f"{status.state.capitalize()} after {steps} in {time}{reason}"
+    if run.state == "interrupted":
+        return f"Broken off without a word after {steps} in {time}, {status.phase}"
+    return f"{run.state.capitalize()} after {steps} in {time}{reason}"
 
 
 def _tell_gain(gain: Gain) -> str:
@@ -113,7 +115,9 @@ def _tell_problems(run: Material) -> str:
 
 
 def _tone(run: Material) -> Tone:
-    if run.status.state == "failed" or any(each.level == "error" for each in run.symptoms):
+    if run.state in ("failed", "interrupted") or any(
+        each.level == "error" for each in run.symptoms
+    ):
         return "bad"
     change = run.gain.change.get(run.gain.primary or "")
     if change and change.low is not None and change.high is not None:

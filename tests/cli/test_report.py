@@ -17,6 +17,7 @@ def test_the_page_is_written_and_its_path_and_size_told(tmp_path):
     assert done.stdout.startswith(f"wrote {run / 'report.html'} (")
     told = json.loads(grpo("report", run, "-o", "page.html", "--json", cwd=tmp_path).stdout)
     assert told["bytes"] == (tmp_path / "page.html").stat().st_size
+    assert grpo("report", "--runs", tmp_path, "sums", cwd=tmp_path).stdout == done.stdout
     refused = grpo("report", run, "-o", "page.html", cwd=tmp_path)
     assert refused.returncode == 2
     assert "--force to replace it" in refused.stderr

@@ -1,5 +1,6 @@
 """The verdict in a sentence: what it claims, and what it does not."""
 
+import platform
 import random
 
 from grpo_cli.report.material import read_material
@@ -82,5 +83,9 @@ def test_other_ends_are_told_as_they_are(tmp_path):
     assert verdict_on(run).text.startswith("Stopped after 3 of 40 steps")
     StatusFile(run.status).update(state="running", phase="training")
     assert "3 of 40 steps after 0s, training" in verdict_on(run).text
+    write_json(run.manifest, {"hardware": {"host": platform.node()}})
+    told = verdict_on(run)
+    assert told.text.startswith("Broken off without a word after 3 of 40 steps in 0s, training")
+    assert told.tone == "bad"
     run.status.unlink()
     assert verdict_on(run).text.startswith("Not started")
