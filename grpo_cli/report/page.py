@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_cli.batch import derive
 from grpo_cli.errors import SetupError, UsageError
-from grpo_cli.report import sections
+from grpo_cli.report import gain_table, origin, phases, reward_table
 from grpo_cli.report.charts import build_charts
 from grpo_cli.report.comparison import compare_runs, name_runs
 from grpo_cli.report.completions import (
@@ -86,23 +86,21 @@ def _render(folders: Sequence[RunFolder], plotly: str) -> str:
     environment = Environment(
         undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["show"] = sections.show
-    environment.filters["metric"] = sections.format_metric
+    environment.filters["show"] = origin.show
+    environment.filters["metric"] = gain_table.format_metric
     return environment.from_string(_read_asset("page.html.jinja")).render(
         title=", ".join(names),
         written=time.strftime("%Y-%m-%d %H:%M"),
         runs=[_describe(place, run) for place, run in enumerate(runs)],
-        fact_names=list(
-            dict.fromkeys(name for run in runs for name, _ in sections.list_facts(run))
-        ),
+        fact_names=list(dict.fromkeys(name for run in runs for name, _ in origin.list_facts(run))),
         comparison=compare_runs(folders) if len(runs) > 1 else None,
-        tone_of=sections.tone_of,
+        tone_of=gain_table.tone_of,
         charts=charts,
         browsers=_build_browsers(runs),
         style=_read_asset("page.css"),
         scripts="\n".join(map(_read_asset, _SCRIPTS)),
         chart_data=pack_json(charts.data),
-        phase_data=pack_json([sections.phase_series(run) for run in runs]),
+        phase_data=pack_json([phases.phase_series(run) for run in runs]),
         plotly=pack_text(plotly),
     )
 
@@ -126,25 +124,25 @@ def _build_browsers(runs: Sequence[Material]) -> list[Browser]:
 
 def _describe(place: int, run: Material) -> dict[str, Any]:
     """What the template says of one run."""
-    plan = sections.read_batch(run)
+    plan = origin.read_batch(run)
     return {
         "place": place,
         "name": run.name,
         "state": run.state,
         "is_over": run.is_over,
         "verdict": judge(run),
-        "facts": sections.list_facts(run),
+        "facts": origin.list_facts(run),
         "description": run.recipe.description,
         "symptoms": run.symptoms,
         "expected": run.expected,
-        "measured": sections.list_measured(run),
+        "measured": gain_table.list_measured(run),
         "temperature": run.gain.temperature,
-        "rewards": sections.list_rewards(run),
-        "phases": sections.list_phases(run),
-        "settings": sections.list_settings(run),
+        "rewards": reward_table.list_rewards(run),
+        "phases": phases.list_phases(run),
+        "settings": origin.list_settings(run),
         "recipe": _read_recipe(run.folder),
         "batch": derive(plan) if plan else [],
-        "origin": sections.list_origin(run),
+        "origin": origin.list_origin(run),
         "traceback": run.status.traceback,
     }
 

@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_cli.measure.metrics import Metric
-from grpo_cli.report import sections
+from grpo_cli.report import gain_table, origin, phases, reward_table
 from grpo_cli.report.material import read_material
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
@@ -12,8 +12,8 @@ from tests.run_folders import make_finished_run
 
 def write_phases(run, every, seconds):
     for step in range(every, 41, every):
-        phases = {f"time/{phase}": value for phase, value in seconds.items()}
-        append_record(run.metrics, {"event": "train", "step": step, "step_time": 4.0, **phases})
+        seconds_of = {f"time/{phase}": value for phase, value in seconds.items()}
+        append_record(run.metrics, {"event": "train", "step": step, "step_time": 4.0, **seconds_of})
 
 
 def test_time_is_summed_over_all_steps_also_where_not_all_are_logged(tmp_path):
@@ -22,7 +22,7 @@ def test_time_is_summed_over_all_steps_also_where_not_all_are_logged(tmp_path):
         run = make_finished_run(tmp_path, every, rewards=())
         write_json(run.evaluations / "before.json", {"seconds": 40.0})
         write_phases(run, every, seconds)
-        found = {row.name: row for row in sections.list_phases(read_material(run, "a"))}
+        found = {row.name: row for row in phases.list_phases(read_material(run, "a"))}
         assert found["sampling"].seconds == pytest.approx(80)
         assert found["rest of the step"].seconds == pytest.approx(20)
         assert found["measuring before"].time == "40s"
@@ -31,7 +31,7 @@ def test_time_is_summed_over_all_steps_also_where_not_all_are_logged(tmp_path):
 
 
 def test_a_run_that_logged_no_phases_has_no_table_of_them(tmp_path):
-    assert sections.list_phases(read_material(make_finished_run(tmp_path), "a")) == []
+    assert phases.list_phases(read_material(make_finished_run(tmp_path), "a")) == []
 
 
 def test_phases_are_drawn_in_few_stretches(tmp_path):
@@ -40,7 +40,7 @@ def test_phases_are_drawn_in_few_stretches(tmp_path):
         append_record(
             run.metrics, {"event": "train", "step": step, "time/sampling": float(step > 300)}
         )
-    told = sections.phase_series(read_material(run, "a"))
+    told = phases.phase_series(read_material(run, "a"))
     assert len(told["steps"]) == 120
     assert told["phases"]["sampling"] == [0.0] * 60 + [1.0] * 60
 
@@ -60,7 +60,7 @@ def test_rewards_are_told_with_what_became_of_them(tmp_path):
             "rewards/regex/error_share": 0.25,
         }
         append_record(run.metrics, {"event": "train", "step": step, **logged})
-    math, regex = sections.list_rewards(read_material(run, "a"))
+    math, regex = reward_table.list_rewards(read_material(run, "a"))
     assert (math.name, math.kind, math.first, math.last) == (
         "math",
         "math",
@@ -73,19 +73,19 @@ def test_rewards_are_told_with_what_became_of_them(tmp_path):
 
 def test_the_batch_is_that_of_the_launch(tmp_path):
     run = make_finished_run(tmp_path)
-    assert sections.read_batch(read_material(run, "a")) is None
+    assert origin.read_batch(read_material(run, "a")) is None
     run.launch.mkdir()
     write_json(run.plan, {"num_processes": 2})
-    plan = sections.read_batch(read_material(run, "a"))
+    plan = origin.read_batch(read_material(run, "a"))
     assert plan.completions_per_micro_step == 16
 
 
 def test_numbers_are_written_with_their_interval():
-    assert sections.format_metric(Metric(0.81, 0.722, 0.875, 100)) == "0.810 (0.722 to 0.875)"
-    assert sections.format_metric(Metric(-0.5, None, None, 3, "few"), "+.3f") == "−0.500"
-    assert sections.format_metric(Metric(250.0, 240.0, 260.0, 9)) == "250.0 (240.0 to 260.0)"
-    assert sections.format_metric(None) == "–"
-    assert sections.tone_of("accuracy/math", Metric(0.1, 0.05, 0.2, 9)) == "good"
-    assert sections.tone_of("accuracy/math", Metric(0.1, -0.05, 0.2, 9)) == ""
+    assert gain_table.format_metric(Metric(0.81, 0.722, 0.875, 100)) == "0.810 (0.722 to 0.875)"
+    assert gain_table.format_metric(Metric(-0.5, None, None, 3, "few"), "+.3f") == "−0.500"
+    assert gain_table.format_metric(Metric(250.0, 240.0, 260.0, 9)) == "250.0 (240.0 to 260.0)"
+    assert gain_table.format_metric(None) == "–"
+    assert gain_table.tone_of("accuracy/math", Metric(0.1, 0.05, 0.2, 9)) == "good"
+    assert gain_table.tone_of("accuracy/math", Metric(0.1, -0.05, 0.2, 9)) == ""
     # Longer is neither better nor worse.
-    assert sections.tone_of("completion_length", Metric(5, 4, 6, 9)) == ""
+    assert gain_table.tone_of("completion_length", Metric(5, 4, 6, 9)) == ""
