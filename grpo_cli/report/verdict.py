@@ -38,14 +38,15 @@ def _tell_way(run: Material) -> str:
         f"{run.step:,} of {run.total_steps:,} steps" if run.total_steps else f"{run.step:,} steps"
     )
     reason = f" ({' '.join(status.reason.split()).rstrip('.')})" if status.reason else ""
+    phase = "" if status.phase == "training" else f", {status.phase}"
     if run.state == "completed":
         return f"Completed {steps} in {time}{reason}"
     if run.state == "running":
-        return f"Not finished when this page was written: {steps} after {time}, {status.phase}"
+        return f"Not finished when this page was written: {steps} after {time}{phase}"
     if run.state == "pending":
         return "Not started when this page was written"
     if run.state == "interrupted":
-        return f"Broken off without a word after {steps} in {time}, {status.phase}"
+        return f"Broken off without a word after {steps} in {time}{phase}"
     return f"{run.state.capitalize()} after {steps} in {time}{reason}"
 
 
@@ -111,7 +112,8 @@ def _tell_problems(run: Material) -> str:
         told.append(f"{outside} of {len(verdicts)} expected metrics outside the band")
     if told:
         return " and ".join(told)
-    return "no problems found" if run.history.series else ""
+    so_far = "" if run.is_over else " so far"
+    return f"no problems found{so_far}" if run.history.series else ""
 
 
 def _tone(run: Material) -> Tone:

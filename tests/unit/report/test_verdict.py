@@ -82,10 +82,15 @@ def test_other_ends_are_told_as_they_are(tmp_path):
     StatusFile(run.status).update(state="stopped", reason=None)
     assert verdict_on(run).text.startswith("Stopped after 3 of 40 steps")
     StatusFile(run.status).update(state="running", phase="training")
-    assert "3 of 40 steps after 0s, training" in verdict_on(run).text
+    assert "3 of 40 steps after 0s: training reward" in verdict_on(run).text
+    StatusFile(run.status).update(phase="measuring after training")
+    assert "after 0s, measuring after training: training reward" in verdict_on(run).text
+    assert verdict_on(run).text.endswith("no problems found so far.")
     write_json(run.manifest, {"hardware": {"host": platform.node()}})
     told = verdict_on(run)
-    assert told.text.startswith("Broken off without a word after 3 of 40 steps in 0s, training")
+    assert told.text.startswith(
+        "Broken off without a word after 3 of 40 steps in 0s, measuring after training"
+    )
     assert told.tone == "bad"
     run.status.unlink()
     assert verdict_on(run).text.startswith("Not started")
