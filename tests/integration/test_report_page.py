@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from grpo_cli.report.page import write_report
+from grpo_cli.runs.metrics import append_record
 from tests.chromium import Page, find_chromium
 from tests.long_runs import EVIL, make_long_run
 
@@ -124,9 +125,13 @@ def test_held_out_answers_are_found_by_their_change(small):
         assert_quiet(page)
 
 
-def test_a_telephone_shows_it_without_scrolling_sideways(small):
+def test_a_telephone_shows_it_without_scrolling_sideways(tmp_path):
+    run = make_long_run(tmp_path, steps=40, completions=80, words=12)
+    trouble = {"frac_reward_zero_std": 0.97, "completions/clipped_ratio": 0.95, "entropy": 0.001}
+    for step in range(41, 61):
+        append_record(run.metrics, {"event": "train", "step": step, **trouble})
     with Page(width=360, height=740, dark=True) as page:
-        page.open(small, "#step=1&row=0")
+        page.open(write_report([run.path], None), "#step=1&row=0")
         page.wait_for("document.querySelectorAll('[data-browser=training] .card').length === 8")
         show(page, "#charts")
         page.wait_for(f"{DRAWN}.length > 0")
