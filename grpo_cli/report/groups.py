@@ -120,15 +120,20 @@ def load_groups(places: Iterable[Place], recipe: Recipe) -> Iterator[Group]:
 def load_held_out(run: RunFolder, gain: Gain, step: int) -> list[Group]:
     """The held-out prompts with what was answered before and after.
 
+    Where none are held out, the few prompts that a model trained on scored data is shown to answer.
+
     Args:
         run: The run.
         gain: Says which answers got better.
         step: Optimizer steps done.
     """
     found: dict[int, Group] = {}
-    for when in ("before", "after"):
-        for sample in _read_samples(run.evaluations / f"{when}.jsonl"):
+    for name in ("before", "after", "answers"):
+        if name == "answers" and found:
+            break
+        for sample in _read_samples(run.evaluations / f"{name}.jsonl"):
             group = Group("held-out", step, sample.row, sample.prompt)
+            when = "before" if name == "before" else "after"
             _add_sample(found.setdefault(sample.row, group), sample, when)
     values = {when: found.get(gain.primary or "", {}) for when, found in gain.values.items()}
     for row, group in found.items():

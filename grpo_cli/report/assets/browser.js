@@ -13,6 +13,7 @@ const ORDERS = {
   "widest spread": (a, b) => b.spread - a.spread,
   "longest": (a, b) => b.longest - a.longest,
 };
+const BY_SCORE = ["most improved", "least improved", "highest mean score", "lowest mean score", "widest spread"];
 const CHANGES = { "any change": null, "better after training": 1, "worse after training": -1, "the same": 0 };
 
 function sayNumber(value) {
@@ -157,11 +158,14 @@ class Browser {
         add("stepTo", "to", number(String(steps.reduce((a, b) => Math.max(a, b))))),
       );
     }
-    const scores = ["weighted total", ...this.pack.rewards];
+    if (this.pack.rewards.length) {
+      parts.push(
+        add("score", "score", choice(["weighted total", ...this.pack.rewards])),
+        add("scoreFrom", "from", number(sayNumber(this.pack.least))),
+        add("scoreTo", "to", number(sayNumber(this.pack.most))),
+      );
+    }
     parts.push(
-      add("score", "score", choice(scores)),
-      add("scoreFrom", "from", number(sayNumber(this.pack.least))),
-      add("scoreTo", "to", number(sayNumber(this.pack.most))),
       add("order", "order", choice(this.orders())),
       add("text", "text", Object.assign(make("input"), { type: "search", placeholder: "in prompts and completions" })),
     );
@@ -172,11 +176,14 @@ class Browser {
 
   orders() {
     const other = this.kind === "held-out" ? BY_STEP : BY_ROW;
-    return Object.keys(ORDERS).filter((name) => !(name in other));
+    const scored = this.pack.rewards.length > 0;
+    return Object.keys(ORDERS).filter((name) => !(name in other) && (scored || !BY_SCORE.includes(name)));
   }
 
   sayMean(group) {
     const [mean, before, after] = [group.mean, group.before, group.after].map((each) => each?.toFixed(2) ?? "–");
+    // Nothing scores what a model trained on scored data answers.
+    if (!this.pack.rewards.length) return "";
     return (this.kind === "held-out" ? `${before} → ${after}` : mean).replaceAll("-", "−");
   }
 
@@ -288,7 +295,7 @@ class Browser {
     const head = make("span", "where", group.split === 1 ? `${where}, evaluation` : where);
     const strip = make("span", "strip");
     strip.setAttribute("aria-label", `scores ${group.totals.map(sayNumber).join(", ")}`);
-    for (const total of group.totals.slice(0, 32)) {
+    for (const total of this.pack.rewards.length ? group.totals.slice(0, 32) : []) {
       const bar = make("span");
       const width = this.pack.most - this.pack.least;
       bar.style.setProperty("--height", width ? (total - this.pack.least) / width : 1);
@@ -360,7 +367,8 @@ class Browser {
     if (active && !this.matches(group, place, this.wanted)) card.classList.add("other");
     const head = make("header");
     const stage = this.pack.stages.length ? ["before", "after"][this.pack.stages[at]] : `#${place + 1}`;
-    head.append(make("strong", "", stage), make("span", "total", sayNumber(group.totals[place])));
+    head.append(make("strong", "", stage));
+    if (this.pack.rewards.length) head.append(make("span", "total", sayNumber(group.totals[place])));
     if (!this.pack.stages.length && group.count > 1) {
       const above = group.totals[place] - group.mean;
       head.append(make("span", "dim", above ? `${sayNumber(Math.abs(above))} ${above > 0 ? "above" : "below"} the mean` : "at the mean"));

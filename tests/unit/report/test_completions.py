@@ -129,3 +129,10 @@ def test_items_are_spread_with_both_ends():
     assert spread(range(10), 4) == [0, 3, 6, 9]
     assert spread(range(3), 9) == [0, 1, 2]
     assert spread(range(5), 1) == [0]
+
+
+def test_answers_stand_in_where_nothing_is_held_out(run):
+    write_samples(run, {"2 + 3?": [0.0]}, when="answers", rewards=())
+    pack = pack_held_out(read_material(run, "a"))
+    index = read(pack.index)
+    assert (index["rewards"], index["stages"], pack.has_changes) == ([], [1], False)
