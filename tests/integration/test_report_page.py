@@ -122,6 +122,13 @@ def test_held_out_answers_are_found_by_their_change(small):
         texts = "[...document.querySelectorAll('[data-browser=held-out] .card .text')]"
         said = f"{texts}.map((each) => each.textContent).join()"
         page.wait_for(f"{said} === 'before 0.0,after 1.0'")
+        page.fill(f"{HELD_OUT} [name=change]", "any change")
+        wait_for_count(page, HELD_OUT, "100 prompts, 200 completions")
+        # From one to the next with the keyboard alone.
+        page.ask("document.querySelector('[data-browser=held-out] .item').focus()")
+        for kind in ("keyDown", "keyUp"):
+            page.send("Input.dispatchKeyEvent", type=kind, key="ArrowDown", code="ArrowDown")
+        page.wait_for("location.hash === '#held-out-row=1'")
         assert_quiet(page)
 
 
