@@ -12,6 +12,8 @@ from grpo_cli.report.material import Material
 from grpo_cli.runs.series import PHASES
 from grpo_cli.units import format_duration
 
+_REST = "rest of the step"
+_ORDER = (*PHASES, _REST, "measuring before", "measuring after")
 _MOST_STRETCHES = 120
 """Bars in a chart."""
 
@@ -21,6 +23,8 @@ class PhaseRow:
     """What one phase took."""
 
     name: str
+    place: int
+    """Among all phases that there may be, for its colour."""
     seconds: float
     share: float
     """Of all phases."""
@@ -34,11 +38,11 @@ def list_phases(run: Material) -> list[PhaseRow]:
         return []
     other = _total(run, "step_time") - sum(totals.values())
     named = {f"measuring {when}": seconds for when, seconds in run.gain.seconds.items()}
-    rest = {"rest of the step": other} if other > 0 else {}
+    rest = {_REST: other} if other > 0 else {}
     found = {**totals, **rest, **named}
     whole = sum(found.values())
     return [
-        PhaseRow(name, seconds, seconds / whole, format_duration(seconds))
+        PhaseRow(name, _ORDER.index(name), seconds, seconds / whole, format_duration(seconds))
         for name, seconds in found.items()
         if seconds > 0
     ]
@@ -65,8 +69,14 @@ def phase_series(run: Material) -> dict[str, Any]:
     return {
         "steps": [stretch[-1] for stretch in stretches],
         "phases": {
-            phase: [round(fmean(values.get(step, 0.0) for step in each), 4) for each in stretches]
+            phase: {
+                "place": _ORDER.index(phase),
+                "seconds": [
+                    round(fmean(values.get(step, 0.0) for step in each), 4) for each in stretches
+                ],
+            }
             for phase, values in known.items()
+            if any(values.values())
         },
     }
 

@@ -14,6 +14,7 @@ from grpo_cli.report.material import Material
 from grpo_cli.units import format_duration
 
 Tone = Literal["good", "bad", "plain"]
+_BROKEN = ("failed", "interrupted")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,9 @@ def _tell_reward(run: Material) -> str:
     over = (
         f"means of the first and last {width:,} records" if width > 1 else "first and last record"
     )
-    lacking = "" if run.gain.after or not run.is_over else ", not measured on held-out prompts"
+    lacking = ", not measured on held-out prompts"
+    lacking += " afterwards" if run.gain.before else ""
+    lacking = "" if run.gain.after or not run.is_over else lacking
     return f"training reward went from {first:.3f} to {last:.3f} ({over}{lacking})"
 
 
@@ -112,14 +115,15 @@ def _tell_problems(run: Material) -> str:
         told.append(f"{outside} of {len(verdicts)} expected metrics outside the band")
     if told:
         return " and ".join(told)
+    if run.state in _BROKEN:
+        # What ended it is told already.
+        return ""
     so_far = "" if run.is_over else " so far"
     return f"no problems found{so_far}" if run.history.series else ""
 
 
 def _tone(run: Material) -> Tone:
-    if run.state in ("failed", "interrupted") or any(
-        each.level == "error" for each in run.symptoms
-    ):
+    if run.state in _BROKEN or any(each.level == "error" for each in run.symptoms):
         return "bad"
     change = run.gain.change.get(run.gain.primary or "")
     if change and change.low is not None and change.high is not None:

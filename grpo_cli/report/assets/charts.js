@@ -146,8 +146,9 @@ function specify(box) {
 }
 
 function specifyPhases(told) {
-  const traces = Object.entries(told.phases).map(([name, y], place) => ({
-    x: told.steps, y, name, type: "bar", hovertemplate: "%{y:.3~g} s",
+  // The colours of the table above it, whichever phases were logged.
+  const traces = Object.entries(told.phases).map(([name, { place, seconds }]) => ({
+    x: told.steps, y: seconds, name, type: "bar", hovertemplate: "%{y:.3~g} s",
     marker: { color: colour(`--phase-${place}`), line: { width: 0 } },
   }));
   return [traces, { ...layoutOf(null), barmode: "stack", bargap: 0.08, showlegend: true }];

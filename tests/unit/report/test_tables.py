@@ -42,7 +42,7 @@ def test_phases_are_drawn_in_few_stretches(tmp_path):
         )
     told = phases.phase_series(read_material(run, "a"))
     assert len(told["steps"]) == 120
-    assert told["phases"]["sampling"] == [0.0] * 60 + [1.0] * 60
+    assert told["phases"] == {"sampling": {"place": 0, "seconds": [0.0] * 60 + [1.0] * 60}}
 
 
 def test_rewards_are_told_with_what_became_of_them(tmp_path):

@@ -78,6 +78,7 @@ def test_other_ends_are_told_as_they_are(tmp_path):
     StatusFile(run.status).update(state="failed", reason="the disk is full.")
     told = verdict_on(run)
     assert told.text.startswith("Failed after 3 of 40 steps in 0s (the disk is full):")
+    assert "no problems found" not in told.text
     assert told.tone == "bad"
     StatusFile(run.status).update(state="stopped", reason=None)
     assert verdict_on(run).text.startswith("Stopped after 3 of 40 steps")
