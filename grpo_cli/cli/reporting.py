@@ -7,7 +7,13 @@ import typer
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
+    run: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...", help="Paths, NAME/ID, NAME (its newest) or latest, the default."
+        ),
+    ] = None,
+    runs: Annotated[Path, typer.Option("--runs", help="Where run folders are.")] = Path("runs"),
     output: Annotated[
         Path | None,
         typer.Option(
@@ -17,13 +23,18 @@ def report(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Path and size as JSON.")] = False,
 ) -> None:
-    """Write one HTML page of a run, or of several over each other: verdict, charts, expected bands.
+    """Write one HTML page of a run, or of several over each other.
 
-    The page needs no network and no other file.
+    Verdict, charts, held-out answers before and after, every completion, recipe and batch. The page needs
+    no network and no other file, and may be written while training goes on.
     """
-    from grpo_cli.cli.output import stdout
+    from grpo_cli.cli.report_view import print_page
     from grpo_cli.report.page import write_report
+    from grpo_cli.runs.selection import LATEST, find_run
 
-    page = write_report(runs, output, force=force)
-    stdout().print(f"wrote {page}", markup=False, soft_wrap=True)
+    found = [find_run(runs, each).path for each in run or [LATEST]]
+    page = write_report(found, output, force=force)
+    print_page(page, as_json=json, show=show)

@@ -1,29 +1,44 @@
 """One HTML page of a run, or of several over each other, for people: no network, light and dark.
 
-Owns what stands on the page; charts are plotly's, whose script is put into the page. Text of runs is escaped.
+Owns putting the page together. What stands on it is worked out by the modules beside this one; what it looks
+like and how it answers is in `assets/`. Charts are plotly's, whose script is put into the page.
 """
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from grpo_cli.batch import derive
 from grpo_cli.errors import SetupError, UsageError
-from grpo_cli.expectations.verdicts import BandAt, bands_of
-from grpo_cli.report.summary import RunSummary, read_summary
+from grpo_cli.report import gain_table, origin, phases, reward_table
+from grpo_cli.report.charts import build_charts
+from grpo_cli.report.comparison import compare_runs, name_runs
+from grpo_cli.report.completions import (
+    HELD_OUT_BYTES,
+    TRAINING_BYTES,
+    Pack,
+    pack_held_out,
+    pack_training,
+)
+from grpo_cli.report.material import Material, read_material
+from grpo_cli.report.packing import pack_json, pack_text
+from grpo_cli.report.verdict import judge
 from grpo_cli.runs.files import write_text
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import read_records
 
-_FIRST = ("reward", "reward_std", "frac_reward_zero_std", "completions/mean_length")
-"""Metrics that are looked at first; the others follow by name."""
-_NOT_SHOWN = frozenset({"event", "step", "total_steps", "epoch", "num_tokens", "schema_version"})
-_COLOURS = ("#1f6feb", "#e5534b", "#2da44e", "#bf8700", "#8250df", "#0aa2c0")
-_BAND = "rgba(45, 164, 78, 0.25)"
-_CHART_HEIGHT = 300
+_SCRIPTS = ("unpacking.js", "charts.js", "browser.js", "page.js")
 
-Series = dict[str, list[tuple[int, float]]]
-"""Metric → step and value of each record."""
+
+@dataclass(frozen=True)
+class Browser:
+    """A place in the page where groups of completions are looked at."""
+
+    name: str
+    """`training` or `held-out`; what its elements are called."""
+    packs: tuple[Pack, ...]
 
 
 def write_report(runs: Sequence[Path], output: Path | None, *, force: bool = False) -> Path:
@@ -35,16 +50,18 @@ def write_report(runs: Sequence[Path], output: Path | None, *, force: bool = Fal
         force: Whether a file that is there already may be replaced; a run's own report always may.
 
     Raises:
-        UsageError: A folder is no run, or the file is there or cannot be written.
+        UsageError: A folder is no run or is damaged, or the file is there or cannot be written.
         SetupError: plotly is not installed.
     """
-    folders = [_open(path) for path in runs]
+    folders = [RunFolder(path) for path in dict.fromkeys(runs)]
     own = folders[0].path / "report.html"
     target = output or (own if len(folders) == 1 else Path("report.html"))
     if target.exists() and target.resolve() != own.resolve() and not force:
         raise UsageError(f"{target} exists. Fix: another --output, or --force to replace it")
+    script = _read_plotly()
+    page = _render(folders, script)
     try:
-        write_text(target, _render(folders))
+        write_text(target, page)
     except OSError as error:
         raise UsageError(
             f"{target} cannot be written ({error.strerror}). Fix: another --output"
@@ -52,131 +69,87 @@ def write_report(runs: Sequence[Path], output: Path | None, *, force: bool = Fal
     return target
 
 
-def _open(path: Path) -> RunFolder:
-    run = RunFolder(path)
-    if not run.resolved.is_file():
-        raise UsageError(
-            f"{path} is not a run folder: it has no resolved.json. Fix: name a folder under runs/<name>/"
-        )
-    return run
+def _read_plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise SetupError('plotly is not installed. Fix: pip install "grpo-cli[report]"') from error
+    return str(get_plotlyjs())
 
 
-def read_series(run: RunFolder) -> Series:
-    """Every number that training logged, in the order in which metrics are worth looking at."""
-    found: Series = {}
-    for record in read_records(run.metrics):
-        if record.get("event") not in ("train", "eval"):
-            continue
-        for name, value in record.items():
-            if name not in _NOT_SHOWN and isinstance(value, int | float):
-                found.setdefault(name, []).append((int(record["step"]), float(value)))
-    first = [name for name in _FIRST if name in found]
-    return {name: found[name] for name in [*first, *sorted(found.keys() - set(_FIRST))]}
-
-
-def _render(folders: Sequence[RunFolder]) -> str:
+def _render(folders: Sequence[RunFolder], plotly: str) -> str:
     from jinja2 import Environment, StrictUndefined
 
-    source = resources.files("grpo_cli.report").joinpath("page.html.jinja").read_text("utf-8")
-    environment = Environment(undefined=StrictUndefined, autoescape=True, trim_blocks=True)
-    return environment.from_string(source).render(
-        title=", ".join(_name(folder) for folder in folders),
-        runs=[_describe(read_summary(folder)) for folder in folders],
-        charts=_draw(folders),
-        script=_library().offline.get_plotlyjs(),
+    names = name_runs(folders)
+    runs = [read_material(folder, name) for folder, name in zip(folders, names, strict=True)]
+    charts = build_charts(runs)
+    environment = Environment(
+        undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["show"] = origin.show
+    environment.filters["metric"] = gain_table.format_metric
+    return environment.from_string(_read_asset("page.html.jinja")).render(
+        title=", ".join(names),
+        written=time.strftime("%Y-%m-%d %H:%M"),
+        runs=[_describe(place, run) for place, run in enumerate(runs)],
+        fact_names=list(dict.fromkeys(name for run in runs for name, _ in origin.list_facts(run))),
+        comparison=compare_runs(folders) if len(runs) > 1 else None,
+        tone_of=gain_table.tone_of,
+        charts=charts,
+        browsers=_build_browsers(runs),
+        style=_read_asset("page.css"),
+        scripts="\n".join(map(_read_asset, _SCRIPTS)),
+        chart_data=pack_json(charts.data),
+        phase_data=pack_json([phases.phase_series(run) for run in runs]),
+        plotly=pack_text(plotly),
     )
 
 
-def _name(folder: RunFolder) -> str:
-    path = folder.path.resolve()
-    return f"{path.parent.name}/{path.name}"
+def _read_asset(name: str) -> str:
+    return resources.files("grpo_cli.report").joinpath("assets", name).read_text("utf-8")
 
 
-def _describe(summary: RunSummary) -> dict[str, Any]:
-    status, change = summary.status, summary.reward_change()
-    total = f"/{status.total_steps}" if status.total_steps else ""
-    facts = [("steps", f"{status.step}{total} in {summary.duration()}")]
-    if change and not summary.answers:
-        facts.append(("reward", f"{change[0]:.3f} → {change[1]:.3f}"))
-    before, after = summary.before or {}, summary.after or {}
-    for name, value in (before.get("accuracy") or {}).items():
-        reached = (after.get("accuracy") or {}).get(name)
-        facts.append((f"held-out accuracy ({name})", f"{_say(value)} → {_say(reached)}"))
-    return {
-        "name": _name(summary.folder),
-        "state": status.state,
-        "reason": status.reason,
-        "facts": facts,
-        "verdicts": summary.expected.verdicts if summary.expected else (),
-        "warnings": summary.warnings(),
+def _build_browsers(runs: Sequence[Material]) -> list[Browser]:
+    """The browsers that have something to show; several runs share the room that there is."""
+    packs = {
+        "training": [pack_training(run, TRAINING_BYTES // len(runs)) for run in runs],
+        "held-out": [pack_held_out(run, HELD_OUT_BYTES // len(runs)) for run in runs],
     }
-
-
-def _say(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _draw(folders: Sequence[RunFolder]) -> list[dict[str, str]]:
-    """One chart a metric: every run's line, and the band of the first run's recipe."""
-    every = [read_series(folder) for folder in folders]
-    names = list(dict.fromkeys(name for series in every for name in series))
     return [
-        {
-            "metric": name,
-            "html": _chart(
-                {
-                    _name(folder): series[name]
-                    for folder, series in zip(folders, every, strict=True)
-                    if name in series
-                },
-                bands_of(folders[0], name),
-            ),
-        }
-        for name in names
+        Browser(name, tuple(pack for pack in found if pack))
+        for name, found in packs.items()
+        if any(found)
     ]
 
 
-def _chart(lines: dict[str, list[tuple[int, float]]], bands: Sequence[BandAt]) -> str:
-    objects = _library().graph_objects
-    figure = objects.Figure()
-    for (name, points), colour in zip(lines.items(), _COLOURS * len(lines), strict=False):
-        steps, values = zip(*points, strict=True)
-        figure.add_scatter(
-            x=steps, y=values, name=name, mode="lines+markers", line={"color": colour, "width": 1.5}
-        )
-    for band in bands:
-        # As wide as can be seen, where it stands for a single record.
-        left, right = min(band.first_step, band.last_step - 1), band.last_step
-        figure.add_shape(
-            type="rect", x0=left, x1=right, y0=band.low, y1=band.high, fillcolor=_BAND, line_width=0
-        )
-        figure.add_annotation(x=right, y=band.high, text="expected", showarrow=False, yshift=8)
-    figure.update_layout(
-        height=_CHART_HEIGHT,
-        margin={"l": 50, "r": 10, "t": 16, "b": 40},
-        xaxis_title="optimizer step",
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font_color="#7d8590",
-        showlegend=len(lines) > 1,
-        legend={"orientation": "h", "y": 1.15},
-    )
-    figure.update_xaxes(gridcolor="rgba(125,133,144,0.25)")
-    figure.update_yaxes(gridcolor="rgba(125,133,144,0.25)")
-    return str(
-        figure.to_html(
-            full_html=False,
-            include_plotlyjs=False,
-            config={"displayModeBar": False, "responsive": True},
-        )
-    )
+def _describe(place: int, run: Material) -> dict[str, Any]:
+    """What the template says of one run."""
+    plan = origin.read_batch(run)
+    return {
+        "place": place,
+        "name": run.name,
+        "state": run.state,
+        "is_over": run.is_over,
+        "verdict": judge(run),
+        "facts": origin.list_facts(run),
+        "description": run.recipe.description,
+        "symptoms": run.symptoms,
+        "expected": run.expected,
+        "measured": gain_table.list_measured(run),
+        "temperature": run.gain.temperature,
+        "rewards": reward_table.list_rewards(run),
+        "phases": phases.list_phases(run),
+        "settings": origin.list_settings(run),
+        "recipe": _read_recipe(run.folder),
+        "batch": derive(plan) if plan else [],
+        "origin": origin.list_origin(run),
+        "traceback": run.status.traceback,
+    }
 
 
-def _library() -> Any:
+def _read_recipe(run: RunFolder) -> str:
+    """The recipe as given; empty where it is not there."""
     try:
-        import plotly
-        import plotly.graph_objects
-        import plotly.offline
-    except ImportError as error:
-        raise SetupError('plotly is not installed. Fix: pip install "grpo-cli[report]"') from error
-    return plotly
+        return run.recipe.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

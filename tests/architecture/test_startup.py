@@ -79,3 +79,10 @@ def test_bands_from_runs_import_nothing_heavy(tmp_path):
 def test_a_diagnosis_imports_nothing_heavy(flags, tmp_path):
     run = str(make_finished_run(tmp_path).path)
     assert loaded_by(["diagnose", run, *flags], tmp_path) == []
+
+
+def test_a_page_imports_nothing_heavy(tmp_path):
+    pytest.importorskip("plotly")
+    run = make_finished_run(tmp_path, rewards=[0.4, 0.6] * 20).path
+    assert loaded_by(["report", str(run)], tmp_path) == []
+    assert (run / "report.html").is_file()

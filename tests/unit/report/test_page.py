@@ -1,4 +1,4 @@
-"""The page of a run: its verdict, a chart for each metric, the expected band, and nothing from elsewhere."""
+"""The page of a run: what stands on it, that it is one file, and that what a run says stays text."""
 
 import json
 import re
@@ -9,54 +9,122 @@ pytest.importorskip("plotly")
 
 from grpo_cli.errors import UsageError
 from grpo_cli.report.page import write_report
+from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
-from tests.run_folders import make_finished_run
+from tests.long_runs import EVIL, make_long_run
+from tests.packed_pages import unpack, visible
+from tests.run_folders import make_finished_run, write_samples
 
 EXPECT = {"metrics": [{"metric": "reward", "step": 40, "band": [0.55, 0.85], "window": 4}]}
 
 
-def read_page(runs, **more):
-    """The page without plotly's own script."""
-    text = write_report([run.path for run in runs], None, **more).read_text()
-    return re.sub(r"<script>.*?</script>", "", text, count=1, flags=re.DOTALL)
+def write_page(*runs, **more):
+    return write_report([run.path for run in runs], None, **more).read_text()
 
 
-def test_the_band_of_the_recipe_is_drawn_beside_the_verdict(tmp_path):
-    run = make_finished_run(tmp_path, rewards=[0.0] * 36 + [0.5, 0.7, 0.6, 0.8], expect=EXPECT)
-    page = read_page([run])
-    assert "0.650, inside\n 0.550 to 0.850 at step 40" in page
-    (shapes,) = re.findall(r'"shapes":(\[.*?\])', page)
-    (shape,) = json.loads(shapes)
-    assert (shape["x0"], shape["x1"], shape["y0"], shape["y1"]) == (37, 40, 0.55, 0.85)
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    return make_long_run(tmp_path_factory.mktemp("long"), steps=60, completions=240, words=10)
 
 
-def test_runs_lie_over_each_other(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    runs = [make_finished_run(tmp_path, seed=seed) for seed in (1, 2)]
-    page = read_page(runs)
-    assert page.count('"name":"sums\\u002fseed-1"') == page.count('"name":"sums\\u002fseed-2"') > 0
-    with pytest.raises(UsageError, match=r"report.html exists"):
-        read_page(runs)
-    assert read_page(runs, force=True)
+def test_a_page_holds_every_section_of_a_finished_run(long_run):
+    page = write_page(long_run)
+    text = visible(page)
+    assert "held-out accuracy rose from" in text
+    for heading in (
+        "Charts", "Held-out prompts, before and after", "Completions through training",
+        "Reward functions", "Where the time went", "How the batch comes about", "Manifest",
+    ):  # fmt: skip
+        assert heading in text
+    assert "240 completions in 30 groups" in text
+    assert "training.max_steps 60 -1" in text
+    assert "completions per optimizer step 8 per micro-step × 1 accumulation = 8" in text
+    assert "data.train_rows 7000" in text
+    # The environment of a launch may hold keys.
+    assert "not-to-be-seen" not in page
 
 
-def test_a_runs_own_page_is_written_anew_and_loads_nothing(tmp_path):
-    run = make_finished_run(tmp_path)
-    assert read_page([run])
-    assert read_page([run])
-    page = (run.path / "report.html").read_text()
-    assert not re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=|<link", page)
+def test_a_page_loads_nothing_and_a_runs_own_is_written_anew(long_run):
+    assert write_page(long_run)
+    page = write_page(long_run)
+    without = re.sub(r"<script\b.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.findall(r"<(?:script|img|iframe|link|object)\b|\ssrc=|url\(|@import", without)
+    assert "default-src 'none'" in page
 
 
 def test_what_a_run_says_stays_text(tmp_path):
     run = make_finished_run(tmp_path)
-    evil = "</script><script>alert(1)</script>"
-    StatusFile(run.status).update(state="failed", reason=evil)
+    StatusFile(run.status).update(state="failed", reason=EVIL, traceback=EVIL)
+    run.recipe.write_text(EVIL)
+    append_record(run.metrics, {"event": "train", "step": 41, f"rewards/{EVIL}/mean": 1.0})
+    write_samples(run, {EVIL: [1.0]})
+    page = write_page(run)
+    assert "window.pwned" in page
+    assert "<script>window.pwned" not in page
+    assert "<img" not in page
+    assert "<!--" not in page
+    # Every script element but ours is data in base64, which cannot end it.
+    scripts = re.findall(r"<script\b[^>]*>", page)
+    assert [each for each in scripts if 'type="text/plain"' not in each] == ["<script>"]
+
+
+def test_the_band_of_the_recipe_stands_beside_the_value_and_in_the_chart(tmp_path):
+    run = make_finished_run(tmp_path, rewards=[0.0] * 36 + [0.5, 0.7, 0.6, 0.8], expect=EXPECT)
+    page = write_page(run)
+    assert "reward 40 0.650 0.550 to 0.850 inside" in visible(page)
+    (chart,) = [each for each in unpack(page, "chart-data")["charts"] if each["metric"] == "reward"]
+    assert chart["bands"] == [{"from": 37, "to": 40, "low": 0.55, "high": 0.85}]
+
+
+def test_runs_lie_over_each_other_with_their_differences(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [
+        make_finished_run(tmp_path, seed, training={"max_steps": 40, "learning_rate": rate})
+        for seed, rate in ((1, 1e-5), (2, 2e-5))
+    ]
+    for run, rate in zip(runs, (0.2, 0.9), strict=True):
+        scores = {f"question {row}": [float(row % 10 < 10 * rate)] for row in range(50)}
+        write_samples(run, scores)
+    append_record(runs[1].metrics, {"event": "train", "step": 41, "kl": 0.5})
+    page = write_page(*runs)
+    data, text = unpack(page, "chart-data"), visible(page)
+    assert data["runs"] == ["sums/seed-1", "sums/seed-2"]
+    assert {each["metric"]: len(each["lines"]) for each in data["charts"]} == {
+        "reward": 2,
+        "kl": 1,
+        "loss": 2,
+    }
+    assert "training.learning_rate 1e-05 2e-05" in text
+    assert "Better: +0.7 in accuracy/math" in text
+    with pytest.raises(UsageError, match=r"report.html exists"):
+        write_page(*runs)
+    assert write_page(*runs, force=True)
+
+
+def test_a_run_in_progress_says_so_and_one_without_anything_has_a_page_too(tmp_path):
+    run = make_finished_run(tmp_path, rewards=(), accuracy=None, state="running")
+    text = visible(write_page(run))
+    assert "Not finished when this page was written: 0 of 40 steps" in text
+    assert "write it again for what came since" in text
+    assert "Nothing was logged yet." in text
+
+
+def test_damaged_files_cost_their_part_of_the_page_alone(tmp_path):
+    run = make_long_run(tmp_path, steps=30, completions=80, words=5)
+    lines = (run.completions / "rank_0.jsonl").read_text().splitlines()
+    torn = [lines[0], lines[1][:40], "[]", '{"step": "x"}', json.dumps({"step": 1}), *lines[2:]]
+    (run.completions / "rank_0.jsonl").write_text("\n".join(torn))
+    for name in ("before.json", "after.jsonl"):
+        (run.evaluations / name).write_text("{")
+    run.manifest.write_text("[1")
     with run.metrics.open("a") as file:
-        file.write(json.dumps({"event": "train", "step": 41, f"rewards/{evil}/mean": 1.0}) + "\n")
-    page = read_page([run])
-    assert "<script>alert" not in page
-    assert "&lt;script&gt;alert(1)" in page
+        file.write('{"event": "train", "step": null, "reward": 1}\n{"event": "train", "st')
+    text = visible(write_page(run))
+    assert "72 completions in 9 groups" in text
+    assert "Completed 30 of 30 steps" in text
+    run.resolved.write_text("{}")
+    with pytest.raises(UsageError, match="is damaged"):
+        write_page(run)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):

@@ -1,0 +1,185 @@
+// Charts: drawn when they come into view, in the colours of the page, and again when those change.
+
+const FEWEST_TO_SMOOTH = 24;
+const drawn = new Set();
+let drawing = Promise.resolve();
+let plotlyReady = null;
+let chartData = null;
+let phaseData = null;
+
+function loadPlotly() {
+  plotlyReady ??= unpackText("plotly").then((code) => {
+    const script = document.createElement("script");
+    script.textContent = code;
+    document.head.append(script);
+  });
+  return plotlyReady;
+}
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function fade(hex, share) {
+  const [red, green, blue] = [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
+  return `rgba(${red}, ${green}, ${blue}, ${share})`;
+}
+
+function plain(name) {
+  // Names of runs are data: plotly reads a few tags.
+  return name.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+function isNoisy(values) {
+  const known = values.filter((value) => value !== null);
+  if (known.length < FEWEST_TO_SMOOTH) return false;
+  let turns = 0;
+  for (let place = 2; place < known.length; place++) {
+    const before = known[place - 1] - known[place - 2];
+    if (before * (known[place] - known[place - 1]) < 0) turns++;
+  }
+  return turns > known.length / 5;
+}
+
+function smooth(values, width) {
+  // The mean of the records around each, fewer at the ends; what is not there plays no part.
+  const half = Math.floor(width / 2);
+  const sums = [0], counts = [0];
+  values.forEach((value, place) => {
+    sums.push(sums[place] + (value ?? 0));
+    counts.push(counts[place] + (value === null ? 0 : 1));
+  });
+  return values.map((_, place) => {
+    const from = Math.max(place - half, 0), to = Math.min(place + half + 1, values.length);
+    const count = counts[to] - counts[from];
+    return count ? (sums[to] - sums[from]) / count : null;
+  });
+}
+
+function traceLine(line, many) {
+  const name = plain(chartData.runs[line.run]), ink = colour(`--run-${line.run % 6}`);
+  const x = chartData.steps[line.steps], y = line.values;
+  const few = x.length < 60, base = { x, hovertemplate: "%{y:.4~g}" };
+  // Entries of one group stand above each other in a legend.
+  if (many) base.legendgroup = name;
+  const raw = {
+    ...base, y, name: many ? name : "each record", mode: few ? "lines+markers" : "lines",
+    line: { color: ink, width: 1.6 }, marker: { size: 4 },
+  };
+  if (!isNoisy(y)) return [raw];
+  const width = Math.max(5, 2 * Math.floor(x.length / 40) + 1);
+  const mean = {
+    ...base, y: smooth(y, width), mode: "lines", line: { color: ink, width: 2.4 },
+    name: many ? name : `mean of ${width} records`,
+  };
+  Object.assign(raw, { line: { color: fade(ink, x.length > 1000 || many ? 0.22 : 0.35), width: x.length > 1000 ? 0.7 : 1 }, mode: "lines" });
+  return [many ? { ...raw, showlegend: false, hoverinfo: "skip" } : raw, mean];
+}
+
+function besides(run, many) {
+  // Of several runs, only the lines stand in the legend: it would outgrow the chart.
+  return many ? { legendgroup: run, showlegend: false } : {};
+}
+
+function traceEvaluated(line, many) {
+  const run = plain(chartData.runs[line.run]);
+  return {
+    x: chartData.steps[line.steps], y: line.values, mode: "markers",
+    name: many ? `${run}, evaluation` : "evaluation meanwhile", ...besides(run, many), hovertemplate: "%{y:.4~g}",
+    marker: { color: colour(`--run-${line.run % 6}`), size: 7, symbol: "square-open" },
+  };
+}
+
+function traceMarks(marks, many) {
+  const runs = [...new Set(marks.map((mark) => mark.run))];
+  return runs.map((run) => {
+    const own = marks.filter((mark) => mark.run === run), name = plain(chartData.runs[run]);
+    return {
+      x: own.map((mark) => mark.step), y: own.map((mark) => mark.value),
+      text: own.map((mark) => mark.when), hovertemplate: "%{y:.4~g} %{text}", mode: "markers",
+      name: many ? `${name}, held-out` : "held-out", ...besides(name, many),
+      marker: { color: colour(many ? `--run-${run % 6}` : "--accent"), size: 9, symbol: "diamond" },
+    };
+  });
+}
+
+function layoutOf(chart) {
+  const dim = colour("--dim"), grid = colour("--grid"), band = colour("--band");
+  const bands = chart?.bands ?? [];
+  const axis = {
+    gridcolor: grid, linecolor: grid, zerolinecolor: grid, automargin: true, tickfont: { size: 11 },
+  };
+  return {
+    height: 260, margin: { l: 46, r: 8, t: 8, b: 34 }, hovermode: "x unified",
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: dim, size: 12, family: "system-ui, sans-serif" },
+    hoverlabel: { bgcolor: colour("--back"), bordercolor: grid, font: { color: colour("--text") } },
+    legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
+    // A finger that moves over a chart scrolls the page.
+    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    xaxis: { ...axis, title: { text: "optimizer step", font: { size: 11 } }, tickformat: "~s" },
+    yaxis: { ...axis, tickformat: chart ? ".4~g" : "" },
+    shapes: bands.map((each) => ({
+      type: "rect", x0: each.from, x1: each.to, y0: each.low, y1: each.high,
+      fillcolor: band, line: { width: 0 }, layer: "below",
+    })),
+    annotations: bands.map((each) => ({
+      x: each.to, y: each.high, text: "expected", showarrow: false, yshift: 8, xanchor: "right",
+      font: { size: 11, color: dim },
+    })),
+  };
+}
+
+const CONFIG = {
+  responsive: true, displaylogo: false, displayModeBar: false, doubleClick: "reset+autosize",
+};
+
+function specify(box) {
+  if (box.dataset.phases !== undefined) return specifyPhases(phaseData[Number(box.dataset.phases)]);
+  const chart = chartData.charts[Number(box.dataset.chart)], many = chartData.runs.length > 1;
+  const traces = [
+    ...chart.lines.flatMap((line) => traceLine(line, many)),
+    ...chart.evaluated.map((line) => traceEvaluated(line, many)),
+    ...traceMarks(chart.marks, many),
+  ];
+  return [traces, { ...layoutOf(chart), showlegend: many || traces.length > 1 }];
+}
+
+function specifyPhases(told) {
+  // The colours of the table above it, whichever phases were logged.
+  const traces = Object.entries(told.phases).map(([name, { place, seconds }]) => ({
+    x: told.steps, y: seconds, name, type: "bar", hovertemplate: "%{y:.3~g} s",
+    marker: { color: colour(`--phase-${place}`), line: { width: 0 } },
+  }));
+  return [traces, { ...layoutOf(null), barmode: "stack", bargap: 0.08, showlegend: true }];
+}
+
+async function draw(box) {
+  await loadPlotly();
+  chartData ??= await unpackJson("chart-data");
+  phaseData ??= await unpackJson("phase-data");
+  await Plotly.newPlot(box, ...specify(box), CONFIG);
+  drawn.add(box);
+}
+
+function drawSoon(box) {
+  // One after the other, and the page may answer in between.
+  const breathe = () => new Promise((go) => setTimeout(go, 0));
+  drawing = drawing.then(() => draw(box)).then(breathe);
+}
+
+function redrawAll() {
+  for (const box of drawn) Plotly.react(box, ...specify(box), CONFIG);
+}
+
+function startCharts() {
+  const watcher = new IntersectionObserver((seen) => {
+    for (const each of seen) {
+      if (!each.isIntersecting) continue;
+      watcher.unobserve(each.target);
+      drawSoon(each.target);
+    }
+  }, { rootMargin: "300px" });
+  document.querySelectorAll(".chart").forEach((box) => watcher.observe(box));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
+}

@@ -1,0 +1,8 @@
+// Starts what the page has. Charts do not wait for the completions, which stand at the end of the page.
+
+if (typeof DecompressionStream === "undefined") {
+  document.getElementById("too-old").hidden = false;
+} else {
+  startCharts();
+  addEventListener("DOMContentLoaded", () => document.querySelectorAll(".browser").forEach(startBrowser));
+}

@@ -1,0 +1,199 @@
+"""The charts of a page as plain numbers: which metrics, under which heading, with which bands and marks.
+
+Owns the choice and the order. Drawing is `assets/charts.js`'.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_cli.diagnosis.history import Point
+from grpo_cli.expectations.verdicts import bands_of
+from grpo_cli.report.material import Material
+
+MOST_POINTS = 20_000
+"""Points of all lines of a chart; of longer ones the least and the greatest of each stretch are kept."""
+_NOT_SHOWN = frozenset({"epoch", "num_tokens"})
+_HEADINGS = (
+    ("Reward", r"reward|reward_std|rewards/.+/(mean|std)"),
+    ("Evaluation meanwhile", r"eval_.*"),
+    ("Signal", r"frac_reward_zero_std|entropy|completions/repeated_share"),
+    ("Length", r"completions/.*"),
+    ("Stability", r"loss|grad_norm|kl|learning_rate|clip_ratio/.*|sampling/.*"),
+    ("Speed", r"step_time|tokens_per_s|time/.*|rewards/.+/seconds"),
+    ("Everything else", r".*"),
+)
+_OPEN = ("Reward", "Signal", "Length", "Stability")
+"""Headings whose charts are not folded away."""
+_NOTES = (
+    (r"reward", "mean weighted total of all completions"),
+    (r"reward_std", "standard deviation of the total over the batch"),
+    (r"rewards/.+/mean", "before its weight"),
+    (r"rewards/.+/seconds", "seconds of scoring"),
+    (r"rewards/.+/error_share", "share of completions it failed on"),
+    (r"frac_reward_zero_std", "share of completions in groups that teach nothing"),
+    (r"completions/repeated_share", "share of completions that repeat another one of their group"),
+    (r"completions/clipped_ratio", "share of completions that were cut off"),
+    (r"completions/mean_length", "tokens"),
+    (r"entropy", "of the next token, in nats"),
+    (r"kl", "divergence from the reference model"),
+    (r"grad_norm", "before it is clipped"),
+    (r"loss", "no measure of progress"),
+    (r"tokens_per_s", "prompts and completions, all processes"),
+    (r"step_time", "seconds"),
+    (r"time/.*", "seconds a step"),
+)
+
+
+@dataclass(frozen=True)
+class ChartGroup:
+    """Charts under one heading."""
+
+    heading: str
+    is_open: bool
+    charts: tuple[dict[str, Any], ...]
+    """Place in `ChartSet.data`, metric, and a few words about it."""
+
+
+@dataclass(frozen=True)
+class ChartSet:
+    """All charts of a page."""
+
+    groups: tuple[ChartGroup, ...]
+    data: dict[str, Any]
+    """Runs, the steps that lines share, and the lines, bands and marks of each chart."""
+    most_points: int | None
+    """Points of a line beyond which it was thinned; None where all are kept."""
+    has_marks: bool
+    """Whether held-out measurements stand in a chart."""
+    has_evaluations: bool
+    """Whether evaluations meanwhile stand beside what was trained on."""
+
+
+class _Steps:
+    """Lists of steps, each kept once: most metrics of a run are logged at the same steps."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[int]] = []
+        self._places: dict[tuple[int, ...], int] = {}
+
+    def place(self, steps: tuple[int, ...]) -> int:
+        if steps not in self._places:
+            self._places[steps] = len(self.lists)
+            self.lists.append(list(steps))
+        return self._places[steps]
+
+
+def build_charts(runs: Sequence[Material]) -> ChartSet:
+    """Chooses and orders the charts of one run, or of several over each other."""
+    names = sorted({name for run in runs for name in run.history.series if _is_shown(name, runs)})
+    steps, most = _Steps(), MOST_POINTS // len(runs)
+    charts: list[dict[str, Any]] = []
+    groups = []
+    for heading, pattern in _HEADINGS:
+        members = [name for name in names if re.fullmatch(pattern, name)]
+        names = [name for name in names if name not in members]
+        members.sort(key=_order)
+        placed = [
+            {"place": len(charts) + i, "metric": name, "note": _note(name)}
+            for i, name in enumerate(members)
+        ]
+        charts += [_build(name, runs, steps, most) for name in members]
+        if members:
+            groups.append(ChartGroup(heading, heading in _OPEN, tuple(placed)))
+    data = {"runs": [run.name for run in runs], "steps": steps.lists, "charts": charts}
+    longest = max((len(each) for run in runs for each in run.history.series.values()), default=0)
+    return ChartSet(
+        tuple(groups),
+        data,
+        most_points=most if longest > most else None,
+        has_marks=any(each["marks"] for each in charts),
+        has_evaluations=any(each["evaluated"] for each in charts),
+    )
+
+
+def _order(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    """By name, `part_2` before `part_10`; single rewards after their sum."""
+    parts = re.split(r"(\d+)", name)
+    return name.startswith("rewards/"), [
+        (int(each), "") if each.isdecimal() else (0, each) for each in parts
+    ]
+
+
+def _is_shown(name: str, runs: Sequence[Material]) -> bool:
+    return name not in _NOT_SHOWN and any(run.values(name) for run in runs)
+
+
+def _note(name: str) -> str:
+    return next((note for pattern, note in _NOTES if re.fullmatch(pattern, name)), "")
+
+
+def _build(name: str, runs: Sequence[Material], steps: _Steps, most: int) -> dict[str, Any]:
+    lines = [
+        _line(index, points, steps, most)
+        for index, run in enumerate(runs)
+        if (points := run.history.series.get(name))
+    ]
+    # Shown again beside what is trained on, where both are there.
+    meanwhile = [
+        _line(index, points, steps, most)
+        for index, run in enumerate(runs)
+        if name == "reward" and (points := run.history.series.get("eval_reward"))
+    ]
+    return {
+        "metric": name,
+        "lines": lines,
+        "evaluated": meanwhile,
+        "bands": list(_bands(runs[0], name)),
+        "marks": [mark for index, run in enumerate(runs) for mark in _marks(index, run, name)],
+    }
+
+
+def _line(run: int, points: Sequence[Point], steps: _Steps, most: int) -> dict[str, Any]:
+    kept = thin(points, most)
+    return {
+        "run": run,
+        "steps": steps.place(tuple(step for step, _ in kept)),
+        "values": [None if value is None else float(f"{value:.6g}") for _, value in kept],
+    }
+
+
+def thin(points: Sequence[Point], most: int) -> list[Point]:
+    """Few enough points to draw: of each stretch the least and the greatest, so that no peak is lost."""
+    if len(points) <= most:
+        return list(points)
+    width = -(-len(points) // (most // 2))
+    kept: list[Point] = []
+    for start in range(0, len(points), width):
+        known = [point for point in points[start : start + width] if point[1] is not None]
+        ends = {min(known, key=_value), max(known, key=_value)} if known else {points[start]}
+        kept += sorted(ends)
+    return kept
+
+
+def _value(point: Point) -> float:
+    return point[1] or 0.0
+
+
+def _bands(run: Material, name: str) -> Iterator[dict[str, float]]:
+    expect = run.recipe.expect
+    if expect and any(each.metric == name for each in expect.metrics):
+        for band in bands_of(run.folder, name):
+            # As wide as can be seen, where it stands for a single record.
+            left = min(band.first_step, band.last_step - 1)
+            yield {"from": left, "to": band.last_step, "low": band.low, "high": band.high}
+
+
+def _marks(index: int, run: Material, name: str) -> Iterator[dict[str, Any]]:
+    """The held-out measurements, where they are of the metric in the chart."""
+    measured = "reward" if name == "reward" else _measured_name(name)
+    for when, found, step in (("before", run.gain.before, 0), ("after", run.gain.after, run.step)):
+        metric = found.get(measured or "")
+        if metric and metric.value is not None:
+            yield {"run": index, "when": when, "step": step, "value": float(f"{metric.value:.6g}")}
+
+
+def _measured_name(name: str) -> str | None:
+    found = re.fullmatch(r"(rewards/.+)/mean", name)
+    return found[1] if found else {"completions/mean_length": "completion_length"}.get(name)

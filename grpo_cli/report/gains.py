@@ -1,0 +1,101 @@
+"""What a training did to the held-out prompts: every number before and after with its interval, and the change.
+
+Owns the pair of measurements of one run. Reading one is `held_out.py`'s.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_cli.measure.metrics import Metric, PerPrompt, compare
+from grpo_cli.measure.ranking import GAP
+from grpo_cli.report.held_out import Measurement, try_measurement
+from grpo_cli.runs.folder import RunFolder
+
+_ORDER = ("accuracy/", "pass@", "maj@", GAP, "reward", "rewards/")
+"""What says most first."""
+_NO_SAMPLES = "its samples are not there"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The measurements of one run; empty where nothing was measured."""
+
+    before: dict[str, Metric] = field(default_factory=dict)
+    after: dict[str, Metric] = field(default_factory=dict)
+    change: dict[str, Metric] = field(default_factory=dict)
+    """The difference of each metric that both have, paired by prompt."""
+    values: dict[str, dict[str, PerPrompt]] = field(default_factory=dict)
+    """`before` and `after` → metric → the value for each prompt; where the samples are there."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """`before` and `after` → how long it took."""
+    temperature: float | None = None
+    """Of sampling; 0 is greedy."""
+
+    @property
+    def names(self) -> list[str]:
+        """Every metric, those that say most first."""
+        places = {
+            name: next((i for i, each in enumerate(_ORDER) if name.startswith(each)), len(_ORDER))
+            for name in (*self.before, *self.after)
+        }
+        return sorted(places, key=places.__getitem__)
+
+    @property
+    def primary(self) -> str | None:
+        """The metric that a verdict speaks of."""
+        told = (name for name in self.names if name.startswith(("accuracy/", "reward")))
+        return next(told, None)
+
+
+def read_gain(run: RunFolder, before: Mapping[str, Any], after: Mapping[str, Any]) -> Gain:
+    """Reads both measurements of a run.
+
+    Args:
+        run: The run.
+        before: What `eval/before.json` says; empty where it is not there.
+        after: The same of `eval/after.json`.
+    """
+    sampled = {
+        when: found
+        for when in ("before", "after")
+        if isinstance(found := try_measurement(run, "the run", when), Measurement)
+    }
+    told = {"before": before, "after": after}
+    values = {when: found.values for when, found in sampled.items()}
+    seed = next((found.recipe.seed for found in sampled.values()), 0)
+    metrics = {
+        when: sampled[when].metrics if when in sampled else _from_summary(told[when])
+        for when in told
+    }
+    temperatures = [each["temperature"] for each in told.values() if "temperature" in each]
+    return Gain(
+        **metrics,
+        change=compare(values["before"], values["after"], seed) if len(values) > 1 else {},
+        values=values,
+        seconds={when: each["seconds"] for when, each in told.items() if _has(each, "seconds")},
+        temperature=temperatures[-1] if temperatures and _is_number(temperatures[-1]) else None,
+    )
+
+
+def _from_summary(told: Mapping[str, Any]) -> dict[str, Metric]:
+    """The numbers of a measurement alone, where its samples are not there."""
+    found = {name: told.get(name) for name in ("reward", GAP, "completion_length", "clipped")}
+    for kind in ("accuracy", "rewards"):
+        values = told.get(kind)
+        if isinstance(values, dict):
+            found |= {f"{kind}/{name}": value for name, value in values.items()}
+    prompts = told["prompts"] if _has(told, "prompts") else 0
+    return {
+        name: Metric(float(value), None, None, int(prompts), _NO_SAMPLES)
+        for name, value in found.items()
+        if value is not None and _is_number(value)
+    }
+
+
+def _has(told: Mapping[str, Any], name: str) -> bool:
+    return _is_number(told.get(name))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

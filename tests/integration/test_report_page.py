@@ -1,0 +1,170 @@
+"""Report pages in a real browser: charts drawn, filters at work, no text of a model run, nothing loaded."""
+
+import sys
+
+import pytest
+
+from grpo_cli.report.page import write_report
+from grpo_cli.runs.metrics import append_record
+from tests.chromium import Page, find_chromium
+from tests.long_runs import EVIL, make_long_run
+
+pytest.importorskip("plotly")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine"),
+    pytest.mark.skipif(
+        sys.platform == "win32", reason="the protocol's pipe needs POSIX descriptors"
+    ),
+]
+
+DRAWN = "[...document.querySelectorAll('.chart')].filter((each) => each.querySelector('.main-svg path.js-line'))"
+TRAINING, HELD_OUT = "[data-browser=training]", "[data-browser=held-out]"
+BYTES = 20_000_000
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    run = make_long_run(tmp_path_factory.mktemp("small"), steps=80, completions=320, words=12)
+    return write_report([run.path], None)
+
+
+def show(page, selector):
+    page.ask(f"document.querySelector('{selector}').scrollIntoView()")
+
+
+def count(page, selector):
+    return page.ask(f"document.querySelector('{selector} .count')?.textContent ?? ''")
+
+
+def wait_for_count(page, selector, text):
+    page.wait_for(f"document.querySelector('{selector} .count')?.textContent.includes({text!r})")
+
+
+def assert_quiet(page):
+    """Nothing was loaded but the page, nothing went wrong, and no model's text was run."""
+    assert page.problems == []
+    assert [each for each in page.requests if not each.startswith(("file:", "data:"))] == []
+    assert len(page.requests) == 1
+    assert page.ask("typeof window.pwned") == "undefined"
+
+
+def test_charts_are_drawn_when_they_come_into_view_and_follow_the_theme(small):
+    with Page() as page:
+        page.open(small)
+        show(page, "#charts")
+        page.wait_for(f"{DRAWN}.length > 1")
+        assert page.ask(f"{DRAWN}.length < document.querySelectorAll('.chart').length")
+        first = f"{DRAWN}[0].querySelector('path.js-line').style.stroke"
+        light = page.ask(first)
+        dark = {"name": "prefers-color-scheme", "value": "dark"}
+        page.send("Emulation.setEmulatedMedia", features=[dark])
+        page.wait_for(f"{first} !== {light!r}")
+        show(page, "#time")
+        page.wait_for("document.querySelectorAll('[data-phases] .bars path').length > 4")
+        assert_quiet(page)
+
+
+def test_filters_narrow_the_list_and_a_group_is_shown_side_by_side(small):
+    with Page() as page:
+        page.open(small)
+        show(page, TRAINING)
+        wait_for_count(page, TRAINING, "40 groups, 320 completions")
+        page.wait_for("document.querySelectorAll('[data-browser=training] .card').length === 8")
+        page.fill(f"{TRAINING} [name=stepFrom]", "41")
+        wait_for_count(page, TRAINING, "20 of 40 groups")
+        page.fill(f"{TRAINING} [name=stepFrom]", "")
+        page.fill(f"{TRAINING} [name=text]", "SUM NUMBER 17:")
+        wait_for_count(page, TRAINING, "1 of 40 groups")
+        page.ask("document.querySelector('[data-browser=training] .item').click()")
+        page.wait_for(
+            "document.querySelector('[data-browser=training] mark')?.textContent === 'Sum number 17:'"
+        )
+        assert "row=17" in page.ask("location.hash")
+        page.fill(f"{TRAINING} [name=text]", "")
+        page.fill(f"{TRAINING} [name=score]", "math")
+        page.fill(f"{TRAINING} [name=scoreTo]", "-1")
+        wait_for_count(page, TRAINING, "0 of 40 groups")
+        page.fill(f"{TRAINING} [name=scoreTo]", "")
+        page.ask("document.querySelector('[data-browser=training] [name=clipped]').click()")
+        # Those that were cut off stand out from the others of their group.
+        cards = "document.querySelectorAll('[data-browser=training] .card"
+        page.wait_for(f"{cards}:not(.other) .badge').length === {cards}:not(.other)').length")
+        page.wait_for(f"{cards}.other').length > 0 && {cards}:not(.other)').length > 0")
+        assert_quiet(page)
+
+
+def test_a_completion_that_holds_a_script_stays_text(small):
+    with Page() as page:
+        page.open(small, "#step=1&row=0")
+        page.wait_for("document.querySelectorAll('[data-browser=training] .card').length === 8")
+        texts = page.ask(
+            "[...document.querySelectorAll('[data-browser=training] .card .text')].map((each) => each.textContent)"
+        )
+        assert texts[-1] == EVIL
+        page.fill(f"{TRAINING} [name=text]", "<img")
+        wait_for_count(page, TRAINING, "1 of 40 groups")
+        page.wait_for(
+            "document.querySelector('[data-browser=training] mark')?.textContent === '<img'"
+        )
+        assert page.ask("document.querySelectorAll('img').length") == 0
+        assert_quiet(page)
+
+
+def test_held_out_answers_are_found_by_their_change(small):
+    with Page() as page:
+        page.open(small)
+        show(page, HELD_OUT)
+        wait_for_count(page, HELD_OUT, "100 prompts, 200 completions")
+        page.fill(f"{HELD_OUT} [name=change]", "better after training")
+        wait_for_count(page, HELD_OUT, " of 100 prompts")
+        page.ask("document.querySelector('[data-browser=held-out] .item').click()")
+        texts = "[...document.querySelectorAll('[data-browser=held-out] .card .text')]"
+        said = f"{texts}.map((each) => each.textContent).join()"
+        page.wait_for(f"{said} === 'before 0.0,after 1.0'")
+        page.fill(f"{HELD_OUT} [name=change]", "any change")
+        wait_for_count(page, HELD_OUT, "100 prompts, 200 completions")
+        # From one to the next with the keyboard alone.
+        page.ask("document.querySelector('[data-browser=held-out] .item').focus()")
+        for kind in ("keyDown", "keyUp"):
+            page.send("Input.dispatchKeyEvent", type=kind, key="ArrowDown", code="ArrowDown")
+        page.wait_for("location.hash === '#held-out-row=1'")
+        assert_quiet(page)
+
+
+def test_a_telephone_shows_it_without_scrolling_sideways(tmp_path):
+    run = make_long_run(tmp_path, steps=40, completions=80, words=12)
+    trouble = {"frac_reward_zero_std": 0.97, "completions/clipped_ratio": 0.95, "entropy": 0.001}
+    for step in range(41, 61):
+        append_record(run.metrics, {"event": "train", "step": step, **trouble})
+    with Page(width=360, height=740, dark=True) as page:
+        page.open(write_report([run.path], None), "#step=1&row=0")
+        page.wait_for("document.querySelectorAll('[data-browser=training] .card').length === 8")
+        show(page, "#charts")
+        page.wait_for(f"{DRAWN}.length > 0")
+        assert page.ask("document.documentElement.scrollWidth") <= 360
+        assert_quiet(page)
+
+
+def test_ten_thousand_steps_and_fifty_thousand_completions_open(tmp_path, capsys):
+    run = make_long_run(tmp_path)
+    path = write_report([run.path], None)
+    assert path.stat().st_size < BYTES
+    with Page() as page:
+        loaded_s = page.open(path)
+        page.wait_for(f"{DRAWN}.length > 0")
+        painted_s = page.ask(
+            "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1000"
+        )
+        charts_s = page.ask("performance.now() / 1000")
+        show(page, TRAINING)
+        page.wait_for("document.querySelectorAll('[data-browser=training] .card').length === 8")
+        assert " groups, " in count(page, TRAINING)
+        page.fill(f"{TRAINING} [name=text]", "<img")
+        wait_for_count(page, TRAINING, "1 of ")
+        assert_quiet(page)
+    with capsys.disabled():
+        print(
+            f"\n{path.stat().st_size / 1e6:.1f} MB: text after {painted_s:.2f} s, loaded after {loaded_s:.2f} s, "
+            f"first chart after {charts_s:.2f} s"
+        )

@@ -1,0 +1,52 @@
+"""The charts of a page as numbers: order, headings, shared steps, marks, and what thinning keeps."""
+
+from grpo_cli.report.charts import build_charts, thin
+from grpo_cli.report.material import read_material
+from grpo_cli.runs.files import write_json
+from grpo_cli.runs.metrics import append_record
+from tests.run_folders import make_finished_run
+
+
+def test_metrics_stand_under_headings_and_share_their_steps(tmp_path):
+    run = make_finished_run(tmp_path, rewards=(0.1, 0.2))
+    more = {"rewards/part_10/mean": 1.0, "rewards/part_2/mean": 1.0, "kl": None, "num_tokens": 5}
+    append_record(
+        run.metrics, {"event": "train", "step": 3, "entropy": 1.23456789, "own": 1.0, **more}
+    )
+    append_record(run.metrics, {"event": "eval", "step": 3, "eval_reward": 0.4})
+    charts = build_charts([read_material(run, "a")])
+    found = {group.heading: [each["metric"] for each in group.charts] for group in charts.groups}
+    assert found == {
+        "Reward": ["reward", "rewards/part_2/mean", "rewards/part_10/mean"],
+        "Evaluation meanwhile": ["eval_reward"],
+        "Signal": ["entropy"],
+        "Stability": ["loss"],
+        "Everything else": ["own"],
+    }
+    assert charts.data["steps"] == [[1, 2], [3]]
+    assert charts.data["charts"][0]["evaluated"][0]["values"] == [0.4]
+    (entropy,) = (each for each in charts.data["charts"] if each["metric"] == "entropy")
+    assert entropy["lines"][0]["values"] == [1.23457]
+
+
+def test_held_out_rewards_are_marked_in_the_chart_of_the_reward(tmp_path):
+    run = make_finished_run(tmp_path)
+    for when, value in (("before", 0.1), ("after", 0.6)):
+        write_json(run.evaluations / f"{when}.json", {"prompts": 9, "reward": value})
+    chart = build_charts([read_material(run, "a")]).data["charts"][0]
+    assert [(each["when"], each["step"], each["value"]) for each in chart["marks"]] == [
+        ("before", 0, 0.1),
+        ("after", 40, 0.6),
+    ]
+
+
+def test_thinning_keeps_every_peak():
+    points = [(step, None if step % 50 == 0 else float(step % 7)) for step in range(1000)]
+    points[123] = (123, 99.0)
+    points[777] = (777, -99.0)
+    kept = thin(points, most=100)
+    assert len(kept) <= 100
+    assert (123, 99.0) in kept
+    assert (777, -99.0) in kept
+    assert kept == sorted(kept)
+    assert thin(points, most=1000) == points

@@ -1,0 +1,91 @@
+"""The tables of a page: rewards, time by phase, settings, batch, held-out numbers."""
+
+import pytest
+
+from grpo_cli.measure.metrics import Metric
+from grpo_cli.report import gain_table, origin, phases, reward_table
+from grpo_cli.report.material import read_material
+from grpo_cli.runs.files import write_json
+from grpo_cli.runs.metrics import append_record
+from tests.run_folders import make_finished_run
+
+
+def write_phases(run, every, seconds):
+    for step in range(every, 41, every):
+        seconds_of = {f"time/{phase}": value for phase, value in seconds.items()}
+        append_record(run.metrics, {"event": "train", "step": step, "step_time": 4.0, **seconds_of})
+
+
+def test_time_is_summed_over_all_steps_also_where_not_all_are_logged(tmp_path):
+    seconds = {"sampling": 2.0, "sync": 0.0, "scoring": 0.5, "learning": 1.0}
+    for every in (1, 10):
+        run = make_finished_run(tmp_path, every, rewards=())
+        write_json(run.evaluations / "before.json", {"seconds": 40.0})
+        write_phases(run, every, seconds)
+        found = {row.name: row for row in phases.list_phases(read_material(run, "a"))}
+        assert found["sampling"].seconds == pytest.approx(80)
+        assert found["rest of the step"].seconds == pytest.approx(20)
+        assert found["measuring before"].time == "40s"
+        assert found["sampling"].share == pytest.approx(0.4)
+        assert "sync" not in found
+
+
+def test_a_run_that_logged_no_phases_has_no_table_of_them(tmp_path):
+    assert phases.list_phases(read_material(make_finished_run(tmp_path), "a")) == []
+
+
+def test_phases_are_drawn_in_few_stretches(tmp_path):
+    run = make_finished_run(tmp_path, rewards=())
+    for step in range(1, 601):
+        append_record(
+            run.metrics, {"event": "train", "step": step, "time/sampling": float(step > 300)}
+        )
+    told = phases.phase_series(read_material(run, "a"))
+    assert len(told["steps"]) == 120
+    assert told["phases"] == {"sampling": {"place": 0, "seconds": [0.0] * 60 + [1.0] * 60}}
+
+
+def test_rewards_are_told_with_what_became_of_them(tmp_path):
+    rewards = [
+        {"kind": "math", "answer": "q"},
+        {"kind": "regex", "pattern": "a", "on_error": "zero"},
+    ]
+    run = make_finished_run(tmp_path, **{"rewards": (), "training": {"max_steps": 40}})
+    recipe = run.read_recipe()
+    run.write_recipe(recipe.model_validate({**recipe.model_dump(mode="json"), "rewards": rewards}))
+    for step in range(1, 21):
+        logged = {
+            "rewards/math/mean": step / 10,
+            "rewards/math/std": 0.3,
+            "rewards/regex/error_share": 0.25,
+        }
+        append_record(run.metrics, {"event": "train", "step": step, **logged})
+    math, regex = reward_table.list_rewards(read_material(run, "a"))
+    assert (math.name, math.kind, math.first, math.last) == (
+        "math",
+        "math",
+        0.15000000000000002,
+        1.95,
+    )
+    assert math.error_share is None
+    assert (regex.first, regex.error_share) == (None, 0.25)
+
+
+def test_the_batch_is_that_of_the_launch(tmp_path):
+    run = make_finished_run(tmp_path)
+    assert origin.read_batch(read_material(run, "a")) is None
+    run.launch.mkdir()
+    write_json(run.plan, {"num_processes": 2})
+    plan = origin.read_batch(read_material(run, "a"))
+    assert plan.completions_per_micro_step == 16
+
+
+def test_numbers_are_written_with_their_interval():
+    assert gain_table.format_metric(Metric(0.81, 0.722, 0.875, 100)) == "0.810 (0.722 to 0.875)"
+    assert gain_table.format_metric(Metric(-0.5, None, None, 3, "few"), "+.3f") == "−0.500"
+    assert gain_table.format_metric(Metric(250.0, 240.0, 260.0, 9)) == "250.0 (240.0 to 260.0)"
+    assert gain_table.format_metric(None) == "–"
+    assert gain_table.tone_of("accuracy/math", Metric(0.1, 0.05, 0.2, 9)) == "good"
+    assert gain_table.tone_of("accuracy/math", Metric(0.1, -0.05, 0.2, 9)) == ""
+    # Longer is neither better nor worse.
+    assert gain_table.tone_of("completion_length", Metric(5, 4, 6, 9)) == ""
