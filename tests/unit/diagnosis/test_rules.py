@@ -112,7 +112,7 @@ SHOWN = {
             make_recipe(rewards=[TWO[0], {**OWN[0], "name": "score"}]),
         ),
         "`score` makes 99% of the spread of the total (at most 90%): its scores are 70 times as large",
-        "`rewards[1].weight: 0.014` (it is 1)",
+        "`rewards.1.weight: 0.014` (it is 1)",
     ),
     "rewards_apart": (
         make_history(
@@ -120,7 +120,7 @@ SHOWN = {
             make_recipe(rewards=TWO),
         ),
         "while `form` rose from",
-        "`rewards[1].weight: 0.2` (it is 1)",
+        "`rewards.1.weight: 0.2` (it is 1)",
     ),
     "slow_reward": (
         make_history(
@@ -131,7 +131,7 @@ SHOWN = {
             }
         ),
         "scoring with `right` took 75% of the time",
-        "`rewards[0].timeout_s: 10`",
+        "`rewards.0.timeout_s: 10`",
     ),
     "early_peak": (
         make_history(
