@@ -338,7 +338,7 @@ def test_a_gap_needs_more_than_a_start_that_was_lower():
 def test_a_gap_shows_in_evaluations_too():
     series = {"reward": UP, "eval_reward": [0.1, 0.1, 0.12, 0.1]}
     assert "held out from 0.1 to 0.11" in find("held_out_gap", make_history(series)).seen
-    for few in ([0.1, 0.1, 0.12], [0.1, 0.7, 0.0, 0.2]):
+    for few in ([0.1, 0.1, 0.12], [0.1, 0.9, 0.0, 0.2]):
         assert find("held_out_gap", make_history({**series, "eval_reward": few})) is None
 
 
