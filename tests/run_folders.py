@@ -1,5 +1,6 @@
 """Run folders as a training leaves them, for tests of what reads them."""
 
+import json
 from pathlib import Path
 
 from grpo_cli.recipe.recipe import Recipe
@@ -76,3 +77,32 @@ def make_finished_run(
         write_json(folder.evaluations / "after.json", told)
     StatusFile(folder.status).update(state=state, step=len(rewards), total_steps=40)
     return folder
+
+
+def write_samples(
+    run: RunFolder,
+    scores: dict[str, list[float]] | list[tuple[str, list[float]]],
+    when: str = "after",
+    rewards=("math",),
+) -> None:
+    """Writes the samples of a measurement: each prompt's completions with their score."""
+    pairs = scores.items() if isinstance(scores, dict) else scores
+    samples = [
+        {
+            "group": row,
+            "row": row,
+            "prompt": prompt,
+            "text": f"it is {score}",
+            "tokens": 4,
+            "clipped": False,
+            "rewards": dict.fromkeys(rewards, score),
+            "reasons": {},
+            "failed": [],
+            "answers": {},
+            "total": score,
+        }
+        for row, (prompt, values) in enumerate(pairs)
+        for score in values
+    ]
+    lines = "".join(json.dumps(each) + "\n" for each in samples)
+    (run.evaluations / f"{when}.jsonl").write_text(lines)

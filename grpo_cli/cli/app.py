@@ -14,7 +14,9 @@ from grpo_cli.cli import (
     expecting,
     exporting,
     reporting,
+    runs,
     serving,
+    watching,
 )
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.errors import ExitCode
@@ -286,8 +288,11 @@ app.command()(exporting.export)
 app.command()(converting.convert)
 app.command()(diagnosing.diagnose)
 app.command()(reporting.report)
+app.command()(watching.watch)
 app.command()(serving.serve)
 app.command()(serving.chat)
+
+app.add_typer(runs.app, name="runs")
 
 rewards = typer.Typer(help="Reward kinds, and rewards tried on answers.", no_args_is_help=True)
 app.add_typer(rewards, name="rewards")

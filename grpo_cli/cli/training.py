@@ -20,7 +20,8 @@ from grpo_cli.launch.resumption import begin_anew, begin_attempt
 from grpo_cli.launch.supervisor import Outcome, supervise
 from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.preflight.finding import Finding
-from grpo_cli.report.progress import LiveView, PlainView, ProgressView, SilentView
+from grpo_cli.report.following import Follower
+from grpo_cli.report.progress import ProgressView, SilentView, choose_view
 from grpo_cli.report.summary import RunSummary, read_summary
 from grpo_cli.runs.folder import check_writable
 from grpo_cli.runs.processes import stop_with_parent
@@ -137,8 +138,7 @@ def _choose_view(prepared: PreparedRun, *, quiet: bool) -> ProgressView:
     if quiet:
         return SilentView()
     console.print(f"run folder: {folder.path}", markup=False)
-    view = LiveView if console.is_terminal else PlainView
-    return view(folder, console, from_now=prepared.resumption is not None)
+    return choose_view(Follower(folder, from_now=prepared.resumption is not None), console)
 
 
 def _exit_code(outcome: Outcome) -> int:

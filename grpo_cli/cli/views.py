@@ -185,18 +185,29 @@ def print_trial(trial: "Trial") -> None:
         console.print("[green]✓[/] right answers win, and nothing else does")
 
 
-_MARKS = {"completed": "[green]✓[/]", "stopped": "[yellow]■[/]"}
+_MARKS = {
+    "completed": "[green]✓[/]",
+    "stopped": "[yellow]■[/]",
+    "running": "[cyan]●[/]",
+    "pending": "[dim]○[/]",
+}
 
 
-def print_summary(summary: "RunSummary") -> None:
-    """Prints how a run ended and what to do next."""
+def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
+    """Prints how a run ended and what to do next.
+
+    Args:
+        summary: The run's.
+        lost: What is known of a run that ended without a word; its status still says that it runs.
+    """
     from grpo_cli.cli.diagnosis_view import print_symptoms
 
     console, status = stdout(), summary.status
-    mark = _MARKS.get(status.state, "[red]✗[/]")
+    mark = _MARKS.get("" if lost else status.state, "[red]✗[/]")
     total = f"/{status.total_steps}" if status.total_steps else ""
     took = summary.duration()
-    console.print(f"{mark} {status.state}: {status.step}{total} steps in {took}")
+    state = "interrupted" if lost else status.state
+    console.print(f"{mark} {state}: {status.step}{total} steps in {took}")
     table = Table.grid(padding=(0, 2))
     change = summary.reward_change()
     if change and len(summary.steps) > 1 and not summary.answers:
@@ -220,7 +231,9 @@ def print_summary(summary: "RunSummary") -> None:
         console.print(f"  model  {summary.folder.model}", markup=False)
     console.print(f"  run    {summary.folder.path}", markup=False)
     print_symptoms(summary.problems(), str(summary.folder.path))
-    if status.state != "completed":
+    if lost:
+        stderr().print(Text(lost, style="bold red"))
+    elif status.state in ("stopped", "failed"):
         print_failure(summary)
 
 

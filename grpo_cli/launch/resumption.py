@@ -12,12 +12,12 @@ from typing import Any
 
 from grpo_cli.errors import UsageError
 from grpo_cli.launch.plan import LaunchPlan
-from grpo_cli.launch.supervisor import live_workers
 from grpo_cli.recipe.comparison import Difference, list_differences
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.checkpoints import check_resumable, whole_checkpoints
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import RunFolder, unwritable
+from grpo_cli.runs.liveness import live_workers
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.rewinding import rewind, start_over
 from grpo_cli.runs.status import StatusFile

@@ -13,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
@@ -22,6 +21,7 @@ from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.launch.server_watch import watched
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.heartbeat import clear_beats, seconds_since_beat
+from grpo_cli.runs.liveness import live_workers
 from grpo_cli.runs.processes import stop_with_parent
 from grpo_cli.runs.status import FINAL, Status, StatusFile
 from grpo_cli.units import format_duration
@@ -173,20 +173,6 @@ def _end(process: subprocess.Popen[bytes], folder: RunFolder) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-
-
-def live_workers(folder: RunFolder) -> list[int]:
-    """The processes that work in a run folder at this moment, of those that have written theirs down."""
-    written = [path.read_text(errors="replace") for path in folder.worker_pids().values()]
-    # A worker's number may be another program's by now; only ours names the run folder.
-    return [int(pid) for pid in written if pid.isdecimal() and _works_in(folder, pid)]
-
-
-def _works_in(folder: RunFolder, pid: str) -> bool:
-    try:
-        return str(folder.path).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 def _settle(

@@ -1,7 +1,8 @@
-"""The terminal itself: what Ctrl-C must not write into a view that redraws its lines."""
+"""The terminal itself: what Ctrl-C and the text of models must not write into it."""
 
 import contextlib
 import sys
+import unicodedata
 from collections.abc import Iterator
 
 
@@ -24,3 +25,13 @@ def without_control_echo() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(handle, termios.TCSANOW, before)
+
+
+def clean_text(text: object) -> str:
+    """Text of a model or a file on one line, without what a terminal would obey instead of showing.
+
+    Control characters, and those that turn the direction of writing or are not seen at all, are dropped;
+    line ends and tabs become spaces.
+    """
+    flat = " ".join(str(text).split())
+    return "".join(each for each in flat if unicodedata.category(each) not in ("Cc", "Cf", "Cs"))

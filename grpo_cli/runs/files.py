@@ -1,4 +1,4 @@
-"""Writing files so that each is whole or not there at all, and the version of what is written."""
+"""Writing files so that each is whole or not there at all, the version of what is written, and sizes."""
 
 import json
 import os
@@ -29,3 +29,14 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Writes JSON (nulls kept, keys in the order given) as `write_text` does."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def measure_bytes(path: Path) -> int:
+    """Bytes of a file, or of all files under a folder; nothing of what lies behind a link."""
+    try:
+        if path.is_symlink() or not path.is_dir():
+            return path.lstat().st_size
+        return sum(measure_bytes(child) for child in path.iterdir())
+    except OSError:
+        # It went meanwhile, or may not be read.
+        return 0

@@ -30,6 +30,7 @@ def describe_origin(argv: list[str], recipe_path: Path, seed: int) -> dict[str, 
         "versions": read_versions(),
         "git": read_git(recipe_path.resolve().parent),
         "hardware": {
+            "host": platform.node(),
             "platform": platform.platform(),
             "machine": platform.machine(),
             "cpus": usable_cpus(),

@@ -41,12 +41,16 @@ class StepRecord:
 
 
 def read_step(record: Mapping[str, Any]) -> StepRecord | None:
-    """A training record as a `StepRecord`; None for records of another kind."""
-    if record.get("event") != "train":
+    """A training record as a `StepRecord`; None for records of another kind, and damaged ones."""
+    step = _number(record.get("step"))
+    if record.get("event") != "train" or step is None:
         return None
-    get = record.get
+
+    def get(name: str) -> Any:
+        return _number(record.get(name))
+
     return StepRecord(
-        step=int(record["step"]),
+        step=int(step),
         total_steps=get("total_steps"),
         reward=get("reward"),
         reward_std=get("reward_std"),
@@ -67,7 +71,14 @@ def read_step(record: Mapping[str, Any]) -> StepRecord | None:
 def read_rewards(record: Mapping[str, Any]) -> dict[str, float]:
     """The mean of each reward function in a record."""
     return {
-        key[len(_REWARD_PREFIX) : -len(_MEAN)]: value
+        key[len(_REWARD_PREFIX) : -len(_MEAN)]: number
         for key, value in record.items()
-        if key.startswith(_REWARD_PREFIX) and key.endswith(_MEAN) and value is not None
+        if key.startswith(_REWARD_PREFIX)
+        and key.endswith(_MEAN)
+        and (number := _number(value)) is not None
     }
+
+
+def _number(value: Any) -> Any:
+    """A number as it is; None for anything else, which only damage puts there."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -43,6 +43,30 @@ def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path
     return [(f"checkpoint-{step}", known[step]) for step in chosen]
 
 
+def find_part(run: RunFolder, checkpoint: str | None = None, *, model: bool = False) -> Path:
+    """The folder of a run, of one of its checkpoints, or of its final model.
+
+    Args:
+        run: The run.
+        checkpoint: A step, `best` or `last`.
+        model: Whether the final model is meant.
+
+    Raises:
+        UsageError: There is no such part.
+    """
+    if checkpoint is None and not model:
+        return run.path
+    if checkpoint == "last":
+        known = whole_checkpoints(run)
+        if not known:
+            raise UsageError(f"{run.path} has no whole checkpoint. Fix: name another run")
+        return known[max(known)]
+    if checkpoint == "all":
+        raise UsageError("--checkpoint all is several. Fix: last, best or a step")
+    [(_, found)] = find_trained(run, checkpoint)
+    return found
+
+
 def _find_best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
     """The checkpoint that the trainer's own state calls the best."""
     if known:

@@ -3,8 +3,9 @@
 import pytest
 
 from grpo_cli.errors import UsageError
-from grpo_cli.eval.result import falls_short, primary_metric, say_difference
+from grpo_cli.eval.result import falls_short
 from grpo_cli.measure.metrics import Metric
+from grpo_cli.measure.sentences import primary_metric, say_difference
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores
 

@@ -3,7 +3,10 @@ import json
 
 from rich.console import Console
 
-from grpo_cli.report.progress import LiveView, PlainView, draw_sparkline
+from grpo_cli.report.drawing import draw_sparkline
+from grpo_cli.report.following import Follower
+from grpo_cli.report.live import LiveView
+from grpo_cli.report.progress import PlainView
 from grpo_cli.report.summary import read_summary
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
@@ -13,12 +16,10 @@ from tests.run_folders import make_run
 
 def test_plain_lines_say_the_step_the_scores_and_the_time_left(tmp_path):
     out = io.StringIO()
-    view = PlainView(make_run(tmp_path), Console(file=out, width=300))
+    view = PlainView(Follower(make_run(tmp_path)), Console(file=out, width=300))
     view.refresh()
     lines = out.getvalue().splitlines()
-    assert lines[2].startswith(
-        "step 3/10  reward 0.300  rewards/math 0.300  zero-signal 25%  length 13.0"
-    )
+    assert lines[2].startswith("step 3/10  reward 0.300  zero-signal 25%  length 13.0")
     assert lines[2].endswith("tokens/s 123  s/step 2.00  left 14s")
     assert lines[3] == "· training"
     view.refresh()
@@ -35,13 +36,13 @@ def test_text_from_models_is_shown_as_text_not_as_markup(tmp_path):
     }
     append_record(folder.completions / "rank_0.jsonl", sample)
     out = io.StringIO()
-    view = LiveView(folder, Console(file=out, width=100, force_terminal=True))
+    view = LiveView(Follower(folder), Console(file=out, width=100, force_terminal=True))
     view.refresh()
     view.stopping()
     view.refresh()
     view.close()
     assert "[bold]hi[/bold] [/nonsense]" in out.getvalue()
-    assert "[red]x[/red] [/]" in out.getvalue()
+    assert "[red]x[/red]" in out.getvalue()
     assert "step 3/10" in out.getvalue()
 
 
@@ -49,7 +50,7 @@ def test_a_view_of_an_empty_run_shows_its_phase(tmp_path):
     folder = RunFolder(tmp_path / "name" / "1")
     folder.completions.mkdir(parents=True)
     out = io.StringIO()
-    view = LiveView(folder, Console(file=out, width=100, force_terminal=True))
+    view = LiveView(Follower(folder), Console(file=out, width=100, force_terminal=True))
     view.refresh()
     view.close()
     assert "starting" in out.getvalue()

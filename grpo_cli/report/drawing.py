@@ -1,0 +1,44 @@
+"""Small pictures made of characters: sparklines, bars, a bar in parts; each exactly as wide as asked."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from rich.text import Text
+
+_BARS = "▁▂▃▄▅▆▇█"
+PART_MARKS = (("█", "blue"), ("▓", "magenta"), ("▒", "yellow"), ("░", "green"))
+"""Told apart without colour too."""
+
+
+def draw_sparkline(values: Sequence[float | None], width: int = 24) -> str:
+    """The whole course of some values as a row of bars; empty for fewer than two.
+
+    Where there are more values than places, each bar is the mean of its share of them.
+    """
+    known = [value for value in values if value is not None]
+    if len(known) < 2 or width < 2:
+        return ""
+    if len(known) > width:
+        edges = [round(place * len(known) / width) for place in range(width + 1)]
+        known = [fmean(known[edges[at] : edges[at + 1]]) for at in range(width)]
+    low, high = min(known), max(known)
+    span = (high - low) or 1.0
+    return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1))] for value in known)
+
+
+def draw_bar(share: float, width: int) -> Text:
+    """How much of something is done."""
+    done = round(min(max(share, 0.0), 1.0) * width)
+    return Text.assemble(("━" * done, "green"), ("─" * (width - done), "dim"))
+
+
+def draw_parts(values: Mapping[str, float], width: int) -> Text:
+    """A bar whose parts are as long as their values; a part that is there at all is seen."""
+    total = sum(values.values())
+    if total <= 0 or width < len(values):
+        return Text()
+    sizes = [max(round(value / total * width), 1 if value > 0 else 0) for value in values.values()]
+    # What rounding gave too much or too little, the longest part takes.
+    sizes[sizes.index(max(sizes))] += width - sum(sizes)
+    marks = zip(sizes, PART_MARKS, strict=False)
+    return Text.assemble(*((mark * max(size, 0), style) for size, (mark, style) in marks))

@@ -1,0 +1,92 @@
+"""Records of a run in words: the line of a training step, and those of other events."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_cli.report.terminal import clean_text
+from grpo_cli.runs.series import StepRecord
+from grpo_cli.units import format_duration
+
+_EQUAL = 1e-9
+
+
+def format_step(step: StepRecord, left_s: float | None) -> str:
+    """A training step in one line."""
+    total = f"/{step.total_steps}" if step.total_steps else ""
+    facts = (f"{name} {value}" for name, value in list_facts(step))
+    left = [f"left {format_duration(left_s)}"] if left_s is not None else []
+    return "  ".join([f"step {step.step}{total}", *facts, *left])
+
+
+def list_facts(step: StepRecord) -> list[tuple[str, str]]:
+    """What a step logged, by the names that people read."""
+    facts: list[tuple[str, float | None, str]] = [
+        ("reward", step.reward, "{:.3f}"),
+        ("reward_std", step.reward_std, "{:.3f}"),
+        # Under TRL's names: a reward may be called `length` too.
+        *((f"rewards/{name}", value, "{:.3f}") for name, value in telling_rewards(step).items()),
+        ("zero-signal", step.zero_signal, "{:.0%}"),
+        ("length", step.completion_length, "{:.1f}"),
+        ("clipped", step.clipped, "{:.0%}"),
+        ("entropy", step.entropy, "{:.2f}"),
+        ("kl", step.kl, "{:.4f}"),
+        ("grad", step.grad_norm, "{:.3g}"),
+        ("tokens/s", step.tokens_per_s, "{:.0f}"),
+        ("s/step", step.step_time_s, "{:.2f}"),
+    ]
+    return [(name, form.format(value)) for name, value, form in facts if value is not None]
+
+
+def telling_rewards(step: StepRecord) -> dict[str, float]:
+    """The mean of each reward; none where a single one is the total, which says it already."""
+    values = list(step.rewards.values())
+    alone = len(values) == 1 and step.reward is not None and abs(values[0] - step.reward) < _EQUAL
+    return {} if alone else step.rewards
+
+
+def format_event(record: Mapping[str, Any]) -> str | None:
+    """A record that is no training step in one line; None for those that say nothing to people."""
+    words = _WORDS.get(str(record.get("event")))
+    if words is None:
+        return None
+    try:
+        told = words(record)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        # Damage: it is passed over, as torn lines are.
+        return None
+    return None if told is None else clean_text(told)
+
+
+def _say_measurement(record: Mapping[str, Any]) -> str:
+    accuracy = record.get("accuracy", {})
+    scored = [(f"{name} accuracy", value) for name, value in accuracy.items()]
+    # Where every score is 0 or 1, the mean says nothing more.
+    scored += [item for item in record["rewards"].items() if item not in accuracy.items()]
+    scores = ", ".join(f"{name} {value:.3f}" for name, value in scored if value is not None)
+    scores = scores or "nothing to compare"
+    return f"{record['when']} training, {record['prompts']} held-out prompts: {scores}"
+
+
+def _say_evaluation(record: Mapping[str, Any]) -> str | None:
+    if record.get("eval_reward") is not None:
+        return f"step {record['step']}  eval reward {record['eval_reward']:.3f}"
+    if record.get("eval_ranking") is not None:
+        gap = f"{record['eval_likelihood_gap']:+.3f}"
+        return f"step {record['step']}  pairs ranked right {record['eval_ranking']:.3f}  likelihood gap {gap}"
+    return None
+
+
+def _say_server(record: Mapping[str, Any]) -> str:
+    return f"step {record['step']}  the vLLM server is back, and gets the weights again"
+
+
+def _say_resumption(record: Mapping[str, Any]) -> str:
+    return f"going on from step {record['step']} (attempt {record['attempt']})"
+
+
+_WORDS = {
+    "measure": _say_measurement,
+    "eval": _say_evaluation,
+    "server": _say_server,
+    "resume": _say_resumption,
+}

@@ -1,0 +1,109 @@
+"""Which run a person means: a path, `NAME/ID`, `NAME` (its newest run), or `latest`.
+
+Owns finding run folders under a root. What is in them is for others to read.
+"""
+
+from pathlib import Path
+
+from grpo_cli.errors import UsageError, nearest
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.liveness import was_started
+from grpo_cli.runs.status import Status, StatusFile
+
+LATEST = "latest"
+
+
+def list_folders(root: Path) -> list[RunFolder]:
+    """Every run folder `<name>/<timestamp>` under a root, damaged ones too; in the order of their paths.
+
+    What has no sign of a run (evaluations without one, folders of other programs) is passed over.
+    """
+    try:
+        names = sorted(path for path in root.iterdir() if path.is_dir())
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        try:
+            children = sorted(path for path in name.iterdir() if is_run(path))
+        except OSError:
+            continue
+        found += [RunFolder(path.absolute()) for path in children]
+    return found
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's, damaged or half made as it may be."""
+    run = RunFolder(path)
+    return run.resolved.is_file() or (run.launch.is_dir() and (path / "logs").is_dir())
+
+
+def find_run(root: Path, given: str = LATEST) -> RunFolder:
+    """The run that is meant.
+
+    Args:
+        root: Usually `runs`.
+        given: A path, or `NAME/ID`, `NAME` or `latest` under the root.
+
+    Raises:
+        UsageError: There is none, or it is not certain which.
+    """
+    if given == LATEST:
+        return _newest(root, list_folders(root), f"no run is in {root}")
+    path = Path(given).expanduser()
+    for candidate in (path, root / path):
+        if is_run(candidate):
+            return RunFolder(candidate.absolute())
+    name = given.rstrip("/").removesuffix(f"/{LATEST}")
+    under = [run for run in list_folders(root) if run.path.parent.name == name]
+    if under:
+        return _newest(root, under, "")
+    raise UsageError(_say_unknown(root, given, path))
+
+
+def read_status(run: RunFolder) -> Status | None:
+    """The status of a run; None where it is damaged."""
+    try:
+        return StatusFile(run.status).read()
+    except (UsageError, OSError):
+        return None
+
+
+def started_at(run: RunFolder) -> float:
+    """When a run was started, in seconds since the epoch; when its folder was made, where that is unknown."""
+    status = read_status(run) if run.status.is_file() else None
+    return status.started_at if status else run.path.stat().st_mtime
+
+
+def _newest(root: Path, runs: list[RunFolder], lacking: str) -> RunFolder:
+    """The run that was started last, or made last where none was started."""
+    told = [(run, read_status(run)) for run in runs]
+    known = [(status.started_at, run) for run, status in told if status and run.status.is_file()]
+    begun = [
+        (status.started_at, run)
+        for run, status in told
+        if status and run.status.is_file() and was_started(run, status)
+    ]
+    chosen = begun or known
+    if not chosen:
+        if runs:
+            names = ", ".join(str(run.path) for run in runs[:3])
+            raise UsageError(f"no run can be read ({names}). Fix: name one by its path")
+        raise UsageError(
+            f"{lacking}. Fix: grpo train RECIPE, or say where runs are with --runs DIR"
+        )
+    return max(chosen, key=lambda pair: pair[0])[1]
+
+
+def _say_unknown(root: Path, given: str, path: Path) -> str:
+    if path.is_dir():
+        return (
+            f"{given} is not a run folder: it has no resolved.json. "
+            "Fix: name a folder under runs/<name>/; `grpo runs list` shows them"
+        )
+    names = [run.path.parent.name for run in list_folders(root)]
+    ids = [f"{run.path.parent.name}/{run.path.name}" for run in list_folders(root)]
+    close = nearest(given, [*dict.fromkeys(names), *ids])
+    fix = f"grpo runs list{'' if root == Path('runs') else f' --runs {root}'} shows what is there"
+    hint = f"did you mean {close}? " if close else ""
+    return f"no run `{given}` is in {root}. Fix: {hint}{fix}"
