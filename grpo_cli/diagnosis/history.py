@@ -74,8 +74,8 @@ class History:
     before: Mapping[str, Any] = field(default_factory=dict)
     """The measurement before training, as in `eval/before.json`; empty where there is none."""
     after: Mapping[str, Any] = field(default_factory=dict)
-    checkpoints: tuple[int, ...] = ()
-    """Steps of the checkpoints that are there."""
+    checkpoints: tuple[int, ...] | None = None
+    """Steps of the checkpoints that are there; None where nobody has looked."""
     step: int = 0
     """Of the newest record."""
     total_steps: int | None = None

@@ -4,7 +4,7 @@ from statistics import fmean
 
 from grpo_cli.diagnosis.history import History
 from grpo_cli.diagnosis.rule import AXOLOTL, PROBE, Rule, Sighting, sampled_only
-from grpo_cli.diagnosis.trends import change_of, has_risen
+from grpo_cli.diagnosis.trends import LIKELY, change_of, has_risen
 
 _CLIPPED, _LENGTH = "completions/clipped_ratio", "completions/mean_length"
 MANY_CLIPPED, MOST_CLIPPED = 0.5, 0.8
@@ -32,7 +32,7 @@ def _look_for_truncation(history: History) -> Sighting | None:
         f"(at most {MANY_CLIPPED:.0%}), and no fewer towards the end{left_out}"
     )
     fix = f"`generation.max_completion_length: {2 * limit}`, or a prompt that asks for shorter answers"
-    if has_risen(history):
+    if has_risen(history, LIKELY):
         return Sighting("note", f"{seen}; the reward rises all the same", fix)
     return Sighting("error" if fmean(shares) > MOST_CLIPPED else "warning", seen, fix)
 

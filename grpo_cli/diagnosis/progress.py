@@ -1,6 +1,7 @@
 """Rules on whether a run gets anywhere, where it was best, and whether that holds elsewhere."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from math import sqrt
 from statistics import fmean
 
@@ -13,6 +14,8 @@ LEAST_LORA_RATE, LEAST_RATE = 5e-6, 1e-7
 """Learning rates below which adapters, and all weights, hardly move."""
 _STILL = 0.05
 """Share by which entropy may change in a model that stands still."""
+_EVALUATIONS = 4
+"""Evaluations before which nothing is said of them."""
 LEAST_GAP = 0.15
 """Of the size of the rewards."""
 LEAST_FALL = 0.3
@@ -67,6 +70,8 @@ def _look_for_early_peak(history: History) -> Sighting | None:
 
 def _keep(history: History, step: int) -> str:
     rate = f"`training.learning_rate: {history.recipe.training.learning_rate / 2:g}`"
+    if history.checkpoints is None:
+        return f"`grpo diagnose RUN` names the checkpoint to keep; next time {rate}"
     if not history.checkpoints:
         return f"no checkpoint is left; `training.max_steps: {step}`, or {rate}"
     nearest = min(history.checkpoints, key=lambda each: (abs(each - step), each))
@@ -97,12 +102,13 @@ def _look_for_gap(history: History) -> Sighting | None:
 
 def _held_out(history: History) -> Change | None:
     """How the reward of held-out prompts has changed: by evaluations, else by the measurements."""
-    evaluated = history.series.get("eval_reward", [])
-    known = [value for _, value in evaluated if value is not None]
+    first, recent = history.first("eval_reward", 1), history.last("eval_reward", _EVALUATIONS)
+    if first and len(recent) == _EVALUATIONS:
+        # Of how many prompts is not logged: what one evaluation differs from the next is their noise.
+        jump = max(abs(after - before) for before, after in pairwise(recent))
+        return Change(first[0], fmean(recent[-2:]), jump / SURE)
     prompts = history.before.get("prompts")
     error = _error_of(history, prompts if isinstance(prompts, int) else 0)
-    if len(known) >= 2:
-        return Change(known[0], fmean(known[-2:]), error or 0.0)
     before, after = _reward_in(history.before), _reward_in(history.after)
     if before is None or after is None or error is None:
         return None

@@ -58,7 +58,7 @@ def _look_for_swamping(history: History) -> Sighting | None:
         f"`{loud.name}` makes {share:.0%} of the spread of the total (at most {MOST_SHARE:.0%}): its "
         f"scores are {times:.0f} times as large as those of `{other.name}`"
     )
-    fix = f"`rewards[{loud.place}].weight: {loud.weight / times:.2g}` (it is {loud.weight:g})"
+    fix = f"`rewards.{loud.place}.weight: {loud.weight / times:.2g}` (it is {loud.weight:g})"
     return Sighting("warning", seen, fix)
 
 
@@ -81,7 +81,7 @@ def _look_for_parting(history: History) -> Sighting | None:
 
 def _part(place: int, name: str, entry: RewardConfig) -> str:
     return (
-        f"`rewards[{place}].weight: {entry.weight / 5:.2g}` (it is {entry.weight:g}), or narrow `{name}` to "
+        f"`rewards.{place}.weight: {entry.weight / 5:.2g}` (it is {entry.weight:g}), or narrow `{name}` to "
         "what only right answers have; read the best completions in `completions/`"
     )
 
@@ -122,7 +122,7 @@ def _look_for_slowness(history: History) -> Sighting | None:
         f"scoring with `{name}` took {most / seconds:.0%} of the time of the last 10 records "
         f"(at most {SLOW:.0%}), {most / len(steps):.2g} s a step"
     )
-    path = f"rewards[{place}]"
+    path = f"rewards.{place}"
     if entry.timeout_s is None:
         return Sighting(
             "note", seen, f"`{path}.timeout_s: 10`, which scores several completions at once"

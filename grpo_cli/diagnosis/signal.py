@@ -42,7 +42,7 @@ def _look_for_no_signal(history: History) -> Sighting | None:
     share = _silent_share(history)
     if share is None or _is_solved(history):
         return None
-    rewards = history.last("reward", 10)
+    rewards = history.last("reward", 10) or [0.0]
     spread = history.last("reward_std", 10)
     seen = (
         f"{share:.0%} of the {_groups(history)} of the last 10 records had no two different rewards "

@@ -5,7 +5,7 @@ from statistics import fmean, median
 from grpo_cli.diagnosis.history import History
 from grpo_cli.diagnosis.rule import AXOLOTL, Rule, Sighting
 from grpo_cli.diagnosis.signal import COLLAPSED
-from grpo_cli.diagnosis.trends import change_of, has_risen, is_near_most
+from grpo_cli.diagnosis.trends import LIKELY, change_of, has_risen, is_near_most
 from grpo_cli.recipe.recipe import Recipe
 
 MOST_ENTROPY, GROWTH = 1.0, 2.0
@@ -47,7 +47,7 @@ def _look_for_entropy_explosion(history: History) -> Sighting | None:
     entropy = change_of(history, "entropy", 10)
     if entropy is None or entropy.now < max(MOST_ENTROPY, GROWTH * entropy.before):
         return None
-    if has_risen(history):
+    if has_risen(history, LIKELY):
         return None
     seen = (
         f"entropy rose from {entropy.before:.2g} to {entropy.now:.2g} (at most {MOST_ENTROPY:g}), "

@@ -11,6 +11,8 @@ from grpo_cli.recipe.rewards import RewardConfig
 
 SURE = 4.0
 """Standard errors that a change must exceed: a rule looks hundreds of times, so two would err often."""
+LIKELY = 2.0
+"""Standard errors that are enough not to blame a run."""
 START, NOW = 5, 10
 """Records that the beginning and the present are means of; learning may begin with the first ones."""
 _NEAR = 0.1
@@ -37,9 +39,9 @@ class Change:
         """Of the means; above 0 for a rise."""
         return self.now - self.before
 
-    def exceeds(self, least: float = 0.0) -> bool:
-        """Whether it has risen, by more than its noise and by more than `least`."""
-        return self.difference > max(SURE * self.error, least)
+    def exceeds(self, least: float = 0.0, errors: float = SURE) -> bool:
+        """Whether it has risen, by more than so many standard errors and by more than `least`."""
+        return self.difference > max(errors * self.error, least)
 
     def reversed(self) -> "Change":
         """The same from its end: a fall is a rise."""
@@ -84,8 +86,8 @@ def _top(entry: RewardConfig) -> float | None:
     return 0.0 if entry.kind in _UP_TO_ZERO and entry.weight >= 0 else None
 
 
-def has_risen(history: History) -> bool:
-    """Whether the reward is higher than it began, by more than its noise.
+def has_risen(history: History, errors: float = SURE) -> bool:
+    """Whether the reward is higher than it began, by more than so many standard errors.
 
     A reward that rises within its first records has no noise to speak of there: it has risen too where
     every record of now is above those it began with.
@@ -93,7 +95,7 @@ def has_risen(history: History) -> bool:
     change, first = change_of(history, "reward"), history.first("reward", _FIRST)
     now = history.last("reward", NOW)
     above = len(first) == _FIRST and len(now) == NOW and min(now) > max(first)
-    return change is not None and (above or change.exceeds())
+    return change is not None and (above or change.exceeds(errors=errors))
 
 
 def is_near_most(history: History) -> bool:

@@ -41,6 +41,8 @@ class RuleStop(TrainerCallback):
         """Reads what an earlier attempt has left: rules compare with the beginning of the run."""
         if state.is_world_process_zero:
             self._history = read_history(self.session.folder)
+            # There will be others by the time a rule speaks.
+            self._history.checkpoints = None
 
     def on_log(
         self,

@@ -2,7 +2,7 @@ import math
 from statistics import fmean
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_cli.diagnosis.history import PEAK_WIDTH, read_history
@@ -64,6 +64,7 @@ def test_values_up_to_a_step_are_those_logged_by_then():
     assert history.up_to("no such", 3, 2) == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | st.floats(-10, 10), max_size=40), st.integers(1, 40))
 def test_a_peak_is_the_best_mean_however_often_it_is_asked_for(values, every):
     history = make_history({"reward": [0.0]})

@@ -112,7 +112,7 @@ SHOWN = {
             make_recipe(rewards=[TWO[0], {**OWN[0], "name": "score"}]),
         ),
         "`score` makes 99% of the spread of the total (at most 90%): its scores are 70 times as large",
-        "`rewards[1].weight: 0.014` (it is 1)",
+        "`rewards.1.weight: 0.014` (it is 1)",
     ),
     "rewards_apart": (
         make_history(
@@ -120,7 +120,7 @@ SHOWN = {
             make_recipe(rewards=TWO),
         ),
         "while `form` rose from",
-        "`rewards[1].weight: 0.2` (it is 1)",
+        "`rewards.1.weight: 0.2` (it is 1)",
     ),
     "slow_reward": (
         make_history(
@@ -131,7 +131,7 @@ SHOWN = {
             }
         ),
         "scoring with `right` took 75% of the time",
-        "`rewards[0].timeout_s: 10`",
+        "`rewards.0.timeout_s: 10`",
     ),
     "early_peak": (
         make_history(
@@ -336,8 +336,10 @@ def test_a_gap_needs_more_than_a_start_that_was_lower():
 
 
 def test_a_gap_shows_in_evaluations_too():
-    series = {"reward": UP, "reward_std": HALF, "eval_reward": [0.1, 0.1, 0.12]}
+    series = {"reward": UP, "eval_reward": [0.1, 0.1, 0.12, 0.1]}
     assert "held out from 0.1 to 0.11" in find("held_out_gap", make_history(series)).seen
+    for few in ([0.1, 0.1, 0.12], [0.1, 0.9, 0.0, 0.2]):
+        assert find("held_out_gap", make_history({**series, "eval_reward": few})) is None
 
 
 def test_levels_follow_how_bad_it_is():

@@ -19,6 +19,7 @@ FREE = [
     {"launch": {"num_processes": 1, "use_cpu": True, "main_process_port": 29500}},
     {"training": {"max_steps": 40, "save_strategy": "no"}},
     {"training": {"max_steps": 40, "learning_rate": 1e-6}},
+    {"training": {"max_steps": 40, "stop_when": ["nan_loss"]}},
     {"evaluation": {"batch_size": 4}},
     {"generation": {"vllm": {"mode": "server", "base_url": "http://10.0.0.2:8000"}}},
     {"expect": {"metrics": [{"metric": "reward", "step": 1, "band": [0, 1]}]}},

@@ -1,0 +1,56 @@
+"""What the end of a run says of what the rules find."""
+
+from grpo_cli.cli import views
+from grpo_cli.report.summary import read_summary
+from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.status import StatusFile
+from tests.run_folders import make_finished_run
+
+SICK = {"frac_reward_zero_std": 1.0, "completions/clipped_ratio": 0.95, "entropy": 0.001}
+
+
+def make_sick_run(tmp_path):
+    run = make_finished_run(tmp_path, rewards=[])
+    for step in range(1, 13):
+        record = {"event": "train", "step": step, "loss": 0.0, "reward": 0.25, **SICK}
+        append_record(run.metrics, record)
+    return run
+
+
+def test_a_run_ends_with_what_is_wrong_and_where_there_is_more(tmp_path, capsys):
+    run = make_sick_run(tmp_path)
+    summary = read_summary(run)
+    assert [each.partition(":")[0] for each in summary.as_json()["warnings"]] == [
+        "entropy_collapse",
+        "no_signal",
+        "truncation",
+    ]
+    views.print_summary(summary)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[0] for line in said] == ["warning"] * 3 + ["more"]
+    assert said[-1] == f"more: grpo diagnose {run.path}"
+
+
+def test_the_rule_that_stopped_a_run_is_its_reason_and_not_said_twice(tmp_path, capsys):
+    run = make_sick_run(tmp_path)
+    StatusFile(run.status).update(state="stopped", stopped_by="no_signal", reason="by no_signal")
+    views.print_summary(read_summary(run))
+    said = capsys.readouterr().err
+    assert "warning: truncation" in said
+    assert "warning: no_signal" not in said
+    assert "by no_signal" in said
+
+
+def test_a_healthy_run_ends_without_a_word(tmp_path, capsys):
+    views.print_summary(read_summary(make_finished_run(tmp_path)))
+    assert capsys.readouterr().err == ""
+
+
+def test_notes_are_left_to_diagnose(tmp_path):
+    run = make_finished_run(tmp_path, rewards=[])
+    for step in range(1, 41):
+        record = {"event": "train", "step": step, "reward": step / 40, "frac_reward_zero_std": 0.9}
+        append_record(run.metrics, record)
+    summary = read_summary(run)
+    assert [each.rule for each in summary.symptoms] == ["all_solved"]
+    assert summary.warnings() == []
