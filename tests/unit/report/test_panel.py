@@ -254,11 +254,17 @@ def test_plain_lines_begin_with_the_last_of_what_has_been(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("terminal", "term", "kind"),
-    [(True, "xterm", LiveView), (True, "dumb", PlainView), (False, "xterm", PlainView)],
+    ("terminal", "term", "encoding", "kind"),
+    [
+        (True, "xterm", "utf-8", LiveView),
+        (True, "dumb", "utf-8", PlainView),
+        (True, "xterm", "ascii", PlainView),
+        (False, "xterm", "utf-8", PlainView),
+    ],
 )
-def test_only_a_terminal_that_can_redraw_gets_the_panel(tmp_path, terminal, term, kind):
-    console = Console(file=io.StringIO(), force_terminal=terminal, _environ={"TERM": term})
+def test_only_a_terminal_that_can_redraw_gets_the_panel(tmp_path, terminal, term, encoding, kind):
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=out, force_terminal=terminal, _environ={"TERM": term})
     view = choose_view(Follower(make_run(tmp_path)), console)
     view.close()
     assert isinstance(view, kind)
