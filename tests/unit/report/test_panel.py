@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from grpo_cli.diagnosis.symptom import Symptom
-from grpo_cli.report.drawing import draw_parts, draw_sparkline
+from grpo_cli.report.drawing import PART_MARKS, draw_parts, draw_sparkline
 from grpo_cli.report.following import Follower
 from grpo_cli.report.live import LiveView
 from grpo_cli.report.panel import PanelView
@@ -134,9 +134,9 @@ def test_everything_is_said_in_a_terminal_of_the_usual_size(tmp_path):
         "kl 0.0010",
         "grad 0.5",
         "123 tokens/s",
-        "sampling 6 s",
+        "sampling 6.0 s",
         "sync 0.25 s",
-        "scoring 0.1 s",
+        "scoring 0.10 s",
         "learning 1.5 s",
         "newest sample · step 3 · 8 tokens · cut off",
         "math 1.00  brevity –",
@@ -288,7 +288,7 @@ def test_records_that_are_damaged_end_no_view(tmp_path):
 def test_bars_are_as_wide_as_asked_and_show_the_whole_course():
     assert draw_sparkline([0.0] * 50 + [1.0] * 50, 10) == "▁" * 5 + "█" * 5
     assert len(draw_sparkline(list(range(1000)), 37)) == 37
-    parts = draw_parts({"sampling": 6.0, "sync": 0.0001, "learning": 2.0}, 20)
+    parts = draw_parts(list(zip((6.0, 0.0001, 2.0), PART_MARKS, strict=False)), 20)
     assert len(parts) == 20
     assert "▓" in parts.plain
-    assert draw_parts({}, 20).plain == ""
+    assert draw_parts([], 20).plain == ""
