@@ -14,6 +14,7 @@ from grpo_cli.report.following import Follower
 from grpo_cli.report.live import LiveView
 from grpo_cli.report.panel import PanelView
 from grpo_cli.report.progress import PlainView, choose_view
+from grpo_cli.report.terminal import clean_lines, clean_text
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
 from tests.run_folders import make_run
@@ -292,3 +293,8 @@ def test_bars_are_as_wide_as_asked_and_show_the_whole_course():
     assert len(parts) == 20
     assert "▓" in parts.plain
     assert draw_parts([], 20).plain == ""
+
+
+def test_lines_keep_their_shape_without_what_a_terminal_obeys():
+    assert clean_lines("a\n    b\x1b[2J\x07\u202e\n") == "a\n    b[2J\n"
+    assert clean_text(" a\tb\r\n\x1bc ") == "a b c"
