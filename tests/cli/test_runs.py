@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from grpo_cli.runs.folder import RunFolder
 from tests.cli.test_commands import grpo
 from tests.run_folders import make_finished_run, write_samples
 
@@ -131,7 +132,7 @@ def test_what_cannot_be_done_is_exit_code_2_with_a_fix(folder, arguments):
 
 
 def test_another_machines_folder_leads_to_the_metrics(folder):
-    run = make_finished_run(folder / "runs", 2)
+    run = RunFolder(folder / "runs" / "sums" / "seed-2")
     other = run.machine(1)
     other.path.mkdir(parents=True)
     other.checkpoints.symlink_to("../../checkpoints")
