@@ -11,6 +11,7 @@ from rich.text import Text
 from grpo_cli.batch import BatchPlan
 from grpo_cli.cli.expect_view import print_verdicts
 from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
+from grpo_cli.report.terminal import clean_lines, clean_text
 
 if TYPE_CHECKING:
     from grpo_cli.cli.submission import SubmittedJob
@@ -219,13 +220,17 @@ def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
     console.print(table)
     for question, answer in summary.answers[:2]:
         console.print(
-            f"  » {question}", markup=False, style="cyan", overflow="ellipsis", no_wrap=True
+            f"  » {clean_text(question)}",
+            markup=False,
+            style="cyan",
+            overflow="ellipsis",
+            no_wrap=True,
         )
-        console.print(f"  « {answer}", markup=False, overflow="ellipsis", no_wrap=True)
+        console.print(f"  « {clean_text(answer)}", markup=False, overflow="ellipsis", no_wrap=True)
     if summary.expected:
         print_verdicts(summary.expected, indent="  ")
     if status.state == "completed" and status.reason:
-        console.print(f"  {status.reason}", markup=False)
+        console.print(f"  {clean_lines(status.reason)}", markup=False)
     # Outside the table, which would cut long paths short.
     if summary.folder.model.is_dir():
         console.print(f"  model  {summary.folder.model}", markup=False)
@@ -264,9 +269,9 @@ def print_failure(summary: "RunSummary") -> None:
 
     console, status = stderr(), summary.status
     if status.traceback:
-        console.print(status.traceback.rstrip(), markup=False, style="dim")
+        console.print(clean_lines(status.traceback.rstrip()), markup=False, style="dim")
     style = "bold red" if status.state == "failed" else "yellow"
-    console.print(Text(status.reason or "no reason was recorded", style=style))
+    console.print(Text(clean_lines(status.reason or "no reason was recorded"), style=style))
     if status.state == "failed":
         console.print(f"The worker's log: {summary.folder.log}", markup=False)
     if whole_checkpoints(summary.folder):

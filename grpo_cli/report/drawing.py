@@ -1,13 +1,15 @@
 """Small pictures made of characters: sparklines, bars, a bar in parts; each exactly as wide as asked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from rich.text import Text
 
 _BARS = "▁▂▃▄▅▆▇█"
-PART_MARKS = (("█", "blue"), ("▓", "magenta"), ("▒", "yellow"), ("░", "green"))
-"""Told apart without colour too."""
+Mark = tuple[str, str]
+"""A character and its colour."""
+PART_MARKS: tuple[Mark, ...] = (("█", "blue"), ("▓", "magenta"), ("▒", "yellow"), ("░", "green"))
+"""Of the parts of a bar; told apart without colour too."""
 
 
 def draw_sparkline(values: Sequence[float | None], width: int = 24) -> str:
@@ -32,13 +34,13 @@ def draw_bar(share: float, width: int) -> Text:
     return Text.assemble(("━" * done, "green"), ("─" * (width - done), "dim"))
 
 
-def draw_parts(values: Mapping[str, float], width: int) -> Text:
+def draw_parts(parts: Sequence[tuple[float, Mark]], width: int) -> Text:
     """A bar whose parts are as long as their values; a part that is there at all is seen."""
-    total = sum(values.values())
-    if total <= 0 or width < len(values):
+    total = sum(value for value, _ in parts)
+    if total <= 0 or width < len(parts):
         return Text()
-    sizes = [max(round(value / total * width), 1 if value > 0 else 0) for value in values.values()]
+    sizes = [max(round(value / total * width), 1 if value > 0 else 0) for value, _ in parts]
     # What rounding gave too much or too little, the longest part takes.
     sizes[sizes.index(max(sizes))] += width - sum(sizes)
-    marks = zip(sizes, PART_MARKS, strict=False)
+    marks = zip(sizes, (mark for _, mark in parts), strict=True)
     return Text.assemble(*((mark * max(size, 0), style) for size, (mark, style) in marks))

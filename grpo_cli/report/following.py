@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from grpo_cli.diagnosis.diagnosis import Watch
+from grpo_cli.diagnosis.diagnosis import Watch, diagnose
 from grpo_cli.diagnosis.symptom import Symptom
 from grpo_cli.errors import GrpoError, UsageError
 from grpo_cli.runs.folder import RunFolder
@@ -171,6 +171,9 @@ class Follower:
         for record in records[past:]:
             found += self._watch.add(record) if self._watch else []
         self.symptoms |= {each.rule: each for each in found}
+        if isinstance(self._watch, Watch) and records:
+            # Each is news once; what still shows it keeps it in sight.
+            self.symptoms |= {each.rule: each for each in diagnose(self._watch.history)}
         return found
 
     def _read_samples(self) -> None:

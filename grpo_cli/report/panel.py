@@ -4,7 +4,7 @@ Owns the layout. What is shown comes from a `Follower`; the newest sample is dra
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -12,12 +12,12 @@ from rich.panel import Panel
 from rich.text import Text
 
 from grpo_cli.diagnosis.symptom import Symptom, SymptomLevel
-from grpo_cli.report.drawing import PART_MARKS, draw_bar, draw_parts, draw_sparkline
+from grpo_cli.report.drawing import PART_MARKS, Mark, draw_bar, draw_parts, draw_sparkline
 from grpo_cli.report.following import Follower
 from grpo_cli.report.sample import draw_sample
 from grpo_cli.report.terminal import clean_text
 from grpo_cli.report.wording import telling_rewards
-from grpo_cli.runs.series import StepRecord
+from grpo_cli.runs.series import PHASES, StepRecord
 from grpo_cli.units import format_duration
 
 LEVEL_STYLES: dict[SymptomLevel, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -187,25 +187,34 @@ def _draw_pace(step: StepRecord, width: int) -> list[Text]:
     if step.learning_rate is not None:
         cells.append(f"learning rate {step.learning_rate:.2g}")
     lines = [Text("  ".join(cells))] if cells else []
-    spent = {name: value for name, value in step.phases_s.items() if value > 0}
+    spent = [
+        (name, value, mark)
+        for name, mark in zip(PHASES, PART_MARKS, strict=True)
+        if (value := step.phases_s.get(name, 0)) > 0
+    ]
     if not spent:
         return lines
+    parts = [(value, mark) for _, value, mark in spent]
     legend = _draw_legend(spent, width)
     room = min(width - len(legend) - 2, _LONGEST_BAR)
     if room >= _FEWEST_BARS:
-        return [*lines, Text.assemble(draw_parts(spent, room), "  ", legend)]
-    return [*lines, draw_parts(spent, width), legend]
+        return [*lines, Text.assemble(draw_parts(parts, room), "  ", legend)]
+    return [*lines, draw_parts(parts, width), legend]
 
 
-def _draw_legend(spent: Mapping[str, float], width: int) -> Text:
+def _draw_legend(spent: Sequence[tuple[str, float, Mark]], width: int) -> Text:
     """What the parts of a bar stand for; where there is no room for all, the smallest are left out."""
     cells = [
-        (value, Text.assemble((f"{mark} ", style), (f"{name} ", "dim"), f"{value:.3g} s"))
-        for (name, value), (mark, style) in zip(spent.items(), PART_MARKS, strict=False)
+        (value, Text.assemble((f"{mark} ", style), (f"{name} ", "dim"), _say_seconds(value)))
+        for name, value, (mark, style) in spent
     ]
     while len(cells) > 1 and sum(len(cell) + 2 for _, cell in cells) - 2 > width:
         cells.remove(min(cells, key=lambda each: each[0]))
     return Text("  ").join(cell for _, cell in cells)
+
+
+def _say_seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
 
 
 def _flow(cells: Sequence[str], width: int, *, lines: int) -> list[Text]:

@@ -40,7 +40,9 @@ def choose_view(
         console: Where it is shown.
         history: Steps already there that plain lines begin with; None is all.
     """
-    if console.is_terminal and not console.is_dumb_terminal:
+    # Bars are characters that other encodings lack.
+    drawn = console.is_terminal and console.encoding.startswith("utf")
+    if drawn and not console.is_dumb_terminal:
         return LiveView(follower, console)
     return PlainView(follower, console, history=history)
 

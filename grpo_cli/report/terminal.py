@@ -5,6 +5,9 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 
+_OBEYED = {"Cc", "Cf", "Cs"}
+"""Unicode's categories of characters that are no text."""
+
 
 @contextlib.contextmanager
 def without_control_echo() -> Iterator[None]:
@@ -28,10 +31,15 @@ def without_control_echo() -> Iterator[None]:
 
 
 def clean_text(text: object) -> str:
-    """Text of a model or a file on one line, without what a terminal would obey instead of showing.
+    """Text of a model or a file on one line; line ends and tabs become spaces."""
+    return clean_lines(" ".join(str(text).split()))
 
-    Control characters, and those that turn the direction of writing or are not seen at all, are dropped;
-    line ends and tabs become spaces.
+
+def clean_lines(text: str) -> str:
+    """Text without what a terminal would obey instead of showing; its lines and their indentation stay.
+
+    Control characters, and those that turn the direction of writing or are not seen at all, are dropped.
     """
-    flat = " ".join(str(text).split())
-    return "".join(each for each in flat if unicodedata.category(each) not in ("Cc", "Cf", "Cs"))
+    return "".join(
+        each for each in text if each == "\n" or unicodedata.category(each) not in _OBEYED
+    )

@@ -13,14 +13,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from grpo_cli.errors import SetupError, UsageError
-from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
 from grpo_cli.runs.locking import held
+
+if TYPE_CHECKING:
+    from grpo_cli.recipe.recipe import Recipe
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _OF_MACHINE_0 = Path("..", "..", "checkpoints")
@@ -187,17 +189,20 @@ class RunFolder:
         """From where the present attempt goes on; nothing where it began anew."""
         return _read_json(self.resumption)
 
-    def write_recipe(self, recipe: Recipe) -> None:
+    def write_recipe(self, recipe: "Recipe") -> None:
         """Writes the resolved recipe."""
         resolved = {"schema_version": SCHEMA_VERSION, "recipe": recipe.model_dump(mode="json")}
         write_json(self.resolved, resolved)
 
-    def read_recipe(self) -> Recipe:
+    def read_recipe(self) -> "Recipe":
         """The resolved recipe.
 
         Raises:
             UsageError: This is not a run folder.
         """
+        # A list of runs reads no recipe, and need not wait for the schema.
+        from grpo_cli.recipe.recipe import Recipe
+
         try:
             told = json.loads(self.resolved.read_text(encoding="utf-8"))
             version = told["schema_version"]
@@ -232,7 +237,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
 
 
-def create_run(root: Path, recipe: Recipe, recipe_text: str) -> RunFolder:
+def create_run(root: Path, recipe: "Recipe", recipe_text: str) -> RunFolder:
     """Makes a fresh run folder that holds the recipe as given and as resolved.
 
     Args:
@@ -249,7 +254,7 @@ def create_run(root: Path, recipe: Recipe, recipe_text: str) -> RunFolder:
     return folder
 
 
-def locate_run(root: Path, recipe: Recipe, run_id: str) -> RunFolder:
+def locate_run(root: Path, recipe: "Recipe", run_id: str) -> RunFolder:
     """This machine's part of the run with a name of the user's own, whether or not it is there.
 
     Args:
@@ -269,7 +274,7 @@ def locate_run(root: Path, recipe: Recipe, run_id: str) -> RunFolder:
     return run.machine(recipe.launch.machine_rank)
 
 
-def create_named_run(folder: RunFolder, recipe: Recipe, recipe_text: str) -> None:
+def create_named_run(folder: RunFolder, recipe: "Recipe", recipe_text: str) -> None:
     """Makes the folder that `locate_run` gives, or what is lacking in one that was never finished.
 
     Args:
@@ -291,7 +296,7 @@ def create_named_run(folder: RunFolder, recipe: Recipe, recipe_text: str) -> Non
         raise unwritable(folder.path, error) from None
 
 
-def _fill(folder: RunFolder, recipe: Recipe, recipe_text: str) -> None:
+def _fill(folder: RunFolder, recipe: "Recipe", recipe_text: str) -> None:
     for child in (folder.completions, folder.launch, folder.attempt(1)):
         child.mkdir(parents=True, exist_ok=True)
     if not folder.shares_checkpoints:

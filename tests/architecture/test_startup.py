@@ -56,6 +56,11 @@ def loaded_by(arguments, cwd):
         ["doctor", "--quick"],
         ["schema"],
         ["rewards", "list"],
+        ["runs", "list"],
+        ["runs", "path"],
+        ["runs", "show"],
+        ["watch"],
+        ["watch", "--help"],
         ["init", "fresh"],
         ["train", "recipe.yaml", "--dry-run"],
         ["train", "recipe.yaml", "--slurm", "--dry-run"],
@@ -65,6 +70,7 @@ def loaded_by(arguments, cwd):
     ids=" ".join,
 )
 def test_commands_without_a_model_import_nothing_heavy(arguments, tmp_path):
+    make_finished_run(tmp_path / "runs")
     write_recipe(tmp_path)
     write_recipe(tmp_path, "model_name_or_path: tiny\ndataset_name: sums\n", "config.yaml")
     assert loaded_by(arguments, tmp_path) == []

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from grpo_cli.runs.folder import RunFolder
 from tests.cli.test_commands import grpo
 from tests.run_folders import make_finished_run, write_samples
 
@@ -128,3 +129,27 @@ def test_what_cannot_be_done_is_exit_code_2_with_a_fix(folder, arguments):
     assert done.returncode == 2
     assert "Fix:" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_another_machines_folder_leads_to_the_metrics(folder):
+    run = RunFolder(folder / "runs" / "sums" / "seed-2")
+    other = run.machine(1)
+    other.path.mkdir(parents=True)
+    other.checkpoints.symlink_to("../../checkpoints")
+    other.resolved.write_bytes(run.resolved.read_bytes())
+    done = grpo("watch", other.path, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "completed: 40/40 steps" in done.stdout
+    assert str(run.path) in done.stdout
+
+
+def test_a_damaged_status_is_told(folder):
+    run = make_finished_run(folder / "runs", 3)
+    run.status.write_text("{")
+    for command in (["watch", "sums/seed-3"], ["runs", "show", "sums/seed-3"]):
+        done = grpo(*command, cwd=folder)
+        assert done.returncode == 2
+        assert "is damaged. Fix: delete it" in done.stderr
+    listed = grpo("runs", "list", cwd=folder)
+    assert "damaged" in listed.stdout
+    assert "is damaged" in listed.stderr

@@ -7,7 +7,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_SLOW = {"train", "probe", "eval", "expect", "report", "export", "serve", "chat", "doctor"}
+_SLOW = {
+    "train",
+    "probe",
+    "eval",
+    "expect",
+    "report",
+    "export",
+    "serve",
+    "chat",
+    "doctor",
+    "runs",
+    "watch",
+}
 _COMMENT = re.compile(r"\s+# .*$")
 
 

@@ -92,6 +92,7 @@ def test_records_come_as_lines_of_json_with_the_summary_last(tmp_path):
     assert (told[-1]["event"], told[-1]["state"]) == ("summary", "completed"), errors
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_was_killed_is_told_of(tmp_path):
     run = make_begun(tmp_path)
     with start_writing(run, steps=4) as writer, start_watching(tmp_path, **PIPES) as watching:

@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 
 from grpo_cli.diagnosis.symptom import Symptom
-from grpo_cli.report.drawing import draw_parts, draw_sparkline
+from grpo_cli.report.drawing import PART_MARKS, draw_parts, draw_sparkline
 from grpo_cli.report.following import Follower
 from grpo_cli.report.live import LiveView
 from grpo_cli.report.panel import PanelView
 from grpo_cli.report.progress import PlainView, choose_view
+from grpo_cli.report.terminal import clean_lines, clean_text
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
 from tests.run_folders import make_run
@@ -134,9 +135,9 @@ def test_everything_is_said_in_a_terminal_of_the_usual_size(tmp_path):
         "kl 0.0010",
         "grad 0.5",
         "123 tokens/s",
-        "sampling 6 s",
+        "sampling 6.0 s",
         "sync 0.25 s",
-        "scoring 0.1 s",
+        "scoring 0.10 s",
         "learning 1.5 s",
         "newest sample · step 3 · 8 tokens · cut off",
         "math 1.00  brevity –",
@@ -254,11 +255,17 @@ def test_plain_lines_begin_with_the_last_of_what_has_been(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("terminal", "term", "kind"),
-    [(True, "xterm", LiveView), (True, "dumb", PlainView), (False, "xterm", PlainView)],
+    ("terminal", "term", "encoding", "kind"),
+    [
+        (True, "xterm", "utf-8", LiveView),
+        (True, "dumb", "utf-8", PlainView),
+        (True, "xterm", "ascii", PlainView),
+        (False, "xterm", "utf-8", PlainView),
+    ],
 )
-def test_only_a_terminal_that_can_redraw_gets_the_panel(tmp_path, terminal, term, kind):
-    console = Console(file=io.StringIO(), force_terminal=terminal, _environ={"TERM": term})
+def test_only_a_terminal_that_can_redraw_gets_the_panel(tmp_path, terminal, term, encoding, kind):
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=out, force_terminal=terminal, _environ={"TERM": term})
     view = choose_view(Follower(make_run(tmp_path)), console)
     view.close()
     assert isinstance(view, kind)
@@ -282,7 +289,12 @@ def test_records_that_are_damaged_end_no_view(tmp_path):
 def test_bars_are_as_wide_as_asked_and_show_the_whole_course():
     assert draw_sparkline([0.0] * 50 + [1.0] * 50, 10) == "▁" * 5 + "█" * 5
     assert len(draw_sparkline(list(range(1000)), 37)) == 37
-    parts = draw_parts({"sampling": 6.0, "sync": 0.0001, "learning": 2.0}, 20)
+    parts = draw_parts(list(zip((6.0, 0.0001, 2.0), PART_MARKS, strict=False)), 20)
     assert len(parts) == 20
     assert "▓" in parts.plain
-    assert draw_parts({}, 20).plain == ""
+    assert draw_parts([], 20).plain == ""
+
+
+def test_lines_keep_their_shape_without_what_a_terminal_obeys():
+    assert clean_lines("a\n    b\x1b[2J\x07\u202e\n") == "a\n    b[2J\n"
+    assert clean_text(" a\tb\r\n\x1bc ") == "a b c"
