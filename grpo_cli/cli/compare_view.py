@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.output import stdout
-from grpo_cli.report.terminal import clean_text
+from grpo_cli.report.live.terminal import clean_text
 from grpo_cli.units import format_duration
 
 if TYPE_CHECKING:

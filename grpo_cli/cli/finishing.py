@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 
 from grpo_cli.cli.output import progress, stderr
-from grpo_cli.report.page import write_report
+from grpo_cli.report.page.assembly import write_report
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.trackers.handover import hand_over
 

@@ -32,7 +32,7 @@ def report(
     no network and no other file, and may be written while training goes on.
     """
     from grpo_cli.cli.report_view import print_page
-    from grpo_cli.report.page import write_report
+    from grpo_cli.report.page.assembly import write_report
     from grpo_cli.runs.selection import LATEST, find_run
 
     found = [find_run(runs, each).path for each in run or [LATEST]]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from grpo_cli.cli.output import stderr, stdout
 from grpo_cli.cli.views import count_noun, print_summary
-from grpo_cli.report.terminal import clean_text
+from grpo_cli.report.live.terminal import clean_text
 from grpo_cli.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _number(value: float | None) -> str:
 
 def print_overview(overview: "RunOverview") -> None:
     """Prints how a run went, what it was made of, what lies on the disk, and what can be done next."""
-    from grpo_cli.report.watching import say_lost
+    from grpo_cli.report.live.watching import say_lost
 
     status, life, console = overview.summary.status, overview.life, stdout()
     lost = say_lost(overview.folder, life, status) if life.state == "interrupted" else None

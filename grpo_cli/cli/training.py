@@ -22,8 +22,8 @@ from grpo_cli.launch.resumption import begin_anew, begin_attempt
 from grpo_cli.launch.supervisor import Outcome, supervise
 from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.preflight.finding import Finding
-from grpo_cli.report.following import Follower
-from grpo_cli.report.progress import ProgressView, SilentView, choose_view
+from grpo_cli.report.live.following import Follower
+from grpo_cli.report.live.progress import ProgressView, SilentView, choose_view
 from grpo_cli.report.summary import RunSummary, read_summary
 from grpo_cli.runs.folder import check_writable
 from grpo_cli.runs.processes import stop_with_parent

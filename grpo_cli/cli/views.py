@@ -11,7 +11,7 @@ from rich.text import Text
 from grpo_cli.batch import BatchPlan
 from grpo_cli.cli.expect_view import print_verdicts
 from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
-from grpo_cli.report.terminal import clean_lines, clean_text
+from grpo_cli.report.live.terminal import clean_lines, clean_text
 
 if TYPE_CHECKING:
     from grpo_cli.cli.submission import SubmittedJob

@@ -10,9 +10,9 @@ import typer
 from grpo_cli.errors import ExitCode
 
 if TYPE_CHECKING:
-    from grpo_cli.report.following import Follower
+    from grpo_cli.report.live.following import Follower
+    from grpo_cli.report.live.watching import Ending
     from grpo_cli.report.summary import RunSummary
-    from grpo_cli.report.watching import Ending
     from grpo_cli.runs.folder import RunFolder
 
 _HISTORY = 20
@@ -74,9 +74,9 @@ class _JsonView:
 
 def _follow(folder: "RunFolder", *, as_json: bool) -> "Ending":
     from grpo_cli.cli.output import stdout
-    from grpo_cli.report.following import Follower
-    from grpo_cli.report.progress import choose_view
-    from grpo_cli.report.watching import watch_run
+    from grpo_cli.report.live.following import Follower
+    from grpo_cli.report.live.progress import choose_view
+    from grpo_cli.report.live.watching import watch_run
 
     follower, console = Follower(folder), stdout()
     if not as_json:

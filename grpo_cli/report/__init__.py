@@ -1,1 +1,4 @@
-"""Reading run folders for people: live progress and the summary at the end. Files only, no torch."""
+"""Reading run folders for people: summaries, lists, comparisons. Files only, no torch.
+
+`live/` shows a run while it goes on, `page/` puts it on an HTML page.
+"""

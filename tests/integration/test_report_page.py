@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from grpo_cli.report.page import write_report
+from grpo_cli.report.page.assembly import write_report
 from grpo_cli.runs.metrics import append_record
 from tests.chromium import Page, find_chromium
 from tests.long_runs import EVIL, make_long_run

@@ -3,8 +3,8 @@
 import platform
 import random
 
-from grpo_cli.report.material import read_material
-from grpo_cli.report.verdict import judge
+from grpo_cli.report.page.material import read_material
+from grpo_cli.report.page.verdict import judge
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.status import StatusFile
 from tests.run_folders import make_finished_run, write_samples

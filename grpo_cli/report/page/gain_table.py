@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from grpo_cli.measure.metrics import Metric
-from grpo_cli.report.material import Material
+from grpo_cli.report.page.material import Material
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_cli.diagnosis.history import Point
 from grpo_cli.expectations.verdicts import bands_of
-from grpo_cli.report.material import Material
+from grpo_cli.report.page.material import Material
 
 MOST_POINTS = 20_000
 """Points of all lines of a chart; of longer ones the least and the greatest of each stretch are kept."""

@@ -1,7 +1,7 @@
 """The charts of a page as numbers: order, headings, shared steps, marks, and what thinning keeps."""
 
-from grpo_cli.report.charts import build_charts, thin
-from grpo_cli.report.material import read_material
+from grpo_cli.report.page.charts import build_charts, thin
+from grpo_cli.report.page.material import read_material
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
 from tests.run_folders import make_finished_run

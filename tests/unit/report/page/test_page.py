@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("plotly")
 
 from grpo_cli.errors import UsageError
-from grpo_cli.report.page import write_report
+from grpo_cli.report.page.assembly import write_report
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
 from tests.long_runs import EVIL, make_long_run

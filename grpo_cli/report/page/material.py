@@ -13,7 +13,7 @@ from grpo_cli.diagnosis.history import History, read_history
 from grpo_cli.diagnosis.symptom import Symptom
 from grpo_cli.expectations.verdicts import Comparison, compare_with_own
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.report.gains import Gain, read_gain
+from grpo_cli.report.page.gains import Gain, read_gain
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.liveness import ShownState, look_at_life
 from grpo_cli.runs.status import Status, StatusFile

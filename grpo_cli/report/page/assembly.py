@@ -13,19 +13,19 @@ from typing import Any
 
 from grpo_cli.batch import derive
 from grpo_cli.errors import SetupError, UsageError
-from grpo_cli.report import gain_table, origin, phases, reward_table
-from grpo_cli.report.charts import build_charts
 from grpo_cli.report.comparison import compare_runs, name_runs
-from grpo_cli.report.completions import (
+from grpo_cli.report.page import gain_table, origin, phases, reward_table
+from grpo_cli.report.page.charts import build_charts
+from grpo_cli.report.page.completions import (
     HELD_OUT_BYTES,
     TRAINING_BYTES,
     Pack,
     pack_held_out,
     pack_training,
 )
-from grpo_cli.report.material import Material, read_material
-from grpo_cli.report.packing import pack_json, pack_text
-from grpo_cli.report.verdict import judge
+from grpo_cli.report.page.material import Material, read_material
+from grpo_cli.report.page.packing import pack_json, pack_text
+from grpo_cli.report.page.verdict import judge
 from grpo_cli.runs.files import write_text
 from grpo_cli.runs.folder import RunFolder
 
@@ -106,7 +106,7 @@ def _render(folders: Sequence[RunFolder], plotly: str) -> str:
 
 
 def _read_asset(name: str) -> str:
-    return resources.files("grpo_cli.report").joinpath("assets", name).read_text("utf-8")
+    return resources.files("grpo_cli.report.page").joinpath("assets", name).read_text("utf-8")
 
 
 def _build_browsers(runs: Sequence[Material]) -> list[Browser]:

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from rich.console import Console
 
-from grpo_cli.report.following import Follower
-from grpo_cli.report.live import LiveView
-from grpo_cli.report.terminal import clean_text
-from grpo_cli.report.wording import format_event, format_step
+from grpo_cli.report.live.following import Follower
+from grpo_cli.report.live.terminal import clean_text
+from grpo_cli.report.live.view import LiveView
+from grpo_cli.report.live.wording import format_event, format_step
 from grpo_cli.runs.series import read_step
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from grpo_cli.measure.metrics import Metric
-from grpo_cli.report import gain_table, origin, phases, reward_table
-from grpo_cli.report.material import read_material
+from grpo_cli.report.page import gain_table, origin, phases, reward_table
+from grpo_cli.report.page.material import read_material
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
 from tests.run_folders import make_finished_run

@@ -13,7 +13,7 @@ from grpo_cli.batch import BatchPlan, plan_batch
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.recipe.choices import list_choices
 from grpo_cli.recipe.comparison import flatten
-from grpo_cli.report.material import Material
+from grpo_cli.report.page.material import Material
 from grpo_cli.units import format_duration
 
 _LONGEST = 400

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from grpo_cli.report.terminal import clean_text
+from grpo_cli.report.live.terminal import clean_text
 
 _LONGEST = 4_000
 """Characters that are looked at; a terminal has room for no more."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from grpo_cli.report.groups import Group, find_groups, load_groups, load_held_out
-from grpo_cli.report.material import Material
-from grpo_cli.report.packing import pack_json
+from grpo_cli.report.page.groups import Group, find_groups, load_groups, load_held_out
+from grpo_cli.report.page.material import Material
+from grpo_cli.report.page.packing import pack_json
 
 TRAINING_BYTES = 12_000_000
 """Most bytes that the groups of training may take in a page."""

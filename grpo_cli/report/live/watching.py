@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from grpo_cli.report.following import Follower
-from grpo_cli.report.progress import ProgressView
+from grpo_cli.report.live.following import Follower
+from grpo_cli.report.live.progress import ProgressView
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.liveness import Life, look_at_life, was_started
 from grpo_cli.runs.status import FINAL, Status

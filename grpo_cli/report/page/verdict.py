@@ -9,8 +9,8 @@ from typing import Literal
 from grpo_cli.estimates import ALL_EQUAL
 from grpo_cli.measure.metrics import Metric
 from grpo_cli.measure.ranking import RANKING
-from grpo_cli.report.gains import Gain
-from grpo_cli.report.material import Material
+from grpo_cli.report.page.gains import Gain
+from grpo_cli.report.page.material import Material
 from grpo_cli.units import format_duration
 
 Tone = Literal["good", "bad", "plain"]

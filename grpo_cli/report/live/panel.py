@@ -12,11 +12,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from grpo_cli.diagnosis.symptom import Symptom, SymptomLevel
-from grpo_cli.report.drawing import PART_MARKS, Mark, draw_bar, draw_parts, draw_sparkline
-from grpo_cli.report.following import Follower
-from grpo_cli.report.sample import draw_sample
-from grpo_cli.report.terminal import clean_text
-from grpo_cli.report.wording import telling_rewards
+from grpo_cli.report.live.drawing import PART_MARKS, Mark, draw_bar, draw_parts, draw_sparkline
+from grpo_cli.report.live.following import Follower
+from grpo_cli.report.live.sample import draw_sample
+from grpo_cli.report.live.terminal import clean_text
+from grpo_cli.report.live.wording import telling_rewards
 from grpo_cli.runs.series import PHASES, StepRecord
 from grpo_cli.units import format_duration
 

@@ -3,10 +3,10 @@ import json
 
 from rich.console import Console
 
-from grpo_cli.report.drawing import draw_sparkline
-from grpo_cli.report.following import Follower
-from grpo_cli.report.live import LiveView
-from grpo_cli.report.progress import PlainView
+from grpo_cli.report.live.drawing import draw_sparkline
+from grpo_cli.report.live.following import Follower
+from grpo_cli.report.live.progress import PlainView
+from grpo_cli.report.live.view import LiveView
 from grpo_cli.report.summary import read_summary
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record

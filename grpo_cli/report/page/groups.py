@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from grpo_cli.errors import GrpoError
 from grpo_cli.measure.samples import ScoredCompletion
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.report.gains import Gain
+from grpo_cli.report.page.gains import Gain
 from grpo_cli.rewards.building import name_rewards
 from grpo_cli.runs.folder import RunFolder
 

@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from grpo_cli.diagnosis.symptom import Symptom
-from grpo_cli.report.drawing import PART_MARKS, draw_parts, draw_sparkline
-from grpo_cli.report.following import Follower
-from grpo_cli.report.live import LiveView
-from grpo_cli.report.panel import PanelView
-from grpo_cli.report.progress import PlainView, choose_view
-from grpo_cli.report.terminal import clean_lines, clean_text
+from grpo_cli.report.live.drawing import PART_MARKS, draw_parts, draw_sparkline
+from grpo_cli.report.live.following import Follower
+from grpo_cli.report.live.panel import PanelView
+from grpo_cli.report.live.progress import PlainView, choose_view
+from grpo_cli.report.live.terminal import clean_lines, clean_text
+from grpo_cli.report.live.view import LiveView
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
 from tests.run_folders import make_run

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_cli.report.terminal import clean_text
+from grpo_cli.report.live.terminal import clean_text
 from grpo_cli.runs.series import StepRecord
 from grpo_cli.units import format_duration
 

@@ -8,10 +8,10 @@ from rich.control import Control
 from rich.live import Live
 from rich.text import Text
 
-from grpo_cli.report.following import Follower
-from grpo_cli.report.panel import LEVEL_STYLES, PanelView
-from grpo_cli.report.terminal import clean_text, without_control_echo
-from grpo_cli.report.wording import format_event
+from grpo_cli.report.live.following import Follower
+from grpo_cli.report.live.panel import LEVEL_STYLES, PanelView
+from grpo_cli.report.live.terminal import clean_text, without_control_echo
+from grpo_cli.report.live.wording import format_event
 
 _REPEATED = 5
 """Lines above the panel that are said again on an empty screen."""

@@ -1,0 +1,1 @@
+"""A run while it goes on, in a terminal or line by line, from its folder alone."""
