@@ -18,6 +18,7 @@ from grpo_cli.cli import (
     serving,
     watching,
 )
+from grpo_cli.cli.arguments import RUNS, AsJson, Overrides, RunsRoot
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.errors import ExitCode
 
@@ -31,11 +32,6 @@ app = typer.Typer(
 )
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe (YAML).")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="a.b=c", help="Replace a value of the recipe; may be repeated."),
-]
-RunsFolder = Annotated[Path, typer.Option("--runs", help="Where run folders go.")]
 RunId = Annotated[
     str | None,
     typer.Option(
@@ -51,7 +47,6 @@ AsSlurmJob = Annotated[
 WithDashboard = Annotated[
     bool, typer.Option("--dashboard", help="Report to Trackio too, and open its dashboard.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -165,7 +160,7 @@ def probe(
         bool,
         typer.Option("--quick", help="Load no weights: settings, data, template, rewards, memory."),
     ] = False,
-    runs: RunsFolder = Path("runs"),
+    runs: RunsRoot = RUNS,
     json: AsJson = False,
 ) -> None:
     """Sample and score a few completions before training: is there anything to learn, and will it fit?
@@ -194,7 +189,7 @@ def probe(
 def train(
     recipe: RecipePath,
     set_: Overrides = None,
-    runs: RunsFolder = Path("runs"),
+    runs: RunsRoot = RUNS,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -270,7 +265,7 @@ def schema(
 
 @app.command()
 def doctor(
-    runs: RunsFolder = Path("runs"),
+    runs: RunsRoot = RUNS,
     quick: Annotated[
         bool, typer.Option("--quick", help="Only look: import nothing, start no process.")
     ] = False,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from grpo_cli.cli.arguments import AsJson
 from grpo_cli.errors import ExitCode
 
 
@@ -18,7 +19,7 @@ def convert(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to a new file instead of stdout.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Turn a GRPO config of TRL, open-r1 or axolotl into a recipe, or a recipe into TRL's.
 

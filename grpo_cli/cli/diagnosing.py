@@ -1,21 +1,20 @@
 """`grpo diagnose`: parses, calls one function, and prints its result."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from grpo_cli.errors import ExitCode, UsageError
+from grpo_cli.cli.arguments import RUNS, AsJson, NewestRun, RunsRoot
+from grpo_cli.errors import ExitCode
 
 
 def diagnose(
-    run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="A run folder, finished or not.")
-    ] = None,
+    run: NewestRun = "latest",
+    runs: RunsRoot = RUNS,
     rules: Annotated[
         bool, typer.Option("--rules", help="List what is looked for instead; needs no run.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Say from a run's metrics why it does not learn, and what to change: named rules with their sources.
 
@@ -32,13 +31,11 @@ def diagnose(
         else:
             diagnosis_view.print_rules(RULES)
         return
-    if run is None:
-        raise UsageError("there is no run to look at. Fix: grpo diagnose RUN, or --rules")
     from grpo_cli.diagnosis.diagnosis import examine
     from grpo_cli.diagnosis.history import read_history
-    from grpo_cli.runs.folder import RunFolder
+    from grpo_cli.runs.selection import find_run
 
-    folder = RunFolder(run.absolute())
+    folder = find_run(runs, run)
     found = examine(read_history(folder))
     if json:
         output.print_json({"run": str(folder.path), **found.as_json()})

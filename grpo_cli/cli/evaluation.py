@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from grpo_cli.cli.arguments import AsJson, Overrides, RunOrRecipe
 from grpo_cli.errors import ExitCode
 
 
@@ -23,17 +24,12 @@ app = typer.Typer(
     help="Measure a model with its recipe's own prompts and rewards, beside a baseline.",
     cls=_MeasuresByDefault,
 )
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 FailUnder = Annotated[
     list[str] | None,
     typer.Option(
         metavar="METRIC=VALUE",
         help="Exit with 1 below it: accuracy=0.5, gain/accuracy=0. May be repeated.",
     ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="a.b=c", help="Replace a value of the recipe."),
 ]
 Harness = Annotated[
     str | None, typer.Option(help="lm-eval: run standard benchmarks on the same models too.")
@@ -51,7 +47,7 @@ NumProcesses = Annotated[
 
 @app.command()
 def measure(
-    source: Annotated[Path, typer.Argument(metavar="RUN|RECIPE", help="A run folder or a recipe.")],
+    source: RunOrRecipe,
     set_: Overrides = None,
     model: Annotated[
         str | None, typer.Option(help="Measure this folder or hub id with the recipe.")

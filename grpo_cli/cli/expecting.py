@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from grpo_cli.cli.arguments import AsJson, Runs
 from grpo_cli.errors import ExitCode
 
 if TYPE_CHECKING:
     from grpo_cli.expectations.verdicts import Comparison
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")]
 Metrics = Annotated[
     list[str] | None,
     typer.Option(
@@ -38,7 +38,7 @@ def expect(
         Path | None,
         typer.Option(metavar="RECIPE", help="Compare with this recipe's block instead."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Write the `expect` block of a recipe from its finished runs (one for each seed), or compare runs with one.
 

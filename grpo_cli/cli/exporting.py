@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from grpo_cli.cli.arguments import AsJson, Run
+
 if TYPE_CHECKING:
     from grpo_cli.export.exporting import ExportPlan
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Run,
     to: Annotated[Path, typer.Option(help="Folder of the export.")],
     format: Annotated[str, typer.Option(help="safetensors, adapter or gguf.")] = "safetensors",
     checkpoint: Annotated[str | None, typer.Option(help="A step of the run, or best.")] = None,

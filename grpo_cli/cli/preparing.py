@@ -16,7 +16,6 @@ from grpo_cli.launch.plan import LaunchPlan, plan_launch
 from grpo_cli.launch.resumption import (
     LENGTHS,
     Resumption,
-    find_latest,
     is_finished,
     plan_resumption,
     read_target,
@@ -37,6 +36,7 @@ from grpo_cli.runs.folder import (
     unwritable,
 )
 from grpo_cli.runs.manifest import describe_origin
+from grpo_cli.runs.selection import find_started
 from grpo_cli.runs.status import StatusFile
 from grpo_cli.servers.examination import examine
 
@@ -189,7 +189,7 @@ def _take_up(
     step = None
     if earlier.source is not None:
         run, step = read_target(earlier.source)
-    elif (found := find_latest(root, recipe.name)) is not None:
+    elif (found := find_started(root, recipe.name)) is not None:
         run = found
     else:
         stderr().print(f"no run of {recipe.name} is in {root}: starting one", markup=False)

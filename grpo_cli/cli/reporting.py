@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from grpo_cli.cli.arguments import RUNS, RunsRoot
+
 
 def report(
     run: Annotated[
@@ -13,7 +15,7 @@ def report(
             metavar="[RUN]...", help="Paths, NAME/ID, NAME (its newest) or latest, the default."
         ),
     ] = None,
-    runs: Annotated[Path, typer.Option("--runs", help="Where run folders are.")] = Path("runs"),
+    runs: RunsRoot = RUNS,
     output: Annotated[
         Path | None,
         typer.Option(

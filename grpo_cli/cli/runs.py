@@ -1,10 +1,10 @@
 """`grpo runs`: past runs, from their folders alone. Parses, calls one function, hands on its result."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from grpo_cli.cli.arguments import RUNS, AsJson, NewestRun, RunsRoot, SeveralRuns
 from grpo_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -14,17 +14,10 @@ app = typer.Typer(
     help="Past runs and those in progress, from their folders alone.", no_args_is_help=True
 )
 
-_NAMED = "A path, NAME/ID, NAME (its newest) or latest."
-Root = Annotated[Path, typer.Option("--runs", help="Where run folders are.")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help=_NAMED)]
-NewestRun = Annotated[str, typer.Argument(metavar="[RUN]", help=_NAMED)]
-Several = Annotated[list[str], typer.Argument(metavar="RUN...", help=_NAMED)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-
 
 @app.command("list")
 def list_(
-    runs: Root = Path("runs"),
+    runs: RunsRoot = RUNS,
     name: Annotated[
         str | None,
         typer.Option(metavar="PATTERN", help="Only runs of this NAME or NAME/ID; `*` is anything."),
@@ -57,7 +50,7 @@ def list_(
 
 
 @app.command()
-def show(run: NewestRun = "latest", runs: Root = Path("runs"), json: AsJson = False) -> None:
+def show(run: NewestRun = "latest", runs: RunsRoot = RUNS, json: AsJson = False) -> None:
     """Show one run: how it went, what it was made of, what lies on the disk, and what can be done next."""
     from grpo_cli.cli import output, runs_view
     from grpo_cli.report.overview import read_overview
@@ -73,7 +66,7 @@ def show(run: NewestRun = "latest", runs: Root = Path("runs"), json: AsJson = Fa
 @app.command()
 def path(
     run: NewestRun = "latest",
-    runs: Root = Path("runs"),
+    runs: RunsRoot = RUNS,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="last|best|N", help="Of this checkpoint instead.")
     ] = None,
@@ -97,7 +90,7 @@ def path(
 
 
 @app.command()
-def compare(run: Several, runs: Root = Path("runs"), json: AsJson = False) -> None:
+def compare(run: SeveralRuns, runs: RunsRoot = RUNS, json: AsJson = False) -> None:
     """Compare runs with the first one: recipes side by side, metrics, and held-out results prompt by prompt."""
     from grpo_cli.cli import compare_view, output
     from grpo_cli.report.comparison import compare_runs
@@ -114,8 +107,8 @@ def compare(run: Several, runs: Root = Path("runs"), json: AsJson = False) -> No
 
 @app.command()
 def remove(
-    run: Several,
-    runs: Root = Path("runs"),
+    run: SeveralRuns,
+    runs: RunsRoot = RUNS,
     checkpoints: Annotated[
         bool,
         typer.Option("--checkpoints", help="Only checkpoints, all but the newest and the best."),

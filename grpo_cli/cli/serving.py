@@ -1,30 +1,18 @@
 """`grpo serve` and `grpo chat`: parse, call one function, show what comes."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Source = Annotated[Path, typer.Argument(metavar="RUN|DIR", help="A run, or an exported folder.")]
-Served = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN|DIR|RECIPE",
-        help="A run, an exported folder; or a recipe, for the server that its training samples from.",
-    ),
-]
+from grpo_cli.cli.arguments import Overrides, RunOrDir, Served
+
 Checkpoint = Annotated[str | None, typer.Option(help="A step of the run, or best.")]
 
 
 def serve(
     source: Served,
     checkpoint: Checkpoint = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="a.b=c", help="Replace a value of a recipe; may be repeated."
-        ),
-    ] = None,
+    set_: Overrides = None,
     host: Annotated[str, typer.Option(help="Where it listens.")] = "127.0.0.1",
     port: Annotated[
         int | None,
@@ -61,7 +49,7 @@ def serve(
 
 
 def chat(
-    source: Source,
+    source: RunOrDir,
     checkpoint: Checkpoint = None,
     url: Annotated[
         str | None, typer.Option(help="A server's API, such as http://127.0.0.1:8000/v1.")

@@ -2,11 +2,11 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from grpo_cli.cli.arguments import RUNS, NewestRun, RunsRoot
 from grpo_cli.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -17,14 +17,11 @@ if TYPE_CHECKING:
 
 _HISTORY = 20
 """Lines of what has been that plain lines begin with."""
-RunsRoot = Annotated[Path, typer.Option("--runs", help="Where run folders are.")]
 
 
 def watch(
-    run: Annotated[
-        str, typer.Argument(metavar="[RUN]", help="A path, NAME/ID, NAME (its newest) or latest.")
-    ] = "latest",
-    runs: RunsRoot = Path("runs"),
+    run: NewestRun = "latest",
+    runs: RunsRoot = RUNS,
     as_json: Annotated[
         bool,
         typer.Option(

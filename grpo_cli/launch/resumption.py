@@ -59,15 +59,6 @@ class Resumption:
     """Whether it may be another training."""
 
 
-def find_latest(root: Path, name: str) -> RunFolder | None:
-    """The run of a name that was started last; None where there is none."""
-    found = [RunFolder(path.absolute()) for path in sorted((root / name).glob("*"))]
-    known = [(StatusFile(run.main.status).read(), run) for run in found if run.resolved.is_file()]
-    # A dry run leaves a folder too, and nothing to go on with. Names need not tell the time.
-    started = [(status.started_at, run) for status, run in known if status.state != "pending"]
-    return max(started, key=lambda pair: pair[0])[1] if started else None
-
-
 def read_target(path: Path) -> tuple[RunFolder, int | None]:
     """The run that a path names, and the step where it names a checkpoint.
 

@@ -61,6 +61,12 @@ def find_run(root: Path, given: str = LATEST) -> RunFolder:
     raise UsageError(_say_unknown(root, given, path))
 
 
+def find_started(root: Path, name: str) -> RunFolder | None:
+    """The run of a name that was started last; None where none was. A dry run leaves a folder too."""
+    begun = _started([run for run in list_folders(root) if run.path.parent.name == name])
+    return _last(begun) if begun else None
+
+
 def read_status(run: RunFolder) -> Status | None:
     """The status of a run; None where it is damaged."""
     try:
@@ -77,14 +83,7 @@ def started_at(run: RunFolder) -> float:
 
 def _newest(root: Path, runs: list[RunFolder], lacking: str) -> RunFolder:
     """The run that was started last, or made last where none was started."""
-    told = [(run, read_status(run)) for run in runs]
-    known = [(status.started_at, run) for run, status in told if status and run.status.is_file()]
-    begun = [
-        (status.started_at, run)
-        for run, status in told
-        if status and run.status.is_file() and was_started(run, status)
-    ]
-    chosen = begun or known
+    chosen = _started(runs) or _told(runs)
     if not chosen:
         if runs:
             names = ", ".join(str(run.path) for run in runs[:3])
@@ -92,7 +91,21 @@ def _newest(root: Path, runs: list[RunFolder], lacking: str) -> RunFolder:
         raise UsageError(
             f"{lacking}. Fix: grpo train RECIPE, or say where runs are with --runs DIR"
         )
-    return max(chosen, key=lambda pair: pair[0])[1]
+    return _last(chosen)
+
+
+def _told(runs: list[RunFolder]) -> list[tuple[RunFolder, Status]]:
+    """The runs whose status can be read."""
+    return [(run, status) for run in runs if run.status.is_file() and (status := read_status(run))]
+
+
+def _started(runs: list[RunFolder]) -> list[tuple[RunFolder, Status]]:
+    return [(run, status) for run, status in _told(runs) if was_started(run, status)]
+
+
+def _last(told: list[tuple[RunFolder, Status]]) -> RunFolder:
+    """The one that was started last: names need not tell the time."""
+    return max(told, key=lambda pair: pair[1].started_at)[0]
 
 
 def _say_unknown(root: Path, given: str, path: Path) -> str:

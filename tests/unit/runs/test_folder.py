@@ -3,7 +3,6 @@ import json
 import pytest
 
 from grpo_cli.errors import UsageError
-from grpo_cli.launch.resumption import find_latest
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.runs.checkpoints import STAGING, STATE, whole_checkpoints
 from grpo_cli.runs.folder import (
@@ -15,6 +14,7 @@ from grpo_cli.runs.folder import (
 )
 from grpo_cli.runs.manifest import describe_origin
 from grpo_cli.runs.rewinding import rewind, start_over
+from grpo_cli.runs.selection import find_started
 from grpo_cli.runs.status import Status, StatusFile
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -107,7 +107,7 @@ def test_machines_share_the_checkpoints_of_one_run_and_nothing_else(tmp_path):
 def test_another_machine_s_part_is_no_run_of_its_own(tmp_path):
     first, _ = machines(tmp_path)
     StatusFile(first.status).update(state="stopped")
-    assert find_latest(tmp_path / "runs", "good") == first
+    assert find_started(tmp_path / "runs", "good") == first
 
 
 def test_a_folder_that_a_dry_run_left_is_not_the_newest_run(tmp_path):
@@ -116,9 +116,9 @@ def test_a_folder_that_a_dry_run_left_is_not_the_newest_run(tmp_path):
     dry = RunFolder(tmp_path / "runs" / "good" / "newer")
     dry.path.mkdir()
     dry.write_recipe(first.read_recipe())
-    assert find_latest(tmp_path / "runs", "good") == first
+    assert find_started(tmp_path / "runs", "good") == first
     StatusFile(dry.status).update(state="running")
-    assert find_latest(tmp_path / "runs", "good") == dry
+    assert find_started(tmp_path / "runs", "good") == dry
 
 
 def test_checkpoints_on_another_disk_are_still_ones_own(tmp_path):

@@ -1,0 +1,53 @@
+"""Arguments and options that several commands take, worded once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_NAMED = "A path, NAME/ID, NAME (its newest) or latest."
+RUNS = Path("runs")
+"""Where run folders are, unless `--runs` says otherwise."""
+
+
+def _as_run(given: str) -> Path:
+    """A path as it is; anything else is taken for a run's name."""
+    path = Path(given)
+    if path.exists() or path.suffix in (".yaml", ".yml", ".json"):
+        return path
+    from grpo_cli.runs.selection import find_run
+
+    return find_run(RUNS, given).path
+
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help=_NAMED, parser=_as_run)]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help=_NAMED, parser=_as_run)]
+RunOrDir = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN|DIR", help="A run, by path or name, or an exported folder.", parser=_as_run
+    ),
+]
+RunOrRecipe = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN|RECIPE", help="A run, by path or name, or a recipe.", parser=_as_run
+    ),
+]
+Served = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN|DIR|RECIPE",
+        help="A run, by path or name, or an exported folder; or a recipe, for the server that its "
+        "training samples from.",
+        parser=_as_run,
+    ),
+]
+NewestRun = Annotated[str, typer.Argument(metavar="[RUN]", help=_NAMED)]
+SeveralRuns = Annotated[list[str], typer.Argument(metavar="RUN...", help=_NAMED)]
+RunsRoot = Annotated[Path, typer.Option("--runs", help="Where run folders are.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=c", help="Replace a value of the recipe; may be repeated."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
