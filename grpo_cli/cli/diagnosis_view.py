@@ -40,6 +40,10 @@ def _say_verdict(found: "Diagnosis") -> Text:
     if not serious:
         notes = len(found.symptoms)
         more = f"; {count_noun(notes, 'note')}" if notes else ""
+        if 2 * looked < found.rules:
+            # Too few have looked to call it well.
+            told = f"· {looked} of {found.rules} rules could look, and saw nothing wrong{more}"
+            return Text(told, style="cyan")
         rules = count_noun(looked, "rule")
         return Text.assemble(("✓", "green"), f" nothing is wrong that {rules} could see{more}")
     style = "bold red" if found.errors else "yellow"
