@@ -32,15 +32,24 @@ class RunCallback(TrainerCallback):
         self.stopped = False
         """Whether the loop ended because somebody asked."""
         self._tokens = 0.0
-        self._since = time.monotonic()
+        self._began: float | None = None
+        self._stepping_s = 0.0
+        """Spent on the steps since the last record with tokens; evaluating and saving are no part of it."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Says how many steps are planned."""
-        self._since = time.monotonic()
+        # A run that goes on has counted before.
+        self._tokens = float(state.num_input_tokens_seen)
         self.session.heartbeat.beat()
         self._update_status(state, phase="training", total_steps=state.max_steps)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Starts the clock of the step."""
+        self._began = time.monotonic()
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -58,6 +67,8 @@ class RunCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Stops all processes at this step where one of them was asked to."""
+        if self._began is not None:
+            self._stepping_s += time.monotonic() - self._began
         self.session.heartbeat.beat()
         self._update_status(state)
         if self._asked_anywhere():
@@ -115,11 +126,10 @@ class RunCallback(TrainerCallback):
             )
 
     def _measure_pace(self, num_tokens: float | None) -> float | None:
-        """Tokens a second since the last record: prompts and completions, over all processes."""
-        now = time.monotonic()
-        seconds, self._since = now - self._since, now
+        """Tokens a second in the steps since the last record that has them; those that sample nothing do not."""
         if num_tokens is None:
             return None
+        seconds, self._stepping_s = self._stepping_s, 0.0
         tokens, self._tokens = num_tokens - self._tokens, num_tokens
         return tokens / seconds if seconds > 0 and tokens >= 0 else None
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.integration.conftest import RECIPE, Workshop
 
+PHASES = ("sampling", "scoring", "learning")
 LORA = "dtype: float32\n  lora: {{r: 4, lora_alpha: 8}}"
 
 
@@ -67,6 +68,11 @@ def test_the_time_of_a_step_is_told_phase_by_phase(workshop):
     sampled = [step["time/sampling"] > 0 for step in steps]
     assert sampled == [step["time/scoring"] > 0 for step in steps] == [True, False, True, False]
     assert all(step["time/learning"] > 0 for step in steps)
+    # The tokens of step 3 took the time of steps 2 and 3.
+    spent_s = [sum(step[f"time/{phase}"] for phase in PHASES) for step in steps]
+    pace = (steps[2]["num_tokens"] - steps[0]["num_tokens"]) / (spent_s[1] + spent_s[2])
+    assert steps[2]["tokens_per_s"] == pytest.approx(pace, rel=0.5)
+    assert steps[1]["tokens_per_s"] is None
     # A backend that trains and samples with the same weights hands none over.
     assert not any("time/sync" in step for step in steps)
 
