@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
+import typer
 from typer.exceptions import TyperException
 
 from grpo_cli.cli.output import print_problems, stderr
@@ -53,7 +54,8 @@ def run_guarded(command: Callable[[], int | None]) -> int:
         return error.exit_code
     except TyperException as error:
         return _explain_usage(error)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
+        # Typer's own stands for Ctrl-C, or the end of the input, at one of its questions.
         return _say("interrupted", ExitCode.INTERRUPTED)
     except Terminated:
         return _say("terminated", ExitCode.TERMINATED)

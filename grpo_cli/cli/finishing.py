@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 
 from grpo_cli.cli.output import progress, stderr
+from grpo_cli.errors import GrpoError
 from grpo_cli.report.page.assembly import write_report
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.trackers.handover import hand_over
@@ -14,18 +15,25 @@ from grpo_cli.trackers.handover import hand_over
 
 def finish(folder: RunFolder) -> None:
     """Writes the page of a run that has ended, and hands the run to its trackers."""
-    try:
-        write_page(folder)
-        if folder.trackers.is_file():
-            with progress("handing completions and report to the trackers (Ctrl-C leaves it out)"):
-                failures = hand_over(folder)
-            for failure in failures:
-                _warn(failure)
-    except KeyboardInterrupt:
-        _warn("the trackers were not given all of the run's files")
-    except Exception as error:
-        # Whatever it is, the training is done, and its summary is what was waited for.
-        _warn(f"the end of the run could not be written up ({error!r})")
+    for act in (write_page, _tell_trackers):
+        try:
+            act(folder)
+        except KeyboardInterrupt:
+            _warn("left out at your wish: the report, or what the trackers had still to be given")
+            return
+        except Exception as error:
+            # Whatever it is, the training is done, and its summary is what was waited for.
+            said = str(error) if isinstance(error, GrpoError) else repr(error)
+            _warn(f"the end of the run could not be written up: {said}")
+
+
+def _tell_trackers(folder: RunFolder) -> None:
+    if not folder.trackers.is_file():
+        return
+    with progress("handing completions and report to the trackers (Ctrl-C leaves it out)"):
+        failures = hand_over(folder)
+    for failure in failures:
+        _warn(failure)
 
 
 def write_page(folder: RunFolder) -> Path | None:

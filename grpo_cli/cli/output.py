@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from grpo_cli.errors import Level, Problem
+from grpo_cli.runs.files import finite
 
 _STYLES: dict[Level, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _PIPE_WIDTH = 160
@@ -95,8 +96,21 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def print_json(value: Any) -> None:
-    """Prints a result as JSON."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    """Prints a result as JSON; numbers that JSON does not have become null."""
+    told = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str)
+    write_line(told)
+
+
+def write_line(line: str) -> bool:
+    """Writes a line to stdout at once; gives whether anybody is there to read it."""
+    try:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nothing is wrong (`grpo … | head`). What Python would flush at its end has nowhere to go either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return False
+    return True
 
 
 def print_problems(problems: Iterable[Problem]) -> None:

@@ -3,7 +3,6 @@
 Owns the names inside a checkpoint, which are transformers' (5.17). Loads nothing.
 """
 
-import json
 import shutil
 import struct
 import zipfile
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo_cli.errors import UsageError
+from grpo_cli.runs.files import parse_json
 from grpo_cli.runs.folder import RunFolder
 
 STAGING = ".saving"
@@ -39,7 +39,7 @@ def whole_checkpoints(run: RunFolder) -> dict[int, Path]:
 def _is_whole(checkpoint: Path) -> bool:
     """Whether no file of it was cut off, as far as a look at its ends tells."""
     try:
-        json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+        parse_json((checkpoint / STATE).read_bytes())
         saved = [file for file in checkpoint.iterdir() if file.suffix in (".pt", ".pth")]
         # torch's files are zip archives, whose directory stands at the end.
         archives = all(zipfile.is_zipfile(file) for file in saved)
@@ -52,8 +52,11 @@ def _is_complete(weights: Path) -> bool:
     """Whether a safetensors file is as long as its header says."""
     with weights.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
-        header = json.loads(file.read(min(length, _LONGEST_HEADER)))
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        header = parse_json(file.read(min(length, _LONGEST_HEADER)))
+    try:
+        ends = [each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"]
+    except (AttributeError, LookupError, TypeError):
+        return False
     return weights.stat().st_size == 8 + length + max(ends, default=0)
 
 

@@ -4,7 +4,6 @@ Owns the names of its files, making a fresh one, and reading back its recipe. Do
 what the files say.
 """
 
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from grpo_cli.errors import SetupError, UsageError
-from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
+from grpo_cli.runs.files import SCHEMA_VERSION, parse_json, read_object, write_json, write_text
 from grpo_cli.runs.locking import held
 
 if TYPE_CHECKING:
@@ -179,15 +178,15 @@ class RunFolder:
 
     def read_plan(self) -> dict[str, Any]:
         """What was launched; nothing where it is not there, or damaged."""
-        return _read_json(self.plan)
+        return read_object(self.plan)
 
     def read_manifest(self) -> dict[str, Any]:
         """What the run was made of; nothing where it is not there, or damaged."""
-        return _read_json(self.manifest)
+        return read_object(self.manifest)
 
     def read_resumption(self) -> dict[str, Any]:
         """From where the present attempt goes on; nothing where it began anew."""
-        return _read_json(self.resumption)
+        return read_object(self.resumption)
 
     def write_recipe(self, recipe: "Recipe") -> None:
         """Writes the resolved recipe."""
@@ -204,7 +203,7 @@ class RunFolder:
         from grpo_cli.recipe.recipe import Recipe
 
         try:
-            told = json.loads(self.resolved.read_text(encoding="utf-8"))
+            told = parse_json(self.resolved.read_bytes())
             version = told["schema_version"]
             if version > SCHEMA_VERSION:
                 raise UsageError(
@@ -213,7 +212,7 @@ class RunFolder:
                 )
             # What an older version did not write down yet has its default.
             return Recipe.model_validate(told["recipe"])
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise UsageError(
                 f"{self.path} is not a run folder: it has no resolved.json. "
                 "Fix: name a folder under runs/<name>/"
@@ -228,13 +227,6 @@ class RunFolder:
 def _by_number(paths: Iterable[Path]) -> dict[int, Path]:
     numbered = [(path.stem.rpartition("_")[2], path) for path in paths]
     return {int(number): path for number, path in numbered if number.isdecimal()}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def create_run(root: Path, recipe: "Recipe", recipe_text: str) -> RunFolder:

@@ -4,7 +4,6 @@ Owns what counts as a sign of life. A `status.json` that says `running` may be t
 that was killed, or of a machine that lost its power.
 """
 
-import json
 import platform
 import time
 from contextlib import suppress
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import State, Status
 
@@ -56,7 +56,8 @@ def look_at_life(run: RunFolder, status: Status) -> Life:
     if live_workers(run):
         return Life(status.state, silent_s, True)
     here = _is_of_this_machine(run)
-    longest = float(run.read_plan().get("stall_timeout_s") or _STALL_S)
+    told = run.read_plan().get("stall_timeout_s")
+    longest = told if isinstance(told, int | float) and told > 0 else _STALL_S
     gone = here is True or silent_s > longest
     return Life("interrupted" if gone else "running", silent_s, here)
 
@@ -94,9 +95,6 @@ def _is_of_this_machine(run: RunFolder) -> bool | None:
     if not Path("/proc/self/cmdline").exists():
         return None
     for manifest in (run.attempt(run.attempts) / run.manifest.name, run.manifest):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            return bool(
-                json.loads(manifest.read_text(encoding="utf-8"))["hardware"]["host"]
-                == platform.node()
-            )
+        with suppress(KeyError, TypeError):
+            return bool(read_object(manifest)["hardware"]["host"] == platform.node())
     return None

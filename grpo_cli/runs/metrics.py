@@ -1,7 +1,6 @@
 """`metrics.jsonl`: one record a line, append-only, and how to follow it while it grows."""
 
 import json
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from grpo_cli.runs.files import SCHEMA_VERSION
+from grpo_cli.runs.files import SCHEMA_VERSION, finite, parse_json
 
 _KNOWN_BY = 256
 """Bytes: records bear their time, so no two of a run's files have the same at the same place."""
@@ -18,7 +17,7 @@ _KNOWN_BY = 256
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
     """Appends one record as a line; NaN and infinities become null, since JSON has neither."""
     stamped = {"schema_version": SCHEMA_VERSION, "time": round(time.time(), 3), **record}
-    line = json.dumps(_finite(stamped), ensure_ascii=False, allow_nan=False, default=str)
+    line = json.dumps(finite(stamped), ensure_ascii=False, allow_nan=False, default=str)
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"{line}\n")
 
@@ -59,6 +58,8 @@ def read_ends(path: Path, block: int) -> Ends:
         path: The file.
         block: Bytes to read at each end; a file of up to twice as many is read whole.
     """
+    if not path.is_file():
+        return Ends((), (), 1.0)
     try:
         with path.open("rb") as file:
             head = file.read(2 * block)
@@ -98,6 +99,8 @@ class RecordTail:
 
     def read_new(self) -> Iterator[dict[str, Any]]:
         """The records that came since the last call."""
+        if not self.path.is_file():
+            return
         try:
             with self.path.open("rb") as file:
                 self._place(file)
@@ -128,17 +131,7 @@ class RecordTail:
 def _read(line: bytes) -> dict[str, Any] | None:
     """A record; None for a line that a killed process left torn."""
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

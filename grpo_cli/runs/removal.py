@@ -16,9 +16,10 @@ from grpo_cli.runs.files import measure_bytes
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.liveness import look_at_life
 from grpo_cli.runs.locking import held
-from grpo_cli.runs.selection import is_run, read_status
+from grpo_cli.runs.selection import is_own, read_status
 from grpo_cli.runs.trained import find_trained
 
+_TRIES = 3
 _OWN = {"logs", "machines"}
 """Folders of a run in which what looks like a run is none of its own."""
 
@@ -73,8 +74,8 @@ def remove(removals: Sequence[Removal]) -> int:
     """Removes what was planned; returns the bytes that this freed.
 
     Raises:
-        UsageError: Something has begun to work in one of the runs; none is touched then.
-        OSError: A file cannot be removed; what was before it is gone.
+        UsageError: Something has begun to work in one of the runs, and none is touched; or a file cannot be
+            removed, and what was before it is gone.
     """
     with ExitStack() as locks:
         for each in removals:
@@ -84,7 +85,7 @@ def remove(removals: Sequence[Removal]) -> int:
                     locks.enter_context(held(lock, "working"))
         for each in removals:
             for path in each.paths:
-                shutil.rmtree(path)
+                _take_away(path)
     for each in removals:
         if not each.run.path.exists():
             _leave_no_empty(each.run.path.parent)
@@ -97,14 +98,22 @@ def _refuse(run: RunFolder) -> None:
     Raises:
         UsageError: It is one of these.
     """
-    if run.path.is_symlink() or not is_run(run.path):
-        kind = "a link" if run.path.is_symlink() else "no run folder"
-        raise UsageError(f"{run.path} is {kind}. Fix: name a folder under runs/<name>/")
+    path, parent = run.path, run.path.parent
+    # Runs may lie on another disk; a link to one of them, or to all of a name, is somebody's own doing.
+    if path.resolve() != parent.parent.resolve() / parent.name / path.name:
+        raise UsageError(
+            f"{path} is a link, or lies behind one. Fix: name the folder itself, {path.resolve()}"
+        )
+    if not is_own(run):
+        raise UsageError(
+            f"{path} is no run folder, or is damaged: its resolved.json is not a recipe of grpo. "
+            "Fix: name a folder under runs/<name>/, or remove it by hand"
+        )
     if run.shares_checkpoints:
         raise UsageError(
             f"{run.path} is one machine's part of {run.main.path}. Fix: remove that run as a whole"
         )
-    if any(is_run(path) for path in run.path.glob("*/*") if path.parent.name not in _OWN):
+    if any(_is_other(run, path.parent) for path in run.path.rglob(run.resolved.name)):
         raise UsageError(f"{run.path} holds other runs. Fix: name them one by one")
     if run.path.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise UsageError(f"{run.path} is where this command works. Fix: cd elsewhere first")
@@ -115,6 +124,38 @@ def _refuse(run: RunFolder) -> None:
                 f"{run.path} is running. Fix: wait for it, or stop it (Ctrl-C in its terminal, or "
                 f"touch {part.stop_request})"
             )
+
+
+def _is_other(run: RunFolder, path: Path) -> bool:
+    """Whether a folder inside a run is a run of its own."""
+    inside = path.relative_to(run.path).parts
+    return bool(inside) and inside[0] not in _OWN and is_own(RunFolder(path))
+
+
+def _take_away(path: Path) -> None:
+    """Removes a folder, under another name: half of a run never stands under its own.
+
+    Raises:
+        UsageError: Not all of it could be removed.
+    """
+    aside = path.with_name(f".{path.name}.removed")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        # Somebody may be writing into it: what came meanwhile goes the next time.
+        for _ in range(_TRIES):
+            shutil.rmtree(aside, ignore_errors=True)
+        if aside.exists():
+            shutil.rmtree(aside)
+    except FileNotFoundError:
+        # It went by itself.
+        return
+    except OSError as error:
+        rest = aside if aside.exists() else path
+        raise UsageError(
+            f"{path} could not be removed ({error.strerror}); what is left is {rest}. Fix: end what "
+            "writes into it, or change its permissions, and remove that by hand"
+        ) from None
 
 
 def _needed(run: RunFolder) -> tuple[Path, ...]:

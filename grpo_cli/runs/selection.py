@@ -3,9 +3,12 @@
 Owns finding run folders under a root. What is in them is for others to read.
 """
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from grpo_cli.errors import UsageError, nearest
+from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.liveness import was_started
 from grpo_cli.runs.status import Status, StatusFile
@@ -50,15 +53,26 @@ def find_run(root: Path, given: str = LATEST) -> RunFolder:
     """
     if given == LATEST:
         return _newest(root, list_folders(root), f"no run is in {root}")
-    path = Path(given).expanduser()
+    path = Path(given)
+    # `~name` of nobody is a name like others.
+    with suppress(RuntimeError):
+        path = path.expanduser()
     for candidate in (path, root / path):
-        if is_run(candidate):
-            return RunFolder(candidate.absolute())
+        # Without `..`, so that what is looked at is what is meant, also beside links.
+        whole = Path(os.path.abspath(candidate))
+        if is_run(whole):
+            return RunFolder(whole)
     name = given.rstrip("/").removesuffix(f"/{LATEST}")
     under = [run for run in list_folders(root) if run.path.parent.name == name]
     if under:
         return _newest(root, under, "")
     raise UsageError(_say_unknown(root, given, path))
+
+
+def is_own(run: RunFolder) -> bool:
+    """Whether a folder is certainly a run's: it holds a recipe as this program writes it."""
+    told = read_object(run.resolved)
+    return isinstance(told.get("schema_version"), int) and isinstance(told.get("recipe"), dict)
 
 
 def find_started(root: Path, name: str) -> RunFolder | None:

@@ -1,17 +1,17 @@
 """`status.json`: where a run stands, written whole by whoever is in charge at that moment."""
 
-import json
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from grpo_cli.errors import UsageError
-from grpo_cli.runs.files import SCHEMA_VERSION, write_json
+from grpo_cli.runs.files import SCHEMA_VERSION, parse_json, write_json
 
 State = Literal["pending", "running", "completed", "stopped", "failed"]
+Moment = Annotated[float, Field(ge=0, lt=1e11)]
 FINAL: frozenset[State] = frozenset({"completed", "stopped", "failed"})
 
 
@@ -34,9 +34,9 @@ class Status:
     """The rule of `training.stop_when` that stopped it, if one did."""
     traceback: str | None = None
     """Of a failure."""
-    started_at: float = field(default_factory=time.time)
+    started_at: Moment = field(default_factory=time.time)
     """Seconds since the epoch."""
-    updated_at: float = field(default_factory=time.time)
+    updated_at: Moment = field(default_factory=time.time)
     """Seconds since the epoch."""
     schema_version: int = SCHEMA_VERSION
 
@@ -56,8 +56,11 @@ class StatusFile:
         Raises:
             UsageError: The file is damaged.
         """
+        if not self.path.exists():
+            return Status()
         try:
-            values = json.loads(self.path.read_text(encoding="utf-8"))
+            # Anything but a file may keep its reader waiting.
+            values = parse_json(self.path.read_bytes()) if self.path.is_file() else None
             return _STATUS.validate_python(values)
         except FileNotFoundError:
             return Status()

@@ -3,11 +3,11 @@
 Owns the names `--checkpoint` takes. Does not look into the weights.
 """
 
-import json
 from pathlib import Path
 
 from grpo_cli.errors import UsageError
 from grpo_cli.runs.checkpoints import whole_checkpoints
+from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder
 
 
@@ -83,8 +83,8 @@ def _find_best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
 def _read_best(state: Path) -> str | None:
     """The name of the best checkpoint's folder; None where the state does not say it."""
     try:
-        return Path(json.loads(state.read_text(encoding="utf-8"))["best_model_checkpoint"]).name
-    except (ValueError, KeyError, TypeError):
+        return Path(read_object(state)["best_model_checkpoint"]).name
+    except (KeyError, TypeError):
         return None
 
 

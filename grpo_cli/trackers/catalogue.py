@@ -34,10 +34,12 @@ _PACKAGES = {"azure_ml": "azureml-mlflow", "flyte": "flytekit"}
 def is_installed(tracker: str) -> bool:
     """Whether the package of a tracker can be imported; nothing is."""
     try:
-        return importlib.util.find_spec(MODULES[tracker]) is not None
+        found = importlib.util.find_spec(MODULES[tracker])
     except ModuleNotFoundError:
         # Of a dotted name the parent is missing.
         return False
+    # Any folder of that name is a module too, with nothing to load.
+    return found is not None and found.origin is not None
 
 
 def install_command(tracker: str) -> str:

@@ -1,12 +1,17 @@
 """What is removed of runs, and what never is."""
 
 import json
+import shutil
+import subprocess
+import sys
+import time
 
 import pytest
 
 from grpo_cli.errors import UsageError
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.removal import plan_removal, remove
+from grpo_cli.runs.selection import find_run
 from tests.run_folders import make_finished_run
 
 
@@ -133,3 +138,68 @@ def test_a_run_that_ended_without_a_word_may_go(tmp_path):
     run.metrics.unlink()
     remove([plan_removal(run)])
     assert not run.path.exists()
+
+
+def test_nothing_behind_a_link_to_a_run_or_to_its_name_is_removed(tmp_path):
+    run = make_finished_run(tmp_path / "elsewhere")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "linked").symlink_to(run.path.parent)
+    (tmp_path / "runs" / "one").mkdir()
+    (tmp_path / "runs" / "one" / "linked").symlink_to(run.path)
+    for given in ("linked/seed-42", "one/linked", "one/linked/checkpoints/.."):
+        with pytest.raises(UsageError, match=r"lies behind one|no run"):
+            plan_removal(find_run(tmp_path / "runs", str(tmp_path / "runs" / given)))
+    assert run.resolved.is_file()
+    # All runs may lie on another disk.
+    (tmp_path / "all").symlink_to(tmp_path / "elsewhere")
+    remove([plan_removal(find_run(tmp_path / "all", "sums"))])
+    assert not run.path.exists()
+
+
+@pytest.mark.parametrize("told", ["{}", '{"x": 1}', "[", '{"schema_version": 1}'])
+def test_what_only_looks_like_a_run_stays(tmp_path, told):
+    project = RunFolder(tmp_path / "project")
+    for name in ("launch", "logs", "src"):
+        (project.path / name).mkdir(parents=True)
+    project.resolved.write_text(told)
+    with pytest.raises(UsageError, match=r"no run folder.*by hand"):
+        plan_removal(project)
+
+
+def test_a_run_that_holds_others_is_kept_however_deep_they_are(tmp_path):
+    run = make_finished_run(tmp_path)
+    make_finished_run(run.path / "more" / "runs")
+    with pytest.raises(UsageError, match="holds other runs"):
+        plan_removal(run)
+
+
+def test_what_is_written_meanwhile_goes_too(tmp_path):
+    run = make_finished_run(tmp_path)
+    writer = (
+        "import itertools, pathlib, sys\n"
+        "for n in itertools.count():\n"
+        "    try: pathlib.Path(sys.argv[1], str(n)).touch()\n"
+        "    except OSError: break"
+    )
+    process = subprocess.Popen([sys.executable, "-c", writer, run.path])
+    try:
+        while len(list(run.path.iterdir())) < 100:
+            time.sleep(0.01)
+        remove([plan_removal(run)])
+        assert not run.path.exists()
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_cannot_be_removed_is_told(tmp_path, monkeypatch):
+    run = make_finished_run(tmp_path)
+
+    def refuse(*given, ignore_errors=False):
+        if not ignore_errors:
+            raise OSError(13, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(UsageError, match=r"Permission denied.*what is left is"):
+        remove([plan_removal(run)])
