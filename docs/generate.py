@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from grpo_cli.diagnosis.rule import Rule
 from grpo_cli.diagnosis.rules import RULES
 from grpo_cli.preflight.schema import build_schema
 from grpo_cli.recipe import grpo_fields
@@ -120,7 +121,7 @@ def render_diagnosis() -> str:
     """The page on diagnosis, with its table of rules: what stands behind the mark is replaced."""
     prose, mark, _ = DIAGNOSIS.read_text(encoding="utf-8").partition(_MARK)
     rows = [
-        f"| `{rule.name}` | {rule.title} | {_code(rule.metrics)} | {rule.window} ({rule.fewest}) "
+        f"| `{rule.name}` | {rule.title} | {_code(rule.metrics)} | {_records(rule)} "
         f"| {_cell(rule.threshold)} | {_cell(rule.source)} |"
         for rule in RULES
     ]
@@ -157,6 +158,11 @@ def write_all() -> None:
     write_text(REWARDS, render_rewards())
     write_text(DIAGNOSIS, render_diagnosis())
     write_json(SCHEMA, build_schema())
+
+
+def _records(rule: Rule) -> str:
+    # Some look at measurements instead.
+    return f"{rule.window} ({rule.fewest})" if rule.window else "–"
 
 
 def _docstring(model: type[BaseModel]) -> str:

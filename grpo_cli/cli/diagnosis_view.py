@@ -46,8 +46,7 @@ def _say_verdict(found: "Diagnosis") -> Text:
             return Text(told, style="cyan")
         rules = count_noun(looked, "rule")
         return Text.assemble(("✓", "green"), f" nothing is wrong that {rules} could see{more}")
-    style = "bold red" if found.errors else "yellow"
-    mark = "✗" if found.errors else "!"
+    mark, style = LEVEL_MARKS["error" if found.errors else "warning"]
     return Text(f"{mark} {count_noun(len(serious), 'problem')}", style=style)
 
 
@@ -80,9 +79,12 @@ def print_rules(rules: "Iterable[Rule]") -> None:
     console = stdout()
     for rule in rules:
         console.print(Text.assemble((rule.name, "bold"), f"  {rule.title}"))
+        # What looks at no records looks at the measurements before and after.
+        last = f", the last {count_noun(rule.window, 'record')}" if rule.window else ""
+        least = f"; from {count_noun(rule.fewest, 'record')} on" if rule.fewest else ""
         facts = {
-            "metric": f"{rule.metric}, the last {count_noun(rule.window, 'record')}",
-            "speaks": f"{rule.threshold}; from {count_noun(rule.fewest, 'record')} on",
+            "metric": f"{rule.metric}{last}",
+            "speaks": f"{rule.threshold}{least}",
             "source": rule.source,
         }
         for name, fact in facts.items():
@@ -93,9 +95,9 @@ def print_symptoms(symptoms: "Sequence[Symptom]", run: str) -> None:
     """Prints the worst of a run that has ended to stderr, and where there is more."""
     console = stderr()
     for symptom in symptoms[:_MOST_SHOWN]:
-        # None is an error of the command: the run came to its end.
+        mark, style = LEVEL_MARKS[symptom.level]
         line = Text.assemble(
-            ("warning: ", "yellow"), f"{symptom.rule}: {symptom.seen}. Fix: {symptom.fix}"
+            (f"{mark} ", style), f"{symptom.rule}: {symptom.seen}. Fix: {symptom.fix}"
         )
         console.print(line)
     if symptoms:

@@ -70,10 +70,15 @@ def _apply(rules: Iterable[Rule], history: History) -> Iterable[Symptom]:
 
 
 class Watch:
-    """The rules beside a training: tells of each symptom once, when it first arises."""
+    """The rules beside a training: tells of each symptom once, when it first arises.
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.history = History(recipe)
+    Args:
+        recipe: What is trained.
+        source: What commands take as this recipe, such as the path of its `resolved.json`.
+    """
+
+    def __init__(self, recipe: Recipe, source: str = "RECIPE") -> None:
+        self.history = History(recipe, source=source)
         self._told: set[str] = set()
 
     def add(self, record: Mapping[str, Any]) -> list[Symptom]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from grpo_cli.diagnosis.answers import Answers, read_answers
 from grpo_cli.errors import UsageError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
@@ -74,6 +75,13 @@ class History:
     before: Mapping[str, Any] = field(default_factory=dict)
     """The measurement before training, as in `eval/before.json`; empty where there is none."""
     after: Mapping[str, Any] = field(default_factory=dict)
+    said_before: Answers | None = None
+    """What the model said to held-out prompts before training; None where nobody has looked."""
+    said_after: Answers | None = None
+    source: str = "RECIPE"
+    """What commands take as its recipe: the path of its `resolved.json`, where that is known."""
+    run: str | None = None
+    """The path of its folder, where that is known."""
     checkpoints: tuple[int, ...] | None = None
     """Steps of the checkpoints that are there; None where nobody has looked."""
     step: int = 0
@@ -161,11 +169,13 @@ def read_history(run: RunFolder) -> History:
     Raises:
         UsageError: This is not a run folder.
     """
-    history = History(run.read_recipe())
+    history = History(run.read_recipe(), source=str(run.resolved), run=str(run.path))
     for record in read_records(run.metrics):
         history.add(record)
     history.before = _read(run, "before") or history.before
     history.after = _read(run, "after") or history.after
+    history.said_before = read_answers(run.evaluations / "before.jsonl")
+    history.said_after = read_answers(run.evaluations / "after.jsonl")
     history.checkpoints = tuple(whole_checkpoints(run))
     history.lost_at = _find_loss(run)
     return history

@@ -3,6 +3,8 @@
 from statistics import fmean
 
 from grpo_cli.diagnosis.history import History
+from grpo_cli.diagnosis.remedies import slower
+from grpo_cli.diagnosis.rewards import JUDGES
 from grpo_cli.diagnosis.rule import AXOLOTL, PROBE, Rule, Sighting, sampled_only
 from grpo_cli.diagnosis.trends import LIKELY, change_of, has_risen
 
@@ -27,14 +29,22 @@ def _look_for_truncation(history: History) -> Sighting | None:
     limit = history.recipe.generation.max_completion_length
     masked = history.recipe.training.extras.get("mask_truncated_completions")
     left_out = "; they take no part in the loss (mask_truncated_completions)" if masked else ""
+    # What judges no answers may well score a completion without its end.
+    judged = bool(JUDGES & {entry.kind for entry in history.recipe.rewards})
+    severe = judged and fmean(shares) > MOST_CLIPPED
+    most = (
+        f"{MANY_CLIPPED:.0%}; above {MOST_CLIPPED:.0%} an error"
+        if severe
+        else f"{MANY_CLIPPED:.0%}"
+    )
     seen = (
         f"{fmean(shares):.0%} of the completions of the last 10 records were cut off at {limit} tokens "
-        f"(at most {MANY_CLIPPED:.0%}), and no fewer towards the end{left_out}"
+        f"(at most {most}), and no fewer towards the end{left_out}"
     )
     fix = f"`generation.max_completion_length: {2 * limit}`, or a prompt that asks for shorter answers"
     if has_risen(history, LIKELY):
         return Sighting("note", f"{seen}; the reward rises all the same", fix)
-    return Sighting("error" if fmean(shares) > MOST_CLIPPED else "warning", seen, fix)
+    return Sighting("error" if severe else "warning", seen, fix)
 
 
 def _look_for_explosion(history: History) -> Sighting | None:
@@ -63,8 +73,7 @@ def _look_for_collapse(history: History) -> Sighting | None:
         f"completions shrank from {length.before:.0f} to {length.now:.0f} tokens (at least "
         f"{SHRINKAGE:.0%}), and the reward went from {reward.before:.3g} to {reward.now:.3g}"
     )
-    rate = history.recipe.training.learning_rate
-    fix = f"`training.learning_rate: {rate / 2:g}`; look in `completions/` at what is paid for brevity"
+    fix = f"{slower(history.recipe)}; look in `completions/` at what is paid for brevity"
     return Sighting("warning", seen, fix)
 
 
@@ -75,10 +84,10 @@ RULES = (
         (_CLIPPED,),
         10,
         10,
-        f"a mean above {MANY_CLIPPED} (an error above {MOST_CLIPPED}) that does not fall; a note where the "
-        "reward rises",
+        f"a mean above {MANY_CLIPPED} that does not fall (an error above {MOST_CLIPPED} where a reward judges "
+        "answers); a note where the reward rises",
         f"{MANY_CLIPPED} is {PROBE}; {MOST_CLIPPED}: {AXOLOTL}",
-        "A completion that is cut off before its answer is scored as if it had none.",
+        "What stands behind the cut is never scored, and an answer most often stands at the end.",
         _look_for_truncation,
         sampled_only,
     ),

@@ -6,49 +6,16 @@ from math import sqrt
 from statistics import fmean
 
 from grpo_cli.diagnosis.history import History
-from grpo_cli.diagnosis.rule import PROBE, Rule, Sighting, sampled_only
-from grpo_cli.diagnosis.signal import MOST_SILENT
+from grpo_cli.diagnosis.remedies import on_run, slower
+from grpo_cli.diagnosis.rule import Rule, Sighting, sampled_only
 from grpo_cli.diagnosis.trends import NOW, SURE, Change, change_of, compare
 
-LEAST_LORA_RATE, LEAST_RATE = 5e-6, 1e-7
-"""Learning rates below which adapters, and all weights, hardly move."""
-_STILL = 0.05
-"""Share by which entropy may change in a model that stands still."""
 _EVALUATIONS = 4
 """Evaluations before which nothing is said of them."""
 LEAST_GAP = 0.15
 """Of the size of the rewards."""
 LEAST_FALL = 0.3
 """Of what was gained."""
-
-
-def _look_for_low_rate(history: History) -> Sighting | None:
-    rates = [value for _, value in history.series["learning_rate"][:200] if value is not None]
-    lora = history.recipe.model.lora is not None
-    limit = LEAST_LORA_RATE if lora else LEAST_RATE
-    peak = max(rates, default=limit)
-    if peak >= limit or _has_moved(history):
-        return None
-    reward = change_of(history, "reward", 10)
-    told = f"reward {reward.before:.3g} then and {reward.now:.3g} now" if reward else "no reward"
-    seen = f"the highest learning rate is {peak:.2g} (at least {limit:g}), and nothing has moved: {told}"
-    return Sighting(
-        "error" if peak == 0 else "warning",
-        seen,
-        f"`training.learning_rate: {'1e-4' if lora else '1e-6'}` "
-        f"(it is {history.recipe.training.learning_rate:g})",
-    )
-
-
-def _has_moved(history: History) -> bool:
-    """Whether reward or entropy have changed, or something else keeps them from it."""
-    silent = history.last("frac_reward_zero_std", NOW)
-    reward, entropy = (change_of(history, name, 10) for name in ("reward", "entropy"))
-    if silent and fmean(silent) > MOST_SILENT:
-        return True
-    if entropy and abs(entropy.difference) > _STILL * abs(entropy.before):
-        return True
-    return reward is not None and (reward.exceeds() or reward.reversed().exceeds())
 
 
 def _look_for_early_peak(history: History) -> Sighting | None:
@@ -69,15 +36,15 @@ def _look_for_early_peak(history: History) -> Sighting | None:
 
 
 def _keep(history: History, step: int) -> str:
-    rate = f"`training.learning_rate: {history.recipe.training.learning_rate / 2:g}`"
+    rate = slower(history.recipe)
     if history.checkpoints is None:
-        return f"`grpo diagnose RUN` names the checkpoint to keep; next time {rate}"
+        return f"{on_run(history, 'diagnose')} names the checkpoint to keep; next time {rate}"
     if not history.checkpoints:
         return f"no checkpoint is left; `training.max_steps: {step}`, or {rate}"
     nearest = min(history.checkpoints, key=lambda each: (abs(each - step), each))
     return (
-        f"keep checkpoint {nearest}: `grpo eval RUN --checkpoint {nearest}`, "
-        f"`grpo export RUN --checkpoint {nearest} --to DIR`; next time {rate}"
+        f"keep checkpoint {nearest}: {on_run(history, 'eval', f'--checkpoint {nearest}')}, "
+        f"{on_run(history, 'export', f'--checkpoint {nearest} --to DIR')}; next time {rate}"
     )
 
 
@@ -149,19 +116,6 @@ RULES = (
         "ours: held-out answers are greedy or few, so smaller gaps have other reasons",
         "Rows are learned by heart, or the reward is gamed in ways that other prompts do not allow.",
         _look_for_gap,
-        sampled_only,
-    ),
-    Rule(
-        "too_low_learning_rate",
-        "nothing moves",
-        ("learning_rate", "reward"),
-        10,
-        30,
-        f"never above {LEAST_LORA_RATE:g} with LoRA ({LEAST_RATE:g} without), reward and entropy unchanged",
-        f"LoRA: {PROBE}, half of what TRL's guide takes (github.com/huggingface/trl/pull/4207); "
-        "without: ours, a tenth of TRL's default",
-        "Every step costs its time and changes nothing that can be seen.",
-        _look_for_low_rate,
         sampled_only,
     ),
 )

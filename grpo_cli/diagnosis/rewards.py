@@ -6,19 +6,22 @@ from itertools import permutations
 from statistics import fmean, median
 
 from grpo_cli.diagnosis.history import History, Point
+from grpo_cli.diagnosis.remedies import try_rewards
 from grpo_cli.diagnosis.rule import Rule, Sighting
-from grpo_cli.diagnosis.trends import NOW, Change, compare, is_bounded
+from grpo_cli.diagnosis.trends import NOW, Change, compare, is_bounded, top_score
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 
 JUDGES = frozenset({"math", "exact", "choice", "contains", "code", "reasoning_gym"})
 """Kinds that tell right answers from wrong ones."""
-_UNKNOWN = frozenset({"python", "model", "judge"})
+MAY_JUDGE = frozenset({"python", "model", "judge"})
 """Kinds that may."""
 MOST_SHARE, SCALE, UNIT = 0.9, 10.0, 1.5
 """Of the spread of the total; how many times another's scores; how large scores from 0 to 1 get."""
 LEAST_FALL, LEAST_RISE = 0.2, 0.1
 """Of a reward's best, and of the size of its scores."""
+CONSTANT, _FLAT = 20, 1e-6
+"""Records in which a reward must say nothing; below what two scores are the same."""
 SLOW = 0.5
 """Share of a step's time."""
 
@@ -65,7 +68,7 @@ def _look_for_swamping(history: History) -> Sighting | None:
 def _look_for_parting(history: History) -> Sighting | None:
     rewards = [each for each in history.rewards() if each[2].weight > 0]
     kinds = {entry.kind for _, _, entry in rewards}
-    judging = JUDGES if kinds & JUDGES else _UNKNOWN
+    judging = JUDGES if kinds & JUDGES else MAY_JUDGE
     for (_, answer, entry), (place, other, other_entry) in permutations(rewards, 2):
         if entry.kind in judging and other_entry.kind not in JUDGES:
             found = _compare_since_peak(history, answer, other)
@@ -75,11 +78,12 @@ def _look_for_parting(history: History) -> Sighting | None:
                     f"`{answer}` fell from its best {fall.before:.3g} to {fall.now:.3g} (by more than "
                     f"{LEAST_FALL:.0%}), while `{other}` rose from {rise.before:.3g} to {rise.now:.3g}"
                 )
-                return Sighting("error", seen, _part(place, other, other_entry))
+                return Sighting("error", seen, propose_less(place, other, other_entry))
     return None
 
 
-def _part(place: int, name: str, entry: RewardConfig) -> str:
+def propose_less(place: int, name: str, entry: RewardConfig) -> str:
+    """The fix where a reward is paid at the cost of what matters."""
     return (
         f"`rewards.{place}.weight: {entry.weight / 5:.2g}` (it is {entry.weight:g}), or narrow `{name}` to "
         "what only right answers have; read the best completions in `completions/`"
@@ -99,6 +103,33 @@ def _compare_since_peak(history: History, answer: str, other: str) -> tuple[Chan
     fell = fall.reversed().exceeds(LEAST_FALL * abs(peak.mean))
     rose = rise.exceeds(LEAST_RISE * max(abs(rise.before), abs(rise.now)))
     return (fall, rise) if fell and rose else None
+
+
+def _look_for_constancy(history: History) -> Sighting | None:
+    for place, name, entry in history.rewards():
+        points = history.series.get(f"rewards/{name}/std", [])
+        means = history.last(f"rewards/{name}/mean", CONSTANT)
+        spreads = history.last(f"rewards/{name}/std", CONSTANT)
+        if not entry.weight or min(len(means), len(spreads)) < CONSTANT:
+            continue
+        if max(spreads) > _FLAT or max(means) - min(means) > _FLAT:
+            continue
+        top, value = top_score(entry), means[-1]
+        at_top = top is not None and value >= top - _FLAT
+        varied = any(spread is not None and spread > _FLAT for _, spread in points)
+        if at_top and (top == 0 or varied):
+            # A penalty that nothing deserves, or a form that was learned, is as it should be.
+            continue
+        seen = (
+            f"`{name}` gave every completion of the last {CONSTANT} records the same score, {value:.3g} "
+            "(at least two different ones)"
+        )
+        fix = (
+            f"{try_rewards(history)} shows what `{name}` gives to answers of several kinds; "
+            f"correct it, or take `rewards.{place}` away"
+        )
+        return Sighting("note" if at_top else "warning", seen, fix)
+    return None
 
 
 def _look_for_slowness(history: History) -> Sighting | None:
@@ -125,7 +156,10 @@ def _look_for_slowness(history: History) -> Sighting | None:
     path = f"rewards.{place}"
     if entry.timeout_s is None:
         return Sighting(
-            "note", seen, f"`{path}.timeout_s: 10`, which scores several completions at once"
+            "note",
+            seen,
+            f"`{path}.timeout_s: 10`: completions are then scored one by one in a pool of processes, several at "
+            "a time; or a faster reward",
         )
     return Sighting("note", seen, f"`{path}.when`, so that it scores the rows that need it alone")
 
@@ -175,6 +209,18 @@ RULES = (
         "Advantages follow the spread of the total, so the smaller rewards are not heard.",
         _look_for_swamping,
         _is_normalized,
+    ),
+    Rule(
+        "constant_reward",
+        "one of the rewards says nothing",
+        ("rewards/NAME/mean", "rewards/NAME/std"),
+        CONSTANT,
+        CONSTANT,
+        "the same score for every completion; a note where it is its highest from the start",
+        "by definition: such a reward adds the same to all; the records are ours",
+        "A reward that gives every answer the same has no part in what is learned.",
+        _look_for_constancy,
+        _is_single,
     ),
     Rule(
         "slow_reward",

@@ -59,6 +59,10 @@ class Rule:
     bar: Callable[[Recipe], str | None] = _nothing
     """Why a recipe never gives it anything to look at; None where it does."""
 
+    lack: Callable[[History], str | None] | None = None
+    """Why a history has nothing for it, where it looks at something else than records; `metrics` then name
+    that, and `window` and `fewest` are 0."""
+
     @property
     def metric(self) -> str:
         """What it looks at, in words."""
@@ -68,6 +72,8 @@ class Rule:
         """Why it cannot look yet, or ever; None where it can."""
         if (barred := self.bar(history.recipe)) is not None:
             return barred
+        if self.lack is not None:
+            return self.lack(history)
         if history.lost_at is not None and self.name == "nan_loss":
             return None
         counts = {metric: history.count(metric) for metric in self.metrics}

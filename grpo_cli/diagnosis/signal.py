@@ -3,6 +3,7 @@
 from statistics import fmean
 
 from grpo_cli.diagnosis.history import History
+from grpo_cli.diagnosis.remedies import slower, try_rewards
 from grpo_cli.diagnosis.rule import AXOLOTL, Rule, Sighting, sampled_only
 from grpo_cli.diagnosis.trends import change_of, has_risen, is_near_most
 
@@ -49,11 +50,11 @@ def _look_for_no_signal(history: History) -> Sighting | None:
         f"(at most {MOST_SILENT:.0%}), with a mean reward of {fmean(rewards):.3g}"
     )
     if spread and max(spread) < 1e-6 and max(rewards) - min(rewards) < 1e-6:
-        fix = "`grpo rewards test RECIPE` shows why the reward gives every answer the same"
+        fix = f"{try_rewards(history)} shows why the reward gives every answer the same"
     else:
         more = 2 * history.recipe.generation.num_generations
         fix = (
-            "`grpo rewards test RECIPE`; if right answers score there, easier prompts or "
+            f"{try_rewards(history)}; if right answers score there, easier prompts or "
             f"`generation.num_generations: {more}`"
         )
     return Sighting("error" if share > _ALL else "warning", seen, fix)
@@ -92,12 +93,12 @@ def _look_for_repeats(history: History) -> Sighting | None:
     ]
     if generation.top_k:
         narrow.append(f"`generation.top_k: 0` (it is {generation.top_k})")
-    slower = f"`training.learning_rate: {history.recipe.training.learning_rate / 2:g}`"
     seen = (
         f"{share:.0%} of the completions of the last 10 records equal another one of their group "
         f"(at most {limit:.0%})"
     )
-    return Sighting("warning", seen, ", ".join(narrow) or f"{slower}, from an earlier checkpoint")
+    fix = ", ".join(narrow) or f"{slower(history.recipe)}, from an earlier checkpoint"
+    return Sighting("warning", seen, fix)
 
 
 RULES = (

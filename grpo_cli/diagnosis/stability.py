@@ -3,6 +3,7 @@
 from statistics import fmean, median
 
 from grpo_cli.diagnosis.history import History
+from grpo_cli.diagnosis.remedies import held, slower
 from grpo_cli.diagnosis.rule import AXOLOTL, Rule, Sighting
 from grpo_cli.diagnosis.signal import COLLAPSED
 from grpo_cli.diagnosis.trends import LIKELY, change_of, has_risen, is_near_most
@@ -19,27 +20,19 @@ _FP16_SKIPS = 5
 """Steps in a row that the gradient scaler of fp16 may skip while it looks for its scale."""
 
 
-def _slower(recipe: Recipe) -> str:
-    return f"`training.learning_rate: {recipe.training.learning_rate / 5:.2g}`"
-
-
-def _held(recipe: Recipe) -> str:
-    beta = recipe.training.extras.get("beta") or 0.0
-    return f"`training.beta: {2 * beta:g}`" if beta else "`training.beta: 0.01`"
-
-
 def _look_for_entropy_collapse(history: History) -> Sighting | None:
     recent = history.last("entropy", 10)
     if not recent or fmean(recent) >= COLLAPSED or is_near_most(history):
         return None
-    started = history.first("entropy", 10)
+    # The first alone: a policy can be lost within a few steps.
+    started = history.first("entropy", 1)
     seen = (
         f"entropy is {fmean(recent):.2g} over the last 10 records (at least {COLLAPSED}); "
         f"it began at {fmean(started or recent):.2g}"
     )
     recipe = history.recipe
     warmer = "" if recipe.generation.temperature >= 1 else ", `generation.temperature: 1.0`"
-    fix = f"{_slower(recipe)}, {_held(recipe)}{warmer}; go back to an earlier checkpoint"
+    fix = f"{slower(recipe)}, {held(recipe)}{warmer}; go back to an earlier checkpoint"
     return Sighting("error", seen, fix)
 
 
@@ -53,7 +46,7 @@ def _look_for_entropy_explosion(history: History) -> Sighting | None:
         f"entropy rose from {entropy.before:.2g} to {entropy.now:.2g} (at most {MOST_ENTROPY:g}), "
         "and the reward did not"
     )
-    return Sighting("error", seen, f"{_slower(history.recipe)}, {_held(history.recipe)}")
+    return Sighting("error", seen, f"{slower(history.recipe)}, {held(history.recipe)}")
 
 
 def _look_for_runaway(history: History) -> Sighting | None:
@@ -61,7 +54,7 @@ def _look_for_runaway(history: History) -> Sighting | None:
     if not recent or median(recent) <= MOST_KL:
         return None
     seen = f"the median KL of the last 10 records is {median(recent):.3g} (at most {MOST_KL:g})"
-    return Sighting("error", seen, f"{_slower(history.recipe)}, or {_held(history.recipe)}")
+    return Sighting("error", seen, f"{slower(history.recipe)}, or {held(history.recipe)}")
 
 
 def _look_for_spikes(history: History) -> Sighting | None:
@@ -79,11 +72,11 @@ def _look_for_spikes(history: History) -> Sighting | None:
     norm = history.recipe.training.extras.get("max_grad_norm", 1.0)
     clip = "" if norm else ", `training.max_grad_norm: 1.0`"
     seen += f" (fewer than {SPIKES} are usual); the largest is {max(large):.3g}"
-    return Sighting("warning", seen, f"{_slower(history.recipe)}{clip}, or larger batches")
+    return Sighting("warning", seen, f"{slower(history.recipe)}{clip}, or larger batches")
 
 
 def _look_for_nan(history: History) -> Sighting | None:
-    fix = f"{_slower(history.recipe)}, and look for extreme rewards in `completions/`"
+    fix = f"{slower(history.recipe)}, and look for extreme rewards in `completions/`"
     if history.lost_at is not None:
         return Sighting("error", f"the loss of step {history.lost_at} is no number", fix)
     fp16 = history.recipe.training.extras.get("fp16")
@@ -106,7 +99,7 @@ def _look_for_clipping(history: History) -> Sighting | None:
     elif steps > training.gradient_accumulation_steps:
         fix = f"`generation.steps_per_generation: {training.gradient_accumulation_steps}` (it is {steps})"
     else:
-        fix = _slower(history.recipe)
+        fix = slower(history.recipe)
     seen = (
         f"{fmean(recent):.0%} of the tokens of the last 10 records had a clipped ratio "
         f"(at most {MOST_CLIPPED:.0%})"

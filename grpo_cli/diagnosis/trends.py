@@ -15,7 +15,7 @@ LIKELY = 2.0
 """Standard errors that are enough not to blame a run."""
 START, NOW = 5, 10
 """Records that the beginning and the present are means of; learning may begin with the first ones."""
-_NEAR = 0.1
+NEAR = 0.1
 """Share of all weights by which a reward may miss its most and still be near it."""
 _FIRST, _LEVEL = 3, 0.05
 _UP_TO_ONE = frozenset(
@@ -68,7 +68,7 @@ def change_of(history: History, metric: str, start: int = START, now: int = NOW)
 
 def most_reward(recipe: Recipe) -> float | None:
     """The highest total a completion can get; None where a reward has no known bound."""
-    tops = [_top(entry) for entry in recipe.rewards]
+    tops = [_weighted_top(entry) for entry in recipe.rewards]
     known = [top for top in tops if top is not None]
     return sum(known) if tops and len(known) == len(tops) else None
 
@@ -78,7 +78,16 @@ def is_bounded(entry: RewardConfig) -> bool:
     return entry.kind in _UP_TO_ONE or (entry.clip is not None and max(map(abs, entry.clip)) <= 1)
 
 
-def _top(entry: RewardConfig) -> float | None:
+def top_score(entry: RewardConfig) -> float | None:
+    """The best a reward gives, before its weight; None where it has no known bound."""
+    if entry.clip is not None:
+        return entry.clip[1]
+    if entry.kind in _UP_TO_ONE:
+        return 1.0
+    return 0.0 if entry.kind in _UP_TO_ZERO else None
+
+
+def _weighted_top(entry: RewardConfig) -> float | None:
     if entry.clip is not None:
         return max(entry.weight * bound for bound in entry.clip)
     if entry.kind in _UP_TO_ONE:
@@ -108,7 +117,7 @@ def is_near_most(history: History) -> bool:
         return False
     if most is None:
         return has_risen(history) and _is_level(history)
-    return fmean(now) >= most - _NEAR * sum(abs(entry.weight) for entry in history.recipe.rewards)
+    return fmean(now) >= most - NEAR * sum(abs(entry.weight) for entry in history.recipe.rewards)
 
 
 def _is_level(history: History) -> bool:

@@ -1,10 +1,11 @@
 """The `training` section: optimization, schedule, checkpoints."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from grpo_cli.errors import nearest
 from grpo_cli.recipe.base import Integer, Number, OneOrMany, OpenSection, Section
 
 StoppingRule = Literal[
@@ -22,13 +23,40 @@ StoppingRule = Literal[
     "length_collapse",
     "rewards_apart",
     "reward_swamped",
+    "constant_reward",
     "early_peak",
     "held_out_gap",
+    "too_high_learning_rate",
     "too_low_learning_rate",
     "sampling_mismatch",
 ]
-"""The rules of `grpo diagnose` that may stop a run: all but those on what takes time. They stand in
-`grpo_cli.diagnosis`; here are their names alone."""
+"""The rules of `grpo diagnose` that may stop a run: all but `_IDLE`. They stand in `grpo_cli.diagnosis`; here
+are their names alone."""
+_IDLE = {
+    "slow_reward": "costs time and spoils nothing",
+    "sampling_starves": "costs time and spoils nothing",
+    "held_out_collapse": "is looked for after training",
+    "held_out_loss": "is looked for after training",
+}
+"""The rules that stop no run, and why."""
+
+
+def _check_rule(value: object) -> object:
+    """Keeps the names of all rules out of a message that needs none of them."""
+    if not isinstance(value, str):
+        return value
+    if (why := _IDLE.get(value)) is not None:
+        raise PydanticCustomError(
+            "grpo_rule", f"`{value}` {why}, so it stops no run", {"fix": f"remove `{value}`"}
+        )
+    names = get_args(StoppingRule)
+    if value not in names and nearest(value, names) is None:
+        raise PydanticCustomError(
+            "grpo_rule",
+            "is no rule that stops a run",
+            {"fix": "choose from those that `grpo diagnose --rules` lists"},
+        )
+    return value
 
 
 def _check_steps(value: int) -> int:
@@ -70,7 +98,7 @@ class TrainingConfig(OpenSection):
     """When to evaluate during training."""
     early_stopping: EarlyStoppingConfig | None = None
     """Stop when an evaluation metric no longer gets better."""
-    stop_when: OneOrMany[StoppingRule] = ()
+    stop_when: OneOrMany[Annotated[StoppingRule, BeforeValidator(_check_rule)]] = ()
     """Rules of `grpo diagnose` that stop the run where they find something, such as
     `[nan_loss, entropy_collapse]`; the checkpoint of that step is saved. `grpo diagnose --rules` lists them."""
 

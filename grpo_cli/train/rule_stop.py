@@ -80,7 +80,8 @@ class RuleStop(TrainerCallback):
             raise StoppedByRule(
                 found.rule,
                 f"stopped by the rule {found.rule} after step {found.step}, which is saved: {found.seen}. "
-                f"{found.why} Fix: {found.fix}",
+                f"{found.why} Fix: {found.fix}. Unless that changes, it stops so again; "
+                "`--set training.stop_when=[]` lets it go on",
             )
 
     def _find(self) -> Symptom | None:

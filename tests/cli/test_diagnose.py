@@ -79,6 +79,23 @@ def test_a_healthy_run_is_called_so(tmp_path, diagnose):
     assert out.splitlines()[0].endswith("could see; 1 note")
 
 
+def test_a_run_that_says_one_thing_to_every_held_out_prompt_is_not_called_healthy(
+    tmp_path, diagnose
+):
+    run = make_recorded_run(tmp_path, "quickstart_16")
+    run.evaluations.mkdir()
+    for when, texts in (("before", range(12)), ("after", [""] * 12)):
+        rows = [
+            {"row": row, "prompt": str(row), "text": str(text), "rewards": {"r": 0.1}, "total": 0.1}
+            for row, text in enumerate(texts)
+        ]
+        (run.evaluations / f"{when}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code, out, _ = diagnose(run.path)
+    assert code == 0
+    assert out.startswith("! 1 problem\n\n! held_out_collapse  at step ")
+    assert "100% of the held-out answers to 12 prompts are empty" in out
+
+
 def test_a_run_that_has_logged_nothing_yet_is_not_called_healthy(tmp_path, diagnose):
     run = make_finished_run(tmp_path, rewards=[])
     run.metrics.unlink(missing_ok=True)

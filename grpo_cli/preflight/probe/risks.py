@@ -8,17 +8,12 @@ from dataclasses import dataclass
 
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.settings import read_setting
+from grpo_cli.recipe.rates import LORA, rates_of
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.registry import KINDS
 
-LEAST_LORA_RATE = 5e-6
-"""Adapters start at zero and need steps 10 to 100 times those of full fine-tuning."""
-MOST_LORA_RATE = 2e-3
-"""Beyond it, adapters too leave the language the model knew."""
 MOST_BETA = 1.0
 """Published runs use 0.001 to 0.04; from here on the KL term outweighs the reward."""
-MOST_FULL_RATE = 5e-5
-"""Above it, full fine-tuning with GRPO leaves the language it knew within tens of steps."""
 HELD_RATE = 1e-5
 """Up to it, clipped gradients alone have held full fine-tuning without a KL term in published runs."""
 FEWEST_GENERATIONS = 4
@@ -67,7 +62,7 @@ def _check_rate(setting: Setting) -> Iterator[Finding]:
             path,
         )
         return
-    if setting.recipe.model.lora is not None and rate < LEAST_LORA_RATE:
+    if setting.recipe.model.lora is not None and rate < LORA.least:
         given = "learning_rate" in setting.recipe.training.model_fields_set
         yield Finding(
             "setting: learning rate",
@@ -78,7 +73,7 @@ def _check_rate(setting: Setting) -> Iterator[Finding]:
             path,
         )
     lora = setting.recipe.model.lora is not None
-    if rate > (MOST_LORA_RATE if lora else MOST_FULL_RATE):
+    if rate > rates_of(setting.recipe).most:
         yield Finding(
             "setting: learning rate",
             "warning",

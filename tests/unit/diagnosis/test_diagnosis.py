@@ -1,4 +1,5 @@
 import logging
+import re
 from dataclasses import replace
 
 from grpo_cli.diagnosis import diagnosis
@@ -71,8 +72,39 @@ def test_a_rule_that_fails_takes_nothing_down_and_is_not_hidden(monkeypatch, cap
 
 
 def test_the_recipe_knows_the_rules_that_may_stop_a_run():
-    on_time = {"slow_reward", "sampling_starves"}
-    assert {*StoppingRule.__args__} == {rule.name for rule in RULES} - on_time
+    idle = {"slow_reward", "sampling_starves", "held_out_collapse", "held_out_loss"}
+    assert {*StoppingRule.__args__} == {rule.name for rule in RULES} - idle
+
+
+def test_of_one_level_causes_come_before_what_comes_of_them():
+    lost = {
+        "learning_rate": [1.0] * 40,
+        "entropy": [6.2] + [0.001] * 39,
+        "grad_norm": [20.0] * 40,
+        "completions/repeated_share": [1.0] * 40,
+        "completions/clipped_ratio": [1.0] * 40,
+        "frac_reward_zero_std": [0.9] * 40,
+        "reward": [0.1] * 40,
+    }
+    found = diagnose(make_history(lost, make_recipe(training={"learning_rate": 1.0})))
+    assert [each.rule for each in found] == [
+        "too_high_learning_rate",
+        "entropy_collapse",
+        "truncation",
+        "gradient_spike",
+        "no_signal",
+        "repeated_answers",
+    ]
+    rates = {rate for each in found for rate in re.findall(r"learning_rate: ([^`]+)`", each.fix)}
+    assert rates == {"1e-06"}, "they all propose the same"
+    assert "it began at 6.2" in found[1].seen
+
+
+def test_commands_name_the_run_that_is_looked_at():
+    flat = {"frac_reward_zero_std": [1.0] * 10, "reward": [0.5] * 10}
+    assert "`grpo rewards test RECIPE`" in diagnose(make_history(flat))[0].fix
+    known = make_history(flat, source="runs/a b/1/resolved.json")
+    assert "`grpo rewards test 'runs/a b/1/resolved.json'`" in diagnose(known)[0].fix
 
 
 def test_every_rule_tells_its_source_or_that_it_is_ours():

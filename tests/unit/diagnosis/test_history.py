@@ -1,3 +1,4 @@
+import json
 import math
 from statistics import fmean
 
@@ -28,6 +29,12 @@ def test_a_run_in_its_folder_is_read_whole(tmp_path):
     assert history.after["accuracy"] == {"math": 0.8}
     assert history.checkpoints == ()
     assert history.lost_at is None
+    assert (history.source, history.run) == (str(run.resolved), str(run.path))
+    assert history.said_after is None
+    run.evaluations.mkdir(exist_ok=True)
+    answer = {"row": 0, "prompt": "1", "text": "2", "rewards": {"math": 1.0}, "total": 1.0}
+    (run.evaluations / "after.jsonl").write_text(json.dumps(answer))
+    assert read_history(run).said_after.scores == {"math": {0: 1.0}}
 
 
 def test_a_loss_that_ended_a_run_is_known_by_the_batch_it_left(tmp_path):

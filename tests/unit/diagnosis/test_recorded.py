@@ -7,11 +7,11 @@ from tests.histories import RECORDED, find_all, watch_recorded
 HEALTHY = ["quickstart_16", "quickstart_32", "brief", "learned", "digit", "iterations", "kl_held"]
 TOLD = {
     "constant": {"no_signal"},
-    "rate_of_1": {"no_signal", "repeated_answers", "entropy_collapse"},
-    "rate_of_0.06": {"no_signal", "repeated_answers", "entropy_collapse"},
-    "noise": {"entropy_explosion"},
-    "kl": {"kl_runaway", "all_solved"},
-    "huge": {"gradient_spike"},
+    "rate_of_1": {"too_high_learning_rate", "no_signal", "repeated_answers", "entropy_collapse"},
+    "rate_of_0.06": {"too_high_learning_rate", "no_signal", "repeated_answers", "entropy_collapse"},
+    "noise": {"too_high_learning_rate", "entropy_explosion"},
+    "kl": {"too_high_learning_rate", "kl_runaway", "all_solved"},
+    "huge": {"too_high_learning_rate", "gradient_spike"},
     "clip": {"clip_share"},
     "grows": {"length_explosion"},
     "swamped": {"reward_swamped"},

@@ -2,9 +2,11 @@
 
 import math
 import random
+from collections import Counter
 
 import pytest
 
+from grpo_cli.diagnosis.answers import Answers
 from grpo_cli.diagnosis.history import History
 from grpo_cli.diagnosis.rules import RULES
 from grpo_cli.recipe.recipe import Recipe
@@ -31,7 +33,56 @@ def rewards(**means):
     return series
 
 
+def said(texts, **scores):
+    """Answers of a measurement, one to a prompt, with what each reward gave them."""
+    text, count = Counter(texts).most_common(1)[0]
+    by_row = {name: dict(enumerate(values)) for name, values in scores.items()}
+    totals = {row: sum(values[row] for values in by_row.values()) for row in range(len(texts))}
+    return Answers(len(texts), text, count / len(texts), by_row, totals)
+
+
+APART = [f"answer {number}" for number in range(12)]
+BEFORE = said(APART, right=[0.3, 0.2] * 6, form=[0.3] * 12)
+"""Of rewards as in `TWO`."""
 SHOWN = {
+    "too_high_learning_rate": (
+        make_history(
+            {"learning_rate": [1.0] * 11, "entropy": [6.0] + [0.001] * 10, "reward": HALF[:11]},
+            make_recipe(training={"learning_rate": 1.0}),
+        ),
+        "the highest learning rate is 1 (at most 5e-05 without LoRA), and it shows: entropy_collapse",
+        "`training.learning_rate: 1e-06` (it is 1)",
+    ),
+    "constant_reward": (
+        make_history(
+            {**rewards(right=noisy(HALF), form=[0.0] * 40), "rewards/form/std": [0.0] * 40},
+            make_recipe(rewards=TWO),
+        ),
+        "`form` gave every completion of the last 20 records the same score, 0",
+        "take `rewards.1` away",
+    ),
+    "held_out_collapse": (
+        make_history(
+            {"reward": HALF},
+            make_recipe(rewards=TWO),
+            said_before=BEFORE,
+            said_after=said([""] * 12, right=[0.0] * 12, form=[0.3] * 12),
+            checkpoints=(10, 40),
+            run="runs/a/1",
+        ),
+        "100% of the held-out answers to 12 prompts are empty (below 90%); before training 8% were the same",
+        "`training.learning_rate: 2e-06`, or an earlier checkpoint: `grpo eval runs/a/1 --checkpoint 10`",
+    ),
+    "held_out_loss": (
+        make_history(
+            {"reward": HALF},
+            make_recipe(rewards=TWO),
+            said_before=BEFORE,
+            said_after=said(APART, right=[0.1, 0.02] * 6, form=[0.9] * 12),
+        ),
+        "`right` fell from 0.25 to 0.06 (95% interval of the change -0.195 to -0.185)",
+        "`rewards.1.weight: 0.2` (it is 1)",
+    ),
     "no_signal": (
         make_history({"frac_reward_zero_std": [0.9] * 10, "reward": [0.02] * 10}),
         "90% of the groups of the last 10 records",
@@ -69,7 +120,7 @@ SHOWN = {
             {"completions/mean_length": [80] * 10 + [4] * 10, "reward": [0.4] * 10 + [0.1] * 10}
         ),
         "shrank from 80 to 4 tokens",
-        "`training.learning_rate: 5e-06`",
+        "`training.learning_rate: 2e-06`",
     ),
     "entropy_collapse": (
         make_history({"entropy": [0.3] * 10 + [0.004] * 10, "reward": HALF[:20]}),
@@ -155,7 +206,7 @@ SHOWN = {
             make_recipe(model={"lora": {"r": 8}}, training={"learning_rate": 1e-6}),
         ),
         "the highest learning rate is 1e-06 (at least 5e-06)",
-        "`training.learning_rate: 1e-4` (it is 1e-06)",
+        "`training.learning_rate: 0.0001` (it is 1e-06)",
     ),
     "sampling_mismatch": (
         make_history(
@@ -184,6 +235,21 @@ def test_a_rule_says_what_it_saw_and_what_mends_it(name):
 
 
 SILENT = {
+    "too_high_learning_rate": [
+        {"learning_rate": [1.0] * 10, "entropy": [6.0] * 10, "reward": HALF[:10]},
+        {"learning_rate": [4e-5] * 10, "entropy": [0.001] * 10, "reward": HALF[:10]},
+    ],
+    "constant_reward": [
+        {**rewards(right=HALF, form=[0.0] * 40), "rewards/form/std": [0.0] * 39 + [0.1]},
+        {**rewards(right=HALF, form=[0.0] * 19), "rewards/form/std": [0.0] * 19},
+        # A form that was learned.
+        {
+            **rewards(right=HALF, form=UP[:20] + [1.0] * 20),
+            "rewards/form/std": [0.3] * 20 + [0.0] * 20,
+        },
+    ],
+    "held_out_collapse": [{"reward": HALF}],
+    "held_out_loss": [{"reward": HALF}],
     "no_signal": [
         {"frac_reward_zero_std": [0.75] * 10, "reward": [0.02] * 10},
         {"frac_reward_zero_std": [1.0] * 9, "reward": [0.0] * 9},
@@ -308,6 +374,7 @@ SILENT = {
 }
 RECIPES = {
     "kl_runaway": {"training": {"beta": 0.04}},
+    "constant_reward": {"rewards": TWO},
     "reward_swamped": {"rewards": TWO},
     "rewards_apart": {"rewards": TWO},
     "sampling_mismatch": {"generation": VLLM},
@@ -325,6 +392,73 @@ def test_every_rule_has_series_that_show_it_and_some_that_do_not():
     names = {rule.name for rule in RULES}
     assert SHOWN.keys() == SILENT.keys() == names
     assert len(names) == len(RULES)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (said([""] * 12, right=HALF[:12]), said([""] * 12, right=HALF[:12])),
+        (said(APART[:4], right=HALF[:4]), said([""] * 4, right=HALF[:4])),
+        (said(APART, right=HALF[:12]), said(["no"] * 10 + ["yes"] * 2, right=HALF[:12])),
+        # The right answers coincide.
+        (said(APART, right=HALF[:12]), said(["4"] * 12, right=[1.0] * 12)),
+    ],
+)
+def test_equal_answers_are_no_collapse_where_they_were_so_or_are_right(before, after):
+    history = make_history({"reward": HALF}, said_before=before, said_after=after)
+    assert find("held_out_collapse", history) is None
+
+
+def test_a_reward_that_grows_by_one_answer_to_everything_is_to_blame():
+    after = said(["ideide"] * 12, right=[0.7] * 12)
+    history = make_history(
+        {"reward": HALF},
+        make_recipe(rewards=OWN),
+        said_before=said(APART, right=[0.2] * 12),
+        said_after=after,
+    )
+    symptom = find("held_out_collapse", history)
+    assert "are 'ideide'" in symptom.seen
+    assert "`grpo rewards test RECIPE` shows what it pays for" in symptom.fix
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        said(APART, right=[0.3, 0.2] * 6, form=[0.3] * 12),
+        said(APART, right=[0.9, 0.0, 0.1, 0.0] * 3, form=[0.3] * 12),
+        said(APART, right=[0.28, 0.19] * 6, form=[0.3] * 12),
+        said(APART[:7], right=[0.0] * 7, form=[0.0] * 7),
+    ],
+)
+def test_held_out_rewards_that_fall_within_their_noise_are_no_loss(after):
+    recipe = make_recipe(rewards=TWO)
+    history = make_history({"reward": HALF}, recipe, said_before=BEFORE, said_after=after)
+    assert find("held_out_loss", history) is None
+
+
+def test_a_form_that_gives_way_to_the_answer_is_a_note():
+    after = said(APART, right=[0.9, 0.8] * 6, form=[0.0] * 12)
+    recipe = make_recipe(rewards=TWO)
+    history = make_history({"reward": HALF}, recipe, said_before=BEFORE, said_after=after)
+    assert find("held_out_loss", history).level == "note"
+    both = said(APART, right=[0.0] * 12, form=[0.0] * 12)
+    history = make_history({"reward": HALF}, recipe, said_before=BEFORE, said_after=both)
+    symptom = find("held_out_loss", history)
+    assert symptom.level == "warning"
+    assert "`form` fell from 0.3 to 0 (95% interval of the change -0.3 to -0.3)" in symptom.seen
+    assert "`training.learning_rate: 2e-06`, or fewer steps" in symptom.fix
+
+
+def test_a_constant_reward_matters_by_what_it_gives():
+    form = {**rewards(right=HALF, form=[1.0] * 40), "rewards/form/std": [0.0] * 40}
+    assert find("constant_reward", make_history(form, make_recipe(rewards=TWO))).level == "note"
+    penalty = [TWO[0], {"kind": "soft_overlong", "name": "form"}]
+    spared = {**form, "rewards/form/mean": [0.0] * 40}
+    assert find("constant_reward", make_history(spared, make_recipe(rewards=penalty))) is None
+    assert (
+        find("constant_reward", make_history(spared, make_recipe(rewards=TWO))).level == "warning"
+    )
 
 
 def test_a_gap_needs_more_than_a_start_that_was_lower():
@@ -346,6 +480,9 @@ def test_levels_follow_how_bad_it_is():
     masked = make_recipe(training={"mask_truncated_completions": True})
     cut = {"completions/clipped_ratio": [0.95] * 10}
     assert find("truncation", make_history(cut)).level == "error"
+    assert "(at most 50%; above 80% an error)" in find("truncation", make_history(cut)).seen
+    unjudged = find("truncation", make_history(cut, make_recipe(rewards=OWN)))
+    assert (unjudged.level, "an error" in unjudged.seen) == ("warning", False)
     assert "take no part in the loss" in find("truncation", make_history(cut, masked)).seen
     risen = {"completions/clipped_ratio": [0.95] * 40, "reward": UP}
     assert find("truncation", make_history(risen)).level == "note"

@@ -41,6 +41,28 @@ def test_an_unknown_rule_is_told_with_the_nearest_one(tmp_path):
     assert problem.location.line == GOOD.count("\n") + 1
 
 
+@pytest.mark.parametrize(
+    ("name", "message", "fix"),
+    [
+        ("slow_reward", "`slow_reward` costs time and spoils nothing", "remove `slow_reward`"),
+        ("held_out_loss", "`held_out_loss` is looked for after training", "remove `held_out_loss`"),
+        (
+            "no such",
+            "is no rule that stops a run",
+            "choose from those that `grpo diagnose --rules` lists",
+        ),
+    ],
+)
+def test_a_rule_that_stops_nothing_is_refused_in_one_line(tmp_path, name, message, fix):
+    path = write_recipe(tmp_path, GOOD + f"  stop_when: ['{name}']\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    (problem,) = caught.value.problems
+    assert message in problem.message
+    assert (problem.fix, problem.path) == (fix, "training.stop_when.0")
+    assert len(str(problem)) < 300
+
+
 def test_one_rule_may_stand_without_a_list(tmp_path):
     path = write_recipe(tmp_path, GOOD + "  stop_when: truncation\n")
     assert load_recipe(path).training.stop_when == ("truncation",)

@@ -27,7 +27,12 @@ def test_a_run_ends_with_what_is_wrong_and_where_there_is_more(tmp_path, capsys)
     ]
     views.print_summary(summary)
     said = capsys.readouterr().err.splitlines()
-    assert [line.partition(": ")[0] for line in said] == ["warning"] * 3 + ["more"]
+    assert [line.partition(": ")[0] for line in said] == [
+        "✗ entropy_collapse",
+        "✗ no_signal",
+        "✗ truncation",
+        "more",
+    ]
     assert said[-1] == f"more: grpo diagnose {run.path}"
 
 
@@ -36,8 +41,8 @@ def test_the_rule_that_stopped_a_run_is_its_reason_and_not_said_twice(tmp_path, 
     StatusFile(run.status).update(state="stopped", stopped_by="no_signal", reason="by no_signal")
     views.print_summary(read_summary(run))
     said = capsys.readouterr().err
-    assert "warning: truncation" in said
-    assert "warning: no_signal" not in said
+    assert "✗ truncation" in said
+    assert "no_signal: " not in said
     assert "by no_signal" in said
 
 

@@ -1,0 +1,34 @@
+"""What several rules propose, so that all findings of a run propose the same."""
+
+import shlex
+
+from grpo_cli.diagnosis.history import History
+from grpo_cli.recipe.rates import rates_of
+from grpo_cli.recipe.recipe import Recipe
+
+_SLOWER = 5
+"""By how much a rate that is not unusual is divided."""
+
+
+def slower(recipe: Recipe) -> str:
+    """A lower learning rate: a fraction of the recipe's, or the usual one where that is far above it."""
+    rate, rates = recipe.training.learning_rate, rates_of(recipe)
+    lower = rates.usual if rate > rates.most else rate / _SLOWER
+    return f"`training.learning_rate: {lower:.2g}`"
+
+
+def held(recipe: Recipe) -> str:
+    """A KL term that holds the policy, or twice the one that is there."""
+    beta = recipe.training.extras.get("beta") or 0.0
+    return f"`training.beta: {2 * beta:g}`" if beta else "`training.beta: 0.01`"
+
+
+def try_rewards(history: History) -> str:
+    """The command that shows what rewards say of answers."""
+    return f"`grpo rewards test {shlex.quote(history.source)}`"
+
+
+def on_run(history: History, command: str, flags: str = "") -> str:
+    """A command on the run itself."""
+    run = "RUN" if history.run is None else shlex.quote(history.run)
+    return f"`{' '.join(filter(None, ('grpo', command, run, flags)))}`"
