@@ -10,10 +10,14 @@ from grpo_cli.diagnosis.remedies import on_run, slower
 from grpo_cli.diagnosis.rule import Rule, Sighting, sampled_only
 from grpo_cli.diagnosis.trends import NOW, SURE, Change, change_of, compare
 
+_SURE_OF_BEST = 6.0
+"""Standard errors: the best of many windows lies above its own mean by chance already."""
 _EVALUATIONS = 4
 """Evaluations before which nothing is said of them."""
 LEAST_GAP = 0.15
 """Of the size of the rewards."""
+LEAST_LOSS = 0.1
+"""Of the reward at the beginning, or of its spread there."""
 LEAST_FALL = 0.3
 """Of what was gained."""
 
@@ -26,11 +30,25 @@ def _look_for_early_peak(history: History) -> Sighting | None:
     fall = compare(peak.values, history.last("reward", NOW))
     if gain is None or fall is None or not gain.exceeds():
         return None
-    if not fall.reversed().exceeds(LEAST_FALL * gain.difference):
+    if not fall.reversed().exceeds(LEAST_FALL * gain.difference, _SURE_OF_BEST):
         return None
     seen = (
         f"the reward was best around step {peak.step} ({peak.mean:.3g}, from {gain.before:.3g}) and is "
         f"{fall.now:.3g} now, by more than {LEAST_FALL:.0%} of the gain lower"
+    )
+    return Sighting("warning", seen, _keep(history, peak.step))
+
+
+def _look_for_fall(history: History) -> Sighting | None:
+    change, peak = change_of(history, "reward", NOW), history.peak("reward")
+    if change is None or peak is None or history.count("reward") < 2 * NOW:
+        return None
+    least = LEAST_LOSS * max(abs(change.before), *history.first("reward_std", 1), 0.0)
+    if not change.reversed().exceeds(least) or _look_for_early_peak(history):
+        return None
+    seen = (
+        f"the reward began at {change.before:.3g} and is {change.now:.3g} now (the first and the last {NOW} "
+        f"records; at most {least:.2g} lower)"
     )
     return Sighting("warning", seen, _keep(history, peak.step))
 
@@ -100,10 +118,22 @@ RULES = (
         ("reward",),
         10,
         30,
-        f"{LEAST_FALL:.0%} of the gain lost again since the best 10 records, by 4 standard errors",
+        f"{LEAST_FALL:.0%} of the gain lost again since the best 10 records, by {_SURE_OF_BEST:g} standard errors",
         "ours: less than that, after a real gain, is how rewards swing",
         "The last weights are not the best ones of this run.",
         _look_for_early_peak,
+        sampled_only,
+    ),
+    Rule(
+        "falling_reward",
+        "it gets worse",
+        ("reward",),
+        10,
+        20,
+        f"lower than it began by {LEAST_LOSS:.0%} of itself or of its spread, and by 4 standard errors",
+        "ours: training is to raise the reward, and single records swing by less",
+        "The weights are worse at what is rewarded than those the run began with.",
+        _look_for_fall,
         sampled_only,
     ),
     Rule(

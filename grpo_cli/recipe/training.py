@@ -25,6 +25,7 @@ StoppingRule = Literal[
     "reward_swamped",
     "constant_reward",
     "early_peak",
+    "falling_reward",
     "held_out_gap",
     "too_high_learning_rate",
     "too_low_learning_rate",

@@ -191,6 +191,11 @@ SHOWN = {
         "the reward was best around step",
         "keep checkpoint 25: `grpo eval RUN --checkpoint 25`, `grpo export RUN --checkpoint 25 --to DIR`",
     ),
+    "falling_reward": (
+        make_history({"reward": noisy([0.8] * 20 + [0.1] * 20)}, checkpoints=(10, 40)),
+        "the reward began at 0.793 and is 0.0959 now",
+        "keep checkpoint 10",
+    ),
     "held_out_gap": (
         make_history(
             {"reward": UP, "reward_std": HALF},
@@ -359,6 +364,13 @@ SILENT = {
         {"reward": noisy([0.2] * 10 + [0.7] * 20 + [0.6] * 10)},
         # It only ever fell.
         {"reward": noisy([0.7] * 10 + [0.2] * 30)},
+    ],
+    "falling_reward": [
+        {"reward": noisy(UP)},
+        {"reward": noisy(HALF, by=0.3)},
+        {"reward": noisy([0.8] * 20 + [0.75] * 20)},
+        # Of this early_peak tells.
+        {"reward": noisy([0.3] * 10 + [0.7] * 20 + [0.1] * 10)},
     ],
     "held_out_gap": [{"reward": UP, "reward_std": HALF}],
     "too_low_learning_rate": [
