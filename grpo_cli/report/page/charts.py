@@ -124,7 +124,7 @@ def build_charts(runs: Sequence[Material]) -> ChartSet:
             for i, name in enumerate(members)
         ]
         charts += [_build(name, runs, steps, most) for name in members]
-        unchanged = tuple((name, f"{value:.4g}") for name, value in still.items())
+        unchanged = tuple((name, _say_constant(name, value)) for name, value in still.items())
         if members or unchanged:
             groups.append(ChartGroup(heading, heading in _OPEN, tuple(placed), unchanged))
     data: dict[str, Any] = {
@@ -155,12 +155,14 @@ def _evaluation_sampling(run: Material) -> str:
 
 
 def _repeats_reward(name: str, runs: Sequence[Material]) -> bool:
-    """Whether a metric is the mean of the only reward, of weight 1: the total says the same."""
-    if not re.fullmatch(r"rewards/.+/mean", name):
+    """Whether a metric is that of the only reward, of weight 1, and the total says the same."""
+    found = re.fullmatch(r"rewards/.+/(mean|std)", name)
+    if not found:
         return False
+    total = {"mean": "reward", "std": "reward_std"}[found[1]]
     return all(
         [each.weight for each in run.recipe.rewards] == [1]
-        and _agree(run.values(name), run.values("reward"))
+        and _agree(run.values(name), run.values(total))
         for run in runs
     )
 
@@ -218,6 +220,10 @@ def _build(name: str, runs: Sequence[Material], steps: _Steps, most: int) -> dic
         "marks": [mark for index, run in enumerate(runs) for mark in _marks(index, run, name)],
         "range": _range(name, runs),
     }
+
+
+def _say_constant(name: str, value: float) -> str:
+    return "none" if _TERMINATED.fullmatch(name) and not value else f"{value:.4g}"
 
 
 def _range(name: str, runs: Sequence[Material]) -> str:

@@ -1,7 +1,7 @@
 // Charts: drawn when they come into view, in the colours of the page, and again when those change.
 
 const FEWEST_TO_SMOOTH = 24;
-const NOT_NOISE = 4;  // Standard errors by which the records before and after one differ where something happened.
+const NOT_NOISE = 4;  // Standard errors by which records differ where something happened.
 const drawn = new Set();
 let drawing = Promise.resolve();
 let plotlyReady = null;
@@ -51,8 +51,8 @@ function noiseOf(values) {
 }
 
 function smooth(values, width) {
-  // The mean of as many records before each as after it, so that a line begins and ends where its records do.
-  // What is not there plays no part, and where both sides differ by more than noise, fewer are taken.
+  // The mean of the records around each, fewer at the ends; what is not there plays no part. Fewer are taken too
+  // where their first half and their second differ by more than noise: a mean over a crash would hide it.
   const sums = [0], counts = [0];
   values.forEach((value, place) => {
     sums.push(sums[place] + (value ?? 0));
@@ -60,14 +60,16 @@ function smooth(values, width) {
   });
   const mean = (from, to) => (counts[to] > counts[from] ? (sums[to] - sums[from]) / (counts[to] - counts[from]) : null);
   const noise = noiseOf(values);
-  const isEven = (place, half) => {
-    const before = mean(place - half, place), after = mean(place + 1, place + half + 1);
-    return before === null || after === null || Math.abs(before - after) <= NOT_NOISE * noise * Math.sqrt(2 / half);
+  const isEven = (from, to) => {
+    const middle = (from + to) >> 1, before = mean(from, middle), after = mean(middle, to);
+    const error = noise * Math.sqrt(1 / (middle - from) + 1 / (to - middle));
+    return before === null || after === null || Math.abs(before - after) <= NOT_NOISE * error;
   };
+  const around = (place, half) => [Math.max(place - half, 0), Math.min(place + half + 1, values.length)];
   return values.map((_, place) => {
-    let half = Math.min(Math.floor(width / 2), place, values.length - 1 - place);
-    while (half && !isEven(place, half)) half = Math.floor(half / 2);
-    return mean(place - half, place + half + 1);
+    let half = Math.floor(width / 2);
+    while (half && !isEven(...around(place, half))) half = Math.floor(half / 2);
+    return mean(...around(place, half));
   });
 }
 
@@ -116,6 +118,8 @@ function traceMarks(marks, many) {
       text: own.map((mark) => mark.when), hovertemplate: `%{y:.4~g} %{text}${sampled}`, mode: "markers",
       name: many ? `${name}, held-out` : `held-out${sampled}`, ...besides(name, many),
       marker: { color: colour(many ? `--run-${run % 6}` : "--accent"), size: 9, symbol: "diamond" },
+      // The one before training stands on the axis.
+      cliponaxis: false,
     };
   });
 }
