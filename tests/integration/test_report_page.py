@@ -187,6 +187,7 @@ def test_ten_thousand_steps_and_fifty_thousand_completions_open(tmp_path, capsys
     assert path.stat().st_size < BYTES
     with Page() as page:
         loaded_s = page.open(path)
+        show(page, "#charts")
         page.wait_for(f"{DRAWN}.length > 0")
         painted_s = page.ask(
             "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1000"

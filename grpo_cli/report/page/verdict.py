@@ -104,7 +104,7 @@ def _tell_moved(gain: Gain) -> str:
 def name_part(name: str) -> str:
     """A reward's or accuracy's name in a sentence that tells of several."""
     kind, _, own = name.partition("/")
-    return f"{'accuracy' if kind == 'accuracy' else 'reward'} {own}" if own else name
+    return f"{'accuracy' if kind == 'accuracy' else 'reward'} `{own}`" if own else name
 
 
 def name_metric(name: str) -> str:

@@ -89,7 +89,7 @@ function traceLine(line, many) {
     ...base, y: smooth(y, width), mode: "lines", line: { color: ink, width: 2.4 },
     name: many ? name : `mean of up to ${width} records`,
   };
-  Object.assign(raw, { line: { color: fade(ink, x.length > 1000 || many ? 0.35 : 0.55), width: x.length > 1000 ? 0.7 : 1.1 }, mode: "lines" });
+  Object.assign(raw, { line: { color: fade(ink, x.length > 1000 || many ? 0.45 : 0.7), width: x.length > 1000 ? 0.7 : 1.1 }, mode: "lines" });
   return [many ? { ...raw, showlegend: false, hoverinfo: "skip" } : raw, mean];
 }
 

@@ -119,8 +119,8 @@ def test_a_reward_that_fell_is_named_though_the_total_shows_no_change(tmp_path):
     told = verdict_on(run)
     assert "no change of held-out reward is shown" in told.text
     assert "12 prompts, sampled greedily)" in told.text
-    assert "held-out reward vowels fell from 0.300 to 0.000 (−0.300, 95 %" in told.text
-    assert "held-out reward short rose from 0.050 to 0.350" in told.text
+    assert "held-out reward `vowels` fell from 0.300 to 0.000 (−0.300, 95 %" in told.text
+    assert "held-out reward `short` rose from 0.050 to 0.350" in told.text
     assert "no problems found" not in told.text
 
 
