@@ -14,7 +14,7 @@ from typing import Any
 from grpo_cli.batch import derive
 from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.report.comparison import compare_runs, name_runs
-from grpo_cli.report.page import gain_table, origin, phases, reward_table
+from grpo_cli.report.page import gain_table, origin, phases, reward_table, values
 from grpo_cli.report.page.charts import build_charts
 from grpo_cli.report.page.completions import (
     HELD_OUT_BYTES,
@@ -102,9 +102,9 @@ def _render(folders: Sequence[RunFolder], plotly: str) -> str:
         comparison=compare_runs(folders) if len(runs) > 1 else None,
         tone_of=gain_table.tone_of,
         notes_of=gain_table.gather_notes,
-        show_apart=origin.show_apart,
+        show_apart=values.show_apart,
         show_course=origin.show_course,
-        say_differences=origin.say_differences,
+        say_differences=values.say_differences,
         charts=charts,
         browsers=_build_browsers(runs),
         style=_read_asset("page.css"),

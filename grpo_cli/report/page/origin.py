@@ -3,13 +3,11 @@
 Owns what is shown and what is kept back. Values are texts, not numbers.
 """
 
-import json
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile, zip_longest
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -22,17 +20,11 @@ from grpo_cli.recipe.comparison import flatten
 from grpo_cli.recipe.overrides import apply_overrides
 from grpo_cli.recipe.yaml_tree import read_text
 from grpo_cli.report.page.material import Course, Material
+from grpo_cli.report.page.values import show
 from grpo_cli.units import format_duration
 
-_LONGEST = 400
 _LONGEST_FACT = 30
-_ENDLESS = 1_000_000
-_WIDE, _WORTH_CUTTING = 60, 12
-"""Characters: a value that a column has no room for, and a beginning that is worth leaving out."""
-_CUT = re.compile(r"[/\\\s,{\[]")
 _TOLD_ELSEWHERE = ("expect", "name", "description")
-_ABSENT = object()
-"""In the place of a setting that one of two recipes does not have."""
 _FILLED_IN = frozenset({"launch.num_processes"})
 """Settings that are `auto` by default, and that a launch writes down as what they came to."""
 _SECRET = frozenset({"environment", "env"})
@@ -159,63 +151,6 @@ def _is_given(path: str, given: frozenset[str] | None) -> bool:
 
 def _lies_in(path: str, section: str) -> bool:
     return path == section or path.startswith((f"{section}.", f"{section}["))
-
-
-def show(value: Any, most: int = _LONGEST) -> str:
-    """A plain value as YAML would have it, on one line, and not without end: the middle is left out."""
-    text = (
-        value
-        if isinstance(value, str) and value
-        else json.dumps(value, ensure_ascii=False, default=str)
-    )
-    half = most // 2
-    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
-
-
-def show_apart(values: Sequence[Any]) -> list[str]:
-    """Values that differ, without the long beginning that all of them share."""
-    texts = [show(value, _ENDLESS) for value in values]
-    alike = (len(set(letters)) == 1 for letters in zip(*texts, strict=False))
-    shared = sum(takewhile(bool, alike))
-    # Whole words and folders, and two of them, so that one sees where the rest belongs.
-    cut = _CUT.search(texts[0][:shared][::-1])
-    start = shared - cut.end() if cut else 0
-    if max(map(len, texts)) <= _WIDE or start < _WORTH_CUTTING:
-        return [show(text) for text in texts]
-    return [show(f"…{text[start:]}") for text in texts]
-
-
-def say_differences(settings: Mapping[str, Sequence[Any]], base: str, run: str) -> str:
-    """In words, what a run's measurement had otherwise than the base's: of nested values, what differs."""
-    return "; ".join(
-        part
-        for name, (then, now) in settings.items()
-        for part in _say_pair(name, then, now, (base, run))
-    )
-
-
-def _say_pair(name: str, then: Any, now: Any, runs: tuple[str, str]) -> Iterator[str]:
-    if name == "data":
-        yield "the data is another"
-    elif isinstance(then, list) and isinstance(now, list):
-        for index, (old, new) in enumerate(zip_longest(then, now, fillvalue=_ABSENT)):
-            yield from _say_pair(f"{name}[{index}]", old, new, runs)
-    elif isinstance(then, dict) and isinstance(now, dict) and then.get("kind") == now.get("kind"):
-        for key in dict.fromkeys((*then, *now)):
-            yield from _say_pair(
-                f"{name}.{key}", then.get(key, _ABSENT), now.get(key, _ABSENT), runs
-            )
-    elif _ABSENT in (then, now):
-        found, place = (then, runs[0]) if now is _ABSENT else (now, runs[1])
-        yield f"{name}{_say_kind(found, ' ({})')} is in {place} alone"
-    elif then != now:
-        shown = show_apart([_say_kind(each, "{}") or each for each in (then, now)])
-        yield f"{name} is {shown[1]}, and {shown[0]} in {runs[0]}"
-
-
-def _say_kind(value: Any, form: str) -> str:
-    """What a section calls itself, where it has a kind."""
-    return form.format(value["kind"]) if isinstance(value, dict) and "kind" in value else ""
 
 
 def read_batch(run: Material) -> BatchPlan | None:

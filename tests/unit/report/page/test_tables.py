@@ -5,7 +5,7 @@ import json
 import pytest
 
 from grpo_cli.measure.metrics import Metric
-from grpo_cli.report.page import gain_table, origin, phases, reward_table
+from grpo_cli.report.page import gain_table, origin, phases, reward_table, values
 from grpo_cli.report.page.material import read_material
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
@@ -129,9 +129,9 @@ def test_long_values_are_told_by_where_they_differ():
     paths = [
         f"/a/rather/long/way/to/the/folder/of/all/the/models/there/are/{name}/end" for name in "ab"
     ]
-    assert origin.show_apart(paths) == ["…/a/end", "…/b/end"]
-    assert origin.show_apart([1e-5, 2e-5]) == ["1e-05", "2e-05"]
-    shown = origin.show("a" * 500 + "z")
+    assert values.show_apart(paths) == ["…/a/end", "…/b/end"]
+    assert values.show_apart([1e-5, 2e-5]) == ["1e-05", "2e-05"]
+    shown = values.show("a" * 500 + "z")
     assert (len(shown), shown[-1]) == (401, "z")
 
 
@@ -143,7 +143,7 @@ def test_other_conditions_are_told_in_words():
             {"kind": "length", "weight": 1.0},
         ],
     )
-    told = origin.say_differences(
+    told = values.say_differences(
         {"rewards": rewards, "temperature": (0.0, 1.0), "data": ("x", "y")}, "a", "b"
     )
     assert told == (
