@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import isinf
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,10 @@ def list_facts(run: Material) -> list[tuple[str, str]]:
 
 
 def show_course(course: Course) -> str:
-    """Where a metric began and ended, such as `0.100 → 0.700`, and whether that is more than noise."""
-    change = course.change
-    noise = (
-        " (no more than noise)"
-        if change.difference and 0 < course.margin < inf and course.is_noise
-        else ""
-    )
+    """Where a metric began and ended, such as `0.100 → 0.700`, and whether that may be noise."""
+    change, noise = course.change, ""
+    if change.difference and course.is_noise:
+        noise = " (noise not known)" if isinf(course.margin) else " (no more than noise)"
     return f"{change.before:.3f} → {change.now:.3f}{noise}".replace("-", "−")
 
 

@@ -140,9 +140,11 @@ def _tell_reward(run: Material) -> str:
 
 
 def _tell_noise(course: Course) -> str:
-    if not course.change.difference or isinf(course.margin):
+    if not course.change.difference:
         return ""
     found = f", {course.change.difference:+.3f}"
+    if isinf(course.margin):
+        return f"{found}, of too few records to know their noise"
     if course.is_noise:
         return f"{found}, which is no more than its noise (±{course.margin:.3f})"
     return f"{found} with a noise of ±{course.margin:.3f}" if course.margin else found

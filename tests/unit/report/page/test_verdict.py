@@ -84,6 +84,8 @@ def test_a_change_of_the_training_reward_is_told_with_its_noise(tmp_path):
     assert "from −12.000 to −11.500, +0.500, which is no more than its noise (±2.828)" in text
     run = make_finished_run(tmp_path, 1, [*noisy, *(each + 9 for each in noisy)], None)
     assert "+9.000 with a noise of ±2.828" in verdict_on(run).text
+    run = make_finished_run(tmp_path, 2, [0.1, 0.2, 0.3], None)
+    assert "+0.200, of too few records to know their noise (first and" in verdict_on(run).text
 
 
 def measure_rewards(run, before, after, **more):
