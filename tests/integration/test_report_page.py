@@ -94,6 +94,41 @@ def test_filters_narrow_the_list_and_a_group_is_shown_side_by_side(small):
         assert_quiet(page)
 
 
+def test_a_link_to_a_group_that_is_not_there_says_so(small):
+    with Page() as page:
+        page.open(small, "#step=1&row=4000")
+        wait_for_count(page, TRAINING, "step 1, row 4000: no such group is in this page")
+        assert_quiet(page)
+
+
+def test_scores_stand_with_their_weights_so_that_the_total_adds_up(small):
+    with Page() as page:
+        page.open(small, "#step=1&row=0")
+        page.wait_for("document.querySelectorAll('[data-browser=training] .card').length === 8")
+        scores = page.ask(
+            "[...document.querySelector('[data-browser=training] .scores').querySelectorAll('dd')]"
+            ".map((each) => each.textContent)"
+        )
+        assert scores[0].endswith(" × 1")
+        assert scores[1] == "−0.1 × 0.2"
+
+
+def test_a_running_mean_smooths_noise_and_does_not_hide_a_crash(small):
+    with Page() as page:
+        page.open(small)
+        crash = [6.16, 0.72, 0.2, 0.12, 0.08, 0.02, *[0.001, 0.0] * 13]
+        smoothed = page.ask(f"smooth({crash}, 5)")
+        assert smoothed[0] == pytest.approx(6.16)
+        assert smoothed[1] == pytest.approx(0.72)
+        noisy = [0.0, 1.0] * 20
+        middle = page.ask(f"smooth({noisy}, 5)")[5:-5]
+        assert max(middle) - min(middle) < 0.25
+        # One that stays up after a jump is not drawn as a slope.
+        jump = page.ask(f"smooth({[*[0.0, 0.1] * 10, *[5.0, 5.1] * 10]}, 9)")
+        assert jump[19] < 0.2
+        assert jump[20] > 4.9
+
+
 def test_a_completion_that_holds_a_script_stays_text(small):
     with Page() as page:
         page.open(small, "#step=1&row=0")
@@ -152,6 +187,7 @@ def test_ten_thousand_steps_and_fifty_thousand_completions_open(tmp_path, capsys
     assert path.stat().st_size < BYTES
     with Page() as page:
         loaded_s = page.open(path)
+        show(page, "#charts")
         page.wait_for(f"{DRAWN}.length > 0")
         painted_s = page.ask(
             "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1000"

@@ -14,7 +14,7 @@ from typing import Any
 from grpo_cli.batch import derive
 from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.report.comparison import compare_runs, name_runs
-from grpo_cli.report.page import gain_table, origin, phases, reward_table
+from grpo_cli.report.page import gain_table, origin, phases, reward_table, values
 from grpo_cli.report.page.charts import build_charts
 from grpo_cli.report.page.completions import (
     HELD_OUT_BYTES,
@@ -25,7 +25,7 @@ from grpo_cli.report.page.completions import (
 )
 from grpo_cli.report.page.material import Material, read_material
 from grpo_cli.report.page.packing import pack_json, pack_text
-from grpo_cli.report.page.verdict import judge
+from grpo_cli.report.page.verdict import first_line, judge
 from grpo_cli.runs.files import write_text
 from grpo_cli.runs.folder import RunFolder
 
@@ -83,18 +83,28 @@ def _render(folders: Sequence[RunFolder], plotly: str) -> str:
     names = name_runs(folders)
     runs = [read_material(folder, name) for folder, name in zip(folders, names, strict=True)]
     charts = build_charts(runs)
+    facts = [origin.list_facts(run) for run in runs]
+    shared_facts = origin.share_facts(facts) if len(runs) > 1 else {}
     environment = Environment(
         undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["show"] = origin.show
     environment.filters["metric"] = gain_table.format_metric
     return environment.from_string(_read_asset("page.html.jinja")).render(
         title=", ".join(names),
         written=time.strftime("%Y-%m-%d %H:%M"),
         runs=[_describe(place, run) for place, run in enumerate(runs)],
-        fact_names=list(dict.fromkeys(name for run in runs for name, _ in origin.list_facts(run))),
+        fact_names=[
+            name
+            for name in dict.fromkeys(name for told in facts for name, _ in told)
+            if name not in shared_facts
+        ],
+        shared_facts=shared_facts,
         comparison=compare_runs(folders) if len(runs) > 1 else None,
         tone_of=gain_table.tone_of,
+        notes_of=gain_table.gather_notes,
+        show_apart=values.show_apart,
+        show_course=origin.show_course,
+        say_differences=values.say_differences,
         charts=charts,
         browsers=_build_browsers(runs),
         style=_read_asset("page.css"),
@@ -124,7 +134,7 @@ def _build_browsers(runs: Sequence[Material]) -> list[Browser]:
 
 def _describe(place: int, run: Material) -> dict[str, Any]:
     """What the template says of one run."""
-    plan = origin.read_batch(run)
+    plan, failure = origin.read_batch(run), _tell_failure(run)
     return {
         "place": place,
         "name": run.name,
@@ -133,18 +143,31 @@ def _describe(place: int, run: Material) -> dict[str, Any]:
         "verdict": judge(run),
         "facts": origin.list_facts(run),
         "description": run.recipe.description,
+        "failure": failure,
+        "has_problems": bool(failure or run.symptoms),
         "symptoms": run.symptoms,
         "expected": run.expected,
         "measured": gain_table.list_measured(run),
-        "temperature": run.gain.temperature,
+        "notes": gain_table.gather_notes(run.gain.change or run.gain.after or run.gain.before),
+        "sampling": run.gain.sampling,
         "rewards": reward_table.list_rewards(run),
         "phases": phases.list_phases(run),
         "settings": origin.list_settings(run),
         "recipe": _read_recipe(run.folder),
+        "overrides": origin.list_overrides(run.manifest),
         "batch": derive(plan) if plan else [],
         "origin": origin.list_origin(run),
-        "traceback": run.status.traceback,
     }
+
+
+def _tell_failure(run: Material) -> dict[str, Any] | None:
+    """What ended a run: its first line, and what is folded away."""
+    reason, traceback = (run.status.reason or "").strip(), run.status.traceback
+    if run.state != "failed" or not (reason or traceback):
+        return None
+    whole = reason if "\n" in reason else ""
+    text = first_line(reason) or "it gave no reason"
+    return {"text": text, "details": [each for each in (whole, traceback) if each]}
 
 
 def _read_recipe(run: RunFolder) -> str:

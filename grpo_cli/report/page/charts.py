@@ -6,6 +6,7 @@ Owns the choice and the order. Drawing is `assets/charts.js`'.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isclose
 from typing import Any
 
 from grpo_cli.diagnosis.history import Point
@@ -24,6 +25,14 @@ _HEADINGS = (
     ("Speed", r"step_time|tokens_per_s|time/.*|rewards/.+/seconds"),
     ("Everything else", r".*"),
 )
+_SHARES = re.compile(
+    r"(eval_)?(frac_reward_zero_std|completions/(repeated_share|clipped_ratio)|clip_ratio/.+)"
+    r"|rewards/.+/error_share"
+)
+"""Metrics between 0 and 1."""
+_SMALL_SHARE = 0.2
+"""Shares that are never above it would be a flat line on an axis up to 1."""
+_TERMINATED = re.compile(r"(eval_)?completions/(min|max|mean)_terminated_length")
 _OPEN = ("Reward", "Signal", "Length", "Stability")
 """Headings whose charts are not folded away."""
 _NOTES = (
@@ -33,6 +42,16 @@ _NOTES = (
     (r"rewards/.+/seconds", "seconds of scoring"),
     (r"rewards/.+/error_share", "share of completions it failed on"),
     (r"frac_reward_zero_std", "share of completions in groups that teach nothing"),
+    (
+        r"completions/.+_terminated_length",
+        "tokens, of completions that came to an end by themselves",
+    ),
+    (r"completions/(min|max)_length", "tokens, of the shortest or the longest completion"),
+    (r"clip_ratio/low_.+", "share of tokens whose ratio of probabilities fell below the bound"),
+    (r"clip_ratio/high_.+", "share of tokens whose ratio of probabilities rose above the bound"),
+    (r"clip_ratio/region_.+", "share of tokens beyond either bound, whose gradient is cut"),
+    (r"learning_rate", "as the schedule has it"),
+    (r"rewards/.+/std", "standard deviation over the batch, before its weight"),
     (r"completions/repeated_share", "share of completions that repeat another one of their group"),
     (r"completions/clipped_ratio", "share of completions that were cut off"),
     (r"completions/mean_length", "tokens"),
@@ -54,6 +73,8 @@ class ChartGroup:
     is_open: bool
     charts: tuple[dict[str, Any], ...]
     """Place in `ChartSet.data`, metric, and a few words about it."""
+    unchanged: tuple[tuple[str, str], ...]
+    """Metrics that never changed, each with its value: nothing to draw."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +86,10 @@ class ChartSet:
     """Runs, the steps that lines share, and the lines, bands and marks of each chart."""
     most_points: int | None
     """Points of a line beyond which it was thinned; None where all are kept."""
-    has_marks: bool
-    """Whether held-out measurements stand in a chart."""
-    has_evaluations: bool
-    """Whether evaluations meanwhile stand beside what was trained on."""
+    marks: str | None
+    """How the held-out measurements in the charts came about, in words; None where there are none."""
+    evaluations: str | None
+    """The same of the evaluations meanwhile that stand beside what was trained on."""
 
 
 class _Steps:
@@ -88,29 +109,79 @@ class _Steps:
 def build_charts(runs: Sequence[Material]) -> ChartSet:
     """Chooses and orders the charts of one run, or of several over each other."""
     names = sorted({name for run in runs for name in run.history.series if _is_shown(name, runs)})
+    repeated = {name for name in names if _repeats_reward(name, runs)}
     steps, most = _Steps(), MOST_POINTS // len(runs)
     charts: list[dict[str, Any]] = []
     groups = []
     for heading, pattern in _HEADINGS:
         members = [name for name in names if re.fullmatch(pattern, name)]
         names = [name for name in names if name not in members]
-        members.sort(key=_order)
+        members = sorted({*members} - repeated, key=_order)
+        still = {name: value for name in members if (value := _constant(name, runs)) is not None}
+        members = [name for name in members if name not in still]
         placed = [
             {"place": len(charts) + i, "metric": name, "note": _note(name)}
             for i, name in enumerate(members)
         ]
         charts += [_build(name, runs, steps, most) for name in members]
-        if members:
-            groups.append(ChartGroup(heading, heading in _OPEN, tuple(placed)))
-    data = {"runs": [run.name for run in runs], "steps": steps.lists, "charts": charts}
+        unchanged = tuple((name, _say_constant(name, value)) for name, value in still.items())
+        if members or unchanged:
+            groups.append(ChartGroup(heading, heading in _OPEN, tuple(placed), unchanged))
+    data: dict[str, Any] = {
+        "runs": [run.name for run in runs],
+        "held_out": [run.gain.sampling for run in runs],
+        "evaluated": [_evaluation_sampling(run) for run in runs],
+        "steps": steps.lists,
+        "charts": charts,
+    }
     longest = max((len(each) for run in runs for each in run.history.series.values()), default=0)
     return ChartSet(
         tuple(groups),
         data,
         most_points=most if longest > most else None,
-        has_marks=any(each["marks"] for each in charts),
-        has_evaluations=any(each["evaluated"] for each in charts),
+        marks=_join(data["held_out"]) if any(each["marks"] for each in charts) else None,
+        evaluations=(
+            _join(data["evaluated"]) if any(each["evaluated"] for each in charts) else None
+        ),
     )
+
+
+def _join(found: Sequence[str]) -> str:
+    return " or ".join(dict.fromkeys(filter(None, found)))
+
+
+def _evaluation_sampling(run: Material) -> str:
+    return f"at temperature {run.recipe.generation.temperature:g}"
+
+
+def _repeats_reward(name: str, runs: Sequence[Material]) -> bool:
+    """Whether a metric is that of the only reward, of weight 1, and the total says the same."""
+    found = re.fullmatch(r"rewards/.+/(mean|std)", name)
+    if not found:
+        return False
+    total = {"mean": "reward", "std": "reward_std"}[found[1]]
+    return all(
+        [each.weight for each in run.recipe.rewards] == [1]
+        and _agree(run.values(name), run.values(total))
+        for run in runs
+    )
+
+
+def _agree(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and all(map(_is_close, one, other))
+
+
+def _is_close(one: float, other: float) -> bool:
+    return isclose(one, other, rel_tol=1e-5, abs_tol=1e-7)
+
+
+def _constant(name: str, runs: Sequence[Material]) -> float | None:
+    """The value of a metric that has no other and that nothing stands beside; else None."""
+    values = [value for run in runs for value in run.values(name)]
+    lone = len(values) < 2 * len(runs) or name == "reward"
+    values += [mark["value"] for run in runs for mark in _marks(0, run, name)]
+    banded = any([*_bands(run, name)] for run in runs)
+    return None if lone or banded or min(values) < max(values) else values[0]
 
 
 def _order(name: str) -> tuple[bool, list[tuple[int, str]]]:
@@ -131,9 +202,9 @@ def _note(name: str) -> str:
 
 def _build(name: str, runs: Sequence[Material], steps: _Steps, most: int) -> dict[str, Any]:
     lines = [
-        _line(index, points, steps, most)
+        _line(index, known, steps, most)
         for index, run in enumerate(runs)
-        if (points := run.history.series.get(name))
+        if (known := _read_points(run, name))
     ]
     # Shown again beside what is trained on, where both are there.
     meanwhile = [
@@ -147,7 +218,31 @@ def _build(name: str, runs: Sequence[Material], steps: _Steps, most: int) -> dic
         "evaluated": meanwhile,
         "bands": list(_bands(runs[0], name)),
         "marks": [mark for index, run in enumerate(runs) for mark in _marks(index, run, name)],
+        "range": _range(name, runs),
     }
+
+
+def _say_constant(name: str, value: float) -> str:
+    return "none" if _TERMINATED.fullmatch(name) and not value else f"{value:.4g}"
+
+
+def _range(name: str, runs: Sequence[Material]) -> str:
+    """What the axis of values holds: all `shares` from 0 to 1, at least `zero`, or what is `free`."""
+    if not _SHARES.fullmatch(name):
+        return "free"
+    return (
+        "shares"
+        if max(max(run.values(name), default=0.0) for run in runs) > _SMALL_SHARE
+        else "zero"
+    )
+
+
+def _read_points(run: Material, name: str) -> Sequence[Point]:
+    """A metric's records, with gaps where a 0 stands for nothing that could be measured."""
+    points = run.history.series.get(name, [])
+    if not _TERMINATED.fullmatch(name):
+        return points
+    return [(step, value or None) for step, value in points]
 
 
 def _line(run: int, points: Sequence[Point], steps: _Steps, most: int) -> dict[str, Any]:

@@ -4,11 +4,17 @@ Owns the layout that `assets/browser.js` reads, and which groups are left out wh
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from grpo_cli.report.page.groups import Group, find_groups, load_groups, load_held_out
+from grpo_cli.report.page.groups import (
+    Group,
+    find_groups,
+    load_groups,
+    load_held_out,
+    read_weights,
+)
 from grpo_cli.report.page.material import Material
 from grpo_cli.report.page.packing import pack_json
 
@@ -53,6 +59,8 @@ class Pack:
 class _Packer:
     """Takes groups one by one, so that only packed ones stay in memory."""
 
+    weights: Mapping[str, float]
+    """Of the rewards, in the total."""
     names: dict[str, int] = field(default_factory=dict)
     prompts: dict[str, int] = field(default_factory=dict)
     groups: list[list[Any]] = field(default_factory=list)
@@ -101,6 +109,7 @@ class _Packer:
         changes = [group[-1] for group in self.groups]
         index = {
             "rewards": list(self.names),
+            "weights": [self.weights.get(name, 1.0) for name in self.names],
             "groups": self.groups,
             "scores": self.scores,
             **self.columns,
@@ -121,12 +130,12 @@ class _Packer:
 def pack_training(run: Material, most_bytes: int = TRAINING_BYTES) -> Pack | None:
     """The groups that were sampled in training and in its evaluations; None where there are none."""
     places = find_groups(run.folder)
-    return _fit(run.name, places, lambda chosen: load_groups(chosen, run.recipe), most_bytes)
+    return _fit(run, places, lambda chosen: load_groups(chosen, run.recipe), most_bytes)
 
 
 def pack_held_out(run: Material, most_bytes: int = HELD_OUT_BYTES) -> Pack | None:
     """The held-out prompts, before and after; None where their answers are not there."""
-    return _fit(run.name, load_held_out(run.folder, run.gain, run.step), iter, most_bytes)
+    return _fit(run, load_held_out(run.folder, run.gain, run.step), iter, most_bytes)
 
 
 def spread(items: Sequence[Item], count: int) -> list[Item]:
@@ -139,7 +148,7 @@ def spread(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def _fit(
-    run: str,
+    run: Material,
     items: Sequence[Item],
     load: Callable[[Iterable[Item]], Iterator[Group]],
     most_bytes: int,
@@ -158,11 +167,11 @@ def _fit(
         count = max(int(count * most_bytes / pack.size * 0.97), 1)
 
 
-def _pack(run: str, groups: Iterable[Group], found: int) -> Pack:
-    packer = _Packer()
+def _pack(run: Material, groups: Iterable[Group], found: int) -> Pack:
+    packer = _Packer(read_weights(run.recipe))
     for group in groups:
         packer.add(group)
-    return packer.finish(run, found)
+    return packer.finish(run.name, found)
 
 
 def _as_turns(prompt: Any) -> list[list[str]]:

@@ -1,8 +1,10 @@
 """The held-out measurements of a run in a table, and how a number is written with its interval."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from grpo_cli.measure.metrics import Metric
+from grpo_cli.report.page.gains import direction
 from grpo_cli.report.page.material import Material
 
 
@@ -17,7 +19,6 @@ class MeasuredRow:
     tone: str
     """`good` or `bad` where the change is beyond doubt and it is known which way is better."""
     prompts: int
-    note: str
 
 
 def list_measured(run: Material) -> list[MeasuredRow]:
@@ -36,17 +37,23 @@ def _measured_row(run: Material, name: str) -> MeasuredRow:
         format_metric(change, "+.3f") if change else "–",
         tone_of(name, change),
         told.prompts if told else 0,
-        (told.reason or "") if told and told.low is None else "",
     )
+
+
+def gather_notes(metrics: Mapping[str, Metric]) -> dict[str, list[str]]:
+    """Each reason why there is no interval, with the metrics that have none."""
+    found: dict[str, list[str]] = {}
+    for name, metric in metrics.items():
+        if metric.low is None and metric.reason:
+            found.setdefault(metric.reason, []).append(name)
+    return found
 
 
 def tone_of(name: str, change: Metric | None) -> str:
     """Whether a difference is good or bad; empty where that is open, or nobody can say which way is better."""
-    if change is None or change.low is None or change.high is None:
-        return ""
     if not name.startswith(("accuracy/", "reward", "pass@", "maj@", "likelihood_gap")):
         return ""
-    return "good" if change.low > 0 else "bad" if change.high < 0 else ""
+    return {1: "good", 0: "", -1: "bad"}[direction(change)]
 
 
 def format_metric(metric: Metric | None, form: str = ".3f") -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_cli.estimates import ALL_EQUAL
 from grpo_cli.measure.metrics import Metric, PerPrompt, compare
 from grpo_cli.measure.ranking import GAP
 from grpo_cli.report.held_out import Measurement, try_measurement
@@ -40,6 +41,30 @@ class Gain:
             for name in (*self.before, *self.after)
         }
         return sorted(places, key=places.__getitem__)
+
+    @property
+    def sampling(self) -> str:
+        """How the answers came about, in words; empty where that was not written down."""
+        if self.temperature is None:
+            return ""
+        return f"at temperature {self.temperature:g}" if self.temperature else "greedily"
+
+    def moved(self) -> dict[str, Metric]:
+        """The changes of rewards and accuracies beyond their interval, but for that of the primary metric.
+
+        Falls come first. A reward that says the same as the primary metric, as the only one does, is left out.
+        """
+        told = self.change.get(self.primary or "")
+        found = {
+            name: change
+            for name in self.names
+            if name.startswith(("accuracy/", "reward"))
+            and name != self.primary
+            and (change := self.change.get(name))
+            and direction(change)
+            and not (told and _same(change, told))
+        }
+        return dict(sorted(found.items(), key=lambda each: direction(each[1])))
 
     @property
     def primary(self) -> str | None:
@@ -76,6 +101,22 @@ def read_gain(run: RunFolder, before: Mapping[str, Any], after: Mapping[str, Any
         seconds={when: each["seconds"] for when, each in told.items() if _has(each, "seconds")},
         temperature=temperatures[-1] if temperatures and _is_number(temperatures[-1]) else None,
     )
+
+
+def direction(change: Metric | None) -> int:
+    """1 where a difference is beyond doubt a rise, -1 where it is a fall, else 0."""
+    if change is None or change.value is None:
+        return 0
+    if change.reason == ALL_EQUAL:
+        return (change.value > 0) - (change.value < 0)
+    if change.low is None or change.high is None:
+        return 0
+    return (change.low > 0) - (change.high < 0)
+
+
+def _same(one: Metric, other: Metric) -> bool:
+    ends = ("value", "low", "high")
+    return all(getattr(one, end) == getattr(other, end) for end in ends)
 
 
 def _from_summary(told: Mapping[str, Any]) -> dict[str, Metric]:

@@ -98,7 +98,7 @@ def find_groups(run: RunFolder) -> list[Place]:
 
 def load_groups(places: Iterable[Place], recipe: Recipe) -> Iterator[Group]:
     """Reads groups, with the weighted sums that the recipe's rewards give."""
-    weights, files = _read_weights(recipe), {}
+    weights, files = read_weights(recipe), {}
     try:
         for place in places:
             group = None
@@ -174,7 +174,8 @@ def _whole_characters(line: bytes) -> bytes:
         return line
 
 
-def _read_weights(recipe: Recipe) -> Mapping[str, float]:
+def read_weights(recipe: Recipe) -> Mapping[str, float]:
+    """The weight of each reward in the total."""
     try:
         names = name_rewards(recipe.rewards)
     except GrpoError:

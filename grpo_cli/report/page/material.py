@@ -6,17 +6,39 @@ Owns the reading, and stands damaged and missing files. Judges and words nothing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from grpo_cli.diagnosis.diagnosis import diagnose
 from grpo_cli.diagnosis.history import History, read_history
 from grpo_cli.diagnosis.symptom import Symptom
+from grpo_cli.diagnosis.trends import LIKELY, START, Change, compare
 from grpo_cli.expectations.verdicts import Comparison, compare_with_own
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.page.gains import Gain, read_gain
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.liveness import ShownState, look_at_life
 from grpo_cli.runs.status import Status, StatusFile
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where a logged metric began and ended."""
+
+    change: Change
+    """Between means of records; its error is infinite where single ones say nothing of their noise."""
+    width: int
+    """Records that each mean is over."""
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether records that never change would differ as much."""
+        return abs(self.change.difference) <= LIKELY * self.change.error
+
+    @property
+    def margin(self) -> float:
+        """How much noise alone may well make."""
+        return LIKELY * self.change.error
 
 
 @dataclass(frozen=True)
@@ -70,13 +92,15 @@ class Material:
         """The numbers that were logged of a metric, in their order."""
         return [value for _, value in self.history.series.get(metric, ()) if value is not None]
 
-    def reward_change(self) -> tuple[float, float, int] | None:
-        """Mean training reward over the first and the last records, and over how many: a tenth of them."""
-        values = self.values("reward")
+    def course(self, metric: str) -> Course | None:
+        """How a logged metric went from its first records to its last; None where it has fewer than two."""
+        values = self.values(metric)
         if len(values) < 2:
             return None
-        width = max(len(values) // 10, 1)
-        return sum(values[:width]) / width, sum(values[-width:]) / width, width
+        # A tenth, but enough to know their noise, and no record twice.
+        width = max(len(values) // 10, min(START, len(values) // 2))
+        found = compare(values[:width], values[-width:])
+        return Course(found or Change(values[0], values[-1], inf), width)
 
 
 def read_material(run: RunFolder, name: str) -> Material:

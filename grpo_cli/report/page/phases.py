@@ -9,13 +9,19 @@ from statistics import fmean
 from typing import Any
 
 from grpo_cli.report.page.material import Material
+from grpo_cli.runs.metrics import read_ends
 from grpo_cli.runs.series import PHASES
 from grpo_cli.units import format_duration
 
 _REST = "rest of the step"
-_ORDER = (*PHASES, _REST, "measuring before", "measuring after")
+_START, _EVALUATION, _OTHER = "start-up", "evaluation meanwhile", "saving and the rest"
+_ORDER = (*PHASES, _REST, "measuring before", "measuring after", _START, _EVALUATION, _OTHER)
 _MOST_STRETCHES = 120
 """Bars in a chart."""
+_ENOUGH_BYTES = 2**16
+"""Of the metrics, to hold the first record."""
+_LEAST_SHARE = 1e-4
+"""What is told of; less than that is rounding."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class PhaseRow:
     """Among all phases that there may be, for its colour."""
     seconds: float
     share: float
-    """Of all phases."""
+    """Of the whole run."""
     time: str
 
 
@@ -39,13 +45,26 @@ def list_phases(run: Material) -> list[PhaseRow]:
     other = _total(run, "step_time") - sum(totals.values())
     named = {f"measuring {when}": seconds for when, seconds in run.gain.seconds.items()}
     rest = {_REST: other} if other > 0 else {}
-    found = {**totals, **rest, **named}
-    whole = sum(found.values())
+    evaluation = {_EVALUATION: sum(run.values("eval_runtime"))}
+    found = {_START: _start_up(run), **totals, **rest, **named, **evaluation}
+    # The status knows of the last attempt alone: phases may be longer than it.
+    whole = max(run.seconds, sum(found.values()))
+    found[_OTHER] = whole - sum(found.values())
     return [
         PhaseRow(name, _ORDER.index(name), seconds, seconds / whole, format_duration(seconds))
         for name, seconds in found.items()
-        if seconds > 0
+        if seconds > _LEAST_SHARE * whole
     ]
+
+
+def _start_up(run: Material) -> float:
+    """Seconds before the first measurement or step; 0 where that is not known, as of a resumed run."""
+    first: dict[str, Any] = next(read_ends(run.folder.metrics, _ENOUGH_BYTES).from_first(), {})
+    parts = [first.get(name) for name in ("time", "seconds", "step_time")]
+    ended, measured, stepped = (each if isinstance(each, int | float) else 0.0 for each in parts)
+    step = first.get("step")
+    steps = step if isinstance(step, int) else 1
+    return max(ended - (measured or stepped * steps) - run.status.started_at, 0.0)
 
 
 def _total(run: Material, metric: str) -> float:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from grpo_cli.errors import GrpoError
-from grpo_cli.report.page.material import Material
+from grpo_cli.report.page.material import Course, Material
 from grpo_cli.rewards.building import name_rewards
 
 
@@ -15,9 +15,8 @@ class RewardRow:
     name: str
     kind: str
     weight: float
-    first: float | None
-    """Mean over the first tenth of the records."""
-    last: float | None
+    course: Course | None
+    """Of its mean score."""
     spread: float | None
     """Mean standard deviation over the last tenth."""
     error_share: float | None
@@ -38,15 +37,15 @@ def list_rewards(run: Material) -> list[RewardRow]:
 
 
 def _reward_row(run: Material, name: str, kind: str, weight: float) -> RewardRow:
-    means, stds = (run.values(f"rewards/{name}/{part}") for part in ("mean", "std"))
-    width = max(len(means) // 10, 1)
-    errors, seconds = (run.values(f"rewards/{name}/{part}") for part in ("error_share", "seconds"))
+    stds, errors, seconds = (
+        run.values(f"rewards/{name}/{part}") for part in ("std", "error_share", "seconds")
+    )
+    width = max(len(stds) // 10, 1)
     return RewardRow(
         name,
         kind,
         weight,
-        _mean(means[:width]),
-        _mean(means[-width:]),
+        run.course(f"rewards/{name}/mean"),
         _mean(stds[-width:]),
         _mean(errors),
         _mean(seconds),

@@ -385,9 +385,12 @@ class Browser {
 
   drawScores(group, texts, place) {
     const scores = make("dl", "scores");
+    // So that the total adds up.
+    const weighted = this.pack.weights.some((weight) => weight !== 1);
     this.pack.rewards.forEach((name, which) => {
       const value = this.pack.scores[which][group.from + place], reason = texts.r[name]?.[place];
-      const said = make("dd", "", value === null ? "does not apply" : sayNumber(value));
+      const weight = weighted ? ` × ${sayNumber(this.pack.weights[which])}` : "";
+      const said = make("dd", "", value === null ? "does not apply" : `${sayNumber(value)}${weight}`);
       if (reason) said.append(make("span", "reason", ` ${reason}`));
       scores.append(make("dt", "", name), said);
     });
@@ -414,7 +417,12 @@ class Browser {
     const group = this.pack.groups.find((each) => each.row === row && (
       isHeldOut || (each.step === Number(told.get("step")) && each.split === split)
     ));
-    if (!group) return;
+    if (!group) {
+      const where = isHeldOut ? `row ${row}` : `step ${told.get("step") ?? "?"}, row ${row}${split ? ", evaluation" : ""}`;
+      this.count.textContent = `${where}: no such group is in this page. ${this.count.textContent}`;
+      this.root.scrollIntoView({ block: "start" });
+      return;
+    }
     await this.choose(group, false);
     this.root.scrollIntoView({ block: "start" });
   }

@@ -1,6 +1,7 @@
 // Charts: drawn when they come into view, in the colours of the page, and again when those change.
 
 const FEWEST_TO_SMOOTH = 24;
+const NOT_NOISE = 4;  // Standard errors by which records differ where something happened.
 const drawn = new Set();
 let drawing = Promise.resolve();
 let plotlyReady = null;
@@ -41,18 +42,34 @@ function isNoisy(values) {
   return turns > known.length / 5;
 }
 
+function noiseOf(values) {
+  // The standard deviation that the changes from record to record speak of, but for the largest: those are news.
+  const known = values.filter((value) => value !== null);
+  const changes = known.slice(1).map((value, place) => Math.abs(value - known[place])).sort((a, b) => a - b);
+  const kept = changes.slice(0, changes.length - Math.max(1, Math.floor(changes.length / 20)));
+  return (kept.reduce((sum, each) => sum + each, 0) / (kept.length || 1)) * Math.sqrt(Math.PI) / 2;
+}
+
 function smooth(values, width) {
-  // The mean of the records around each, fewer at the ends; what is not there plays no part.
-  const half = Math.floor(width / 2);
+  // The mean of the records around each, fewer at the ends; what is not there plays no part. Fewer are taken too
+  // where their first half and their second differ by more than noise: a mean over a crash would hide it.
   const sums = [0], counts = [0];
   values.forEach((value, place) => {
     sums.push(sums[place] + (value ?? 0));
     counts.push(counts[place] + (value === null ? 0 : 1));
   });
+  const mean = (from, to) => (counts[to] > counts[from] ? (sums[to] - sums[from]) / (counts[to] - counts[from]) : null);
+  const noise = noiseOf(values);
+  const isEven = (from, to) => {
+    const middle = (from + to) >> 1, before = mean(from, middle), after = mean(middle, to);
+    const error = noise * Math.sqrt(1 / (middle - from) + 1 / (to - middle));
+    return before === null || after === null || Math.abs(before - after) <= NOT_NOISE * error;
+  };
+  const around = (place, half) => [Math.max(place - half, 0), Math.min(place + half + 1, values.length)];
   return values.map((_, place) => {
-    const from = Math.max(place - half, 0), to = Math.min(place + half + 1, values.length);
-    const count = counts[to] - counts[from];
-    return count ? (sums[to] - sums[from]) / count : null;
+    let half = Math.floor(width / 2);
+    while (half && !isEven(...around(place, half))) half = Math.floor(half / 2);
+    return mean(...around(place, half));
   });
 }
 
@@ -70,9 +87,9 @@ function traceLine(line, many) {
   const width = Math.max(5, 2 * Math.floor(x.length / 40) + 1);
   const mean = {
     ...base, y: smooth(y, width), mode: "lines", line: { color: ink, width: 2.4 },
-    name: many ? name : `mean of ${width} records`,
+    name: many ? name : `mean of up to ${width} records`,
   };
-  Object.assign(raw, { line: { color: fade(ink, x.length > 1000 || many ? 0.22 : 0.35), width: x.length > 1000 ? 0.7 : 1 }, mode: "lines" });
+  Object.assign(raw, { line: { color: fade(ink, x.length > 1000 || many ? 0.45 : 0.7), width: x.length > 1000 ? 0.7 : 1.1 }, mode: "lines" });
   return [many ? { ...raw, showlegend: false, hoverinfo: "skip" } : raw, mean];
 }
 
@@ -82,10 +99,11 @@ function besides(run, many) {
 }
 
 function traceEvaluated(line, many) {
-  const run = plain(chartData.runs[line.run]);
+  const run = plain(chartData.runs[line.run]), sampled = chartData.evaluated[line.run];
   return {
     x: chartData.steps[line.steps], y: line.values, mode: "markers",
-    name: many ? `${run}, evaluation` : "evaluation meanwhile", ...besides(run, many), hovertemplate: "%{y:.4~g}",
+    name: many ? `${run}, evaluation` : `evaluation meanwhile, ${sampled}`, ...besides(run, many),
+    hovertemplate: `%{y:.4~g} sampled ${sampled}`,
     marker: { color: colour(`--run-${line.run % 6}`), size: 7, symbol: "square-open" },
   };
 }
@@ -94,13 +112,23 @@ function traceMarks(marks, many) {
   const runs = [...new Set(marks.map((mark) => mark.run))];
   return runs.map((run) => {
     const own = marks.filter((mark) => mark.run === run), name = plain(chartData.runs[run]);
+    const sampled = chartData.held_out[run] ? `, ${chartData.held_out[run]}` : "";
     return {
       x: own.map((mark) => mark.step), y: own.map((mark) => mark.value),
-      text: own.map((mark) => mark.when), hovertemplate: "%{y:.4~g} %{text}", mode: "markers",
-      name: many ? `${name}, held-out` : "held-out", ...besides(name, many),
+      text: own.map((mark) => mark.when), hovertemplate: `%{y:.4~g} %{text}${sampled}`, mode: "markers",
+      name: many ? `${name}, held-out` : `held-out${sampled}`, ...besides(name, many),
       marker: { color: colour(many ? `--run-${run % 6}` : "--accent"), size: 9, symbol: "diamond" },
+      // The one before training stands on the axis.
+      cliponaxis: false,
     };
   });
+}
+
+function valuesOf(chart) {
+  // Shares from 0 to 1 with room for the width of a line; rates of learning are too small for plain decimals.
+  const tickformat = chart?.metric === "learning_rate" ? ".3~e" : chart ? ".4~g" : "";
+  if (chart?.range === "shares") return { tickformat, range: [-0.02, 1.02] };
+  return { tickformat, rangemode: chart?.range === "zero" ? "tozero" : "normal" };
 }
 
 function layoutOf(chart) {
@@ -117,8 +145,8 @@ function layoutOf(chart) {
     legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
     // A finger that moves over a chart scrolls the page.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-    xaxis: { ...axis, title: { text: "optimizer step", font: { size: 11 } }, tickformat: "~s" },
-    yaxis: { ...axis, tickformat: chart ? ".4~g" : "" },
+    xaxis: { ...axis, title: { text: "optimizer step", font: { size: 11 } }, tickformat: "~s", rangemode: "tozero" },
+    yaxis: { ...axis, ...valuesOf(chart) },
     shapes: bands.map((each) => ({
       type: "rect", x0: each.from, x1: each.to, y0: each.low, y1: each.high,
       fillcolor: band, line: { width: 0 }, layer: "below",

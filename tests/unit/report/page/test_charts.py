@@ -1,5 +1,7 @@
 """The charts of a page as numbers: order, headings, shared steps, marks, and what thinning keeps."""
 
+import pytest
+
 from grpo_cli.report.page.charts import build_charts, thin
 from grpo_cli.report.page.material import read_material
 from grpo_cli.runs.files import write_json
@@ -20,10 +22,12 @@ def test_metrics_stand_under_headings_and_share_their_steps(tmp_path):
         "Reward": ["reward", "rewards/part_2/mean", "rewards/part_10/mean"],
         "Evaluation meanwhile": ["eval_reward"],
         "Signal": ["entropy"],
-        "Stability": ["loss"],
+        "Stability": [],
         "Everything else": ["own"],
     }
+    assert [group.unchanged for group in charts.groups if group.unchanged] == [(("loss", "0"),)]
     assert charts.data["steps"] == [[1, 2], [3]]
+    assert charts.evaluations == "at temperature 1"
     assert charts.data["charts"][0]["evaluated"][0]["values"] == [0.4]
     (entropy,) = (each for each in charts.data["charts"] if each["metric"] == "entropy")
     assert entropy["lines"][0]["values"] == [1.23457]
@@ -38,6 +42,43 @@ def test_held_out_rewards_are_marked_in_the_chart_of_the_reward(tmp_path):
         ("before", 0, 0.1),
         ("after", 40, 0.6),
     ]
+
+
+def test_what_never_changes_is_told_and_what_says_the_same_twice_is_left_out(tmp_path):
+    run = make_finished_run(tmp_path, rewards=())
+    for step in range(1, 5):
+        told = {
+            "reward": step / 10,
+            "rewards/math/mean": step / 10,
+            "clip_ratio/high_max": 0.0,
+            "completions/clipped_ratio": step / 4,
+            "clip_ratio/low_mean": step / 1000,
+            "completions/min_terminated_length": 0.0 if step == 4 else 5.0 + step,
+        }
+        append_record(run.metrics, {"event": "train", "step": step, **told})
+    charts = build_charts([read_material(run, "a")])
+    assert {name for group in charts.groups for name, _ in group.unchanged} == {
+        "clip_ratio/high_max"
+    }
+    drawn = {each["metric"]: each for each in charts.data["charts"]}
+    assert "rewards/math/mean" not in drawn
+    # Where nothing came to an end there is no length, rather than one of 0.
+    assert drawn["completions/min_terminated_length"]["lines"][0]["values"] == [6, 7, 8, None]
+    assert drawn["completions/clipped_ratio"]["range"] == "shares"
+    assert drawn["clip_ratio/low_mean"]["range"] == "zero"
+    assert drawn["reward"]["range"] == "free"
+    for chart in (each for group in charts.groups for each in group.charts):
+        assert chart["note"], chart["metric"]
+
+
+@pytest.mark.parametrize(("temperature", "words"), [(0.0, "greedily"), (0.7, "at temperature 0.7")])
+def test_marks_say_how_their_answers_were_sampled(tmp_path, temperature, words):
+    run = make_finished_run(tmp_path)
+    told = {"prompts": 9, "reward": 0.5, "temperature": temperature}
+    write_json(run.evaluations / "after.json", told)
+    charts = build_charts([read_material(run, "a")])
+    assert charts.marks == words
+    assert charts.data["held_out"] == [words]
 
 
 def test_thinning_keeps_every_peak():

@@ -37,7 +37,7 @@ def test_a_page_holds_every_section_of_a_finished_run(long_run):
     ):  # fmt: skip
         assert heading in text
     assert "240 completions in 30 groups" in text
-    assert "training.max_steps 60 -1" in text
+    assert "model.path org/model –" in text
     assert "completions per optimizer step 8 per micro-step × 1 accumulation = 8" in text
     assert "data.train_rows 7000" in text
     # The environment of a launch may hold keys.
@@ -68,6 +68,22 @@ def test_what_a_run_says_stays_text(tmp_path):
     assert [each for each in scripts if 'type="text/plain"' not in each] == ["<script>"]
 
 
+def test_the_traceback_of_a_failure_is_folded_away_under_problems(tmp_path):
+    run = make_finished_run(tmp_path)
+    reason = "reward 'a' failed: ValueError\nTraceback (most recent call last):\n  there"
+    StatusFile(run.status).update(state="failed", reason=reason, traceback="Traceback: here")
+    page = write_page(run)
+    problems = page[page.index('id="problems"') : page.index('id="held-out"')]
+    assert "<strong>reward &#39;a&#39; failed: ValueError</strong>" in problems
+    assert re.search(r"<details><summary>All of it.*there</pre>", problems, re.DOTALL)
+    assert re.search(r"<details><summary>Traceback</summary>\s*<pre>Traceback: here", problems)
+
+
+def test_held_out_numbers_stand_before_the_charts(long_run):
+    page = write_page(long_run)
+    assert page.index('id="held-out"') < page.index('id="charts"')
+
+
 def test_the_band_of_the_recipe_stands_beside_the_value_and_in_the_chart(tmp_path):
     run = make_finished_run(tmp_path, rewards=[0.0] * 36 + [0.5, 0.7, 0.6, 0.8], expect=EXPECT)
     page = write_page(run)
@@ -92,8 +108,9 @@ def test_runs_lie_over_each_other_with_their_differences(tmp_path, monkeypatch):
     assert {each["metric"]: len(each["lines"]) for each in data["charts"]} == {
         "reward": 2,
         "kl": 1,
-        "loss": 2,
     }
+    assert "Unchanged: loss 0." in text
+    assert "The same of all: " in text
     assert "training.learning_rate 1e-05 2e-05" in text
     assert "Better: +0.7 in accuracy/math" in text
     with pytest.raises(UsageError, match=r"report.html exists"):

@@ -1,12 +1,15 @@
 """The tables of a page: rewards, time by phase, settings, batch, held-out numbers."""
 
+import json
+
 import pytest
 
 from grpo_cli.measure.metrics import Metric
-from grpo_cli.report.page import gain_table, origin, phases, reward_table
+from grpo_cli.report.page import gain_table, origin, phases, reward_table, values
 from grpo_cli.report.page.material import read_material
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.status import StatusFile
 from tests.run_folders import make_finished_run
 
 
@@ -61,14 +64,11 @@ def test_rewards_are_told_with_what_became_of_them(tmp_path):
         }
         append_record(run.metrics, {"event": "train", "step": step, **logged})
     math, regex = reward_table.list_rewards(read_material(run, "a"))
-    assert (math.name, math.kind, math.first, math.last) == (
-        "math",
-        "math",
-        0.15000000000000002,
-        1.95,
-    )
+    assert (math.name, math.kind, math.course.width) == ("math", "math", 5)
+    assert (math.course.change.before, math.course.change.now) == pytest.approx((0.3, 1.8))
+    assert not math.course.is_noise
     assert math.error_share is None
-    assert (regex.first, regex.error_share) == (None, 0.25)
+    assert (regex.course, regex.error_share) == (None, 0.25)
 
 
 def test_the_batch_is_that_of_the_launch(tmp_path):
@@ -78,6 +78,84 @@ def test_the_batch_is_that_of_the_launch(tmp_path):
     write_json(run.plan, {"num_processes": 2})
     plan = origin.read_batch(read_material(run, "a"))
     assert plan.completions_per_micro_step == 16
+
+
+def test_shares_are_of_the_whole_run(tmp_path):
+    run = make_finished_run(tmp_path, rewards=())
+    StatusFile(run.status).update(started_at=1000.0)
+    measured = {"event": "measure", "when": "before", "time": 1030.0, "seconds": 10.0}
+    append_record(run.metrics, measured)
+    write_json(run.evaluations / "before.json", {"seconds": 10.0})
+    write_phases(run, 1, {"sampling": 2.0})
+    told = json.loads(run.status.read_text())
+    write_json(run.status, {**told, "started_at": 1000.0, "updated_at": 1200.0})
+    found = {row.name: row.seconds for row in phases.list_phases(read_material(run, "a"))}
+    assert found == pytest.approx(
+        {
+            "start-up": 20,
+            "sampling": 80,
+            "rest of the step": 80,
+            "measuring before": 10,
+            "saving and the rest": 10,
+        }
+    )
+
+
+def test_settings_are_those_that_somebody_wrote(tmp_path):
+    run = make_finished_run(tmp_path)
+    found = {each.path for each in origin.list_settings(read_material(run, "a"))}
+    assert "launch.num_processes" not in found
+    run.recipe.write_text(
+        "model: {path: org/model}\ngeneration: {num_generations: 8}\nname: sums\n"
+    )
+    argv = ["/x/__main__.py", "train", "a b.yaml", "--set", "training.max_steps=40"]
+    write_json(run.manifest, {"argv": argv, "git": None, "model": "abc"})
+    material = read_material(run, "a")
+    assert [(each.path, each.default) for each in origin.list_settings(material)] == [
+        ("model.path", "–"),
+        ("training.max_steps", "-1"),
+        ("generation.num_generations", "the same"),
+    ]
+    assert origin.list_overrides(material.manifest) == ["training.max_steps=40"]
+    assert dict(origin.list_origin(material)) == {
+        "command": "grpo train 'a b.yaml' --set training.max_steps=40",
+        "git": "not in a git repository",
+        "fingerprint of the model's files": "abc",
+        "attempts": "0",
+    }
+
+
+def test_long_values_are_told_by_where_they_differ():
+    paths = [
+        f"/a/rather/long/way/to/the/folder/of/all/the/models/there/are/{name}/end" for name in "ab"
+    ]
+    assert values.show_apart(paths) == ["…/a/end", "…/b/end"]
+    assert values.show_apart([1e-5, 2e-5]) == ["1e-05", "2e-05"]
+    shown = values.show("a" * 500 + "z")
+    assert (len(shown), shown[-1]) == (401, "z")
+
+
+def test_other_conditions_are_told_in_words():
+    rewards = (
+        [{"kind": "math", "weight": 1.0}],
+        [
+            {"kind": "math", "weight": 2.0},
+            {"kind": "length", "weight": 1.0},
+        ],
+    )
+    told = values.say_differences(
+        {"rewards": rewards, "temperature": (0.0, 1.0), "data": ("x", "y")}, "a", "b"
+    )
+    assert told == (
+        "rewards[0].weight is 2.0, and 1.0 in a; rewards[1] (length) is in b alone; "
+        "temperature is 1.0, and 0.0 in a; the data is another"
+    )
+
+
+def test_a_reason_for_no_interval_is_told_once():
+    few = Metric(0.1, None, None, 3, "few")
+    metrics = {"reward": few, "rewards/a": few, "accuracy/a": Metric(0.1, 0.0, 0.2, 9)}
+    assert gain_table.gather_notes(metrics) == {"few": ["reward", "rewards/a"]}
 
 
 def test_numbers_are_written_with_their_interval():
