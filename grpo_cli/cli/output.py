@@ -94,6 +94,11 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda what: status.update(escape(what))
 
 
+def print_words(console: Console, text: Text) -> None:
+    """Prints text that breaks at words on a terminal, and not at all in a file."""
+    console.print(text, soft_wrap=not console.is_terminal, overflow="fold")
+
+
 def print_json(value: Any) -> None:
     """Prints a result as JSON."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")

@@ -10,6 +10,7 @@ from grpo_cli.diagnosis.history import read_history
 from grpo_cli.diagnosis.symptom import Symptom
 from grpo_cli.errors import UsageError
 from grpo_cli.expectations.verdicts import Comparison, compare_with_own
+from grpo_cli.report.reward_change import RewardChange, read_change
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.series import StepRecord, read_step
@@ -43,16 +44,9 @@ class RunSummary:
         """The same for people, such as `5m23s`."""
         return format_duration(self.seconds)
 
-    def reward_change(self) -> tuple[float, float, int] | None:
-        """Mean reward over the first and the last records, and over how many.
-
-        A tenth of the run on each side: single steps are too noisy to compare.
-        """
-        rewards = [step.reward for step in self.steps if step.reward is not None]
-        if not rewards:
-            return None
-        width = max(len(rewards) // 10, 1)
-        return sum(rewards[:width]) / width, sum(rewards[-width:]) / width, width
+    def reward_change(self) -> RewardChange | None:
+        """Mean reward over the first and the last records."""
+        return read_change([step.reward for step in self.steps if step.reward is not None])
 
     def warnings(self) -> list[str]:
         """What a person should know before believing the run: that it could not learn, say."""
@@ -73,8 +67,9 @@ class RunSummary:
             "steps": self.status.step,
             "total_steps": self.status.total_steps,
             "seconds": round(self.seconds, 1),
-            "reward_first": change[0] if change else None,
-            "reward_last": change[1] if change else None,
+            "reward_first": change.first if change else None,
+            "reward_last": change.last if change else None,
+            "reward_within_noise": change.is_noise if change else None,
             "before": self.before,
             "after": self.after,
             "answers": [list(pair) for pair in self.answers],
