@@ -11,6 +11,7 @@ from rich.text import Text
 
 from grpo_cli.cli.output import stderr, stdout
 from grpo_cli.cli.views import count_noun, overrule, print_summary
+from grpo_cli.measure.sentences import PLAIN_FROM, say_number
 from grpo_cli.report.live.terminal import clean_text
 from grpo_cli.units import format_bytes, format_duration
 
@@ -112,7 +113,9 @@ def _say_change(first: float | None, last: float | None, sign: str = "→") -> T
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    if value is None:
+        return "–"
+    return say_number(value) if abs(value) >= PLAIN_FROM else f"{value:.3f}"
 
 
 def print_overview(overview: "RunOverview") -> None:
@@ -132,7 +135,10 @@ def print_overview(overview: "RunOverview") -> None:
     console.print(table)
     console.print()
     for command, does in _list_next(overview):
-        console.print(Text.assemble((f"  {command}", "bold"), (f"   {does}", "dim")))
+        # A command is whole, to be copied, and its purpose does not run into it.
+        fits = len(command) + len(does) + 2 * _GAP + 1 <= console.width
+        between = "   " if fits or not console.is_terminal else "\n      "
+        console.print(Text.assemble((f"  {command}", "bold"), (f"{between}{does}", "dim")))
 
 
 def _list_facts(overview: "RunOverview") -> list[tuple[str, str]]:

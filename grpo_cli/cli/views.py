@@ -12,6 +12,7 @@ from rich.text import Text
 from grpo_cli.batch import BatchPlan
 from grpo_cli.cli.expect_view import print_verdicts
 from grpo_cli.cli.output import print_json, print_problems, print_words, stderr, stdout
+from grpo_cli.measure.sentences import PLAIN_FROM, say_number
 from grpo_cli.report.live import wording
 from grpo_cli.report.live.terminal import clean_lines, clean_text
 
@@ -227,7 +228,7 @@ def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
     table = Table.grid(padding=(0, 2))
     change = summary.reward_change()
     if change and len(summary.steps) > 1 and not summary.answers:
-        values = f"{change.first:.3f} → [bold]{change.last:.3f}[/]"
+        values = f"{_format(change.first)} → [bold]{_format(change.last)}[/]"
         table.add_row("  reward", values, f"[dim]{change.describe()}[/]")
     for name, before, after in _compare(summary):
         values = f"{_format(before)} → [bold]{_format(after)}[/]"
@@ -299,7 +300,9 @@ def _compare(summary: "RunSummary") -> Iterator[tuple[str, float | None, float |
 
 
 def _format(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    if value is None:
+        return "–"
+    return say_number(value) if abs(value) >= PLAIN_FROM else f"{value:.3f}"
 
 
 def print_failure(summary: "RunSummary") -> None:

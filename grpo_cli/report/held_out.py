@@ -137,7 +137,10 @@ def compare_measurements(base: Measurement, run: Measurement) -> HeldOutDifferen
         if _means_the_same(metric, base.recipe, run.recipe)
     }
     primary = _choose_primary(base.primary, differences)
-    verdict = say_difference(primary, differences[primary], run.name, base.name)
+    if primary.startswith((*_OF_REWARDS, GAP)):
+        verdict = say_difference(primary, differences[primary], run.name, base.name)
+    else:
+        verdict = f"no verdict: {run.name} and {base.name} have no reward in common"
     return HeldOutDifference(
         base.name, run.name, len(paired), *alone, primary, differences, settings, verdict
     )

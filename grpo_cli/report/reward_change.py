@@ -34,7 +34,8 @@ class RewardChange:
 
     def describe(self) -> str:
         """What was averaged, and whether the change is more than noise."""
-        return f"within noise, {self.say_width()}" if self.is_noise else self.say_width()
+        # Short: it stands in a table of a narrow terminal.
+        return f"within noise (means of {self.width})" if self.is_noise else self.say_width()
 
 
 def count_averaged(records: int) -> int:

@@ -29,11 +29,13 @@ def draw_sparkline(values: Sequence[float | None], width: int = 24) -> str:
 
 def draw_course(values: Sequence[float | None], width: int) -> str:
     """A sparkline and what its lowest and its highest bar stand for: it may rise over very little."""
-    room = width - len(_say_range(_thin_out(values, width))) - 1
-    if room < _FEWEST_WITH_RANGE:
+    # The wider the range is written, the fewer bars there are, and the closer their means.
+    likely = width - len(_say_range(_thin_out(values, width))) - 1
+    said = _say_range(_thin_out(values, likely))
+    room = width - len(said) - 1
+    if not said or room < _FEWEST_WITH_RANGE:
         return draw_sparkline(values, width)
-    bars = draw_sparkline(values, room)
-    return f"{bars} {_say_range(_thin_out(values, room))}".rstrip()
+    return f"{draw_sparkline(values, room)} {said}"
 
 
 def _thin_out(values: Sequence[float | None], width: int) -> list[float]:

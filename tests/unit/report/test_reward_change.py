@@ -16,7 +16,7 @@ def test_a_change_within_the_spread_of_the_records_is_noise():
     noisy = [0.19, 0.25, 0.14, 0.22, 0.18, 0.21, 0.17, 0.26, 0.20, 0.15, 0.23, 0.19]
     change = read_change(noisy)
     assert change.is_noise
-    assert change.describe() == "within noise, mean of the first and last 5 records"
+    assert change.describe() == "within noise (means of 5)"
     risen = read_change([each + 0.05 * at for at, each in enumerate(noisy)])
     assert risen.describe() == "mean of the first and last 5 records"
 
