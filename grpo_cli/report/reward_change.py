@@ -11,7 +11,7 @@ from grpo_cli.diagnosis.trends import LIKELY, compare
 
 _SHARE = 10
 """The part of a run, one record in so many, that its beginning and its end are."""
-_FEWEST = 5
+_FEWEST = 4
 """Records of each, where there are twice as many: single steps are too noisy to compare."""
 
 

@@ -100,7 +100,7 @@ def test_the_list_marks_what_is_noise(folder):
     assert " ≈ " in done.stdout
     assert "no more than its noise" in done.stderr
     shown = grpo("runs", "show", "sums/seed-3", cwd=folder).stdout
-    assert "within noise (means of 5)" in shown
+    assert "within noise (means of 4)" in shown
 
 
 def test_a_run_that_is_not_there_says_where_was_looked(folder):

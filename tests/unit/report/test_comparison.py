@@ -54,7 +54,7 @@ def test_what_the_first_steps_move_begins_with_the_first_record(tmp_path):
         append_record(run.metrics, {**record, "completions/mean_length": float(step)})
     trends = compare(run).runs[0].trends
     assert (trends["entropy"].first, trends["entropy"].last) == (6.0, pytest.approx(0.1))
-    assert trends["completion_length"].first == 3.0
+    assert trends["completion_length"].first == 2.5
 
 
 def test_the_same_prompts_are_paired_whatever_their_rows(tmp_path):

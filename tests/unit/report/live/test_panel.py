@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from grpo_cli.diagnosis.symptom import Symptom
-from grpo_cli.report.live.drawing import PART_MARKS, draw_parts, draw_sparkline
+from grpo_cli.report.live.drawing import PART_MARKS, draw_course, draw_parts, draw_sparkline
 from grpo_cli.report.live.following import Follower
 from grpo_cli.report.live.panel import PanelView
 from grpo_cli.report.live.progress import PlainView, choose_view
@@ -322,6 +322,23 @@ def test_bars_are_as_wide_as_asked_and_show_the_whole_course():
     assert len(parts) == 20
     assert "▓" in parts.plain
     assert draw_parts([], 20).plain == ""
+
+
+def test_a_course_says_how_far_it_goes_in_the_room_it_has():
+    values = [15.4 + step % 7 / 10 for step in range(300)]
+    for width in range(2, 80):
+        assert len(draw_course(values, width)) == width
+    assert draw_course([15.4, 16.0], 40) == "▁█ 15.4…16"
+    assert draw_course([3.0, 3.0], 40) == "▁▁"
+
+
+def test_others_of_the_group_fill_a_large_terminal(tmp_path):
+    run = make_busy_run(tmp_path)
+    append_record(run.completions / "rank_0.jsonl", sample())
+    large = draw(read(run), 120, 40)
+    assert "math 0.00  brevity 0.50" in large
+    assert "« other" in large
+    assert "« other" not in draw(read(run), 80, 16)
 
 
 def test_lines_keep_their_shape_without_what_a_terminal_obeys():

@@ -62,7 +62,7 @@ def test_the_summary_compares_the_first_and_last_records(tmp_path):
     folder.evaluations.joinpath("before.json").write_text(json.dumps({"rewards": {"math": 0.1}}))
     summary = read_summary(folder)
     change = summary.reward_change()
-    assert (change.first, change.last, change.width, change.is_noise) == (0.0, 1.0, 5, False)
+    assert (change.first, change.last, change.width, change.is_noise) == (0.0, 1.0, 4, False)
     assert summary.as_json()["before"] == {"rewards": {"math": 0.1}}
     assert summary.as_json()["after"] is None
 
