@@ -96,7 +96,10 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
 
 def print_words(console: Console, text: Text) -> None:
     """Prints text that breaks at words on a terminal, and not at all in a file."""
-    console.print(text, soft_wrap=not console.is_terminal, overflow="fold")
+    if console.is_terminal:
+        console.print(text, soft_wrap=False, overflow="fold")
+    else:
+        console.print(text, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
