@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
-from grpo_cli.cli.output import stdout
+from grpo_cli.cli.output import print_words, stdout
+from grpo_cli.measure.sentences import say_number
 from grpo_cli.report.live.terminal import clean_text
 from grpo_cli.units import format_duration
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LONGEST = 40
 """Characters of a setting's value."""
+_SAME = "no difference"
 
 
 def print_comparison(compared: "RunsComparison") -> None:
@@ -32,16 +35,18 @@ def print_comparison(compared: "RunsComparison") -> None:
     _print_table(
         "settings that differ",
         letters,
-        [(row.path, [_say_value(value) for value in row.values]) for row in compared.settings],
+        [(row.path, _say_values(row.values)) for row in compared.settings],
         "every setting is the same",
     )
     metrics = list(dict.fromkeys(name for run in compared.runs for name in _telling(run.trends)))
     _print_table(
-        "training: first → last (best), means over a tenth of the records",
+        "training: first → last (best)",
         letters,
         [(name, [_say_trend(run.trends.get(name)) for run in compared.runs]) for name in metrics],
         "no metrics were logged",
     )
+    if metrics:
+        console.print(Text(f"  {_say_widths(compared.runs)}", style="dim"), soft_wrap=False)
     measured = list(dict.fromkeys(name for run in compared.runs for name in run.held_out))
     _print_table(
         "held-out prompts after training (95 % interval)",
@@ -63,10 +68,13 @@ def _print_difference(letter: str, found: "HeldOutDifference") -> None:
     if found.reason is not None:
         console.print(Text(f"{letter} and A: not compared, since {found.reason}", style="yellow"))
         return
-    console.print(Text(found.verdict or "", style="bold"))
+    verdict = Text(f"{letter} and A: {found.verdict or ''}", style="bold")
+    print_words(console, verdict)
+    shown = found.differences.get(found.primary or "")
     for name, each in found.differences.items():
-        if name != found.primary:
-            console.print(Text(f"  {name}: {_say_paired(each)}"))
+        if name != found.primary or each.value == 0:
+            told = f"  {name}: {_say_paired(each, shown.reason if shown else None)}"
+            print_words(console, Text(told))
     if found.only_base or found.only_run:
         told = f"  {found.only_base} prompts of A alone and {found.only_run} of {letter} alone are left out"
         console.print(Text(told, style="dim"))
@@ -85,7 +93,8 @@ def _print_table(
         return
     console.print(Text(title, style="bold"))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column(style="dim", overflow="fold")
+    # A name is not broken: the cells beside it may be, at their spaces.
+    table.add_column(style="dim", no_wrap=True)
     for letter in letters:
         table.add_column(letter, overflow="fold")
     for name, cells in rows:
@@ -110,8 +119,35 @@ def _say_run(run: "ComparedRun") -> str:
 def _say_value(value: Any) -> str:
     if value is None:
         return "–"
-    told = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    told = _say_whole(value)
     return told if len(told) <= _LONGEST else f"{told[: _LONGEST - 1]}…"
+
+
+def _say_whole(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _say_values(values: Sequence[Any]) -> list[str]:
+    """Values that fit, cut where they are the same: what differs is what they are shown for."""
+    whole = ["–" if value is None else _say_whole(value) for value in values]
+    if all(len(each) <= _LONGEST for each in whole):
+        return whole
+    known = list(dict.fromkeys(each for each in whole if each != "–"))
+    common = sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*known, strict=False)))
+    # At the beginning of the word in which they begin to differ.
+    start = max(known[0].rfind(mark, 0, common) for mark in "/ ,:_-") + 1
+    bare = [each if each == "–" else f"…{each[start:]}" for each in whole] if start else whole
+    cut = [each if len(each) <= _LONGEST else f"{each[: _LONGEST - 1]}…" for each in bare]
+    if len(known) > 1 and len(set(cut)) == len(set(whole)):
+        return cut
+    return [each if len(each) <= _LONGEST else f"…{each[1 - _LONGEST :]}" for each in whole]
+
+
+def _say_widths(runs: "Sequence[ComparedRun]") -> str:
+    """What the values of the table are means of."""
+    widths = [run.trends["reward"].width for run in runs if "reward" in run.trends] or [1]
+    told = f"{min(widths)}" if min(widths) == max(widths) else f"{min(widths)} to {max(widths)}"
+    return f"means of {told} records; entropy, kl and grad_norm begin with the first record"
 
 
 def _say_setting(name: str, pair: tuple[Any, Any]) -> str:
@@ -122,24 +158,29 @@ def _say_setting(name: str, pair: tuple[Any, Any]) -> str:
 def _say_trend(trend: "Trend | None") -> str:
     if trend is None:
         return "–"
-    told = f"{trend.first:.3g} → {trend.last:.3g}"
-    return told if trend.best is None else f"{told} ({trend.best:.3g} at step {trend.best_step})"
+    told = f"{say_number(trend.first)} → {say_number(trend.last)}"
+    if trend.best is None:
+        return told
+    return f"{told} ({say_number(trend.best)} at step {trend.best_step})"
 
 
 def _say_metric(metric: "Metric | None") -> str:
     if metric is None or metric.value is None:
         return "–"
     if metric.low is None or metric.high is None:
-        return f"{metric.value:.3f}"
-    return f"{metric.value:.3f} ({metric.low:.3f} to {metric.high:.3f})"
+        return say_number(metric.value)
+    return f"{say_number(metric.value)} ({say_number(metric.low)} to {say_number(metric.high)})"
 
 
-def _say_paired(metric: "Metric") -> str:
+def _say_paired(metric: "Metric", told: str | None) -> str:
+    """A difference with its interval; why there is none is said where the line above has not told it."""
     if metric.value is None:
         return f"– ({metric.reason})"
+    value = say_number(metric.value, "+") if metric.value else _SAME
     if metric.low is None or metric.high is None:
-        return f"{metric.value:+.3g} (no interval: {metric.reason})"
-    return f"{metric.value:+.3g} (95 % interval {metric.low:+.3g} to {metric.high:+.3g})"
+        return value if metric.reason == told else f"{value} (no interval: {metric.reason})"
+    interval = f"{say_number(metric.low, '+')} to {say_number(metric.high, '+')}"
+    return f"{value} (95 % interval {interval})"
 
 
 def _letter(place: int) -> str:

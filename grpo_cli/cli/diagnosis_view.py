@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from grpo_cli.cli.output import stderr, stdout
-from grpo_cli.cli.views import LEVEL_MARKS, count_noun
+from grpo_cli.cli.views import LEVEL_MARKS, count_noun, print_marked
 
 if TYPE_CHECKING:
     from grpo_cli.diagnosis.diagnosis import Diagnosis
@@ -94,11 +94,10 @@ def print_rules(rules: "Iterable[Rule]") -> None:
 def print_symptoms(symptoms: "Sequence[Symptom]", run: str) -> None:
     """Prints the worst of a run that has ended to stderr, and where there is more."""
     console = stderr()
-    for symptom in symptoms[:_MOST_SHOWN]:
-        mark, style = LEVEL_MARKS[symptom.level]
-        line = Text.assemble(
-            (f"{mark} ", style), f"{symptom.rule}: {symptom.seen}. Fix: {symptom.fix}"
-        )
-        console.print(line)
+    told = [
+        (each.level, Text.assemble((f"{each.rule}: ", "bold"), f"{each.seen}. Fix: {each.fix}"))
+        for each in symptoms[:_MOST_SHOWN]
+    ]
+    print_marked(console, told)
     if symptoms:
         console.print(f"more: grpo diagnose {run}", markup=False, soft_wrap=True, style="dim")

@@ -6,7 +6,9 @@ Nothing here fails a run: it says what did not work, and goes on.
 import importlib.util
 from pathlib import Path
 
-from grpo_cli.cli.output import progress, stderr
+from rich.text import Text
+
+from grpo_cli.cli.output import print_words, progress, stderr
 from grpo_cli.errors import GrpoError
 from grpo_cli.report.page.assembly import write_report
 from grpo_cli.runs.folder import RunFolder
@@ -45,4 +47,4 @@ def write_page(folder: RunFolder) -> Path | None:
 
 
 def _warn(text: str) -> None:
-    stderr().print(f"warning: {text}", style="yellow", markup=False)
+    print_words(stderr(), Text(f"warning: {text}", style="yellow"))

@@ -95,6 +95,14 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda what: status.update(escape(what))
 
 
+def print_words(console: Console, text: Text) -> None:
+    """Prints text that breaks at words on a terminal, and not at all in a file."""
+    if console.is_terminal:
+        console.print(text, soft_wrap=False, overflow="fold")
+    else:
+        console.print(text, soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     """Prints a result as JSON; numbers that JSON does not have become null."""
     told = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.output import stdout
-from grpo_cli.cli.views import LEVEL_MARKS, count_noun
+from grpo_cli.cli.views import LEVEL_MARKS, count_noun, print_marked
 from grpo_cli.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -44,23 +44,8 @@ def print_probe(probe: "Probe") -> None:
 
 
 def print_findings(console: Console, findings: "Sequence[Finding]") -> None:
-    """Prints findings, each with its place, why it matters and what mends it.
-
-    On a terminal lines break at words; in a file each finding is one line and its fix another.
-    """
-    if not console.is_terminal:
-        for finding in findings:
-            mark, style = LEVEL_MARKS[finding.level]
-            console.print(Text(f"{mark} ", style=style).append(_say(finding)))
-        return
-    table = Table.grid(padding=(0, 1))
-    table.add_column()
-    table.add_column(overflow="fold")
-    for finding in findings:
-        mark, style = LEVEL_MARKS[finding.level]
-        table.add_row(Text(mark, style=style), _say(finding))
-    if findings:
-        console.print(table)
+    """Prints findings, each with its place, why it matters and what mends it."""
+    print_marked(console, [(finding.level, _say(finding)) for finding in findings])
 
 
 def _say(finding: "Finding") -> Text:

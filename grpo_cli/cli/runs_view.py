@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.output import stderr, stdout
-from grpo_cli.cli.views import count_noun, print_summary
+from grpo_cli.cli.views import count_noun, overrule, print_summary
+from grpo_cli.measure.sentences import PLAIN_FROM, say_number
 from grpo_cli.report.live.terminal import clean_text
 from grpo_cli.units import format_bytes, format_duration
 
@@ -59,6 +60,8 @@ def print_runs(runs: "Sequence[ListedRun]", root: Path, *, filtered: bool) -> No
     for cells in zip(*(columns[name] for name in widths), strict=True):
         table.add_row(*cells)
     console.print(table)
+    if "reward" in widths and any(run.reward_within_noise for run in runs):
+        stderr().print("≈ the reward has changed by no more than its noise", style="dim")
     for run in runs:
         if run.state == "damaged":
             told = f"damaged: {run.folder.path}: {clean_text(run.reason or '')}"
@@ -94,21 +97,25 @@ _COLUMNS: "dict[str, Callable[[ListedRun], Text]]" = {
     "run": lambda run: Text(f"{run.name}/{run.id}", style="bold"),
     "state": _say_state,
     "steps": _say_steps,
-    "reward": lambda run: _say_change(run.reward_first, run.reward_last),
+    "reward": lambda run: _say_change(
+        run.reward_first, run.reward_last, "≈" if run.reward_within_noise else "→"
+    ),
     "held-out": lambda run: _say_change(run.before, run.after),
     "took": _say_took,
     "started": _say_ago,
 }
 
 
-def _say_change(first: float | None, last: float | None) -> Text:
+def _say_change(first: float | None, last: float | None, sign: str = "→") -> Text:
     if first is None and last is None:
         return Text("–")
-    return Text(f"{_number(first)} → ").append(_number(last), style="bold")
+    return Text(f"{_number(first)} {sign} ").append(_number(last), style="bold")
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    if value is None:
+        return "–"
+    return say_number(value) if abs(value) >= PLAIN_FROM else f"{value:.3f}"
 
 
 def print_overview(overview: "RunOverview") -> None:
@@ -128,7 +135,10 @@ def print_overview(overview: "RunOverview") -> None:
     console.print(table)
     console.print()
     for command, does in _list_next(overview):
-        console.print(Text.assemble((f"  {command}", "bold"), (f"   {does}", "dim")))
+        # A command is whole, to be copied, and its purpose does not run into it.
+        fits = len(command) + len(does) + 2 * _GAP + 1 <= console.width
+        between = "   " if fits or not console.is_terminal else "\n      "
+        console.print(Text.assemble((f"  {command}", "bold"), (f"{between}{does}", "dim")))
 
 
 def _list_facts(overview: "RunOverview") -> list[tuple[str, str]]:
@@ -208,15 +218,19 @@ def _say_sizes(sizes: dict[str, int]) -> str:
 def _list_next(overview: "RunOverview") -> list[tuple[str, str]]:
     """The commands that make sense for a run in this state."""
     path = shlex.quote(_short(overview.folder.path))
+    found = (
+        [(f"grpo diagnose {path}", "what is wrong with it")] if overview.summary.symptoms else []
+    )
     if overview.life.state in ("running", "pending"):
-        return [(f"grpo watch {path}", "what it is doing")]
-    commands = [(f"grpo report {path}", "one HTML page of it")]
+        return [(f"grpo watch {path}", "what it is doing"), *found]
+    commands = [*found, (f"grpo report {path}", "one HTML page of it")]
     if overview.folder.model.is_dir():
         commands.append((f"grpo eval {path}", "against the model it started from"))
         commands.append((f"grpo export {path} --to DIR", "a model to take along"))
     if overview.life.state != "completed" and overview.checkpoints:
         resolved = f"{path}/{overview.folder.resolved.name}"
-        commands.append((f"grpo train {resolved} --resume-from {path}", "goes on"))
+        overruled = overrule(overview.summary.status)
+        commands.append((f"grpo train {resolved} --resume-from {path}{overruled}", "goes on"))
     return commands
 
 

@@ -17,6 +17,7 @@ from grpo_cli.cli.finishing import finish
 from grpo_cli.cli.output import progress, stderr
 from grpo_cli.cli.preparing import PreparedRun
 from grpo_cli.cli.probe_view import print_findings
+from grpo_cli.cli.views import count_noun
 from grpo_cli.errors import ExitCode
 from grpo_cli.launch.resumption import begin_anew, begin_attempt
 from grpo_cli.launch.supervisor import Outcome, supervise
@@ -53,11 +54,13 @@ def probe_first(path: Path, overrides: list[str] | None, root: Path) -> None:
             stderr().print(f"the probe ended without a result (exit code {code})", style="red")
         raise typer.Exit(code or ExitCode.FAILED)
     print_findings(stderr(), [each for each in found if each.level in ("error", "warning")])
+    warnings = sum(each.level == "warning" for each in found)
     if code:
         stderr().print("nothing was started; --no-probe trains all the same", style="red")
         raise typer.Exit(ExitCode.FAILED)
     took = format_duration(time.monotonic() - started)
-    stderr().print(f"probed in {took}: no error found", style="dim")
+    others = f", {count_noun(warnings, 'warning')}" if warnings else " found"
+    stderr().print(f"probed in {took}: no error{others}", style="dim")
 
 
 def _run_apart(command: list[str]) -> tuple[int, str, str]:

@@ -2,15 +2,18 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.batch import BatchPlan
 from grpo_cli.cli.expect_view import print_verdicts
-from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
+from grpo_cli.cli.output import print_json, print_problems, print_words, stderr, stdout
+from grpo_cli.measure.sentences import PLAIN_FROM, say_number
+from grpo_cli.report.live import wording
 from grpo_cli.report.live.terminal import clean_lines, clean_text
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from grpo_cli.report.summary import RunSummary
     from grpo_cli.rewards.description import KindDescription
     from grpo_cli.runs.folder import RunFolder
+    from grpo_cli.runs.status import Status
 
 
 def print_check(checked: "CheckedRecipe") -> None:
@@ -126,12 +130,7 @@ def print_kind(kind: "KindDescription") -> None:
         console.print(table)
 
 
-LEVEL_MARKS = {
-    "ok": ("✓", "green"),
-    "note": ("·", "cyan"),
-    "warning": ("!", "yellow"),
-    "error": ("✗", "bold red"),
-}
+LEVEL_MARKS: dict[str, tuple[str, str]] = {"ok": ("✓", "green"), **wording.LEVEL_MARKS}
 
 
 def print_examination(examination: "Examination") -> None:
@@ -153,6 +152,26 @@ def print_examination(examination: "Examination") -> None:
         console.print(f"{count_noun(errors, 'error')}, {count_noun(warnings, 'warning')} {took}")
     else:
         console.print(f"[green]✓[/] nothing is wrong with this machine {took}")
+
+
+def print_marked(console: Console, lines: Sequence[tuple[str, Text]]) -> None:
+    """Prints what was found, each under the mark of its level.
+
+    On a terminal lines break at words; in a file each finding is one line and its fix may be another.
+    """
+    if not console.is_terminal:
+        for level, text in lines:
+            mark, style = LEVEL_MARKS[level]
+            console.print(Text(f"{mark} ", style=style).append(text))
+        return
+    table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for level, text in lines:
+        mark, style = LEVEL_MARKS[level]
+        table.add_row(Text(mark, style=style), text)
+    if lines:
+        console.print(table)
 
 
 def count_noun(number: int, noun: str) -> str:
@@ -202,21 +221,18 @@ def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
         lost: What is known of a run that ended without a word; its status still says that it runs.
     """
     from grpo_cli.cli.diagnosis_view import print_symptoms
+    from grpo_cli.report.tracker_places import list_places
 
     console, status = stdout(), summary.status
-    mark = _MARKS.get("" if lost else status.state, "[red]✗[/]")
-    total = f"/{status.total_steps}" if status.total_steps else ""
-    took = summary.duration()
-    state = "interrupted" if lost else status.state
-    console.print(f"{mark} {state}: {status.step}{total} steps in {took}")
+    console.print(_say_end(summary, lost=lost))
     table = Table.grid(padding=(0, 2))
     change = summary.reward_change()
     if change and len(summary.steps) > 1 and not summary.answers:
-        note = f"[dim]mean of the first and last {change[2]} records[/]" if change[2] > 1 else ""
-        table.add_row("  reward", f"{change[0]:.3f} → [bold]{change[1]:.3f}[/]", note)
+        values = f"{_format(change.first)} → [bold]{_format(change.last)}[/]"
+        table.add_row("  reward", values, f"[dim]{change.describe()}[/]")
     for name, before, after in _compare(summary):
-        note = f"[dim]{summary.before['prompts']} held-out prompts[/]" if summary.before else ""
-        table.add_row(f"  {name}", f"{_format(before)} → [bold]{_format(after)}[/]", note)
+        values = f"{_format(before)} → [bold]{_format(after)}[/]"
+        table.add_row(f"  {name}", values, f"[dim]{_say_measured(summary.before or {})}[/]")
     console.print(table)
     for question, answer in summary.answers[:2]:
         console.print(
@@ -236,12 +252,36 @@ def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
         console.print(f"  model  {summary.folder.model}", markup=False)
     if summary.folder.report.is_file():
         console.print(f"  report {summary.folder.report}", markup=False)
+    for tracker, where in list_places(summary.folder).items():
+        console.print(f"  {tracker} {clean_text(where)}", markup=False)
     console.print(f"  run    {summary.folder.path}", markup=False)
     print_symptoms(summary.problems(), str(summary.folder.path))
     if lost:
-        stderr().print(Text(lost, style="bold red"))
+        print_words(stderr(), Text(lost, style="bold red"))
     elif status.state in ("stopped", "failed"):
         print_failure(summary)
+
+
+def _say_end(summary: "RunSummary", *, lost: str | None) -> Text:
+    """How it ended, and how much was found wrong with it."""
+    status, problems = summary.status, summary.problems()
+    mark = _MARKS.get("" if lost else status.state, "[red]✗[/]")
+    total = f"/{status.total_steps}" if status.total_steps else ""
+    state = "interrupted" if lost else status.state
+    text = Text.from_markup(mark)
+    text.append(f" {state}: {status.step}{total} steps in {summary.duration()}")
+    if problems:
+        # The worst comes first.
+        _, style = LEVEL_MARKS[problems[0].level]
+        text.append(", ").append(count_noun(len(problems), "problem"), style=style)
+    return text
+
+
+def _say_measured(measured: dict[str, Any]) -> str:
+    """Over how many prompts, and how their answers were drawn."""
+    prompts = [f"{measured['prompts']} held-out prompts"] if "prompts" in measured else []
+    drawn = wording.say_sampling(measured.get("temperature"))
+    return ", ".join([*prompts, drawn] if drawn else prompts)
 
 
 def _compare(summary: "RunSummary") -> Iterator[tuple[str, float | None, float | None]]:
@@ -260,7 +300,9 @@ def _compare(summary: "RunSummary") -> Iterator[tuple[str, float | None, float |
 
 
 def _format(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    if value is None:
+        return "–"
+    return say_number(value) if abs(value) >= PLAIN_FROM else f"{value:.3f}"
 
 
 def print_failure(summary: "RunSummary") -> None:
@@ -271,13 +313,22 @@ def print_failure(summary: "RunSummary") -> None:
     if status.traceback:
         console.print(clean_lines(status.traceback.rstrip()), markup=False, style="dim")
     style = "bold red" if status.state == "failed" else "yellow"
-    console.print(Text(clean_lines(status.reason or "no reason was recorded"), style=style))
+    reason = clean_lines(status.reason or "no reason was recorded")
+    print_words(console, Text(reason, style=style))
     if status.state == "failed":
         console.print(f"The worker's log: {summary.folder.log}", markup=False)
     if whole_checkpoints(summary.folder):
         run = summary.folder.path
         console.print(
-            f"To go on: grpo train {run / 'resolved.json'} --resume-from {run}",
+            f"To go on: grpo train {run / 'resolved.json'} --resume-from {run}{overrule(status)}",
             markup=False,
             soft_wrap=True,
         )
+        if status.stopped_by:
+            told = f"Without --set the rule {status.stopped_by} stops it again where it still finds the same."
+            print_words(console, Text(told, style="dim"))
+
+
+def overrule(status: "Status") -> str:
+    """What lets a run go on that a rule has stopped."""
+    return " --set 'training.stop_when=[]'" if status.stopped_by else ""

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from grpo_cli.runs.files import parse_json
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -49,7 +51,7 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
         return
     for line in lines:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             continue
         whole = isinstance(row, dict) and isinstance(row.get("rewards"), dict)

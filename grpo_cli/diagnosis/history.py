@@ -3,7 +3,6 @@
 Grows record by record, so that a training in progress is judged by the same rules as a finished run.
 """
 
-import json
 import math
 from bisect import bisect_right
 from collections import deque
@@ -17,6 +16,7 @@ from grpo_cli.errors import UsageError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.runs.checkpoints import whole_checkpoints
+from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.status import StatusFile
@@ -172,20 +172,13 @@ def read_history(run: RunFolder) -> History:
     history = History(run.read_recipe(), source=str(run.resolved), run=str(run.path))
     for record in read_records(run.metrics):
         history.add(record)
-    history.before = _read(run, "before") or history.before
-    history.after = _read(run, "after") or history.after
+    history.before = read_object(run.evaluations / "before.json") or history.before
+    history.after = read_object(run.evaluations / "after.json") or history.after
     history.said_before = read_answers(run.evaluations / "before.jsonl")
     history.said_after = read_answers(run.evaluations / "after.jsonl")
     history.checkpoints = tuple(whole_checkpoints(run))
     history.lost_at = _find_loss(run)
     return history
-
-
-def _read(run: RunFolder, when: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads((run.evaluations / f"{when}.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def _find_loss(run: RunFolder) -> int | None:

@@ -3,12 +3,12 @@
 Owns which names there are and where they are read. Judges nothing.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from grpo_cli.runs.files import parse_json, read_object
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.status import Status, StatusFile
@@ -104,10 +104,7 @@ def read_evidence(run: RunFolder) -> Evidence:
 
 
 def _read_after(run: RunFolder) -> dict[str, Any]:
-    try:
-        return dict(json.loads((run.evaluations / "after.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
+    return read_object(run.evaluations / "after.json")
 
 
 def _read_lines(path: Any) -> Iterator[dict[str, Any]]:
@@ -116,7 +113,7 @@ def _read_lines(path: Any) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
-                sample = json.loads(line)
+                sample = parse_json(line)
             except ValueError:
                 continue
             if isinstance(sample, dict):

@@ -18,6 +18,7 @@ from grpo_cli.report.held_out import (
     compare_held_out,
     try_measurement,
 )
+from grpo_cli.report.reward_change import count_averaged
 from grpo_cli.runs.files import SCHEMA_VERSION
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
@@ -26,8 +27,8 @@ from grpo_cli.runs.status import Status, StatusFile
 
 _NO_SETTINGS = ("name", "description", "expect")
 """Sections that say what a run is called and where it should lie, not what is trained."""
-_SHARE = 10
-"""The part of a run (one in so many records) that the first and the last value are means of."""
+_QUICK = ("entropy", "kl", "grad_norm")
+"""Metrics that the first steps may move so far that a mean of them hides where they began."""
 _HIGHER = ("reward", "rewards/")
 """How metrics begin of which the highest value is the best; others have none."""
 
@@ -51,13 +52,14 @@ class Trend:
     """Where a logged metric began, ended and was at its best, each as a mean over `width` records."""
 
     first: float
+    """Of entropy, KL and gradient norm the first record: the first steps may move them far."""
     last: float
     best: float | None
     """None for metrics of which neither the highest nor the lowest value is the best."""
     best_step: int | None
     """Step of the last record of the best mean."""
     width: int
-    """A tenth of the records: single steps are too noisy to compare."""
+    """As many as the summary of a run averages: single steps are too noisy to compare."""
 
     def as_json(self) -> dict[str, Any]:
         """The trend as plain values."""
@@ -189,11 +191,12 @@ def _read_trend(name: str, points: Sequence[tuple[int, float | None]]) -> Trend 
     known = [(step, value) for step, value in points if value is not None]
     if not known:
         return None
-    width = max(len(known) // _SHARE, 1)
+    width = count_averaged(len(known))
     sums = list(accumulate((value for _, value in known), initial=0.0))
     means = [(sums[end] - sums[end - width]) / width for end in range(width, len(sums))]
     if not name.startswith(_HIGHER):
-        return Trend(means[0], means[-1], None, None, width)
+        first = known[0][1] if name in _QUICK else means[0]
+        return Trend(first, means[-1], None, None, width)
     # The earliest of equally good ones: it needed the fewest steps.
     best = max(range(len(means)), key=means.__getitem__)
     return Trend(means[0], means[-1], means[best], known[best + width - 1][0], width)

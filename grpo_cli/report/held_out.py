@@ -19,6 +19,7 @@ from grpo_cli.measure.samples import ScoredCompletion, as_scored, group_by_row
 from grpo_cli.measure.sentences import primary_metric, say_difference
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import name_rewards, right_scores
+from grpo_cli.runs.files import parse_json
 from grpo_cli.runs.folder import RunFolder
 
 When = Literal["before", "after"]
@@ -137,7 +138,10 @@ def compare_measurements(base: Measurement, run: Measurement) -> HeldOutDifferen
         if _means_the_same(metric, base.recipe, run.recipe)
     }
     primary = _choose_primary(base.primary, differences)
-    verdict = say_difference(primary, differences[primary], run.name, base.name)
+    if primary.startswith((*_OF_REWARDS, GAP)):
+        verdict = say_difference(primary, differences[primary], run.name, base.name)
+    else:
+        verdict = f"no verdict: {run.name} and {base.name} have no reward in common"
     return HeldOutDifference(
         base.name, run.name, len(paired), *alone, primary, differences, settings, verdict
     )
@@ -177,8 +181,10 @@ def _say_why(recipe: Recipe) -> str:
 
 
 def _read_samples(path: Path) -> Iterator[ScoredCompletion]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        yield as_scored(json.loads(line))
+    # Not `splitlines`, which also breaks at U+2028 and its kin inside a text.
+    for line in path.read_bytes().split(b"\n"):
+        if line:
+            yield as_scored(parse_json(line))
 
 
 def _score(

@@ -3,17 +3,17 @@
 Reads the ends of the metrics alone, so that a thousand runs are listed in about a second.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from typing import Any, get_args
 
 from grpo_cli.errors import UsageError, nearest
+from grpo_cli.report.reward_change import RewardChange, compare_ends, count_averaged
+from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.liveness import ShownState, look_at_life
 from grpo_cli.runs.metrics import read_ends
@@ -23,8 +23,6 @@ from grpo_cli.runs.status import State, StatusFile
 
 _BLOCK = 2**16
 """Bytes read at each end of the metrics: about a hundred records."""
-_SHARE = 10
-"""First and last reward are means over a tenth of the records, as in the summary."""
 STATES: tuple[str, ...] = (*get_args(State), "interrupted", "damaged")
 
 
@@ -40,6 +38,8 @@ class ListedRun:
     total_steps: int | None = None
     reward_first: float | None = None
     reward_last: float | None = None
+    reward_within_noise: bool | None = None
+    """Whether the records at both ends differ so much that it may be no change."""
     held_out: str | None = None
     """What was measured: `accuracy/NAME`, else `reward`."""
     before: float | None = None
@@ -116,9 +116,11 @@ def read_listed(folder: RunFolder) -> ListedRun:
         return ListedRun(folder, name, own, "damaged", started_at=made, reason=str(error))
     life = look_at_life(folder, status)
     until = time.time() if life.state == "running" else status.updated_at
-    before, after = (read_json(folder.evaluations / f"{when}.json") for when in ("before", "after"))
+    before, after = (
+        read_object(folder.evaluations / f"{when}.json") for when in ("before", "after")
+    )
     metric = _choose_metric(after or before)
-    first, last = _read_rewards(folder.metrics)
+    change = _read_change(folder.metrics)
     return ListedRun(
         folder,
         name,
@@ -126,8 +128,9 @@ def read_listed(folder: RunFolder) -> ListedRun:
         life.state,
         status.step,
         status.total_steps,
-        first,
-        last,
+        change.first if change else None,
+        change.last if change else None,
+        change.is_noise if change else None,
         metric,
         _read_metric(before, metric),
         _read_metric(after, metric),
@@ -135,14 +138,6 @@ def read_listed(folder: RunFolder) -> ListedRun:
         status.started_at,
         status.reason,
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A measurement; nothing where there is none, or a damaged one."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def _check(given: str, known: Iterable[str], flag: str) -> None:
@@ -174,14 +169,14 @@ def _read_metric(measured: dict[str, Any], metric: str | None) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _read_rewards(metrics: Path) -> tuple[float | None, float | None]:
-    """The reward at the beginning and at the end."""
+def _read_change(metrics: Path) -> RewardChange | None:
+    """The reward at the beginning and at the end, as in the summary."""
     ends = read_ends(metrics, _BLOCK)
-    width = max(ends.count("train") // _SHARE, 1)
+    width = count_averaged(ends.count("train"))
     first, last = (
         list(islice(_list_rewards(part), width)) for part in (ends.from_first(), ends.from_last())
     )
-    return (fmean(first), fmean(last)) if first and last else (None, None)
+    return compare_ends(first, last)
 
 
 def _list_rewards(records: Iterable[dict[str, Any]]) -> Iterator[float]:

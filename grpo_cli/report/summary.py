@@ -1,7 +1,7 @@
 """The end of a run in a few lines that a person can act on."""
 
-import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from grpo_cli.diagnosis.history import read_history
 from grpo_cli.diagnosis.symptom import Symptom
 from grpo_cli.errors import UsageError
 from grpo_cli.expectations.verdicts import Comparison, compare_with_own
+from grpo_cli.report.reward_change import RewardChange, read_change
+from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.series import StepRecord, read_step
@@ -43,16 +45,9 @@ class RunSummary:
         """The same for people, such as `5m23s`."""
         return format_duration(self.seconds)
 
-    def reward_change(self) -> tuple[float, float, int] | None:
-        """Mean reward over the first and the last records, and over how many.
-
-        A tenth of the run on each side: single steps are too noisy to compare.
-        """
-        rewards = [step.reward for step in self.steps if step.reward is not None]
-        if not rewards:
-            return None
-        width = max(len(rewards) // 10, 1)
-        return sum(rewards[:width]) / width, sum(rewards[-width:]) / width, width
+    def reward_change(self) -> RewardChange | None:
+        """Mean reward over the first and the last records."""
+        return read_change([step.reward for step in self.steps if step.reward is not None])
 
     def warnings(self) -> list[str]:
         """What a person should know before believing the run: that it could not learn, say."""
@@ -73,8 +68,9 @@ class RunSummary:
             "steps": self.status.step,
             "total_steps": self.status.total_steps,
             "seconds": round(self.seconds, 1),
-            "reward_first": change[0] if change else None,
-            "reward_last": change[1] if change else None,
+            "reward_first": change.first if change else None,
+            "reward_last": change.last if change else None,
+            "reward_within_noise": change.is_noise if change else None,
             "before": self.before,
             "after": self.after,
             "answers": [list(pair) for pair in self.answers],
@@ -109,13 +105,12 @@ def _find_symptoms(folder: RunFolder) -> tuple[Symptom, ...]:
 
 def _read_measurement(folder: RunFolder, when: str) -> dict[str, Any] | None:
     path = folder.evaluations / f"{when}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return read_object(path) or None
 
 
 def _read_answers(folder: RunFolder) -> Iterator[tuple[str, str]]:
-    path = folder.evaluations / "answers.jsonl"
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        sample = json.loads(line)
-        prompt = sample["prompt"]
-        asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        yield " ".join(asked.split()), " ".join(sample["text"].split())
+    for sample in read_records(folder.evaluations / "answers.jsonl"):
+        with suppress(KeyError, TypeError, IndexError, AttributeError):
+            prompt = sample["prompt"]
+            asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+            yield " ".join(asked.split()), " ".join(sample["text"].split())

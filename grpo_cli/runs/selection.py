@@ -52,7 +52,7 @@ def find_run(root: Path, given: str = LATEST) -> RunFolder:
         UsageError: There is none, or it is not certain which.
     """
     if given == LATEST:
-        return _newest(root, list_folders(root), f"no run is in {root}")
+        return _newest(root, list_folders(root), f"no run is in {root.absolute()}")
     path = Path(given)
     # `~name` of nobody is a name like others.
     with suppress(RuntimeError):
@@ -133,4 +133,4 @@ def _say_unknown(root: Path, given: str, path: Path) -> str:
     close = nearest(given, [*dict.fromkeys(names), *ids])
     fix = f"grpo runs list{'' if root == Path('runs') else f' --runs {root}'} shows what is there"
     hint = f"did you mean {close}? " if close else ""
-    return f"no run `{given}` is in {root}. Fix: {hint}{fix}"
+    return f"no run `{given}` is in {root.absolute()}. Fix: {hint}{fix}"

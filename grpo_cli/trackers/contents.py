@@ -1,11 +1,11 @@
 """What a run has for its trackers besides its metrics: files, a few samples, held-out measurements."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_cli.runs.files import parse_json
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.status import StatusFile
@@ -85,7 +85,7 @@ def _read_samples(folder: RunFolder) -> Iterator[Sample]:
     path = folder.completions / "rank_0.jsonl"
     for line in _pick_lines(path, _SAMPLED_GROUPS):
         try:
-            group = json.loads(line)
+            group = parse_json(line)
             for index, completion in enumerate(group["completions"]):
                 rewards = {name: values[index] for name, values in group["rewards"].items()}
                 yield Sample(group["step"], _as_text(group["prompt"]), completion, rewards)

@@ -4,11 +4,10 @@ By it an attempt goes on with the tracker's run of the attempt before, and what 
 the end finds its way. Holds no secrets.
 """
 
-import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from grpo_cli.runs.files import SCHEMA_VERSION, write_json
+from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json
 from grpo_cli.runs.folder import RunFolder
 
 
@@ -29,12 +28,12 @@ class Ledger:
 def read_ledger(folder: RunFolder) -> Ledger:
     """A run's trackers; none where nothing is written, or it is damaged."""
     try:
-        told = json.loads(folder.trackers.read_text(encoding="utf-8"))
+        told = read_object(folder.trackers)
         return Ledger(
             {name: dict(run) for name, run in told["runs"].items()},
             {name: str(why) for name, why in told["failures"].items()},
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return Ledger()
 
 

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
 from tests.cli.test_commands import grpo
-from tests.run_folders import make_finished_run, write_samples
+from tests.run_folders import PLAIN, make_finished_run, write_samples
 
 
 @pytest.fixture
@@ -80,6 +81,31 @@ def test_runs_are_compared_with_the_first(folder):
     assert row.split() == ["seed", "1", "2"]
     told = json.loads(grpo("runs", "compare", "sums/seed-1", "sums", "--json", cwd=folder).stdout)
     assert told["held_out"][0]["differences"]["accuracy/math"]["value"] == 1.0
+
+
+def test_a_comparison_shows_where_long_values_differ(folder):
+    for seed, name in ((1, "vowels"), (2, "consonants")):
+        run = RunFolder(folder / "runs" / "sums" / f"seed-{seed}")
+        path = f"/a/folder/of/several/long/names/my_rewards.py::{name}"
+        rewards = [{"kind": "python", "path": path}]
+        run.write_recipe(Recipe.model_validate({**PLAIN, "seed": seed, "rewards": rewards}))
+    done = grpo("runs", "compare", "sums/seed-1", "sums/seed-2", cwd=folder)
+    (row,) = [line for line in done.stdout.splitlines() if "rewards[0].path" in line]
+    assert row.split() == ["rewards[0].path", "…vowels", "…consonants"]
+
+
+def test_the_list_marks_what_is_noise(folder):
+    make_finished_run(folder / "runs", 3, rewards=[0.2, 0.1, 0.3, 0.15, 0.25, 0.21] * 4)
+    done = grpo("runs", "list", "--name", "sums/seed-3", cwd=folder)
+    assert " ≈ " in done.stdout
+    assert "no more than its noise" in done.stderr
+    shown = grpo("runs", "show", "sums/seed-3", cwd=folder).stdout
+    assert "within noise (means of 4)" in shown
+
+
+def test_a_run_that_is_not_there_says_where_was_looked(folder):
+    done = grpo("runs", "show", "sums/seed-9", cwd=folder)
+    assert f"no run `sums/seed-9` is in {folder}/runs. Fix: " in done.stderr
 
 
 def test_removing_needs_a_person_or_a_flag(folder):

@@ -43,7 +43,7 @@ def test_a_constant_reward_and_short_answers_are_told_at_the_end_and_by_diagnose
     recipe = write(workshop, "constant")
     done = workshop.grpo("train", recipe, "--set", "training.max_steps=10")
     assert done.returncode == 0, done.stderr
-    assert "✗ no_signal: 100% of the groups" in done.stderr
+    assert "no_signal: 100% of the groups" in done.stderr
     assert f"more: grpo diagnose {workshop.run}" in done.stderr
     found = diagnose(workshop)
     assert found["no_signal"]["level"] == "error"

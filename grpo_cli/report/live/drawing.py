@@ -6,6 +6,8 @@ from statistics import fmean
 from rich.text import Text
 
 _BARS = "▁▂▃▄▅▆▇█"
+_FEWEST_WITH_RANGE = 12
+"""Bars beside which there is room for the range."""
 Mark = tuple[str, str]
 """A character and its colour."""
 PART_MARKS: tuple[Mark, ...] = (("█", "blue"), ("▓", "magenta"), ("▒", "yellow"), ("░", "green"))
@@ -17,15 +19,41 @@ def draw_sparkline(values: Sequence[float | None], width: int = 24) -> str:
 
     Where there are more values than places, each bar is the mean of its share of them.
     """
-    known = [value for value in values if value is not None]
-    if len(known) < 2 or width < 2:
+    known = _thin_out(values, width)
+    if len(known) < 2:
         return ""
-    if len(known) > width:
-        edges = [round(place * len(known) / width) for place in range(width + 1)]
-        known = [fmean(known[edges[at] : edges[at + 1]]) for at in range(width)]
     low, high = min(known), max(known)
     span = (high - low) or 1.0
     return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1))] for value in known)
+
+
+def draw_course(values: Sequence[float | None], width: int) -> str:
+    """A sparkline and what its lowest and its highest bar stand for: it may rise over very little."""
+    # The wider the range is written, the fewer bars there are, and the closer their means.
+    likely = width - len(_say_range(_thin_out(values, width))) - 1
+    said = _say_range(_thin_out(values, likely))
+    room = width - len(said) - 1
+    if not said or room < _FEWEST_WITH_RANGE:
+        return draw_sparkline(values, width)
+    return f"{draw_sparkline(values, room)} {said}"
+
+
+def _thin_out(values: Sequence[float | None], width: int) -> list[float]:
+    """Those that are known, as means where they are more than the width; none where it has no room."""
+    known = [value for value in values if value is not None]
+    if width < 2:
+        return []
+    if len(known) <= width:
+        return known
+    edges = [round(place * len(known) / width) for place in range(width + 1)]
+    return [fmean(known[edges[at] : edges[at + 1]]) for at in range(width)]
+
+
+def _say_range(values: Sequence[float]) -> str:
+    """Empty where all are the same."""
+    if len(values) < 2 or min(values) == max(values):
+        return ""
+    return f"{min(values):.3g}…{max(values):.3g}"
 
 
 def draw_bar(share: float, width: int) -> Text:

@@ -15,13 +15,16 @@ from typing import Any, Protocol
 from grpo_cli.diagnosis.diagnosis import Watch, diagnose
 from grpo_cli.diagnosis.symptom import Symptom
 from grpo_cli.errors import GrpoError, UsageError
+from grpo_cli.report.live.wording import seconds_of
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import RecordTail
 from grpo_cli.runs.series import StepRecord, read_step
-from grpo_cli.runs.status import Status, StatusFile
+from grpo_cli.runs.status import FINAL, Status, StatusFile
 
 _RECENT = 20
 """Records that the pace is taken from, and for which a warning stays in sight."""
+_SETTLED = 3
+"""Records of an attempt from which on its first one is left out of the pace."""
 _NEWEST_BYTES = 2**22
 """Of each file of samples, which may be large: enough for the newest group."""
 
@@ -39,6 +42,7 @@ class News:
 
     records: list[dict[str, Any]]
     symptoms: list[Symptom]
+    """None of a run that has ended: its summary tells them."""
 
 
 class Follower:
@@ -61,6 +65,8 @@ class Follower:
         self.newest_sample: dict[str, Any] | None = None
         self._times: deque[tuple[int, float]] = deque(maxlen=_RECENT + 1)
         """Step and time of the last records of this attempt."""
+        self._begun = 0
+        """Steps of earlier attempts."""
         self._measuring_s: float | None = None
         self._progress: deque[tuple[float, int]] = deque(maxlen=_RECENT)
         self._phase = ""
@@ -82,12 +88,23 @@ class Follower:
         for record in records:
             self._take(record)
         symptoms = self._look(records)
+        if self.status.state in FINAL:
+            # The summary, which follows, says them.
+            symptoms = []
         self._read_samples()
         if self._tail.rewinds > rewinds:
             # It went on from a checkpoint: what came before that has been shown.
             begun = [at for at, each in enumerate(records) if each.get("event") == "resume"]
             records = records[begun[-1] :] if begun else records
         return News(records, symptoms)
+
+    @cached_property
+    def temperature(self) -> float | None:
+        """What the training samples at; None where the recipe cannot be read."""
+        try:
+            return self.folder.read_recipe().generation.temperature
+        except (GrpoError, OSError):
+            return None
 
     @cached_property
     def weights(self) -> dict[str, float]:
@@ -106,7 +123,10 @@ class Follower:
         total = self.status.total_steps
         if total is None or not self.steps:
             return None
-        logged = [each.step_time_s for each in self.steps[-_RECENT:] if each.step_time_s]
+        steps = self.steps[self._begun :]
+        # The first one also warms up, which takes longer than any after it.
+        steps = steps[1:] if len(steps) >= _SETTLED else steps
+        logged = [spent for each in steps[-_RECENT:] if (spent := seconds_of(each))]
         # By the clock, since evaluations and checkpoints take their time too.
         paces = [fmean(logged)] if logged else []
         if self._times and self._times[-1][0] > self._times[0][0]:
@@ -152,6 +172,7 @@ class Follower:
                 self._times.append((step.step, float(record["time"])))
         elif event == "resume":
             self._times.clear()
+            self._begun = len(self.steps)
         elif event == "measure" and isinstance(record.get("seconds"), int | float):
             # The one after training takes as long, where it is still to come.
             before = record.get("when") == "before"
@@ -196,6 +217,7 @@ class Follower:
         self.steps.clear()
         self.symptoms.clear()
         self._times.clear()
+        self._begun = 0
         self.newest_sample = None
         if isinstance(self._watch, Watch):
             self._watch = None

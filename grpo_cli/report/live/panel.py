@@ -11,21 +11,27 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.panel import Panel
 from rich.text import Text
 
-from grpo_cli.diagnosis.symptom import Symptom, SymptomLevel
-from grpo_cli.report.live.drawing import PART_MARKS, Mark, draw_bar, draw_parts, draw_sparkline
+from grpo_cli.diagnosis.symptom import Symptom
+from grpo_cli.report.live.drawing import (
+    PART_MARKS,
+    Mark,
+    draw_bar,
+    draw_course,
+    draw_parts,
+    draw_sparkline,
+)
 from grpo_cli.report.live.following import Follower
 from grpo_cli.report.live.sample import draw_sample
 from grpo_cli.report.live.terminal import clean_text
-from grpo_cli.report.live.wording import telling_rewards
+from grpo_cli.report.live.wording import LEVEL_MARKS, seconds_of, telling_rewards
 from grpo_cli.runs.series import PHASES, StepRecord
 from grpo_cli.units import format_duration
 
-LEVEL_STYLES: dict[SymptomLevel, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _FRAME = 4
 """Columns of the frame and the space beside it; its lines are two."""
 _LABEL, _VALUE = 9, 8
 _FEWEST_BARS = 6
-_MOST_BARS = 12
+_MOST_BARS = 40
 """Of the small sparklines."""
 _ROOMY = 32
 """Lines of a terminal from which on every reward has a line of its own."""
@@ -103,7 +109,7 @@ def draw_metrics(steps: Sequence[StepRecord], width: int, *, roomy: bool) -> lis
     return [
         *_draw_row("reward", [each.reward for each in steps], "{:.3f}", reward, width),
         *_draw_rewards(steps, width, roomy=roomy),
-        *_draw_row("length", [each.completion_length for each in steps], "{:.1f}", length, width),
+        *_draw_row("tokens", [each.completion_length for each in steps], "{:.1f}", length, width),
         *_draw_small(steps, width),
         *_draw_pace(last, width),
     ]
@@ -111,8 +117,9 @@ def draw_metrics(steps: Sequence[StepRecord], width: int, *, roomy: bool) -> lis
 
 def draw_symptom(symptom: Symptom) -> Text:
     """What is wrong, in one line."""
-    told = f"! {symptom.rule}: {symptom.seen}. Fix: {symptom.fix}"
-    return Text(clean_text(told), style=LEVEL_STYLES[symptom.level])
+    mark, style = LEVEL_MARKS[symptom.level]
+    told = f"{mark} {symptom.rule}: {symptom.seen}. Fix: {symptom.fix}"
+    return Text(clean_text(told), style=style)
 
 
 def _draw_row(
@@ -132,7 +139,7 @@ def _draw_row(
     room = width - len(head) - max(len(now) + 1, _VALUE) - (len(said) + 2 if said else 0)
     line = Text.assemble((head, "dim"), (f"{now:<{_VALUE - 1}} ", "bold"))
     if room >= _FEWEST_BARS:
-        line.append(f"{draw_sparkline(values, room):<{room}}", style="cyan")
+        line.append(f"{draw_course(values, room):<{room}}", style="cyan")
         line.append("  " if said else "")
     return [line.append(said)]
 
@@ -141,14 +148,15 @@ def _draw_rewards(steps: Sequence[StepRecord], width: int, *, roomy: bool) -> li
     """The mean of each reward function: a line each where there is room, together otherwise."""
     told = telling_rewards(steps[-1])
     if not roomy:
-        return _flow([f"{name} {value:.3f}" for name, value in told.items()], width, lines=2)
+        cells = [f"{name} {value:.3f}" for name, value in told.items()]
+        return _flow("rewards", cells, width, lines=2)
     longest = max((len(name) for name in told), default=0)
     rows = []
     for name, value in told.items():
         head = f"  {name:<{longest}} "
         line = Text.assemble((head, "dim"), f"{value:<{_VALUE - 1}.3f} ")
-        bars = draw_sparkline([each.rewards.get(name) for each in steps], width - len(line))
-        rows.append(line.append(bars, style="cyan"))
+        course = draw_course([each.rewards.get(name) for each in steps], width - len(line))
+        rows.append(line.append(course, style="cyan"))
     return rows
 
 
@@ -180,8 +188,9 @@ def _draw_small(steps: Sequence[StepRecord], width: int) -> list[Text]:
 def _draw_pace(step: StepRecord, width: int) -> list[Text]:
     """Seconds of a step, what they are spent on, and tokens a second."""
     cells = []
-    if step.step_time_s is not None:
-        cells.append(f"{step.step_time_s:.2f} s/step")
+    seconds = seconds_of(step)
+    if seconds is not None:
+        cells.append(f"{seconds:.2f} s/step")
     if step.tokens_per_s is not None:
         cells.append(f"{step.tokens_per_s:.0f} tokens/s")
     if step.learning_rate is not None:
@@ -217,14 +226,14 @@ def _say_seconds(value: float) -> str:
     return f"{value:.1f} s" if value >= 1 else f"{value:.2f} s"
 
 
-def _flow(cells: Sequence[str], width: int, *, lines: int) -> list[Text]:
+def _flow(label: str, cells: Sequence[str], width: int, *, lines: int) -> list[Text]:
     """Cells one behind the other on as few lines as they need; a mark for those that do not fit."""
     rows: list[str] = []
     for cell in cells:
         if rows and len(rows[-1]) + 2 + len(cell) <= width:
             rows[-1] += f"  {cell}"
         elif len(rows) < lines:
-            rows.append(f"  {cell}")
+            rows.append(f"{'' if rows else label:<{_LABEL}}{cell}")
         else:
             rows[-1] = f"{rows[-1][: width - 2]} …"
             break

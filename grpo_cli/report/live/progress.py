@@ -10,7 +10,7 @@ from rich.console import Console
 from grpo_cli.report.live.following import Follower
 from grpo_cli.report.live.terminal import clean_text
 from grpo_cli.report.live.view import LiveView
-from grpo_cli.report.live.wording import format_event, format_step
+from grpo_cli.report.live.wording import format_event, format_step, format_symptom
 from grpo_cli.runs.series import read_step
 
 
@@ -84,7 +84,7 @@ class PlainView:
         for line in lines:
             self._say(line)
         for symptom in news.symptoms:
-            self._say(f"! {clean_text(symptom)}")
+            self._say(format_symptom(symptom).plain)
         status = self._follower.status
         if status.phase != self._phase and status.state == "running":
             self._phase = status.phase
@@ -104,7 +104,7 @@ class PlainView:
     def _say_record(self, record: dict[str, object]) -> str | None:
         step = read_step(record)
         if step is None:
-            return format_event(record)
+            return format_event(record, self._follower.temperature)
         newest = self._follower.steps[-1].step
         return format_step(step, self._follower.seconds_left() if step.step == newest else None)
 

@@ -22,7 +22,7 @@ _PROMPT_SHARE = 3
 def draw_sample(
     sample: Mapping[str, Any], weights: Mapping[str, float], console: Console, width: int, room: int
 ) -> list[Text]:
-    """The first completion of a sampled group.
+    """The first completion of a sampled group, and others of it where there is room.
 
     Args:
         sample: A record of `completions/`.
@@ -31,23 +31,38 @@ def draw_sample(
         width: Columns.
         room: Lines, two at least.
     """
-    head = [_fit(_say_place(sample), width, "dim"), _fit(_say_scores(sample, weights), width)]
+    head = [_fit(_say_place(sample), width, "dim"), _fit(_say_scores(sample, weights, 0), width)]
     room -= len(head)
     if room < 2:
         return head
     asked = _wrap(f"» {_last_message(sample.get('prompt'))}", console, width)
-    said = _wrap(f"« {_first(sample.get('completions'))}", console, width)
+    said = _wrap(f"« {_take(sample.get('completions'), 0)}", console, width)
     shown = min(len(asked), max(room // _PROMPT_SHARE, room - len(said), 1))
     # A question stands at the end of a long prompt.
     asked = asked if len(asked) <= shown else [Text("» …"), *asked[len(asked) - shown + 1 :]]
-    return [*head, *_style(asked[:shown], "cyan"), *_shorten(said, room - shown)]
+    drawn = [*head, *_style(asked[:shown], "cyan"), *_shorten(said, room - shown)]
+    return [*drawn, *_draw_others(sample, weights, console, width, room + len(head) - len(drawn))]
+
+
+def _draw_others(
+    sample: Mapping[str, Any], weights: Mapping[str, float], console: Console, width: int, room: int
+) -> list[Text]:
+    """The other completions of the group, each whole, as many as there is room for."""
+    lines: list[Text] = []
+    for place, text in enumerate(sample["completions"][1:], start=1):
+        scores = _fit(_say_scores(sample, weights, place), width)
+        said = _wrap(f"« {text}", console, width)
+        if len(lines) + len(said) + 2 > room:
+            break
+        lines += [Text(), scores, *said]
+    return lines
 
 
 def _say_place(sample: Mapping[str, Any]) -> str:
     parts = ["newest sample", f"step {sample.get('step', '?')}"]
     if sample.get("split") == "eval":
         parts.append("held out")
-    tokens, clipped = _first(sample.get("tokens")), _first(sample.get("clipped"))
+    tokens, clipped = _take(sample.get("tokens"), 0), _take(sample.get("clipped"), 0)
     if isinstance(tokens, int):
         parts.append(f"{tokens} tokens")
     if clipped is True:
@@ -55,8 +70,8 @@ def _say_place(sample: Mapping[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def _say_scores(sample: Mapping[str, Any], weights: Mapping[str, float]) -> str:
-    scores = {name: _first(values) for name, values in sample["rewards"].items()}
+def _say_scores(sample: Mapping[str, Any], weights: Mapping[str, float], place: int) -> str:
+    scores = {name: _take(values, place) for name, values in sample["rewards"].items()}
     known = {name: value for name, value in scores.items() if isinstance(value, int | float)}
     cells = [f"{clean_text(name)} {value:.2f}" for name, value in known.items()]
     cells += [f"{clean_text(name)} –" for name in scores if name not in known]
@@ -66,8 +81,8 @@ def _say_scores(sample: Mapping[str, Any], weights: Mapping[str, float]) -> str:
     return "  ".join(cells)
 
 
-def _first(values: Any) -> Any:
-    return values[0] if isinstance(values, list) and values else None
+def _take(values: Any, place: int) -> Any:
+    return values[place] if isinstance(values, list) and len(values) > place else None
 
 
 def _last_message(prompt: Any) -> str:

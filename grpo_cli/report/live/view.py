@@ -9,9 +9,9 @@ from rich.live import Live
 from rich.text import Text
 
 from grpo_cli.report.live.following import Follower
-from grpo_cli.report.live.panel import LEVEL_STYLES, PanelView
-from grpo_cli.report.live.terminal import clean_text, without_control_echo
-from grpo_cli.report.live.wording import format_event
+from grpo_cli.report.live.panel import PanelView
+from grpo_cli.report.live.terminal import without_control_echo
+from grpo_cli.report.live.wording import format_event, format_symptom
 
 _REPEATED = 5
 """Lines above the panel that are said again on an empty screen."""
@@ -35,12 +35,12 @@ class LiveView:
         self._heed_size()
         news = self._follower.read()
         for record in news.records:
-            line = format_event(record)
+            line = format_event(record, self._follower.temperature)
             if line:
                 # Above the panel, where it stays when the panel goes.
                 self._print(Text(line))
         for symptom in news.symptoms:
-            self._print(Text(f"! {clean_text(symptom)}", style=LEVEL_STYLES[symptom.level]))
+            self._print(format_symptom(symptom))
         self._live.update(self._panel, refresh=True)
 
     def stopping(self) -> None:

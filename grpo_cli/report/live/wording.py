@@ -1,12 +1,21 @@
-"""Records of a run in words: the line of a training step, and those of other events."""
+"""Records of a run in words: the line of a training step, those of other events, and what is wrong."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from rich.text import Text
+
+from grpo_cli.diagnosis.symptom import Symptom
 from grpo_cli.report.live.terminal import clean_text
 from grpo_cli.runs.series import StepRecord
 from grpo_cli.units import format_duration
 
+LEVEL_MARKS: dict[str, tuple[str, str]] = {
+    "note": ("·", "cyan"),
+    "warning": ("!", "yellow"),
+    "error": ("✗", "bold red"),
+}
+"""How bad something is → its mark and its style, wherever it is shown."""
 _EQUAL = 1e-9
 
 
@@ -26,15 +35,33 @@ def list_facts(step: StepRecord) -> list[tuple[str, str]]:
         # Under TRL's names: a reward may be called `length` too.
         *((f"rewards/{name}", value, "{:.3f}") for name, value in telling_rewards(step).items()),
         ("zero-signal", step.zero_signal, "{:.0%}"),
-        ("length", step.completion_length, "{:.1f}"),
+        ("tokens", step.completion_length, "{:.1f}"),
         ("clipped", step.clipped, "{:.0%}"),
         ("entropy", step.entropy, "{:.2f}"),
         ("kl", step.kl, "{:.4f}"),
         ("grad", step.grad_norm, "{:.3g}"),
         ("tokens/s", step.tokens_per_s, "{:.0f}"),
-        ("s/step", step.step_time_s, "{:.2f}"),
+        ("s/step", seconds_of(step), "{:.2f}"),
     ]
     return [(name, form.format(value)) for name, value, form in facts if value is not None]
+
+
+def seconds_of(step: StepRecord) -> float | None:
+    """What a step took: all of its phases, where they were logged; TRL's time lacks the optimizer."""
+    return sum(step.phases_s.values()) if step.phases_s else step.step_time_s
+
+
+def say_sampling(temperature: Any) -> str:
+    """How answers were drawn; nothing where that was not written down."""
+    if not isinstance(temperature, int | float):
+        return ""
+    return "greedy" if temperature == 0 else f"at temperature {temperature:g}"
+
+
+def format_symptom(symptom: Symptom) -> Text:
+    """What is wrong in one line, under the mark of its level."""
+    mark, style = LEVEL_MARKS[symptom.level]
+    return Text(f"{mark} {clean_text(symptom)}", style=style)
 
 
 def telling_rewards(step: StepRecord) -> dict[str, float]:
@@ -44,13 +71,18 @@ def telling_rewards(step: StepRecord) -> dict[str, float]:
     return {} if alone else step.rewards
 
 
-def format_event(record: Mapping[str, Any]) -> str | None:
-    """A record that is no training step in one line; None for those that say nothing to people."""
+def format_event(record: Mapping[str, Any], temperature: float | None = None) -> str | None:
+    """A record that is no training step in one line; None for those that say nothing to people.
+
+    Args:
+        record: Of `metrics.jsonl`.
+        temperature: That the training samples at, and its evaluations in between; None where it is unknown.
+    """
     words = _WORDS.get(str(record.get("event")))
     if words is None:
         return None
     try:
-        told = words(record)
+        told = words({"sampled_at": temperature, **record})
     except (KeyError, TypeError, ValueError, AttributeError):
         # Damage: it is passed over, as torn lines are.
         return None
@@ -64,12 +96,19 @@ def _say_measurement(record: Mapping[str, Any]) -> str:
     scored += [item for item in record["rewards"].items() if item not in accuracy.items()]
     scores = ", ".join(f"{name} {value:.3f}" for name, value in scored if value is not None)
     scores = scores or "nothing to compare"
-    return f"{record['when']} training, {record['prompts']} held-out prompts: {scores}"
+    drawn = _after_comma(say_sampling(record.get("temperature")))
+    return f"{record['when']} training, {record['prompts']} held-out prompts{drawn}: {scores}"
+
+
+def _after_comma(text: str) -> str:
+    return f", {text}" if text else ""
 
 
 def _say_evaluation(record: Mapping[str, Any]) -> str | None:
     if record.get("eval_reward") is not None:
-        return f"step {record['step']}  eval reward {record['eval_reward']:.3f}"
+        drawn = say_sampling(record["sampled_at"])
+        drawn = f", sampled {drawn}" if drawn else ""
+        return f"step {record['step']}  eval reward {record['eval_reward']:.3f}{drawn}"
     if record.get("eval_ranking") is not None:
         gap = f"{record['eval_likelihood_gap']:+.3f}"
         return f"step {record['step']}  pairs ranked right {record['eval_ranking']:.3f}  likelihood gap {gap}"

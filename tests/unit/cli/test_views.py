@@ -1,6 +1,12 @@
+import io
 import json
 
+from rich.console import Console
+from rich.text import Text
+
 from grpo_cli.cli import views
+from grpo_cli.cli.output import print_words, stdout
+from grpo_cli.cli.views import print_marked
 from grpo_cli.report.summary import read_summary
 from tests.run_folders import make_finished_run, make_run
 
@@ -60,3 +66,20 @@ def test_a_run_that_stopped_early_has_not_reached_its_band(tmp_path, capsys):
     folder = make_finished_run(tmp_path, rewards=[0.5] * 20, state="stopped", expect=block)
     views.print_summary(read_summary(folder))
     assert "expected  reward at step 40: not reached (20 of 40)" in capsys.readouterr().out
+
+
+def test_text_breaks_at_words_on_a_terminal_and_not_at_all_in_a_file():
+    told = Text("word " * 60 + "end")
+    shown = {}
+    for terminal in (True, False):
+        out = io.StringIO()
+        print_words(Console(file=out, width=40, force_terminal=terminal), told)
+        shown[terminal] = out.getvalue().splitlines()
+    assert shown[False] == [told.plain]
+    assert max(map(len, shown[True])) <= 40
+    assert {word for line in shown[True] for word in line.split()} == {"word", "end"}
+
+
+def test_findings_stand_under_the_mark_of_their_level(capsys):
+    print_marked(stdout(), [("error", Text("bad")), ("warning", Text("less")), ("note", Text("x"))])
+    assert capsys.readouterr().out == "✗ bad\n! less\n· x\n"

@@ -38,6 +38,15 @@ from grpo_cli.rewards.building import right_scores
             "no difference: m is the same for final and base on the same 20 prompts",
         ),
         (
+            Metric(0.0, None, None, 7, "7 prompts are too few"),
+            "no difference: m is the same in the mean for final and base on the same 7 prompts; "
+            "no interval, since 7 prompts are too few",
+        ),
+        (
+            Metric(3429.4, -999.6, 7000.0, 50),
+            "no clear difference: +3,429 in m (95 % interval -1,000 to +7,000) from base on the same 50 prompts",
+        ),
+        (
             Metric(None, None, None, 0, "none"),
             "final and base have no prompt with a score of m in common",
         ),

@@ -40,11 +40,21 @@ def test_settings_that_differ_stand_side_by_side(tmp_path):
     assert found == {}
 
 
-def test_trends_are_means_of_tenths_and_the_best_is_the_first_of_equals(tmp_path):
-    rewards = [0.0] * 4 + [1.0] * 8 + [0.5] * 28
+def test_trends_are_means_and_the_best_is_the_first_of_equals(tmp_path):
+    rewards = [0.0] * 5 + [1.0] * 9 + [0.5] * 36
     trend = compare(make_finished_run(tmp_path, rewards=rewards)).runs[0].trends["reward"]
-    assert (trend.first, trend.last, trend.width) == (0.0, 0.5, 4)
-    assert (trend.best, trend.best_step) == (1.0, 8)
+    assert (trend.first, trend.last, trend.width) == (0.0, 0.5, 5)
+    assert (trend.best, trend.best_step) == (1.0, 10)
+
+
+def test_what_the_first_steps_move_begins_with_the_first_record(tmp_path):
+    run = make_finished_run(tmp_path, rewards=[])
+    for step in range(1, 41):
+        record = {"event": "train", "step": step, "entropy": 6.0 if step == 1 else 0.1}
+        append_record(run.metrics, {**record, "completions/mean_length": float(step)})
+    trends = compare(run).runs[0].trends
+    assert (trends["entropy"].first, trends["entropy"].last) == (6.0, pytest.approx(0.1))
+    assert trends["completion_length"].first == 2.5
 
 
 def test_the_same_prompts_are_paired_whatever_their_rows(tmp_path):
@@ -96,6 +106,7 @@ def test_rewards_that_score_otherwise_are_not_compared(tmp_path):
     (found,) = compare(base, other).held_out
     assert list(found.differences) == ["completion_length", "clipped"]
     assert list(found.settings) == ["rewards"]
+    assert found.verdict == "no verdict: sums/seed-2 and sums/seed-1 have no reward in common"
 
 
 def test_another_weight_leaves_the_single_reward_comparable(tmp_path):

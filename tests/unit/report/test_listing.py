@@ -76,8 +76,9 @@ def test_a_list_says_of_rewards_what_the_summary_says(tmp_path):
     run = make_finished_run(tmp_path, rewards=rewards)
     append_record(run.metrics, {"event": "eval", "step": 60, "eval_reward": 9.0})
     (listed,) = list_runs(tmp_path)
-    first, last, _ = read_summary(run).reward_change()
-    assert (listed.reward_first, listed.reward_last) == pytest.approx((first, last))
+    change = read_summary(run).reward_change()
+    assert (listed.reward_first, listed.reward_last) == pytest.approx((change.first, change.last))
+    assert listed.reward_within_noise is change.is_noise is False
 
 
 def test_the_ends_of_long_metrics_are_enough(tmp_path):

@@ -9,12 +9,13 @@ import pytest
 from rich.console import Console
 
 from grpo_cli.diagnosis.symptom import Symptom
-from grpo_cli.report.live.drawing import PART_MARKS, draw_parts, draw_sparkline
+from grpo_cli.report.live.drawing import PART_MARKS, draw_course, draw_parts, draw_sparkline
 from grpo_cli.report.live.following import Follower
 from grpo_cli.report.live.panel import PanelView
 from grpo_cli.report.live.progress import PlainView, choose_view
 from grpo_cli.report.live.terminal import clean_lines, clean_text
 from grpo_cli.report.live.view import LiveView
+from grpo_cli.report.live.wording import format_event
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
 from tests.run_folders import make_run
@@ -124,12 +125,12 @@ def test_everything_is_said_in_a_terminal_of_the_usual_size(tmp_path):
     shown = draw(read(run, watch=Told(50)))
     for part in (
         "step 50/100",
-        "left 6m40s",
+        "left 6m32s",
         "reward   1.000",
         "math 0.500",
         "brevity 0.500",
         "zero-signal 25%",
-        "length   50.0",
+        "tokens   50.0",
         "clipped 50%",
         "entropy 1.50",
         "kl 0.0010",
@@ -139,6 +140,7 @@ def test_everything_is_said_in_a_terminal_of_the_usual_size(tmp_path):
         "sync 0.25 s",
         "scoring 0.10 s",
         "learning 1.5 s",
+        "7.85 s/step",
         "newest sample · step 3 · 8 tokens · cut off",
         "math 1.00  brevity –",
         "» What is 5 + 8?",
@@ -151,7 +153,7 @@ def test_everything_is_said_in_a_terminal_of_the_usual_size(tmp_path):
 
 def test_a_fresh_warning_stays_and_an_old_one_goes(tmp_path):
     run = make_busy_run(tmp_path, steps=50)
-    told = "! no_signal: 92 % of the groups had equal rewards. Fix: try easier"
+    told = "✗ no_signal: 92 % of the groups had equal rewards. Fix: try easier"
     assert told in draw(read(run, watch=Told(45)))
     assert told not in draw(read(run, watch=Told(20)))
 
@@ -219,6 +221,33 @@ def test_the_measurement_to_come_is_part_of_the_time_left(tmp_path):
     alone = read(run).seconds_left()
     append_record(run.metrics, {"event": "measure", "when": "before", "seconds": 100.0})
     assert read(run).seconds_left() == pytest.approx(alone + 100)
+
+
+def test_the_first_step_of_an_attempt_is_left_out_of_the_time_left(tmp_path):
+    run = make_run(tmp_path, rewards=())
+    for step, seconds in enumerate((60.0, 2.0, 2.0), start=1):
+        append_record(run.metrics, {"event": "train", "step": step, "step_time": seconds})
+    assert read(run).seconds_left() == pytest.approx(7 * 2.0, rel=0.1)
+    append_record(run.metrics, {"event": "resume", "step": 3, "attempt": 2})
+    for step, seconds in enumerate((60.0, 3.0, 3.0), start=4):
+        append_record(run.metrics, {"event": "train", "step": step, "step_time": seconds})
+    assert read(run).seconds_left() == pytest.approx(4 * 3.0, rel=0.1)
+
+
+def test_lines_of_held_out_results_say_how_answers_were_drawn():
+    measured = {"event": "measure", "when": "after", "prompts": 7, "rewards": {"own": 0.5}}
+    greedy = format_event({**measured, "temperature": 0.0})
+    assert greedy == "after training, 7 held-out prompts, greedy: own 0.500"
+    assert format_event(measured) == "after training, 7 held-out prompts: own 0.500"
+    evaluated = {"event": "eval", "step": 4, "eval_reward": 0.19}
+    assert format_event(evaluated, 0.9) == "step 4 eval reward 0.190, sampled at temperature 0.9"
+    assert format_event(evaluated) == "step 4 eval reward 0.190"
+
+
+def test_a_run_that_has_ended_leaves_its_warnings_to_the_summary(tmp_path):
+    run = make_run(tmp_path)
+    StatusFile(run.status).update(state="completed")
+    assert Follower(run, watch=Told(3)).read().symptoms == []
 
 
 def test_a_run_that_goes_on_is_followed_from_its_checkpoint(tmp_path):
@@ -293,6 +322,23 @@ def test_bars_are_as_wide_as_asked_and_show_the_whole_course():
     assert len(parts) == 20
     assert "▓" in parts.plain
     assert draw_parts([], 20).plain == ""
+
+
+def test_a_course_says_how_far_it_goes_in_the_room_it_has():
+    values = [15.4 + step % 7 / 10 for step in range(300)]
+    for width in range(2, 80):
+        assert len(draw_course(values, width)) == width
+    assert draw_course([15.4, 16.0], 40) == "▁█ 15.4…16"
+    assert draw_course([3.0, 3.0], 40) == "▁▁"
+
+
+def test_others_of_the_group_fill_a_large_terminal(tmp_path):
+    run = make_busy_run(tmp_path)
+    append_record(run.completions / "rank_0.jsonl", sample())
+    large = draw(read(run), 120, 40)
+    assert "math 0.00  brevity 0.50" in large
+    assert "« other" in large
+    assert "« other" not in draw(read(run), 80, 16)
 
 
 def test_lines_keep_their_shape_without_what_a_terminal_obeys():

@@ -19,7 +19,7 @@ def test_plain_lines_say_the_step_the_scores_and_the_time_left(tmp_path):
     view = PlainView(Follower(make_run(tmp_path)), Console(file=out, width=300))
     view.refresh()
     lines = out.getvalue().splitlines()
-    assert lines[2].startswith("step 3/10  reward 0.300  zero-signal 25%  length 13.0")
+    assert lines[2].startswith("step 3/10  reward 0.300  zero-signal 25%  tokens 13.0")
     assert lines[2].endswith("tokens/s 123  s/step 2.00  left 14s")
     assert lines[3] == "· training"
     view.refresh()
@@ -56,12 +56,13 @@ def test_a_view_of_an_empty_run_shows_its_phase(tmp_path):
     assert "starting" in out.getvalue()
 
 
-def test_the_summary_compares_the_first_and_last_tenth(tmp_path):
+def test_the_summary_compares_the_first_and_last_records(tmp_path):
     folder = make_run(tmp_path, rewards=[0.0] * 10 + [1.0] * 10)
     folder.evaluations.mkdir()
     folder.evaluations.joinpath("before.json").write_text(json.dumps({"rewards": {"math": 0.1}}))
     summary = read_summary(folder)
-    assert summary.reward_change() == (0.0, 1.0, 2)
+    change = summary.reward_change()
+    assert (change.first, change.last, change.width, change.is_noise) == (0.0, 1.0, 4, False)
     assert summary.as_json()["before"] == {"rewards": {"math": 0.1}}
     assert summary.as_json()["after"] is None
 
