@@ -232,7 +232,9 @@ def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
         table.add_row("  reward", values, f"[dim]{change.describe()}[/]")
     for name, before, after in _compare(summary):
         values = f"{_format(before)} → [bold]{_format(after)}[/]"
-        table.add_row(f"  {name}", values, f"[dim]{_say_measured(summary.before or {})}[/]")
+        table.add_row(
+            Text(f"  {clean_text(name)}"), values, f"[dim]{_say_measured(summary.before or {})}[/]"
+        )
     console.print(table)
     for question, answer in summary.answers[:2]:
         console.print(

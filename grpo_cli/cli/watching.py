@@ -1,13 +1,14 @@
 """`grpo watch`: finds the run, shows it until it ends, and sums it up."""
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from grpo_cli.cli.arguments import RUNS, NewestRun, RunsRoot
+from grpo_cli.cli.output import write_line
 from grpo_cli.errors import ExitCode
+from grpo_cli.runs.files import finite
 
 if TYPE_CHECKING:
     from grpo_cli.report.live.following import Follower
@@ -56,8 +57,8 @@ class _JsonView:
 
     def refresh(self) -> None:
         for record in self._follower.read().records:
-            sys.stdout.write(json.dumps(record, ensure_ascii=False) + "\n")
-        sys.stdout.flush()
+            if not write_line(json.dumps(finite(record), ensure_ascii=False)):
+                raise BrokenPipeError
 
     def stopping(self) -> None:
         """Nothing to say: nobody is asked to stop."""
@@ -92,7 +93,7 @@ def _print_end(ending: "Ending", summary: "RunSummary", *, as_json: bool) -> Non
     if as_json:
         lost = {"state": "interrupted", "reason": ending.lost} if ending.lost else {}
         told = {"event": "summary", **summary.as_json(), **lost}
-        sys.stdout.write(json.dumps(told, ensure_ascii=False, default=str) + "\n")
+        write_line(json.dumps(finite(told), ensure_ascii=False, default=str))
     else:
         views.print_summary(summary, lost=ending.lost)
 

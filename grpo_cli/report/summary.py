@@ -18,6 +18,9 @@ from grpo_cli.runs.series import StepRecord, read_step
 from grpo_cli.runs.status import Status, StatusFile
 from grpo_cli.units import format_duration
 
+_PARTS = {"rewards", "accuracy"}
+"""Of a measurement: a number for each reward."""
+
 
 @dataclass(frozen=True)
 class RunSummary:
@@ -105,7 +108,15 @@ def _find_symptoms(folder: RunFolder) -> tuple[Symptom, ...]:
 
 def _read_measurement(folder: RunFolder, when: str) -> dict[str, Any] | None:
     path = folder.evaluations / f"{when}.json"
-    return read_object(path) or None
+    told = read_object(path)
+    for part in _PARTS & told.keys():
+        values = told[part] if isinstance(told[part], dict) else {}
+        told[part] = {name: each for name, each in values.items() if _is_score(each)}
+    return told or None
+
+
+def _is_score(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
 
 
 def _read_answers(folder: RunFolder) -> Iterator[tuple[str, str]]:

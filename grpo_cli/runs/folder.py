@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_PARTS = {"hardware", "accelerator", "versions", "data"}
+"""Of a manifest; what has another shape is damage."""
 _OF_MACHINE_0 = Path("..", "..", "checkpoints")
 """Where the checkpoints of another machine's folder point."""
 
@@ -182,7 +184,12 @@ class RunFolder:
 
     def read_manifest(self) -> dict[str, Any]:
         """What the run was made of; nothing where it is not there, or damaged."""
-        return read_object(self.manifest)
+        told = read_object(self.manifest)
+        return {
+            name: part
+            for name, part in told.items()
+            if name not in _PARTS or isinstance(part, dict)
+        }
 
     def read_resumption(self) -> dict[str, Any]:
         """From where the present attempt goes on; nothing where it began anew."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from grpo_cli.errors import RunError
 from grpo_cli.report.live.following import Follower
 from grpo_cli.report.live.progress import ProgressView
 from grpo_cli.runs.folder import RunFolder
@@ -44,6 +45,7 @@ def watch_run(follower: Follower, view: ProgressView, is_heard: Callable[[], boo
     Raises:
         BrokenPipeError: Nobody does.
         UsageError: Its status is damaged.
+        RunError: Its folder has gone.
         KeyboardInterrupt: Ctrl-C; the run knows nothing of it.
     """
     run, gone_since, waited = follower.folder, None, False
@@ -51,6 +53,8 @@ def watch_run(follower: Follower, view: ProgressView, is_heard: Callable[[], boo
         view.refresh()
         if not is_heard():
             raise BrokenPipeError
+        if not run.path.is_dir():
+            raise RunError(f"the run folder {run.path} has gone, and with it the run")
         status = follower.status
         if status.state in FINAL:
             return Ending(status)

@@ -88,6 +88,9 @@ def read_gain(run: RunFolder, before: Mapping[str, Any], after: Mapping[str, Any
     }
     told = {"before": before, "after": after}
     values = {when: found.values for when, found in sampled.items()}
+    # A run that was forced to go on with other rows has measured other prompts.
+    asked = [found.prompts for found in sampled.values()]
+    same = len(asked) > 1 and asked[0] == asked[1]
     seed = next((found.recipe.seed for found in sampled.values()), 0)
     metrics = {
         when: sampled[when].metrics if when in sampled else _from_summary(told[when])
@@ -96,7 +99,7 @@ def read_gain(run: RunFolder, before: Mapping[str, Any], after: Mapping[str, Any
     temperatures = [each["temperature"] for each in told.values() if "temperature" in each]
     return Gain(
         **metrics,
-        change=compare(values["before"], values["after"], seed) if len(values) > 1 else {},
+        change=compare(values["before"], values["after"], seed) if same else {},
         values=values,
         seconds={when: each["seconds"] for when, each in told.items() if _has(each, "seconds")},
         temperature=temperatures[-1] if temperatures and _is_number(temperatures[-1]) else None,
