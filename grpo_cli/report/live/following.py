@@ -232,7 +232,7 @@ class _NoWatch:
 
 def _open_watch(folder: RunFolder) -> SymptomWatch:
     try:
-        return Watch(folder.read_recipe())
+        return Watch(folder.read_recipe(), str(folder.resolved))
     except (UsageError, OSError):
         return _NoWatch()
 
