@@ -12,10 +12,11 @@ from typing import Any
 from grpo_cli.diagnosis.diagnosis import diagnose
 from grpo_cli.diagnosis.history import History, read_history
 from grpo_cli.diagnosis.symptom import Symptom
-from grpo_cli.diagnosis.trends import LIKELY, START, Change, compare
+from grpo_cli.diagnosis.trends import LIKELY, Change, compare
 from grpo_cli.expectations.verdicts import Comparison, compare_with_own
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.page.gains import Gain, read_gain
+from grpo_cli.report.reward_change import count_averaged
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.liveness import ShownState, look_at_life
 from grpo_cli.runs.status import Status, StatusFile
@@ -97,8 +98,7 @@ class Material:
         values = self.values(metric)
         if len(values) < 2:
             return None
-        # A tenth, but enough to know their noise, and no record twice.
-        width = max(len(values) // 10, min(START, len(values) // 2))
+        width = count_averaged(len(values))
         found = compare(values[:width], values[-width:])
         return Course(found or Change(values[0], values[-1], inf), width)
 

@@ -64,8 +64,8 @@ def test_rewards_are_told_with_what_became_of_them(tmp_path):
         }
         append_record(run.metrics, {"event": "train", "step": step, **logged})
     math, regex = reward_table.list_rewards(read_material(run, "a"))
-    assert (math.name, math.kind, math.course.width) == ("math", "math", 5)
-    assert (math.course.change.before, math.course.change.now) == pytest.approx((0.3, 1.8))
+    assert (math.name, math.kind, math.course.width) == ("math", "math", 4)
+    assert (math.course.change.before, math.course.change.now) == pytest.approx((0.25, 1.85))
     assert not math.course.is_noise
     assert math.error_share is None
     assert (regex.course, regex.error_share) == (None, 0.25)

@@ -71,7 +71,7 @@ def test_numbers_without_samples_are_told_without_an_interval(tmp_path):
 def test_without_a_measurement_the_training_reward_is_told_as_such(tmp_path):
     run = make_finished_run(tmp_path, rewards=[0.1] * 20 + [0.7] * 20, accuracy=None)
     assert (
-        "training reward went from 0.100 to 0.700, +0.600 (means of the first and last 5 records, "
+        "training reward went from 0.100 to 0.700, +0.600 (means of the first and last 4 records, "
         "not measured on held-out prompts)"
     ) in verdict_on(run).text
 
@@ -81,9 +81,9 @@ def test_a_change_of_the_training_reward_is_told_with_its_noise(tmp_path):
     run = make_finished_run(tmp_path, rewards=[*noisy, *(each + 0.5 for each in noisy)])
     (run.evaluations / "after.json").unlink()
     text = verdict_on(run).text
-    assert "from −12.000 to −11.500, +0.500, which is no more than its noise (±2.828)" in text
+    assert "from −12.250 to −11.250, +1.000, which is no more than its noise (±3.536)" in text
     run = make_finished_run(tmp_path, 1, [*noisy, *(each + 9 for each in noisy)], None)
-    assert "+9.000 with a noise of ±2.828" in verdict_on(run).text
+    assert "+9.500 with a noise of ±3.536" in verdict_on(run).text
     run = make_finished_run(tmp_path, 2, [0.1, 0.2, 0.3], None)
     assert "+0.200, of too few records to know their noise (first and" in verdict_on(run).text
 
