@@ -76,8 +76,17 @@ def is_own(run: RunFolder) -> bool:
 
 
 def find_started(root: Path, name: str) -> RunFolder | None:
-    """The run of a name that was started last; None where none was. A dry run leaves a folder too."""
-    begun = _started([run for run in list_folders(root) if run.path.parent.name == name])
+    """The run of a name that was started last; None where none was. A dry run leaves a folder too.
+
+    Raises:
+        UsageError: The status of one is damaged, so that it is not certain which.
+    """
+    told = [
+        (run, StatusFile(run.status).read())
+        for run in list_folders(root)
+        if run.path.parent.name == name
+    ]
+    begun = [(run, status) for run, status in told if was_started(run, status)]
     return _last(begun) if begun else None
 
 
@@ -97,7 +106,8 @@ def started_at(run: RunFolder) -> float:
 
 def _newest(root: Path, runs: list[RunFolder], lacking: str) -> RunFolder:
     """The run that was started last, or made last where none was started."""
-    chosen = _started(runs) or _told(runs)
+    told = [(run, status) for run in runs if run.status.is_file() and (status := read_status(run))]
+    chosen = [(run, status) for run, status in told if was_started(run, status)] or told
     if not chosen:
         if runs:
             names = ", ".join(str(run.path) for run in runs[:3])
@@ -106,15 +116,6 @@ def _newest(root: Path, runs: list[RunFolder], lacking: str) -> RunFolder:
             f"{lacking}. Fix: grpo train RECIPE, or say where runs are with --runs DIR"
         )
     return _last(chosen)
-
-
-def _told(runs: list[RunFolder]) -> list[tuple[RunFolder, Status]]:
-    """The runs whose status can be read."""
-    return [(run, status) for run in runs if run.status.is_file() and (status := read_status(run))]
-
-
-def _started(runs: list[RunFolder]) -> list[tuple[RunFolder, Status]]:
-    return [(run, status) for run, status in _told(runs) if was_started(run, status)]
 
 
 def _last(told: list[tuple[RunFolder, Status]]) -> RunFolder:
