@@ -13,6 +13,7 @@ from grpo_cli.cli.output import stderr, stdout
 from grpo_cli.cli.views import count_noun, overrule, print_summary
 from grpo_cli.measure.sentences import PLAIN_FROM, say_number
 from grpo_cli.report.live.terminal import clean_text
+from grpo_cli.report.live.wording import short_path
 from grpo_cli.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def _say_sizes(sizes: dict[str, int]) -> str:
 
 def _list_next(overview: "RunOverview") -> list[tuple[str, str]]:
     """The commands that make sense for a run in this state."""
-    path = shlex.quote(_short(overview.folder.path))
+    path = shlex.quote(short_path(overview.folder.path))
     found = (
         [(f"grpo diagnose {path}", "what is wrong with it")] if overview.summary.symptoms else []
     )
@@ -232,13 +233,6 @@ def _list_next(overview: "RunOverview") -> list[tuple[str, str]]:
         overruled = overrule(overview.summary.status)
         commands.append((f"grpo train {resolved} --resume-from {path}{overruled}", "goes on"))
     return commands
-
-
-def _short(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 def print_planned(planned: "Sequence[Removal]") -> None:

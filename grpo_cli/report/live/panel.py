@@ -5,7 +5,6 @@ Owns the layout. What is shown comes from a `Follower`; the newest sample is dra
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.panel import Panel
@@ -23,7 +22,7 @@ from grpo_cli.report.live.drawing import (
 from grpo_cli.report.live.following import Follower
 from grpo_cli.report.live.sample import draw_sample
 from grpo_cli.report.live.terminal import clean_text
-from grpo_cli.report.live.wording import LEVEL_MARKS, seconds_of, telling_rewards
+from grpo_cli.report.live.wording import LEVEL_MARKS, seconds_of, short_path, telling_rewards
 from grpo_cli.runs.series import PHASES, StepRecord
 from grpo_cli.units import format_duration
 
@@ -56,7 +55,7 @@ class PanelView:
         body = Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
         body.no_wrap, body.overflow = True, "ellipsis"
         title = Text.assemble((f"{folder.parent.name}", "bold"), f" · {clean_text(status.phase)}")
-        yield Panel(body, title=title, subtitle=Text(_short_path(folder)), padding=(0, 1))
+        yield Panel(body, title=title, subtitle=Text(short_path(folder)), padding=(0, 1))
 
     def _draw(self, console: Console, width: int, height: int) -> list[Text]:
         follower, roomy = self._follower, console.size.height >= _ROOMY
@@ -238,10 +237,3 @@ def _flow(label: str, cells: Sequence[str], width: int, *, lines: int) -> list[T
             rows[-1] = f"{rows[-1][: width - 2]} …"
             break
     return [Text(row, style="dim") for row in rows]
-
-
-def _short_path(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except (ValueError, OSError):
-        return str(path)

@@ -1,6 +1,7 @@
 """Records of a run in words: the line of a training step, those of other events, and what is wrong."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -129,3 +130,11 @@ _WORDS = {
     "server": _say_server,
     "resume": _say_resumption,
 }
+
+
+def short_path(path: Path) -> str:
+    """A path as a person would type it here: below the working directory, relative to it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)

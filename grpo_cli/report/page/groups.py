@@ -17,6 +17,7 @@ from grpo_cli.measure.samples import ScoredCompletion
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.page.gains import Gain
 from grpo_cli.rewards.building import name_rewards
+from grpo_cli.runs.files import parse_json
 from grpo_cli.runs.folder import RunFolder
 
 Split = Literal["train", "eval", "held-out"]
@@ -169,7 +170,7 @@ def _whole_characters(line: bytes) -> bytes:
     if b"\\ud" not in line:
         return line
     try:
-        return json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace")
+        return json.dumps(parse_json(line), ensure_ascii=False).encode(errors="replace")
     except ValueError:
         return line
 
