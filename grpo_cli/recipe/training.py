@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from grpo_cli.errors import nearest
 from grpo_cli.recipe.base import Integer, Number, OneOrMany, OpenSection, Section
+from grpo_cli.recipe.fast import FastConfig, FastSwitch
 
 StoppingRule = Literal[
     "nan_loss",
@@ -103,6 +104,10 @@ class TrainingConfig(OpenSection):
     """Rules of `grpo diagnose` that stop the run where they find something, such as
     `[nan_loss, entropy_collapse]`; the checkpoint of that step is saved. `grpo diagnose --rules` lists them."""
 
+    fast: FastSwitch = FastConfig()
+    """Less work for the same gradient: `false` trains as TRL does, a section switches single parts. What would
+    not be exact with a recipe is left off, and said."""
+
     def trl_fields(self) -> dict[str, Any]:
         """Every `GRPOConfig` field this section sets, under TRL's names."""
-        return self.model_dump(exclude={"early_stopping", "stop_when"})
+        return self.model_dump(exclude={"early_stopping", "stop_when", "fast"})

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from transformers import TrainerState
 from transformers.trainer_utils import rotate_checkpoints
-from trl import GRPOTrainer
 
 from grpo_cli.errors import RunError
 from grpo_cli.runs.checkpoints import STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.train.failures import whole_or_nothing
+from grpo_cli.train.fast.trainer import FastTrainer
 from grpo_cli.train.phases import PhaseClock
 
 
-class RunTrainer(GRPOTrainer):
+class RunTrainer(FastTrainer):
     """Saves aside and renames; saves and restores what TRL leaves out of a checkpoint."""
 
     _saving = False

@@ -173,6 +173,7 @@ def _build_trainer(
                 session, data, model, tokenizer, args=args, peft_config=lora
             )
     _note_returns(session, trainer)
+    _speed_up(session, trainer)
     return trainer, rewards
 
 
@@ -189,6 +190,16 @@ def _add_callbacks(session: Session, trainer: RunTrainer) -> tuple[RunCallback, 
         stopping = training.early_stopping
         trainer.add_callback(EarlyStoppingCallback(stopping.patience, stopping.min_delta))
     return callback, rules
+
+
+def _speed_up(session: Session, trainer: RunTrainer) -> None:
+    """Does with less work what is exact; the manifest tells what, and why anything is not."""
+    fast = session.recipe.training.fast
+
+    def tell(left_off: dict[str, str]) -> None:
+        session.annotate_manifest(fast=fast.model_dump() | left_off)
+
+    trainer.speed_up(fast, tell)
 
 
 def _wait_for_server(session: Session) -> None:

@@ -1,0 +1,92 @@
+"""`training.fast`: which parts of a step are done with less work, and when that would not be exact.
+
+Owns the switches and the reasons that the recipe alone gives. What only the model or the processes tell is
+the worker's, in `train/fast/`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from grpo_cli.recipe.base import Integer, Section
+
+
+class FastConfig(Section):
+    """Less work for the same gradient; each part is on where it is exact."""
+
+    no_signal: bool = True
+    """Leave completions with advantage 0 out of the forward and backward pass: they add nothing to the
+    gradient."""
+    shared_prompts: bool = True
+    """Compute the prompt of a group once in the forward and backward pass, and no padding at all."""
+    sampling: bool = True
+    """Compute the prompt of a group once while sampling, and stop computing completions that have ended."""
+    max_tokens_per_micro_batch: Integer | None = Field(default=None, ge=1)
+    """Tokens of one forward and backward pass at most: what bounds the memory of learning. As many as
+    `per_device_train_batch_size` completions have with their padding where it is not given. A completion that
+    alone has more gets a pass of its own."""
+
+
+_PARTS = ("no_signal", "shared_prompts", "sampling")
+
+
+class _Switch:
+    """Reads `true` and `false` as all parts on or off, and says so in the JSON Schema."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_read_switch, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [{"type": "boolean"}, handler(schema)]}
+
+
+def _read_switch(value: Any) -> Any:
+    return dict.fromkeys(_PARTS, value) if isinstance(value, bool) else value
+
+
+FastSwitch = Annotated[FastConfig, _Switch()]
+"""`true`, `false`, or the section."""
+
+
+def find_inexact(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The parts that are switched on but would change what is learned, and what makes them do so.
+
+    Args:
+        fast: The switches.
+        settings: `GRPOConfig` fields by name; those that are not there have TRL's defaults.
+    """
+    found: dict[str, str] = {}
+    if fast.no_signal and (why := _why_all_count(settings)) is not None:
+        found["no_signal"] = why
+    if fast.shared_prompts and (why := _why_no_repacking(settings)) is not None:
+        found["shared_prompts"] = why
+    return found
+
+
+def _why_all_count(given: Mapping[str, Any]) -> str | None:
+    """What learns from completions whose advantage is 0.
+
+    Source: `GRPOTrainer._compute_loss`, trl 1.16.0.
+    """
+    if given.get("beta"):
+        return f"beta is {given['beta']}, which holds every completion to the reference model"
+    return _why_no_repacking(given)
+
+
+def _why_no_repacking(given: Mapping[str, Any]) -> str | None:
+    """What binds completions to the micro-batch that they came in."""
+    if given.get("entropy_coef") or given.get("use_adaptive_entropy"):
+        return "the entropy of every completion is learned from (entropy_coef)"
+    if given.get("top_entropy_quantile", 1.0) < 1:
+        return "top_entropy_quantile chooses among all tokens of a micro-batch"
+    if given.get("beta") and given.get("loss_type") == "bnpo":
+        return "loss_type bnpo weighs the KL term by the micro-batch"
+    if given.get("optim") in ("lomo", "adalomo"):
+        return f"optim {given['optim']} updates the weights within the backward pass"
+    return None

@@ -1,0 +1,289 @@
+"""`GRPOTrainer` whose step computes what the gradient needs, and nothing else.
+
+Owns the step: which rows of an optimizer step are learned from, in which micro-batches, and what TRL's metrics
+would have been. The loss stays TRL's; `docs/performance.md` tells where a metric means something else.
+
+The only file that touches these private names of TRL and transformers, as read in trl 1.16.0 and transformers
+5.17: `_compute_loss`, `_get_per_token_logps_and_entropies`, `_generate_and_score_completions`, `_prepare_inputs`,
+`_metrics`, `_current_train_step_time`, and accelerate's `GradientState._set_sync_gradients`.
+`tests/integration/test_fast.py` fails where one of them changes its meaning.
+"""
+
+import contextlib
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import DistributedType
+from accelerate.utils import gather_object
+from peft import PeftModel
+from torch.nn.functional import pad
+from transformers import Trainer
+from trl import GRPOTrainer
+
+from grpo_cli.recipe.fast import FastConfig, find_inexact
+from grpo_cli.train.fast.batches import MicroBatch, loss_mask, make_filler, make_micro_batches
+from grpo_cli.train.fast.log_probs import PackedModel, chunk_rows
+from grpo_cli.train.fast.metrics import ENTROPY, merge
+from grpo_cli.train.fast.verification import compare, find_obstacle
+
+_OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
+
+
+class FastTrainer(GRPOTrainer):
+    """Trains as `GRPOTrainer` does until `speed_up` is called."""
+
+    _current_train_step_time: float
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        self._fast = _OFF
+        self._tell: Callable[[dict[str, str]], None] | None = None
+        self._window: list[dict[str, Any]] = []
+        self._readers: dict[int, PackedModel] = {}
+        self._read_entropies: torch.Tensor | None = None
+        super().__init__(*args, **given)
+
+    def speed_up(self, fast: FastConfig, tell: Callable[[dict[str, str]], None]) -> None:
+        """Switches parts on, from the first step that is trained.
+
+        Args:
+            fast: The parts wanted.
+            tell: Told once, on every process, which of them are left off since they would not be exact, and why.
+        """
+        self._fast, self._tell = fast, tell
+
+    @property
+    def _repacks(self) -> bool:
+        return self._fast.no_signal or self._fast.shared_prompts
+
+    def _settle(self, model: Any) -> None:
+        """Leaves off what the loaded model does not allow; tried where it is, shared among processes or not."""
+        tell, self._tell = self._tell, None
+        if tell is None:
+            return
+        found = find_inexact(self._fast, vars(self.args))
+        if self.aux_loss_enabled or self.tools:
+            why = "tools are called" if self.tools else "a loss for the balance of experts is added"
+            found |= {"no_signal": why, "shared_prompts": why}
+        self._leave_off(found)
+        if self._fast.shared_prompts and (obstacle := self._find_obstacle(model)):
+            found["shared_prompts"] = obstacle
+            self._leave_off(found)
+        tell(found)
+
+    def _leave_off(self, parts: Iterable[str]) -> None:
+        self._fast = self._fast.model_copy(update=dict.fromkeys(parts, False))
+
+    def _find_obstacle(self, model: Any) -> str | None:
+        """Why prompts cannot be shared; the same on all processes."""
+        unwrapped = self.accelerator.unwrap_model(model)
+        obstacle = find_obstacle(unwrapped, self._bare(model)) or self._try_out(model)
+        found = [one for one in gather_object([obstacle]) if one is not None]
+        return found[0] if found else None
+
+    def _try_out(self, model: Any) -> str | None:
+        """How the model reads shared prompts in another way than TRL's; None where it does not."""
+        plain = super()._get_per_token_logps_and_entropies
+        try:
+            reader = self._reader(model)
+        except NotImplementedError as error:
+            return str(error)
+        with self.accelerator.autocast():
+            return compare(
+                partial(plain, model), partial(reader.read, model), bare=self._bare(model)
+            )
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """One micro-step; all of an optimizer step is learned from in its last one.
+
+        Returns:
+            The loss, `[] float32`: 0 but in the last.
+        """
+        self._settle(model)
+        if not self._repacks:
+            return super().training_step(model, inputs, num_items_in_batch)
+        started = time.perf_counter()
+        model.train()
+        self._window.append(self._prepare_inputs(inputs))
+        loss = torch.zeros((), device=self.accelerator.device)
+        if self.accelerator.sync_gradients:
+            window, self._window = self._window, []
+            loss = self._learn(model, window)
+        self._step += 1
+        self._current_train_step_time += time.perf_counter() - started
+        if self.accelerator.sync_gradients:
+            self._metrics["train"]["step_time"].append(self._current_train_step_time)
+            self._current_train_step_time = 0.0
+        return loss
+
+    def _learn(self, model: Any, window: list[dict[str, Any]]) -> torch.Tensor:
+        """Forward and backward passes of one optimizer step."""
+        batches = make_micro_batches(
+            window,
+            loss_type=self.loss_type,
+            leave_out=self._fast.no_signal,
+            budget=self._fast.max_tokens_per_micro_batch,
+        )
+        self._fill_up(batches, window)
+        losses, found = [], []
+        for number, batch in enumerate(batches):
+            with self._syncing(model, last=number == len(batches) - 1), self._catching() as logged:
+                losses.append(Trainer.training_step(self, model, batch))
+            found.append((batch, logged))
+        merged = merge(
+            found,
+            window,
+            self.accelerator,
+            leave_out=self._fast.no_signal,
+            by_token=self.importance_sampling_level == "token",
+        )
+        for name, value in merged.items():
+            self._metrics["train"][name].append(value)
+        return torch.stack(losses).sum()
+
+    def _fill_up(self, batches: list[MicroBatch], window: list[dict[str, Any]]) -> None:
+        """Makes the processes' micro-batches as many, at least one, and each as many rows in all of them."""
+        sizes = torch.tensor([[batch.size for batch in batches]], device=self.accelerator.device)
+        sizes = self.accelerator.gather(self.accelerator.pad_across_processes(sizes, dim=1))
+        while len(batches) < max(sizes.shape[1], 1):
+            batches.append(make_filler(window))
+        for batch, most in zip(batches, sizes.amax(0).tolist(), strict=False):
+            batch.fill_up(most)
+
+    @contextlib.contextmanager
+    def _syncing(self, model: Any, *, last: bool) -> Iterator[None]:
+        """Lets the processes exchange gradients, and DeepSpeed step, in the last micro-batch alone."""
+        state = self.accelerator.gradient_state
+        deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        alone = contextlib.nullcontext() if last or deepspeed else self.accelerator.no_sync(model)
+        state._set_sync_gradients(last)
+        try:
+            with alone:
+                yield
+        finally:
+            state._set_sync_gradients(True)
+            # Gradients are there: layers are not computed again.
+            for packed in self._readers.values():
+                packed.rest()
+
+    @contextlib.contextmanager
+    def _catching(self) -> Iterator[dict[str, list[float]]]:
+        """What TRL logs of one micro-batch, kept out of what it logs of the step."""
+        whole, found = self._metrics["train"], defaultdict[str, list[float]](list)
+        self._metrics["train"] = found
+        try:
+            yield found
+        finally:
+            self._metrics["train"] = whole
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        """TRL's, and the entropy of each row, since rows that are left out are not read again."""
+        self._read_entropies = None
+        found = super()._generate_and_score_completions(inputs)
+        if self._fast.no_signal and self.model.training:
+            entropies = self._read_entropies
+            if entropies is None:
+                entropies = torch.full_like(found["completion_mask"], math.nan, dtype=torch.float32)
+            found[ENTROPY] = (entropies * loss_mask(found)).sum(1)
+        return found
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if isinstance(generation_batch, MicroBatch):
+            return generation_batch
+        return super()._prepare_inputs(generation_batch)
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """TRL's loss; of a micro-batch made anew, its part of the loss of the step."""
+        if isinstance(inputs, MicroBatch):
+            return self._compute_loss(model, inputs) * inputs.scale
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **named: Any,
+    ) -> Any:
+        plainly = partial(
+            super()._get_per_token_logps_and_entropies,
+            model,
+            compute_entropy=compute_entropy,
+            compute_aux_loss=compute_aux_loss,
+        )
+        # Pictures are TRL's to place, and what a router balances are all tokens, padding too.
+        if (
+            not self._repacks
+            or compute_aux_loss
+            or any(value is not None for value in named.values())
+        ):
+            return plainly(
+                input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **named
+            )
+        reader = self._reader(model) if self._fast.shared_prompts else None
+        log_probs = input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32)
+        entropies = log_probs.clone()
+        for rows in chunk_rows(input_ids, attention_mask, logits_to_keep, batch_size):
+            chunk = input_ids[rows], attention_mask[rows], logits_to_keep
+            with self.accelerator.autocast():
+                found = reader.read(model, *chunk) if reader else None
+            if found is None:
+                found = _read_plainly(plainly, *chunk, keep_left=not self._is_relative(model))
+            log_probs = log_probs.index_copy(0, rows, found[0])
+            if found[1] is not None:
+                entropies = entropies.index_copy(0, rows, found[1].detach())
+        if model is self.model and batch_size is not None:
+            # The pass over a whole generation batch, before anything is learned from it.
+            self._read_entropies = entropies
+        return log_probs, entropies if compute_entropy else None, None
+
+    def _reader(self, model: Any) -> PackedModel:
+        """The model as one that reads rows without padding."""
+        bare = self._bare(model)
+        if id(bare) not in self._readers:
+            self._readers[id(bare)] = PackedModel(bare)
+        return self._readers[id(bare)]
+
+    def _bare(self, model: Any) -> Any:
+        """The model without what wraps it: processes, adapters."""
+        unwrapped = self.accelerator.unwrap_model(model)
+        return unwrapped.get_base_model() if isinstance(unwrapped, PeftModel) else unwrapped
+
+    def _is_relative(self, model: Any) -> bool:
+        """Whether positions count only relative to each other, so that padding in front is free to go."""
+        return hasattr(self._bare(model).config.get_text_config(), "rope_parameters")
+
+
+def _read_plainly(
+    compute: Callable[..., Any],
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    width: int,
+    *,
+    keep_left: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """TRL's own pass, over the columns alone that hold a token of one of the rows."""
+    present = attention_mask.any(0).nonzero().flatten()
+    edge = input_ids.shape[1] - width
+    first = 0 if keep_left else min(int(present[0]), edge - 1)
+    behind = max(int(present[-1]) + 1, edge + 1)
+    columns = slice(first, behind)
+    log_probs, entropies, _ = compute(
+        input_ids[:, columns], attention_mask[:, columns], behind - edge
+    )
+    missing = (0, input_ids.shape[1] - behind)
+    return pad(log_probs, missing), None if entropies is None else pad(entropies, missing)
