@@ -196,3 +196,38 @@ def test_a_strategy_that_cannot_be_had_is_refused(workshop):
     done = workshop.grpo("train", workshop.write(), *flags, "launch.strategy=zero3")
     assert done.returncode == 2
     assert 'pip install "grpo-cli[deepspeed]"' in done.stderr
+
+
+UNEVEN = """
+import os
+
+calm = spread
+
+def spread(completion_ids, trainer_state=None, **kwargs):
+    rewards = calm(completion_ids)
+    # Step 1: process 1 learns nothing. Step 2: nobody does. Step 3: process 0 learns from one group of two.
+    step, rank = trainer_state.global_step, os.environ["RANK"]
+    if step == 1 or (step == 0 and rank == "1"):
+        return [0.5] * len(rewards)
+    return [0.5] * 2 + rewards[2:] if step == 2 and rank == "0" else rewards
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2", "zero3"])
+def test_processes_leave_out_different_numbers_of_rows(tmp_path, chat_model, strategy):
+    flags, more = shared_by(strategy, tmp_path)
+    settings = sets(
+        max_steps=4, optim="sgd", per_device_train_batch_size=2, gradient_accumulation_steps=2
+    )
+    if strategy == "ddp":
+        # One row in each micro-batch: the processes have different numbers of them.
+        settings += ["--set", "training.fast.max_tokens_per_micro_batch=1"]
+    done = []
+    for fast in ("true", "false"):
+        (tmp_path / fast).mkdir()
+        workshop = Workshop(tmp_path / fast, chat_model)
+        more_flags = [] if fast == "true" else ["--set", "training.fast=false"]
+        done.append(train(workshop, *flags, *settings, *more_flags, more=more + UNEVEN))
+    assert [each["frac_reward_zero_std"] for each in done[0].records("train")] == [0.5, 1, 0.25, 0]
+    assert_same(*done, strategy)

@@ -64,15 +64,19 @@ class PackedModel:
             self.rest()
             return None
         self._switch(attention.NAME)
-        found = wrapped(
-            input_ids=layout.tokens,
-            position_ids=layout.positions,
-            shift_labels=layout.targets,
-            fused_lm_head=True,
-            layout=layout,
-        )
-        if not torch.is_grad_enabled():
-            self.rest()
+        done = False
+        try:
+            found = wrapped(
+                input_ids=layout.tokens,
+                position_ids=layout.positions,
+                shift_labels=layout.targets,
+                fused_lm_head=True,
+                layout=layout,
+            )
+            done = True
+        finally:
+            if not (done and torch.is_grad_enabled()):
+                self.rest()
         log_probs, entropy = (
             None if values is None else _put_back(values[0], layout, (len(input_ids), width))
             for values in (found.log_probs, found.entropy)

@@ -1,0 +1,259 @@
+"""The fast step against TRL's own: the same completions, the same weights after it."""
+
+import math
+import random
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_cli.recipe.fast import FastConfig
+from grpo_cli.train.fast.trainer import FastTrainer
+from tests.tiny_models import make_tiny_model
+
+GROUP = 4
+ALL = FastConfig()
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    kinds = ("llama", "gpt2")
+    return {kind: make_tiny_model(tmp_path_factory.mktemp(kind), kind=kind) for kind in kinds}
+
+
+class Rollouts:
+    """Completions that depend on the prompt and the call alone; some end early, some are cut off."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.calls = tokenizer, 0
+
+    def __call__(self, prompts, trainer):
+        found = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
+        for number, prompt in enumerate(prompts):
+            dice = random.Random(f"{prompt} {self.calls} {number % GROUP}")
+            length = min(int(dice.expovariate(1 / 6)) + 1, 30)
+            ids = [dice.randrange(5, 200) for _ in range(length)]
+            if length < 30:
+                ids[-1] = self.tokenizer.eos_token_id
+            found["prompt_ids"].append(self.tokenizer(prompt)["input_ids"])
+            found["completion_ids"].append(ids)
+            found["logprobs"].append([-1.0] * length)
+        self.calls += 1
+        return found
+
+
+def reward(prompts, completion_ids, **_):
+    """Half of the prompts have no signal."""
+    lengths = zip(prompts, completion_ids, strict=True)
+    return [1.0 if "easy" in prompt else float(len(ids)) for prompt, ids in lengths]
+
+
+PROMPTS = [f"{'easy' if n % 2 else 'hard'} {'so ' * (n % 5)}question {n}" for n in range(40)]
+
+
+def load(folder, *, lora=False, dropout=0.0):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = dropout
+    if lora:
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    return model
+
+
+def train(trainer_class, model, tokenizer, folder, *, fast=None, prompts=PROMPTS, **settings):
+    """Trains; returns the trainer, the records of steps, and what was left off."""
+    given = {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "num_generations": GROUP,
+        "max_completion_length": 30,
+        "max_steps": 3,
+        "learning_rate": 0.01,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "gradient_checkpointing": False,
+        **settings,
+    }
+    args = GRPOConfig(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        **given,
+    )
+    trainer = trainer_class(
+        model=model,
+        reward_funcs=[reward],
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": list(prompts)}),
+        processing_class=tokenizer,
+        rollout_func=Rollouts(tokenizer),
+    )
+    left_off = {}
+    if fast is not None:
+        trainer.speed_up(fast, left_off.update)
+    trainer.train()
+    return trainer, [record for record in trainer.state.log_history if "loss" in record], left_off
+
+
+def compare(folder, tmp_path, *, fast=ALL, lora=False, **settings):
+    """Trains in both ways; returns the records of both, and what was left off."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    start = {name: weight.clone() for name, weight in load(folder, lora=lora).named_parameters()}
+    found = [
+        train(GRPOTrainer, load(folder, lora=lora), tokenizer, tmp_path, **settings),
+        train(FastTrainer, load(folder, lora=lora), tokenizer, tmp_path, fast=fast, **settings),
+    ]
+    plain, fast_ = (dict(trainer.model.named_parameters()) for trainer, _, _ in found)
+    apart = max((plain[name] - fast_[name]).abs().max().item() for name in plain)
+    moved = max((plain[name] - start[name]).abs().max().item() for name in plain)
+    print(f"apart {apart:.1e}, moved {moved:.1e}")
+    assert apart < 1e-6 < moved
+    return found[0][1], found[1][1], found[1][2]
+
+
+def same(plain, fast, *names, rel=1e-4):
+    for name in names:
+        for records in zip(plain, fast, strict=True):
+            # What is only logged where completions are sampled is missing from both.
+            wanted, seen = (record.get(name, math.nan) for record in records)
+            assert seen == pytest.approx(wanted, rel=rel, abs=1e-6, nan_ok=True), name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="dapo"),
+        pytest.param({"loss_type": "grpo", "scale_rewards": "none"}, id="grpo"),
+        pytest.param({"loss_type": "bnpo"}, id="bnpo"),
+        pytest.param({"loss_type": "dr_grpo", "gradient_checkpointing": True}, id="dr_grpo"),
+        pytest.param({"loss_type": "sapo", "num_iterations": 2}, id="sapo"),
+        pytest.param({"loss_type": "cispo", "steps_per_generation": 4}, id="cispo"),
+        pytest.param({"loss_type": "vespo", "mask_truncated_completions": True}, id="vespo"),
+        pytest.param({"loss_type": "luspo", "importance_sampling_level": "sequence"}, id="luspo"),
+        # Generation batches of different widths meet in one step.
+        pytest.param({"steps_per_generation": 1}, id="two generations a step"),
+        pytest.param({"temperature": 0.7, "delta": 2.0, "epsilon_high": 0.1}, id="clipped"),
+    ],
+)
+@pytest.mark.parametrize("budget", [None, 40], ids=["one pass", "40 tokens"])
+def test_the_weights_are_trls(folders, tmp_path, settings, budget):
+    fast = FastConfig(max_tokens_per_micro_batch=budget)
+    plain, found, left_off = compare(folders["llama"], tmp_path, fast=fast, **settings)
+    assert not left_off
+    same(plain, found, "loss", "grad_norm", "reward", "frac_reward_zero_std")
+    assert set(plain[0]) == set(found[0])
+
+
+@pytest.mark.parametrize("part", ["no_signal", "shared_prompts"])
+def test_each_part_alone_gives_the_same_weights(folders, tmp_path, part):
+    fast = FastConfig(**{"no_signal": False, "shared_prompts": False, part: True})
+    plain, found, _ = compare(folders["llama"], tmp_path, fast=fast)
+    same(plain, found, "loss", "grad_norm")
+
+
+def test_learned_positions_and_adapters_give_the_same_weights(folders, tmp_path):
+    compare(folders["gpt2"], tmp_path)
+    compare(folders["llama"], tmp_path, lora=True, learning_rate=0.1, max_steps=4)
+
+
+def test_adam_moves_weights_that_get_no_gradient_as_it_would(folders, tmp_path):
+    """A step in which nobody learns still has momentum and decay."""
+    # Adam divides by the gradient's size: with its usual epsilon, rounding of what is nearly 0 shows.
+    settings = {"optim": "adamw_torch", "weight_decay": 0.1, "adam_epsilon": 1e-3}
+    prompts = ["hard one"] * 4 + ["easy one"] * 8
+    compare(folders["llama"], tmp_path, shuffle_dataset=False, prompts=prompts, **settings)
+
+
+def test_the_kl_term_is_learned_from_in_all_rows(folders, tmp_path):
+    plain, found, left_off = compare(folders["llama"], tmp_path, beta=0.1, loss_type="grpo")
+    assert set(left_off) == {"no_signal"}
+    assert "beta is 0.1" in left_off["no_signal"]
+    same(plain, found, "loss", "grad_norm")
+    same(plain, found, "kl", rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"entropy_coef": 0.1},
+        {"top_entropy_quantile": 0.5},
+        {"beta": 0.1, "loss_type": "bnpo"},
+    ],
+)
+def test_what_would_not_be_exact_is_left_off_and_equal_to_the_bit(folders, tmp_path, settings):
+    plain, found, left_off = compare(folders["llama"], tmp_path, **settings)
+    assert set(left_off) == {"no_signal", "shared_prompts"}
+    same(plain, found, "loss", "entropy", rel=0)
+
+
+def test_metrics_keep_their_meaning(folders, tmp_path):
+    """With one micro-batch a step TRL's mean over micro-batches is one over tokens, as ours is."""
+    settings = {"gradient_accumulation_steps": 1, "num_iterations": 3, "learning_rate": 0.3}
+    plain, found, _ = compare(folders["llama"], tmp_path, max_steps=6, **settings)
+    clips = [name for name in plain[0] if name.startswith("clip_ratio/")]
+    assert len(clips) == 5
+    assert any(record["clip_ratio/high_mean"] for record in plain)
+    same(plain, found, *clips)
+    # Entropies of rows left out are those of the pass over the whole generation batch.
+    same(plain, found, "entropy", rel=0.01)
+
+
+def test_a_model_that_mixes_tokens_otherwise_is_read_as_trl_does(tmp_path, folders):
+    tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": len(tokenizer),
+    }
+    window = MistralForCausalLM(MistralConfig(**sizes, sliding_window=4))
+    _, _, left_off = train(FastTrainer, window, tokenizer, tmp_path, fast=ALL)
+    assert "sliding" in left_off["shared_prompts"]
+    grouped = Qwen2ForCausalLM(Qwen2Config(**sizes))
+    _, _, left_off = train(FastTrainer, grouped, tokenizer, tmp_path, fast=ALL)
+    assert not left_off
+
+
+def test_a_model_with_dropout_is_read_as_trl_does(folders, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(folders["gpt2"], padding_side="left")
+    model = load(folders["gpt2"], dropout=0.1)
+    _, records, left_off = train(FastTrainer, model, tokenizer, tmp_path, fast=ALL)
+    assert set(left_off) == {"shared_prompts"}
+    assert "dropout" in left_off["shared_prompts"]
+    assert all(math.isfinite(record["loss"]) for record in records)
+
+
+def test_padding_is_cut_where_prompts_are_not_shared(folders, tmp_path):
+    """The columns that the model reads are those with a token that is learned from."""
+    tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
+    model, widths = load(folders["llama"]), []
+    model.base_model.register_forward_pre_hook(
+        lambda module, args, named: widths.append(named["input_ids"].shape[1]), with_kwargs=True
+    )
+    fast = FastConfig(shared_prompts=False, max_tokens_per_micro_batch=40)
+    train(FastTrainer, model, tokenizer, tmp_path, fast=fast, max_steps=1)
+    assert len(set(widths)) > 2
