@@ -102,7 +102,7 @@ def _train_rules(inputs: BatchInputs) -> dict[str, str | None]:
         SPLIT: _uneven(what, f"split into whole micro-steps of {factors} = {micro}", batch, micro),
         GROUPS: _uneven(what, f"hold whole groups of {group}", batch, group),
         DATASET: lacking if short else None,
-        FRESH: scarce if size is not None and needed <= size < most else None,
+        FRESH: scarce if size is not None and not batch % group and needed <= size < most else None,
     }
 
 

@@ -1,0 +1,172 @@
+"""Groups without signal give way to fresh prompts: the batch that comes of it, and whole runs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+
+from grpo_cli.errors import RunError
+from grpo_cli.train.sampled_rows import count_learned_tokens, cut_rows, join_rows
+from tests.integration.conftest import RECIPE, Workshop
+from tests.integration.test_resuming import assert_same, train
+from tests.resampled_batches import ROWS, assert_same_batch, make_trainer, sample
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+# Three rows in four teach nothing. The worker ends by SIGKILL while it scores, once.
+REWARD = """\
+import os
+import signal
+import zlib
+from pathlib import Path
+
+def by_row(completions, answer, trainer_state=None, **kwargs):
+    wish = Path({wish!r})
+    if wish.exists() and trainer_state.global_step >= int(wish.read_text()):
+        wish.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    said = [zlib.crc32(str(each).encode()) / 2**32 for each in completions]
+    return [0.25 if int(row) % 4 else value for value, row in zip(said, answer)]
+"""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="as it is"),
+        pytest.param({"scale_rewards": "batch"}, id="scaled by batch"),
+        pytest.param({"multi_objective_aggregation": "normalize_then_sum"}, id="normalized first"),
+        pytest.param({"beta": 0.04, "num_iterations": 2}, id="old and reference"),
+        pytest.param({"mask_truncated_completions": True, "pad_to_multiple_of": 8}, id="padded"),
+    ],
+)
+def test_a_batch_put_together_is_what_trl_makes_of_the_same_rows(tmp_path, chat_model, settings):
+    torch.manual_seed(1)
+    trainer = make_trainer(chat_model, tmp_path, **settings)
+    merged = sample(trainer, [0, 1, 3])
+    metrics = trainer._metrics["train"]
+    assert metrics["dynamic_sampling/resampled_groups"][0] >= 2
+    # Of three groups two have no signal, and at least one of these gave way.
+    assert metrics["dynamic_sampling/frac_reward_zero_std"][0] < 0.5
+    assert_same_batch(trainer, merged)
+
+
+def test_every_tensor_that_vllm_adds_is_padded_as_trl_pads_it():
+    prompts = {
+        "prompt_ids": torch.tensor([[9, 9, 5], [6, 7, 8]]),
+        "prompt_mask": torch.tensor([[0, 0, 1], [1, 1, 1]]),
+    }
+    batch = {
+        **prompts,
+        # The first says the padding token itself; the second was cut off and is masked whole.
+        "completion_ids": torch.tensor([[1, 2, 9, 9], [1, 2, 3, 4]]),
+        "completion_mask": torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]]),
+        "tool_mask": torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]),
+        "sampling_per_token_logps": torch.tensor([[-1.0, torch.nan, -1.0, 0.0], [-1.0] * 4]),
+        "importance_sampling_ratio": torch.tensor([[0.5, 0.5, 0.5, 1.0], [1.5] * 4]),
+        "advantages": torch.tensor([0.5, -0.5]),
+    }
+    given = {**batch, "num_items_in_batch": torch.tensor(3)}
+    rows = cut_rows(given, 9, range(2))
+    assert [len(row["completion_ids"]) for row in rows] == [3, 4]
+    torch.testing.assert_close(join_rows(rows, 9, None), batch, equal_nan=True)
+    alone = join_rows(rows[:1], 9, None)
+    assert alone["prompt_ids"].tolist() == [[5]]
+    assert count_learned_tokens(alone) == 2
+    by_sequence = {**given, "importance_sampling_ratio": torch.tensor([[0.5], [1.5]])}
+    joined = join_rows(cut_rows(by_sequence, 9, range(2)), 9, 8)
+    assert joined["importance_sampling_ratio"].tolist() == [[0.5], [1.5]]
+    assert joined["completion_ids"].shape == (2, 8)
+    with pytest.raises(RunError, match="pixel_values"):
+        cut_rows({**given, "pixel_values": torch.ones(2, 3)}, 9, range(2))
+
+
+def test_metrics_are_of_the_first_sampling_and_counts_of_all(tmp_path, chat_model):
+    trainer = make_trainer(chat_model, tmp_path, share=100)
+    before = sample(trainer, [1, 2, 3])
+    metrics = trainer._metrics["train"]
+    # Row 0 alone teaches, and takes a place where it is drawn.
+    left = metrics["dynamic_sampling/frac_reward_zero_std"][0]
+    assert left in (2 / 3, 1.0)
+    assert (metrics["dynamic_sampling/rounds"], metrics["frac_reward_zero_std"]) == ([3], [1.0])
+    assert len(metrics["reward"]) == len(metrics["completions/mean_length"]) == 1
+    resampled = metrics["dynamic_sampling/resampled_groups"][0]
+    assert 6 <= resampled <= 9
+    assert metrics["dynamic_sampling/prompts_seen"] == [3 + resampled]
+    assert metrics["dynamic_sampling/epochs"] == [(3 + resampled) / ROWS]
+    asked = int(before["prompt_mask"].sum())
+    assert metrics["num_tokens"][0] > 2 * (asked + int(before["num_items_in_batch"]))
+
+
+def test_a_batch_whose_groups_all_have_a_signal_is_left_alone(tmp_path, chat_model):
+    trainer = make_trainer(chat_model, tmp_path, share=1)
+    sample(trainer, [1, 2, 3])
+    metrics = trainer._metrics["train"]
+    assert metrics["dynamic_sampling/rounds"] == [0]
+    assert metrics["dynamic_sampling/prompts_seen"] == [3]
+
+
+@pytest.mark.slow
+def test_groups_across_processes_are_put_together_on_each(tmp_path, chat_model):
+    done = subprocess.run(
+        [sys.executable, *LAUNCHER, "-m", "tests.resampled_batches", chat_model, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def workshop_of(folder, model, die_at=None):
+    folder.mkdir()
+    wish = folder / "die"
+    if die_at is not None:
+        wish.write_text(str(die_at))
+    (folder / "mine.py").write_text(REWARD.format(wish=str(wish)))
+    workshop = Workshop(folder, model)
+    before, _, after = RECIPE.partition("rewards:\n")
+    rewards = "rewards:\n  - {{kind: python, path: ./mine.py:by_row}}\n"
+    sampling = "generation:\n  dynamic_sampling: {{max_resample: 3}}\n"
+    workshop.write(before + rewards + sampling + after.partition("generation:\n")[2], rows=24)
+    return workshop
+
+
+def groups_of(workshop):
+    lines = (workshop.run / "completions" / "rank_0.jsonl").read_text().splitlines()
+    return [group for line in lines if (group := json.loads(line))["split"] == "train"]
+
+
+@pytest.mark.slow
+def test_a_killed_run_draws_the_same_fresh_prompts(tmp_path, chat_model):
+    # One generation feeds two steps: the checkpoint of step 3 lies between them.
+    flags = ["--set", "training.save_steps=3", "--set", "generation.steps_per_generation=2"]
+    unbroken = workshop_of(tmp_path / "unbroken", chat_model)
+    train(unbroken, *flags, steps=6)
+    broken = workshop_of(tmp_path / "broken", chat_model, die_at=4)
+    train(broken, *flags, steps=6, code=1)
+    train(broken, *flags, "--resume", steps=6)
+    assert_same(broken, unbroken)
+
+    sampled = [each for each in unbroken.records("train") if "dynamic_sampling/rounds" in each]
+    kept = fmean(each["dynamic_sampling/frac_reward_zero_std"] for each in sampled)
+    assert kept < fmean(each["frac_reward_zero_std"] for each in sampled)
+    groups = groups_of(unbroken)
+    assert sampled[-1]["dynamic_sampling/prompts_seen"] == len(groups)
+    learned = [group["step"] for group in groups if group.get("learned", True)]
+    assert learned == sorted([1, 3, 5] * 4)
+    for step in (1, 3, 5):
+        rows = [group["row"] for group in groups if group["step"] == step]
+        assert len(set(rows)) == len(rows)
+    # What gave way told its completions not apart, and what is learned from does where it took a place.
+    told = {
+        (group["step"], group["row"]): len(set(group["rewards"]["by_row"])) > 1 for group in groups
+    }
+    assert not any(
+        told[group["step"], group["row"]] for group in groups[:4] if group.get("learned") is False
+    )
