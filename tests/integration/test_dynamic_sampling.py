@@ -140,14 +140,31 @@ def workshop_of(folder, model, die_at=None):
 
 
 def groups_of(workshop):
-    lines = (workshop.run / "completions" / "rank_0.jsonl").read_text().splitlines()
-    return [group for line in lines if (group := json.loads(line))["split"] == "train"]
+    """Whether each group that was sampled for training is learned from, by step and row."""
+    found = {}
+    for path in sorted((workshop.run / "completions").glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            part = json.loads(line)
+            if part["split"] == "train":
+                learned = found.setdefault((part["step"], part["row"]), set())
+                learned.add(part.get("learned", True))
+    assert all(len(learned) == 1 for learned in found.values())
+    return {key: learned.pop() for key, learned in found.items()}
 
 
 @pytest.mark.slow
 def test_a_killed_run_draws_the_same_fresh_prompts(tmp_path, chat_model):
-    # One generation feeds two steps: the checkpoint of step 3 lies between them.
-    flags = ["--set", "training.save_steps=3", "--set", "generation.steps_per_generation=2"]
+    values = {
+        "launch.num_processes": 2,
+        # Three groups a generation, of which the second lies across the processes.
+        "training.per_device_train_batch_size": 3,
+        "generation.num_generations": 4,
+        # One generation feeds two steps: the checkpoint of step 3 lies between them.
+        "generation.steps_per_generation": 2,
+        "training.save_steps": 3,
+        "evaluation.limit": 0,
+    }
+    flags = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     unbroken = workshop_of(tmp_path / "unbroken", chat_model)
     train(unbroken, *flags, steps=6)
     broken = workshop_of(tmp_path / "broken", chat_model, die_at=4)
@@ -160,18 +177,7 @@ def test_a_killed_run_draws_the_same_fresh_prompts(tmp_path, chat_model):
     assert kept < fmean(each["frac_reward_zero_std"] for each in sampled)
     groups = groups_of(unbroken)
     assert sampled[-1]["dynamic_sampling/prompts_seen"] == len(groups)
-    learned = [group["step"] for group in groups if group.get("learned", True)]
-    assert learned == sorted([1, 3, 5] * 4)
-    for step in (1, 3, 5):
-        rows = [group["row"] for group in groups if group["step"] == step]
-        assert len(set(rows)) == len(rows)
-    # What gave way told its completions not apart, and what is learned from does where it took a place.
-    told = {
-        (group["step"], group["row"]): len(set(group["rewards"]["by_row"])) > 1 for group in groups
-    }
-    assert not any(
-        told[group["step"], group["row"]] for group in groups[:4] if group.get("learned") is False
-    )
+    assert sorted(step for (step, _), learned in groups.items() if learned) == sorted([1, 3, 5] * 3)
 
 
 @pytest.mark.slow
