@@ -49,7 +49,8 @@ def _look_for_no_signal(history: History) -> Sighting | None:
     rewards = history.last("reward", 10) or [0.0]
     spread = history.last("reward_std", 10)
     seen = (
-        f"{share:.0%} of the {_groups(history)} of the last 10 records had no two different rewards "
+        f"{share:.0%} of the {'groups' if dynamic else _groups(history)} of the last 10 records had no two "
+        f"different rewards "
         f"{'after replacing ' if dynamic else ''}(at most {MOST_SILENT:.0%}), with a mean reward of "
         f"{fmean(rewards):.3g}"
     )

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from grpo_cli.errors import RunError
+from grpo_cli.train.group_signal import GroupSignal
 from grpo_cli.train.sampled_rows import count_learned_tokens, cut_rows, join_rows
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import assert_same, train
@@ -56,6 +57,24 @@ def test_a_batch_put_together_is_what_trl_makes_of_the_same_rows(tmp_path, chat_
     # Of three groups two have no signal, and at least one of these gave way.
     assert metrics["dynamic_sampling/frac_reward_zero_std"][0] < 0.5
     assert_same_batch(trainer, merged)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["sum", "normalized first"])
+def test_a_group_has_a_signal_where_two_scored_completions_differ_in_total(first):
+    none = torch.nan
+    groups = [
+        [[5.3, 0.1], [5.3, 0.1], [5.3, 0.1]],
+        [[1.0, 0.0], [1.0, 0.0], [1.0, 0.5]],
+        [[none, none], [none, none], [none, none]],
+        [[none, none], [1.0, 1.0], [none, none]],
+        [[none, none], [1.0, 1.0], [0.0, 1.0]],
+        [[1.0, none], [1.0, none], [1.0, none]],
+    ]
+    signal = GroupSignal(3, torch.tensor([1.0, 0.5]), first, True)
+    assert signal.find_silent(torch.tensor(groups).view(-1, 2)) == [0, 2, 3, 5]
+    # What differs in the second group has no weight.
+    unweighted = GroupSignal(3, torch.tensor([1.0, 0.0]), first, True)
+    assert unweighted.find_silent(torch.tensor(groups).view(-1, 2)) == [0, 1, 2, 3, 5]
 
 
 def test_every_tensor_that_vllm_adds_is_padded_as_trl_pads_it():
