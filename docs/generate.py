@@ -29,7 +29,7 @@ from grpo_cli.recipe.dataset import (
 )
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
-from grpo_cli.recipe.generation import GenerationConfig, VllmConfig
+from grpo_cli.recipe.generation import DynamicSamplingConfig, GenerationConfig, VllmConfig
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.logging import LoggingConfig
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
@@ -60,6 +60,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("dataset.columns.NAME", ColumnConfig),
     ("rewards, every entry", RewardConfig),
     ("generation", GenerationConfig),
+    ("generation.dynamic_sampling", DynamicSamplingConfig),
     ("generation.vllm", VllmConfig),
     ("training", TrainingConfig),
     ("training.early_stopping", EarlyStoppingConfig),

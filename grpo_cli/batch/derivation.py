@@ -15,6 +15,7 @@ _SUMS = {
     "prompts_per_optimizer_step": "{completions_per_optimizer_step} completions / {G} per group",
     "generation_batch_size": "{micro} per micro-step × {S} steps per generation",
     "prompts_per_generation_batch": "{generation_batch_size} completions / {G} per group",
+    "most_prompts_per_generation_batch": "{P} prompts × (1 + {max_resample} rounds)",
     "generation_batches_per_epoch": "⌊{dataset_size} prompts / {P} per generation batch⌋",
     "dropped_prompts_per_epoch": "{dataset_size} prompts − {batches} generation batches × {P}",
     "micro_steps_per_epoch": "{batches} generation batches × {I} iterations × {S} steps",
@@ -96,6 +97,10 @@ def _notes(plan: BatchPlan) -> defaultdict[str, str]:
         notes["prompts_per_optimizer_step"] = "a step holds parts of groups"
     if passes > 1:
         notes["prompts_per_optimizer_step"] = f"each completion is used in {passes} passes"
+    if plan.most_prompts_per_generation_batch:
+        note = "where groups are replaced; steps and epochs count batches all the same"
+        notes["most_prompts_per_generation_batch"] = note
+        notes["total_completions"] = "and those of replaced groups"
     if plan.dropped_prompts_per_epoch:
         notes["dropped_prompts_per_epoch"] = "with shuffling, other prompts each epoch"
     micro_steps = plan.micro_steps_per_epoch

@@ -16,6 +16,8 @@ class BatchInputs:
     num_generations: int = 8
     steps_per_generation: int | None = None
     generation_batch_size: int | None = None
+    max_resample: int | None = None
+    """Rounds in which groups without signal are replaced; None where they are not."""
     num_iterations: int = 1
     num_train_epochs: float = 3.0
     max_steps: int = -1

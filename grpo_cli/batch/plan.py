@@ -42,6 +42,8 @@ class BatchPlan:
     generation_batch_size: int | None = None
     steps_per_generation: int | None = None
     prompts_per_generation_batch: int | None = None
+    most_prompts_per_generation_batch: int | None = None
+    """Prompts that are sampled where every group is replaced in every round; None without replacing."""
     dropped_prompts_per_epoch: int | None = None
     """Prompts after the last whole generation batch; with shuffling, other ones each epoch."""
     generation_batches_per_epoch: int | None = None
@@ -117,6 +119,9 @@ def _train_numbers(inputs: BatchInputs, senseless: Set[str], broken: set[str]) -
     }
     if broken & {SPLIT, GROUPS, DATASET}:
         return numbers
+    if inputs.max_resample is not None:
+        most = numbers["prompts_per_generation_batch"] * (1 + inputs.max_resample)
+        numbers["most_prompts_per_generation_batch"] = most
     if inputs.dataset_size is not None:
         batches, dropped = divmod(inputs.dataset_size, batch // group)
         micro_steps = batches * inputs.num_iterations * (batch // micro)

@@ -11,8 +11,11 @@ from grpo_cli.errors import Problem
 
 _TRAINING = ["per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations"]
 _GENERATION = ["num_generations", "steps_per_generation", "generation_batch_size"]
+FRESH = "generation.dynamic_sampling.max_resample"
+"""Where the recipe holds how often groups are replaced, and where a lack of prompts for that is reported."""
 PATHS = {
     "num_processes": "launch.num_processes",
+    "max_resample": FRESH,
     **{field: f"training.{field}" for field in [*_TRAINING, "per_device_eval_batch_size"]},
     **{field: f"generation.{field}" for field in [*_GENERATION, "num_generations_eval"]},
 }
@@ -90,10 +93,16 @@ def _train_rules(inputs: BatchInputs) -> dict[str, str | None]:
         f"training prompts ({size}) are fewer than one generation batch takes, so no step would be "
         f"trained ({what} completions / {group} = {needed} prompts)"
     )
+    rounds, most = inputs.max_resample or 0, needed * (1 + (inputs.max_resample or 0))
+    scarce = (
+        f"training prompts ({size}) are fewer than one generation batch and its replacements may take "
+        f"({needed} prompts × (1 + {rounds}) = {most})"
+    )
     return {
         SPLIT: _uneven(what, f"split into whole micro-steps of {factors} = {micro}", batch, micro),
         GROUPS: _uneven(what, f"hold whole groups of {group}", batch, group),
         DATASET: lacking if short else None,
+        FRESH: scarce if size is not None and not batch % group and needed <= size < most else None,
     }
 
 

@@ -10,7 +10,16 @@ from itertools import islice
 from typing import Any
 
 from grpo_cli.batch.inputs import BatchInputs
-from grpo_cli.batch.rules import DATASET, EVAL, EVAL_KNOBS, LEAST, PATHS, SPLIT, find_broken_rules
+from grpo_cli.batch.rules import (
+    DATASET,
+    EVAL,
+    EVAL_KNOBS,
+    FRESH,
+    LEAST,
+    PATHS,
+    SPLIT,
+    find_broken_rules,
+)
 
 _MAX_CANDIDATES = 4096
 """Values tried on each side of a knob; only groups of thousands could ever need more."""
@@ -57,7 +66,8 @@ def _knobs(inputs: BatchInputs, path: str) -> list[str]:
     rhythms = ("generation_batch_size", "steps_per_generation", "gradient_accumulation_steps")
     rhythm = next(knob for knob in rhythms if getattr(inputs, knob) is not None)
     group = [] if path == SPLIT else ["num_generations"]
-    return [*group, "per_device_train_batch_size", rhythm, "num_processes"]
+    rounds = ["max_resample"] if path == FRESH else []
+    return [*rounds, *group, "per_device_train_batch_size", rhythm, "num_processes"]
 
 
 def _nearest(
@@ -97,4 +107,5 @@ def describe_fix(inputs: BatchInputs, path: str, offers: list[Suggestion]) -> st
     """The fix of a broken rule: one edit for each suggestion, or what to change together."""
     edits = [f"set {offer.knob} to {' or '.join(map(str, offer.nearest))}" for offer in offers]
     several = [f"change several of {', '.join(PATHS[knob] for knob in _knobs(inputs, path))}"]
-    return "; or ".join((["add prompts"] if path == DATASET else []) + (edits or several))
+    more = {DATASET: ["add prompts"], FRESH: ["add prompts", "remove generation.dynamic_sampling"]}
+    return "; or ".join(more.get(path, []) + (edits or several))

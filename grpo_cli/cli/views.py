@@ -69,8 +69,16 @@ def _describe_batch(plan: BatchPlan) -> str:
     steps = f", {plan.total_optimizer_steps:,} steps" if plan.total_optimizer_steps else ""
     return (
         f"{plan.completions_per_optimizer_step} completions a step on {plan.num_processes} "
-        f"process{'es' if plan.num_processes > 1 else ''}{steps}"
+        f"process{'es' if plan.num_processes > 1 else ''}{steps}{_describe_replacing(plan)}"
     )
+
+
+def _describe_replacing(plan: BatchPlan) -> str:
+    most = plan.most_prompts_per_generation_batch
+    if most is None:
+        return ""
+    least = plan.prompts_per_generation_batch
+    return f"; {least:,} to {most:,} prompts a generation batch, and epochs count batches"
 
 
 def print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> None:

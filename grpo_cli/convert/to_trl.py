@@ -17,7 +17,7 @@ from grpo_cli.recipe.recipe import Recipe
 
 _CONFIGS = {"single": "single_gpu", "ddp": "multi_gpu"}
 """Strategies that TRL's own accelerate configs have under another name."""
-_OURS = frozenset({"backend", "vllm", "early_stopping", "stop_when"})
+_OURS = frozenset({"backend", "dynamic_sampling", "vllm", "early_stopping", "stop_when"})
 
 
 @dataclass
@@ -206,6 +206,8 @@ def _launch(launch: LaunchConfig, lost: list[tuple[str, str]]) -> dict[str, Any]
 
 
 def _list_unread(recipe: Recipe, lost: list[tuple[str, str]]) -> None:
+    if recipe.generation.dynamic_sampling is not None:
+        lost.append(("generation.dynamic_sampling", "TRL learns from groups without signal too"))
     if recipe.training.early_stopping is not None:
         lost.append(("training.early_stopping", "TRL's command line takes no callbacks"))
     if recipe.training.stop_when:

@@ -6,6 +6,9 @@ from grpo_cli.diagnosis.history import History
 from grpo_cli.recipe.rates import rates_of
 from grpo_cli.recipe.recipe import Recipe
 
+_HARDLY_ANY = 0.95
+"""Share of groups without signal beyond which replacing them would take twenty prompts for one."""
+_ROUNDS = 3
 _SLOWER = 5
 """By how much a rate that is not unusual is divided."""
 
@@ -26,6 +29,20 @@ def held(recipe: Recipe) -> str:
 def try_rewards(history: History) -> str:
     """The command that shows what rewards say of answers."""
     return f"`grpo rewards test {shlex.quote(history.source)}`"
+
+
+def resampled(history: History, silent: float) -> list[str]:
+    """Replacing groups without signal, or more rounds of it; nothing where hardly a group has one.
+
+    Args:
+        history: Of the run.
+        silent: Share of groups without.
+    """
+    dynamic = history.recipe.generation.dynamic_sampling
+    if silent > _HARDLY_ANY:
+        return []
+    rounds = _ROUNDS if dynamic is None else 2 * dynamic.max_resample
+    return [f"`generation.dynamic_sampling.max_resample: {rounds}`"]
 
 
 def on_run(history: History, command: str, flags: str = "") -> str:

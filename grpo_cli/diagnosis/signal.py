@@ -3,11 +3,13 @@
 from statistics import fmean
 
 from grpo_cli.diagnosis.history import History
-from grpo_cli.diagnosis.remedies import slower, try_rewards
+from grpo_cli.diagnosis.remedies import resampled, slower, try_rewards
 from grpo_cli.diagnosis.rule import AXOLOTL, Rule, Sighting, sampled_only
 from grpo_cli.diagnosis.trends import change_of, has_risen, is_near_most
 
 _SILENT, _ALL = "frac_reward_zero_std", 0.999
+_LEFT = "dynamic_sampling/frac_reward_zero_std"
+"""The same after groups were replaced: of what is learned from."""
 MOST_SILENT = 0.8
 """Share of groups without two different rewards."""
 COLLAPSED = 0.01
@@ -17,8 +19,8 @@ FEW_TOKENS = 20
 """Answers shorter than this are often equal because there is one right way to say them."""
 
 
-def _silent_share(history: History) -> float | None:
-    shares = history.last(_SILENT, 10)
+def _silent_share(history: History, metric: str = _SILENT) -> float | None:
+    shares = history.last(metric, 10)
     return fmean(shares) if shares and fmean(shares) > MOST_SILENT else None
 
 
@@ -40,22 +42,26 @@ def _groups(history: History) -> str:
 
 
 def _look_for_no_signal(history: History) -> Sighting | None:
-    share = _silent_share(history)
+    dynamic = history.recipe.generation.dynamic_sampling
+    share = _silent_share(history, _SILENT if dynamic is None else _LEFT)
     if share is None or _is_solved(history):
         return None
     rewards = history.last("reward", 10) or [0.0]
     spread = history.last("reward_std", 10)
     seen = (
-        f"{share:.0%} of the {_groups(history)} of the last 10 records had no two different rewards "
-        f"(at most {MOST_SILENT:.0%}), with a mean reward of {fmean(rewards):.3g}"
+        f"{share:.0%} of the {'groups' if dynamic else _groups(history)} of the last 10 records had no two "
+        f"different rewards "
+        f"{'after replacing ' if dynamic else ''}(at most {MOST_SILENT:.0%}), with a mean reward of "
+        f"{fmean(rewards):.3g}"
     )
     if spread and max(spread) < 1e-6 and max(rewards) - min(rewards) < 1e-6:
         fix = f"{try_rewards(history)} shows why the reward gives every answer the same"
     else:
         more = 2 * history.recipe.generation.num_generations
+        offers = [f"`generation.num_generations: {more}`", *resampled(history, share)]
         fix = (
             f"{try_rewards(history)}; if right answers score there, easier prompts or "
-            f"`generation.num_generations: {more}`"
+            f"{' or '.join(offers)}"
         )
     return Sighting("error" if share > _ALL else "warning", seen, fix)
 

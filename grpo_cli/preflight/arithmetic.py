@@ -28,6 +28,7 @@ def batch_inputs(
         eval_prompts: Evaluation prompts, likewise.
     """
     training, generation = recipe.training, recipe.generation
+    dynamic = generation.dynamic_sampling
     return BatchInputs(
         per_device_train_batch_size=training.per_device_train_batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
@@ -35,6 +36,7 @@ def batch_inputs(
         num_generations=generation.num_generations,
         steps_per_generation=generation.steps_per_generation,
         generation_batch_size=generation.generation_batch_size,
+        max_resample=dynamic.max_resample if dynamic is not None else None,
         num_iterations=training.num_iterations,
         num_train_epochs=training.num_train_epochs,
         max_steps=training.max_steps,

@@ -24,6 +24,12 @@ def check_scored(recipe: Recipe, seen: Peek | None) -> Iterator[Problem]:
             "remove it",
             "generation.backend",
         )
+    if recipe.generation.dynamic_sampling is not None:
+        yield Problem(
+            "would sample other prompts, and with scored data nothing is sampled",
+            "remove it",
+            "generation.dynamic_sampling",
+        )
     if not read_setting(recipe, "beta"):
         yield Problem(
             "is 0: nothing holds the model near where it started, and it did not write these responses "

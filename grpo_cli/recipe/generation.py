@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.recipe.base import Integer, Number, OpenSection
+from grpo_cli.recipe.base import Integer, Number, OpenSection, Section
 
 _ADDRESS = ("server_base_url", "server_host", "server_port")
 """TRL's names for where a server is."""
@@ -93,6 +93,14 @@ class VllmConfig(OpenSection):
         }
 
 
+class DynamicSamplingConfig(Section):
+    """Groups without signal give way to fresh prompts (DAPO, arXiv 2503.14476, section 3.2)."""
+
+    max_resample: Integer = Field(default=3, ge=1)
+    """How often at most the groups of a generation batch whose completions all have the same total reward are
+    replaced by completions of fresh prompts. Those that are left then stay."""
+
+
 class GenerationConfig(OpenSection):
     """How completions are sampled; any sampling field of `GRPOConfig` goes here by its own name."""
 
@@ -118,12 +126,14 @@ class GenerationConfig(OpenSection):
     """Micro-steps served by one generation batch; `gradient_accumulation_steps` where it is not given."""
     generation_batch_size: Integer | None = Field(default=None, ge=1)
     """Completions in one generation batch; excludes `steps_per_generation`."""
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """Replace groups without signal by completions of fresh prompts; off where it is not given."""
     vllm: VllmConfig = VllmConfig()
     """vLLM's settings, read where `backend` is `vllm`."""
 
     def trl_fields(self) -> dict[str, Any]:
         """Every `GRPOConfig` field this section sets, under TRL's names."""
-        own = self.model_dump(exclude={"backend", "vllm"}, exclude_none=True)
+        own = self.model_dump(exclude={"backend", "dynamic_sampling", "vllm"}, exclude_none=True)
         if self.backend != "vllm":
             return own
         return {**own, **self.vllm.trl_fields()}

@@ -25,6 +25,8 @@ class StepRecord:
     """Mean of each reward before its weight."""
     zero_signal: float | None = None
     """Share of groups whose rewards are all equal, so that they teach nothing."""
+    zero_signal_left: float | None = None
+    """The same after groups were replaced; logged with dynamic sampling alone."""
     completion_length: float | None = None
     """Mean, in tokens."""
     clipped: float | None = None
@@ -56,6 +58,7 @@ def read_step(record: Mapping[str, Any]) -> StepRecord | None:
         reward_std=get("reward_std"),
         rewards=read_rewards(record),
         zero_signal=get("frac_reward_zero_std"),
+        zero_signal_left=get("dynamic_sampling/frac_reward_zero_std"),
         completion_length=get("completions/mean_length"),
         clipped=get("completions/clipped_ratio"),
         entropy=get("entropy"),

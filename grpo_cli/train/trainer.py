@@ -3,6 +3,8 @@
 The only file that touches private names of TRL and transformers: `_save_checkpoint`, `_get_output_dir`,
 `_get_train_sampler`, `_load_from_checkpoint`, `_step` and `_buffered_inputs`, as read in trl 1.16.0 and
 transformers 5.17. `tests/integration/test_resuming.py` fails where one of them changes its meaning.
+For dynamic sampling `_generate_and_score_completions`, `_calculate_rewards` and `_metrics`, with
+`tests/integration/test_dynamic_sampling.py`.
 `_generate` and `_calculate_rewards` are timed; where TRL no longer calls them, no phases are logged, and
 `tests/integration/test_training.py` fails.
 """
@@ -19,6 +21,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from grpo_cli.errors import RunError
 from grpo_cli.runs.checkpoints import STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.train.dynamic_sampling import DynamicSampling, Sampled
 from grpo_cli.train.failures import whole_or_nothing
 from grpo_cli.train.fast.trainer import FastTrainer
 from grpo_cli.train.phases import PhaseClock
@@ -27,6 +30,8 @@ from grpo_cli.train.phases import PhaseClock
 class RunTrainer(FastTrainer):
     """Saves aside and renames; saves and restores what TRL leaves out of a checkpoint."""
 
+    dynamic_sampling: DynamicSampling | None = None
+    """Replaces groups without signal; None where they stay."""
     _saving = False
     _epochs_done = 0
 
@@ -87,6 +92,27 @@ class RunTrainer(FastTrainer):
             logs.update(self._clock.take())
         super().log(logs, start_time)
 
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        if self.dynamic_sampling is None or not self.model.training:
+            return super()._generate_and_score_completions(inputs)
+        filled = self.dynamic_sampling.sample(inputs, self._sample)
+        for name, value in filled.rates.items():
+            self._metrics["train"][name].append(value)
+        # Like `num_tokens`: the newest of a count, not the mean.
+        self._metrics["train"].update({name: [value] for name, value in filled.totals.items()})
+        return filled.batch
+
+    def _sample(self, rows: list[Any], *, fresh: bool) -> Sampled:
+        """Samples rows as TRL does; its metrics are of the first sampling alone, but for the tokens."""
+        metrics = self._metrics["train"]
+        before = {name: list(values) for name, values in metrics.items()} if fresh else None
+        batch = super()._generate_and_score_completions(rows)
+        if before is not None:
+            before["num_tokens"] = metrics["num_tokens"]
+            metrics.clear()
+            metrics.update(before)
+        return Sampled(batch, self._rewards)
+
     def _generate(self, prompts: Any) -> Any:
         synced_s = self._synced_s()
         with self._clock.inside("sampling"):
@@ -101,7 +127,8 @@ class RunTrainer(FastTrainer):
 
     def _calculate_rewards(self, *args: Any, **given: Any) -> Any:
         with self._clock.inside("scoring"):
-            return super()._calculate_rewards(*args, **given)
+            self._rewards = super()._calculate_rewards(*args, **given)
+        return self._rewards
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         sampler = super()._get_train_sampler(dataset)

@@ -32,6 +32,7 @@ from grpo_cli.runs.heartbeat import Heartbeat
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.train.callbacks import RunCallback
 from grpo_cli.train.completion_log import CompletionLog
+from grpo_cli.train.dynamic_sampling import DynamicSampling
 from grpo_cli.train.failures import whole_or_nothing
 from grpo_cli.train.measurement import Measurer, select_rows
 from grpo_cli.train.ranking import ScoredMeasurer, write_answers
@@ -174,6 +175,8 @@ def _build_trainer(
             )
     _note_returns(session, trainer)
     _speed_up(session, trainer)
+    if (dynamic := recipe.generation.dynamic_sampling) is not None:
+        trainer.dynamic_sampling = DynamicSampling(trainer, dynamic.max_resample, log)
     return trainer, rewards
 
 

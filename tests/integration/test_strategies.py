@@ -217,6 +217,7 @@ def spread(completion_ids, trainer_state=None, **kwargs):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2", "zero3"])
 def test_processes_leave_out_different_numbers_of_rows(tmp_path, chat_model, strategy):
     flags, more = shared_by(strategy, tmp_path)
+    flags += ["--set", "rewards.1.weight=0", "--set", "rewards.2.weight=0"]
     settings = sets(
         max_steps=4, optim="sgd", per_device_train_batch_size=2, gradient_accumulation_steps=2
     )

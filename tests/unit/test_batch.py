@@ -425,3 +425,24 @@ def test_no_mending_value_of_a_single_knob_is_missed(inputs: BatchInputs) -> Non
 def test_suggestions_come_smallest_relative_change_first(inputs: BatchInputs) -> None:
     changes = [abs(s.nearest[0] - s.value) / s.value for s in plan_batch(inputs).suggestions]
     assert changes == sorted(changes)
+
+
+def test_replacements_take_prompts_but_no_steps() -> None:
+    plan = plan_batch(replace(EXAMPLE, max_resample=3))
+    assert plan.most_prompts_per_generation_batch == 16
+    assert plan.total_optimizer_steps == plan_batch(EXAMPLE).total_optimizer_steps
+    (line,) = [line for line in derive(plan) if line.label.startswith("most prompts")]
+    assert (line.formula, line.result) == ("4 prompts × (1 + 3 rounds)", "16")
+    assert plan_batch(EXAMPLE).most_prompts_per_generation_batch is None
+
+
+def test_a_batch_and_its_replacements_find_enough_prompts() -> None:
+    scarce = replace(EXAMPLE, max_resample=3, dataset_size=15)
+    plan = plan_batch(scarce)
+    assert paths(plan) == ["generation.dynamic_sampling.max_resample"]
+    assert "(15)" in plan.problems[0].message
+    assert "(4 prompts × (1 + 3) = 16)" in plan.problems[0].message
+    assert offers(plan)["generation.dynamic_sampling.max_resample"] == (2,)
+    assert plan_batch(replace(scarce, dataset_size=16)).valid
+    # Where not even a batch finds them, that alone is said.
+    assert paths(plan_batch(replace(scarce, dataset_size=3))) == ["dataset"]

@@ -103,7 +103,11 @@ def draw_metrics(steps: Sequence[StepRecord], width: int, *, roomy: bool) -> lis
         roomy: Whether each reward may have a line of its own.
     """
     last = steps[-1]
-    reward = [("std", last.reward_std, "{:.3f}"), ("zero-signal", last.zero_signal, "{:.0%}")]
+    reward = [
+        ("std", last.reward_std, "{:.3f}"),
+        ("zero-signal", last.zero_signal, "{:.0%}"),
+        ("left", last.zero_signal_left, "{:.0%}"),
+    ]
     length = [("clipped", last.clipped, "{:.0%}")]
     return [
         *_draw_row("reward", [each.reward for each in steps], "{:.3f}", reward, width),

@@ -36,6 +36,7 @@ def list_facts(step: StepRecord) -> list[tuple[str, str]]:
         # Under TRL's names: a reward may be called `length` too.
         *((f"rewards/{name}", value, "{:.3f}") for name, value in telling_rewards(step).items()),
         ("zero-signal", step.zero_signal, "{:.0%}"),
+        ("zero-signal left", step.zero_signal_left, "{:.0%}"),
         ("tokens", step.completion_length, "{:.1f}"),
         ("clipped", step.clipped, "{:.0%}"),
         ("entropy", step.entropy, "{:.2f}"),

@@ -15,18 +15,19 @@ from grpo_cli.report.page.material import Material
 
 MOST_POINTS = 20_000
 """Points of all lines of a chart; of longer ones the least and the greatest of each stretch are kept."""
-_NOT_SHOWN = frozenset({"epoch", "num_tokens"})
+_NOT_SHOWN = frozenset({"epoch", "num_tokens", "dynamic_sampling/prompts_seen"})
 _HEADINGS = (
     ("Reward", r"reward|reward_std|rewards/.+/(mean|std)"),
     ("Evaluation meanwhile", r"eval_.*"),
-    ("Signal", r"frac_reward_zero_std|entropy|completions/repeated_share"),
+    ("Signal", r"frac_reward_zero_std|entropy|completions/repeated_share|dynamic_sampling/.*"),
     ("Length", r"completions/.*"),
     ("Stability", r"loss|grad_norm|kl|learning_rate|clip_ratio/.*|sampling/.*"),
     ("Speed", r"step_time|tokens_per_s|time/.*|rewards/.+/seconds"),
     ("Everything else", r".*"),
 )
 _SHARES = re.compile(
-    r"(eval_)?(frac_reward_zero_std|completions/(repeated_share|clipped_ratio)|clip_ratio/.+)"
+    r"(eval_|dynamic_sampling/)?"
+    r"(frac_reward_zero_std|completions/(repeated_share|clipped_ratio)|clip_ratio/.+)"
     r"|rewards/.+/error_share"
 )
 """Metrics between 0 and 1."""
@@ -42,6 +43,10 @@ _NOTES = (
     (r"rewards/.+/seconds", "seconds of scoring"),
     (r"rewards/.+/error_share", "share of completions it failed on"),
     (r"frac_reward_zero_std", "share of completions in groups that teach nothing"),
+    (r"dynamic_sampling/frac_reward_zero_std", "the same after groups were replaced"),
+    (r"dynamic_sampling/resampled_groups", "groups sampled to replace others"),
+    (r"dynamic_sampling/rounds", "how often groups of a batch were replaced"),
+    (r"dynamic_sampling/epochs", "prompts sampled so far, by those there are"),
     (
         r"completions/.+_terminated_length",
         "tokens, of completions that came to an end by themselves",

@@ -87,6 +87,7 @@ def test_a_function_in_a_folder_elsewhere_says_where_to_start():
         ({"description": "d"}, "description"),
         ({"training": {"early_stopping": {}}}, "training.early_stopping"),
         ({"training": {"stop_when": ["no_signal"]}}, "training.stop_when"),
+        ({"generation": {"dynamic_sampling": {}}}, "generation.dynamic_sampling"),
         ({"launch": {"stall_timeout_s": 5}}, "launch.stall_timeout_s"),
         ({"model": {"path": "a.gguf"}}, "model.path"),
         ({"model": {"path": "m", "chat_template": "{{ x }}"}}, "model.chat_template"),

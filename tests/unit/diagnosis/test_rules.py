@@ -239,6 +239,26 @@ def test_a_rule_says_what_it_saw_and_what_mends_it(name):
     assert symptom.step == history.step
 
 
+def test_groups_that_were_replaced_count_by_what_is_left():
+    recipe = make_recipe(generation={"dynamic_sampling": {"max_resample": 2}})
+    series = {"frac_reward_zero_std": [0.95] * 10, "reward": [0.02] * 10}
+    left = "dynamic_sampling/frac_reward_zero_std"
+    symptom = find("no_signal", make_history({**series, left: [0.85] * 10}, recipe))
+    assert symptom is not None
+    assert "85% of the groups of the last 10 records had no two" in symptom.seen
+    assert "rewards after replacing" in symptom.seen
+    assert "`generation.dynamic_sampling.max_resample: 4`" in symptom.fix
+    assert find("no_signal", make_history({**series, left: [0.5] * 10}, recipe)) is None
+
+
+@pytest.mark.parametrize(("share", "offered"), [(0.9, True), (0.97, False)])
+def test_replacing_is_offered_where_some_groups_have_a_signal(share, offered):
+    symptom = find(
+        "no_signal", make_history({"frac_reward_zero_std": [share] * 10, "reward": [0.02] * 10})
+    )
+    assert ("`generation.dynamic_sampling.max_resample: 3`" in symptom.fix) is offered
+
+
 SILENT = {
     "too_high_learning_rate": [
         {"learning_rate": [1.0] * 10, "entropy": [6.0] * 10, "reward": HALF[:10]},

@@ -72,6 +72,8 @@ def test_what_only_sampling_has_is_refused(tmp_path):
     assert "training.eval_strategy" in [each.path for each in check(tmp_path, more=more)]
     (problem,) = check(tmp_path, backend="transformers_continuous_batching")
     assert problem.path == "generation.backend"
+    (problem,) = check(tmp_path, backend="transformers\n  dynamic_sampling: {max_resample: 1}")
+    assert problem.path == "generation.dynamic_sampling"
 
 
 def test_without_a_kl_term_there_is_a_warning(tmp_path):

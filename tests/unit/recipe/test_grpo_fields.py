@@ -14,7 +14,7 @@ OPEN = {
     "logging": LoggingConfig,
 }
 OURS = {
-    *("backend", "vllm", "early_stopping", "stop_when"),
+    *("backend", "dynamic_sampling", "vllm", "early_stopping", "stop_when"),
     *("managed", "base_url", "max_restarts", "server_args"),
 }
 

@@ -26,6 +26,16 @@ def test_plain_lines_say_the_step_the_scores_and_the_time_left(tmp_path):
     assert out.getvalue().splitlines() == lines
 
 
+def test_a_plain_line_says_what_is_left_after_groups_were_replaced(tmp_path):
+    folder = make_run(tmp_path)
+    left = {"dynamic_sampling/frac_reward_zero_std": 0.0625}
+    record = {"event": "train", "step": 4, "frac_reward_zero_std": 0.5, **left}
+    append_record(folder.metrics, record)
+    out = io.StringIO()
+    PlainView(Follower(folder), Console(file=out, width=300)).refresh()
+    assert "zero-signal 50%  zero-signal left 6%" in out.getvalue()
+
+
 def test_text_from_models_is_shown_as_text_not_as_markup(tmp_path):
     folder = make_run(tmp_path)
     sample = {

@@ -1,0 +1,218 @@
+"""Groups without signal give way to fresh prompts: the batch that comes of it, and whole runs."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+
+from grpo_cli.errors import RunError
+from grpo_cli.train.fast.batches import loss_mask
+from grpo_cli.train.group_signal import GroupSignal
+from grpo_cli.train.sampled_rows import cut_rows, join_rows
+from tests.integration.conftest import RECIPE, Workshop
+from tests.integration.test_resuming import assert_same, train
+from tests.resampled_batches import ROWS, assert_same_batch, make_trainer, sample
+from tests.tiny_models import make_tiny_model
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+# Three rows in four teach nothing. The worker ends by SIGKILL while it scores, once.
+REWARD = """\
+import os
+import signal
+import zlib
+from pathlib import Path
+
+def by_row(completions, answer, trainer_state=None, **kwargs):
+    wish = Path({wish!r})
+    if wish.exists() and trainer_state.global_step >= int(wish.read_text()):
+        wish.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    said = [zlib.crc32(str(each).encode()) / 2**32 for each in completions]
+    return [0.25 if int(row) % 4 else value for value, row in zip(said, answer)]
+"""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="as it is"),
+        pytest.param({"scale_rewards": "batch"}, id="scaled by batch"),
+        pytest.param({"multi_objective_aggregation": "normalize_then_sum"}, id="normalized first"),
+        pytest.param({"beta": 0.04, "num_iterations": 2}, id="old and reference"),
+        pytest.param({"mask_truncated_completions": True, "pad_to_multiple_of": 8}, id="padded"),
+    ],
+)
+def test_a_batch_put_together_is_what_trl_makes_of_the_same_rows(tmp_path, chat_model, settings):
+    torch.manual_seed(1)
+    trainer = make_trainer(chat_model, tmp_path, **settings)
+    merged = sample(trainer, [0, 1, 3])
+    metrics = trainer._metrics["train"]
+    assert metrics["dynamic_sampling/resampled_groups"][0] >= 2
+    # Of three groups two have no signal, and at least one of these gave way.
+    assert metrics["dynamic_sampling/frac_reward_zero_std"][0] < 0.5
+    assert_same_batch(trainer, merged)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["sum", "normalized first"])
+def test_a_group_has_a_signal_where_two_scored_completions_differ_in_total(first):
+    none = torch.nan
+    groups = [
+        [[5.3, 0.1], [5.3, 0.1], [5.3, 0.1]],
+        [[1.0, 0.0], [1.0, 0.0], [1.0, 0.5]],
+        [[none, none], [none, none], [none, none]],
+        [[none, none], [1.0, 1.0], [none, none]],
+        [[none, none], [1.0, 1.0], [0.0, 1.0]],
+        [[1.0, none], [1.0, none], [1.0, none]],
+    ]
+    signal = GroupSignal(3, torch.tensor([1.0, 0.5]), first, True)
+    assert signal.find_silent(torch.tensor(groups).view(-1, 2)) == [0, 2, 3, 5]
+    # What differs in the second group has no weight.
+    unweighted = GroupSignal(3, torch.tensor([1.0, 0.0]), first, True)
+    assert unweighted.find_silent(torch.tensor(groups).view(-1, 2)) == [0, 1, 2, 3, 5]
+
+
+def test_every_tensor_that_vllm_adds_is_padded_as_trl_pads_it():
+    prompts = {
+        "prompt_ids": torch.tensor([[9, 9, 5], [6, 7, 8]]),
+        "prompt_mask": torch.tensor([[0, 0, 1], [1, 1, 1]]),
+    }
+    batch = {
+        **prompts,
+        # The first says the padding token itself; the second was cut off and is masked whole.
+        "completion_ids": torch.tensor([[1, 2, 9, 9], [1, 2, 3, 4]]),
+        "completion_mask": torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]]),
+        "tool_mask": torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]),
+        "sampling_per_token_logps": torch.tensor([[-1.0, torch.nan, -1.0, 0.0], [-1.0] * 4]),
+        "importance_sampling_ratio": torch.tensor([[0.5, 0.5, 0.5, 1.0], [1.5] * 4]),
+        "advantages": torch.tensor([0.5, -0.5]),
+    }
+    given = {**batch, "num_items_in_batch": torch.tensor(3)}
+    rows = cut_rows(given, 9, range(2))
+    assert [len(row["completion_ids"]) for row in rows] == [3, 4]
+    torch.testing.assert_close(join_rows(rows, 9, None), batch, equal_nan=True)
+    alone = join_rows(rows[:1], 9, None)
+    assert alone["prompt_ids"].tolist() == [[5]]
+    assert loss_mask(alone).sum() == 2
+    by_sequence = {**given, "importance_sampling_ratio": torch.tensor([[0.5], [1.5]])}
+    joined = join_rows(cut_rows(by_sequence, 9, range(2)), 9, 8)
+    assert joined["importance_sampling_ratio"].tolist() == [[0.5], [1.5]]
+    assert joined["completion_ids"].shape == (2, 8)
+    with pytest.raises(RunError, match="pixel_values"):
+        cut_rows({**given, "pixel_values": torch.ones(2, 3)}, 9, range(2))
+
+
+def test_metrics_are_of_the_first_sampling_and_counts_of_all(tmp_path, chat_model):
+    trainer = make_trainer(chat_model, tmp_path, share=100)
+    before = sample(trainer, [1, 2, 3])
+    metrics = trainer._metrics["train"]
+    # Row 0 alone teaches, and takes a place where it is drawn.
+    left = metrics["dynamic_sampling/frac_reward_zero_std"][0]
+    assert left in (2 / 3, 1.0)
+    assert (metrics["dynamic_sampling/rounds"], metrics["frac_reward_zero_std"]) == ([3], [1.0])
+    assert len(metrics["reward"]) == len(metrics["completions/mean_length"]) == 1
+    resampled = metrics["dynamic_sampling/resampled_groups"][0]
+    assert 6 <= resampled <= 9
+    assert metrics["dynamic_sampling/prompts_seen"] == [3 + resampled]
+    assert metrics["dynamic_sampling/epochs"] == [(3 + resampled) / ROWS]
+    asked = int(before["prompt_mask"].sum())
+    assert metrics["num_tokens"][0] > 2 * (asked + int(before["num_items_in_batch"]))
+
+
+def test_a_batch_whose_groups_all_have_a_signal_is_left_alone(tmp_path, chat_model):
+    trainer = make_trainer(chat_model, tmp_path, share=1)
+    sample(trainer, [1, 2, 3])
+    metrics = trainer._metrics["train"]
+    assert metrics["dynamic_sampling/rounds"] == [0]
+    assert metrics["dynamic_sampling/prompts_seen"] == [3]
+
+
+@pytest.mark.slow
+def test_groups_across_processes_are_put_together_on_each(tmp_path, chat_model):
+    done = subprocess.run(
+        [sys.executable, *LAUNCHER, "-m", "tests.resampled_batches", chat_model, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def workshop_of(folder, model, die_at=None):
+    folder.mkdir()
+    wish = folder / "die"
+    if die_at is not None:
+        wish.write_text(str(die_at))
+    (folder / "mine.py").write_text(REWARD.format(wish=str(wish)))
+    workshop = Workshop(folder, model)
+    before, _, after = RECIPE.partition("rewards:\n")
+    rewards = "rewards:\n  - {{kind: python, path: ./mine.py:by_row}}\n"
+    sampling = "generation:\n  dynamic_sampling: {{max_resample: 3}}\n"
+    workshop.write(before + rewards + sampling + after.partition("generation:\n")[2], rows=24)
+    return workshop
+
+
+def groups_of(workshop):
+    """Whether each group that was sampled for training is learned from, by step and row."""
+    found = {}
+    for path in sorted((workshop.run / "completions").glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            part = json.loads(line)
+            if part["split"] == "train":
+                learned = found.setdefault((part["step"], part["row"]), set())
+                learned.add(part.get("learned", True))
+    assert all(len(learned) == 1 for learned in found.values())
+    return {key: learned.pop() for key, learned in found.items()}
+
+
+@pytest.mark.slow
+def test_a_killed_run_draws_the_same_fresh_prompts(tmp_path, chat_model):
+    values = {
+        "launch.num_processes": 2,
+        # Three groups a generation, of which the second lies across the processes.
+        "training.per_device_train_batch_size": 3,
+        "generation.num_generations": 4,
+        # One generation feeds two steps: the checkpoint of step 3 lies between them.
+        "generation.steps_per_generation": 2,
+        "training.save_steps": 3,
+        "evaluation.limit": 0,
+    }
+    flags = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    unbroken = workshop_of(tmp_path / "unbroken", chat_model)
+    train(unbroken, *flags, steps=6)
+    broken = workshop_of(tmp_path / "broken", chat_model, die_at=4)
+    train(broken, *flags, steps=6, code=1)
+    train(broken, *flags, "--resume", steps=6)
+    assert_same(broken, unbroken)
+
+    sampled = [each for each in unbroken.records("train") if "dynamic_sampling/rounds" in each]
+    kept = fmean(each["dynamic_sampling/frac_reward_zero_std"] for each in sampled)
+    assert kept < fmean(each["frac_reward_zero_std"] for each in sampled)
+    groups = groups_of(unbroken)
+    assert sampled[-1]["dynamic_sampling/prompts_seen"] == len(groups)
+    assert sorted(step for (step, _), learned in groups.items() if learned) == sorted([1, 3, 5] * 3)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_groups_are_replaced_with_vllm(tmp_path, mode):
+    # vLLM's CPU kernels want heads of 32 and more.
+    model = make_tiny_model(tmp_path / "wide", hidden_size=128)
+    workshop = workshop_of(tmp_path / "run", model)
+    vllm = f"{{mode: {mode}, gpu_memory_utilization: 0.05, max_model_length: 256}}"
+    flags = ["--set", "model.dtype=bfloat16", "--set", "evaluation.limit=0"]
+    flags += ["--set", "generation.backend=vllm", "--set", f"generation.vllm={vllm}"]
+    train(workshop, *flags, steps=3)
+    records = workshop.records("train")
+    assert sum(each["dynamic_sampling/resampled_groups"] for each in records) > 0
+    assert all(each["sampling/sampling_logp_difference/mean"] < 0.06 for each in records)
+    assert records[-1]["dynamic_sampling/prompts_seen"] == len(groups_of(workshop))
