@@ -3,6 +3,8 @@
 The only file that touches private names of TRL and transformers: `_save_checkpoint`, `_get_output_dir`,
 `_get_train_sampler`, `_load_from_checkpoint`, `_step` and `_buffered_inputs`, as read in trl 1.16.0 and
 transformers 5.17. `tests/integration/test_resuming.py` fails where one of them changes its meaning.
+`_generate_single_turn` samples faster where it can (`sampling.py`); where TRL no longer calls it, TRL samples
+by itself, and `tests/integration/test_sampling.py` fails.
 `_generate` and `_calculate_rewards` are timed; where TRL no longer calls them, no phases are logged, and
 `tests/integration/test_training.py` fails.
 """
@@ -22,11 +24,14 @@ from grpo_cli.runs.checkpoints import STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.train.failures import whole_or_nothing
 from grpo_cli.train.phases import PhaseClock
+from grpo_cli.train.sampling import sample
 
 
 class RunTrainer(GRPOTrainer):
     """Saves aside and renames; saves and restores what TRL leaves out of a checkpoint."""
 
+    sampled_entropies: list[list[float]] | None = None
+    """Of each token of the last generation, in the order of its rows, in nats; None where not known."""
     _saving = False
     _epochs_done = 0
 
@@ -94,6 +99,19 @@ class RunTrainer(GRPOTrainer):
         if synced_s is not None:
             self._clock.move("sync", (self._synced_s() or 0.0) - synced_s, out_of="sampling")
         return found
+
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, *rest: Any, **given: Any
+    ) -> Any:
+        seen = bool(images or multimodal_fields)
+        sampled = None if seen else sample(self, prompt_ids)
+        if sampled is None:
+            self.sampled_entropies = None
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, *rest, **given
+            )
+        self.sampled_entropies = sampled.entropies
+        return sampled.completion_ids, None
 
     def _synced_s(self) -> float | None:
         """Seconds spent so far on giving vLLM the weights; None where another backend samples."""
