@@ -62,6 +62,10 @@ class CheckedRecipe:
         launch = recipe.launch.model_copy(update={"num_processes": self.num_processes})
         return recipe.model_copy(update={"launch": launch})
 
+    def notes_of(self, path: str) -> list[Problem]:
+        """What was noted of a setting, such as what `auto` is here."""
+        return [each for each in self.problems if (each.path, each.level) == (path, "note")]
+
     def as_json(self) -> dict[str, Any]:
         """The verdict as plain values, for `--json`."""
         return {
