@@ -27,12 +27,13 @@ from transformers.cache_utils import DynamicLayer
 
 _KNOWN = frozenset(
     "max_new_tokens max_length do_sample temperature top_k top_p min_p repetition_penalty pad_token_id "
-    "bos_token_id eos_token_id disable_compile transformers_version use_cache cache_implementation "
-    "_from_model_config".split()
+    "bos_token_id eos_token_id disable_compile transformers_version use_cache _from_model_config".split()
 )
 """Settings that this file reads, or that change nothing; any other is `generate()`'s alone."""
 _OFF = {"num_beams": 1, "num_return_sequences": 1, "typical_p": 1.0, "guidance_scale": 1.0}
 """Values that ask for nothing, where they are not `false`."""
+_NEEDED = frozenset({"input_ids", "past_key_values", "position_ids", "logits_to_keep"})
+"""What a model must take to be read in two parts."""
 _ENDED_SHARE = 0.5
 """Rows are left out as soon as this share of them has ended: each time halves them, so it happens seldom."""
 
@@ -72,8 +73,6 @@ def read_decoding(given: GenerationConfig, own: GenerationConfig) -> Decoding | 
     """
     asked = {**_told(own), **_told(given)}
     if not asked.keys() <= _KNOWN or asked.get("use_cache") is False:
-        return None
-    if asked.get("cache_implementation", "dynamic") != "dynamic":
         return None
     ends = asked.get("eos_token_id", [])
     pad, longest = asked.get("pad_token_id"), asked.get("max_new_tokens")
@@ -116,11 +115,12 @@ def is_plain(model: Any) -> bool:
     Args:
         model: A causal language model of transformers, without peft's wrapper.
     """
-    if model.config.is_encoder_decoder:
+    config = model.config
+    if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
         return False
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+    if not inspect.signature(model.forward).parameters.keys() >= _NEEDED:
         return False
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache = DynamicCache(config=config)
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
@@ -153,7 +153,7 @@ def _read_prompts(
     model: Any, prompts: Sequence[Sequence[int]], ids: torch.Tensor, mask: torch.Tensor
 ) -> DynamicCache:
     """Keys and values of all prompt tokens but the last, for every row."""
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache = DynamicCache(config=model.config)
     first: dict[tuple[int, ...], int] = {}
     for row, prompt in enumerate(prompts):
         first.setdefault(tuple(prompt), row)
@@ -183,11 +183,11 @@ def _read_prompts(
 def _has_dropout(model: Any) -> bool:
     if not model.training:
         return False
-    silent = any(
+    drops = any(
         isinstance(module, torch.nn.Dropout) and module.p > 0 and module.training
         for module in model.modules()
     )
-    return silent or bool(getattr(model.config.get_text_config(), "attention_dropout", 0.0))
+    return drops or bool(getattr(model.config, "attention_dropout", 0.0))
 
 
 def _continue(
@@ -232,8 +232,15 @@ def _continue(
 
 
 def _settings(decoding: Decoding, max_new_tokens: int) -> GenerationConfig:
-    """`generate()` takes the likeliest token, and `Draw` leaves it one."""
+    """`generate()` takes the likeliest token, and `Draw` leaves it one.
+
+    What `Draw` sees to is spelled out as off: `generate()` fills what is left open from the model's own.
+    """
     return GenerationConfig(
+        temperature=1.0,
+        top_k=50,
+        top_p=1.0,
+        repetition_penalty=1.0,
         max_new_tokens=max_new_tokens,
         do_sample=False,
         pad_token_id=decoding.pad_token_id,

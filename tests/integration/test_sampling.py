@@ -206,6 +206,7 @@ def test_what_only_generate_honours_is_left_to_it():
         {"min_new_tokens": 3},
         {"use_cache": False},
         {"cache_implementation": "static"},
+        {"cache_implementation": "dynamic"},
     ):
         assert read_decoding(settings(**other), own) is None, other
     assert read_decoding(settings(), GenerationConfig(suppress_tokens=[4])) is None
@@ -219,6 +220,21 @@ def test_settings_that_are_left_open_are_the_models():
     assert found.temperature == 0.5
     assert [narrow.top_k for narrow in found.narrowing] == [7]
     assert not read_decoding(settings(do_sample=True), GenerationConfig(top_k=7)).narrowing
+
+
+def test_the_models_own_settings_stay_out_where_others_are_asked_for():
+    model = make_qwen()
+    expected = answers_of_generate(model, PROMPTS, settings(repetition_penalty=1.0))
+    own = {
+        "repetition_penalty": 3.0,
+        "temperature": 0.7,
+        "top_k": 3,
+        "top_p": 0.8,
+        "do_sample": True,
+    }
+    model.generation_config = GenerationConfig(**own, pad_token_id=PAD, eos_token_id=[END])
+    assert answers(model, PROMPTS, settings(repetition_penalty=1.0)).completion_ids == expected
+    assert answers(model, PROMPTS, settings()).completion_ids != expected
 
 
 def test_models_that_forget_are_left_to_generate():
