@@ -9,7 +9,8 @@ from typing import Any
 from accelerate.utils import DistributedType
 from trl.models import unwrap_model_for_generation
 
-from grpo_cli.models.decoding import Sampled, decode, is_plain, read_decoding
+from grpo_cli.models.decoding import Sampled, decode, is_plain
+from grpo_cli.models.drawing import read_decoding
 
 _WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 """Each process has the whole model, and samples without waiting for the others."""

@@ -18,7 +18,8 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_cli.models import decoding
-from grpo_cli.models.decoding import decode, draw, is_plain, read_decoding
+from grpo_cli.models.decoding import decode, is_plain
+from grpo_cli.models.drawing import draw, read_decoding
 from grpo_cli.train.trainer import RunTrainer
 
 PAD, END, OTHER_END = 0, 1, 2
