@@ -178,6 +178,7 @@ def probe(
         found = probe_recipe(
             checked, runs=runs, prompts_sampled=prompts, quick=quick, on_progress=report
         )
+    output.print_problems(checked.notes_of("generation.backend"))
     if json:
         output.print_json(found.as_json())
     else:

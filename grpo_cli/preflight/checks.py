@@ -17,6 +17,7 @@ from grpo_cli.data.prompts import resolve_style
 from grpo_cli.errors import Problem, RecipeError, sort_problems
 from grpo_cli.models.source import check_model, known_chat_template, resolve_source
 from grpo_cli.preflight.arithmetic import batch_inputs
+from grpo_cli.preflight.backend import settle_backend
 from grpo_cli.preflight.contents import check_data, check_rewards, collect
 from grpo_cli.preflight.expectation import check_expect
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
@@ -61,6 +62,10 @@ class CheckedRecipe:
         launch = recipe.launch.model_copy(update={"num_processes": self.num_processes})
         return recipe.model_copy(update={"launch": launch})
 
+    def notes_of(self, path: str) -> list[Problem]:
+        """What was noted of a setting, such as what `auto` is here."""
+        return [each for each in self.problems if (each.path, each.level) == (path, "note")]
+
     def as_json(self) -> dict[str, Any]:
         """The verdict as plain values, for `--json`."""
         return {
@@ -83,14 +88,14 @@ def check_recipe(
     Raises:
         RecipeError: The YAML itself cannot be read.
     """
-    loaded = load_tree(path, overrides)
-    problems = list(loaded.problems)
+    found = hardware or read_hardware()
+    loaded, notes = settle_backend(load_tree(path, overrides), found)
+    problems = [*loaded.problems, *notes]
     params = check_rewards(loaded, problems)
     seen = check_data(loaded, params, problems)
     batch, processes = None, 1
     if loaded.recipe is not None:
         recipe = loaded.recipe
-        found = hardware or read_hardware()
         processes = resolve_num_processes(recipe, found)
         batch = _plan(recipe, processes, seen)
         if not loaded.problems:

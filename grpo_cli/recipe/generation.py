@@ -104,8 +104,12 @@ class DynamicSamplingConfig(Section):
 class GenerationConfig(OpenSection):
     """How completions are sampled; any sampling field of `GRPOConfig` goes here by its own name."""
 
-    backend: Literal["transformers", "transformers_continuous_batching", "vllm"] = "transformers"
-    """What samples the completions."""
+    backend: Literal["auto", "transformers", "transformers_continuous_batching", "vllm"] = (
+        "transformers"
+    )
+    """What samples the completions. `auto` is `vllm` where a server is asked for with `vllm.mode: server`, and
+    where the training has GPUs, the model is not quantized and a supported vLLM is installed; otherwise it is
+    `transformers`. It is decided before the run starts, and the run's `resolved.json` holds the answer."""
     num_generations: Integer = Field(default=8, ge=2)
     """Completions sampled for each prompt (the group size)."""
     num_generations_eval: Integer | None = Field(default=None, ge=1)
@@ -139,9 +143,14 @@ class GenerationConfig(OpenSection):
         return {**own, **self.vllm.trl_fields()}
 
     @property
+    def asks_server(self) -> bool:
+        """Whether completions come from a vLLM server; so it is on every machine, `auto` too."""
+        return self.backend in ("auto", "vllm") and self.vllm.mode == "server"
+
+    @property
     def has_managed_server(self) -> bool:
         """Whether `grpo train` runs a vLLM server."""
-        return self.backend == "vllm" and self.vllm.is_managed
+        return self.asks_server and self.vllm.is_managed
 
     @property
     def managed_gpus(self) -> int:

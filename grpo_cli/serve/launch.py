@@ -61,7 +61,7 @@ def prepare_for_training(
         SetupError: vLLM is not installed, and it is needed.
     """
     loaded = _with_limits(load_recipe(recipe, overrides), listening)
-    if loaded.generation.backend != "vllm" or loaded.generation.vllm.mode != "server":
+    if not loaded.generation.asks_server:
         raise UsageError(
             f"the training of {recipe} asks no server. Fix: give both commands --set generation.backend=vllm "
             "--set generation.vllm.mode=server"

@@ -19,9 +19,12 @@ DEEPSPEED = Path(sys.prefix) / "deepspeed"
 
 
 # The members of a group take the likeliest token and the next one, whatever the process: what is drawn
-# at random depends on how many processes draw.
+# at random depends on how many processes draw. So they are sampled in TRL's own way, where torch draws.
 REWARD = """\
 import torch
+from grpo_cli.train import trainer
+
+trainer.sample = lambda *given: None
 
 def choose(probabilities, num_samples, **kwargs):
     order = probabilities.argsort(dim=-1, descending=True, stable=True)

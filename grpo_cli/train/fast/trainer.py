@@ -6,7 +6,8 @@ would have been. The loss stays TRL's; `docs/performance.md` tells where a metri
 The only file that touches these private names of TRL and transformers, as read in trl 1.16.0 and transformers
 5.17: `_compute_loss`, `_get_per_token_logps_and_entropies`, `_generate_and_score_completions`, `_prepare_inputs`,
 `_metrics`, `_current_train_step_time`, and accelerate's `GradientState._set_sync_gradients`.
-`tests/integration/test_fast.py` fails where one of them changes its meaning.
+`tests/integration/test_fast.py` fails where one of them changes its meaning. Where TRL no longer calls
+`_generate_single_turn`, it samples by itself, and `tests/integration/test_sampling.py` fails.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ from grpo_cli.train.fast.batches import MicroBatch, loss_mask, make_filler, make
 from grpo_cli.train.fast.log_probs import PackedModel, chunk_rows
 from grpo_cli.train.fast.metrics import ENTROPY, merge
 from grpo_cli.train.fast.verification import compare, find_obstacle
+from grpo_cli.train.sampling import sample
 
 _OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
 
@@ -45,6 +47,7 @@ class FastTrainer(GRPOTrainer):
         self._window: list[dict[str, Any]] = []
         self._readers: dict[int, PackedModel] = {}
         self._read_entropies: torch.Tensor | None = None
+        self._sampled_entropies: list[list[float]] = []
         super().__init__(*args, **given)
 
     def speed_up(self, fast: FastConfig, tell: Callable[[dict[str, str]], None]) -> None:
@@ -180,16 +183,35 @@ class FastTrainer(GRPOTrainer):
         finally:
             self._metrics["train"] = whole
 
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, *rest: Any, **given: Any
+    ) -> Any:
+        seen = images or multimodal_fields
+        sampled = sample(self, prompt_ids) if self._fast.sampling and not seen else None
+        if sampled is None:
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, *rest, **given
+            )
+        self._sampled_entropies += sampled.entropies
+        return sampled.completion_ids, None
+
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """TRL's, and the entropy of each row, since rows that are left out are not read again."""
-        self._read_entropies = None
+        self._read_entropies, self._sampled_entropies = None, []
         found = super()._generate_and_score_completions(inputs)
         if self._fast.no_signal and self.model.training:
-            entropies = self._read_entropies
-            if entropies is None:
-                entropies = torch.full_like(found["completion_mask"], math.nan, dtype=torch.float32)
-            found[ENTROPY] = (entropies * loss_mask(found)).sum(1)
+            found[ENTROPY] = self._row_entropies(found)
         return found
+
+    def _row_entropies(self, batch: dict[str, Any]) -> torch.Tensor:
+        """`[rows] float32`: sums over tokens; NaN where nothing has computed them."""
+        lengths = loss_mask(batch).sum(1)
+        if self._read_entropies is not None:
+            return (self._read_entropies * loss_mask(batch)).sum(1)
+        if len(self._sampled_entropies) == len(lengths):
+            sums = [math.fsum(entropies) for entropies in self._sampled_entropies]
+            return torch.tensor(sums, device=lengths.device) * (lengths > 0)
+        return torch.full_like(lengths, math.nan, dtype=torch.float32)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         if isinstance(generation_batch, MicroBatch):

@@ -1,0 +1,329 @@
+"""Faster sampling against plain `generate()`: the same tokens, the same chances."""
+
+import itertools
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_cli.models import decoding
+from grpo_cli.models.decoding import decode, is_plain
+from grpo_cli.models.drawing import draw, read_decoding
+from grpo_cli.train.trainer import RunTrainer
+
+PAD, END, OTHER_END = 0, 1, 2
+WORDS = 24
+SHAPE = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.5,
+    "pad_token_id": PAD,
+    "eos_token_id": END,
+    "bos_token_id": 3,
+}
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [5, 6, 7], [14], [8, 9, 10, 11, 12, 13], [15, 16]]
+"""Of unequal length; equal ones are not beside each other."""
+
+
+def make_qwen(seed=0):
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
+
+
+def make_llama_with_lora(folder):
+    torch.manual_seed(0)
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(folder),
+        LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False),
+    )
+    return model.get_base_model().eval()
+
+
+def settings(**changes):
+    asked = {
+        "max_new_tokens": 12,
+        "do_sample": False,
+        **({"top_k": 0} if changes.get("do_sample") else {}),
+        "pad_token_id": PAD,
+        "eos_token_id": [END],
+        **changes,
+    }
+    return GenerationConfig(**asked, disable_compile=True)
+
+
+def answers_of_generate(model, prompts, config):
+    """Tokens after the prompts up to the first end, by `generate()` alone."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    found = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+    rows = found[:, longest:].tolist()
+    ends = config.eos_token_id
+    return [
+        row[: next((i for i, token in enumerate(row) if token in ends), len(row)) + 1]
+        for row in rows
+    ]
+
+
+def answers(model, prompts, config, **more):
+    return decode(model, prompts, read_decoding(config, model.generation_config), **more)
+
+
+@pytest.fixture(params=["llama", "gpt2", "qwen2", "lora"])
+def model(request, chat_model, base_model):
+    if request.param == "qwen2":
+        return make_qwen()
+    if request.param == "lora":
+        return make_llama_with_lora(chat_model)
+    folder = chat_model if request.param == "llama" else base_model
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_the_likeliest_tokens_are_those_of_generate(model, width):
+    config = settings()
+    found = answers(model, PROMPTS, config, width=width)
+    assert found.completion_ids == answers_of_generate(model, PROMPTS, config)
+    assert [len(row) for row in found.entropies] == [len(row) for row in found.completion_ids]
+
+
+def test_one_row_and_rows_of_one_token(model):
+    for prompts in ([PROMPTS[1]], [[7], [9], [7]]):
+        expected = answers_of_generate(model, prompts, settings())
+        assert answers(model, prompts, settings()).completion_ids == expected
+
+
+def test_rows_that_end_at_different_times_leave_the_others_as_they_are():
+    model = make_qwen(seed=3)
+    prompts = [[word] * (1 + word % 5) for word in range(4, WORDS)] * 2
+    plain = answers_of_generate(model, prompts, settings(max_new_tokens=40, eos_token_id=[99]))
+    # The ends are words that the rows do say, each at its own time.
+    config = settings(
+        max_new_tokens=40, eos_token_id=sorted({row[len(row) // 3] for row in plain})[:3]
+    )
+    expected = answers_of_generate(model, prompts, config)
+    lengths = {len(row) for row in expected}
+    assert len(lengths) > 3, "rows must end at different times"
+    assert answers(model, prompts, config).completion_ids == expected
+
+
+def test_a_penalty_on_repetition_counts_the_prompt():
+    model = make_qwen()
+    config = settings(repetition_penalty=1.7)
+    expected = answers_of_generate(model, PROMPTS, config)
+    assert expected != answers_of_generate(model, PROMPTS, settings())
+    assert answers(model, PROMPTS, config).completion_ids == expected
+
+
+def test_the_first_word_comes_as_often_as_its_chance():
+    model = make_qwen()
+    config = settings(do_sample=True, temperature=1.3, top_k=9, top_p=0.9, max_new_tokens=1)
+    rows = 3000
+    torch.manual_seed(0)
+    found = answers(model, [PROMPTS[1]] * rows, config).completion_ids
+    with torch.no_grad():
+        scores = model(torch.tensor([PROMPTS[1]])).logits[0, -1:] / 1.3
+    for narrow in read_decoding(config, model.generation_config).narrowing:
+        scores = narrow(None, scores)
+    expected = rows * scores.softmax(-1)[0]
+    seen = torch.bincount(torch.tensor(found).flatten(), minlength=WORDS)
+    possible = expected > 0
+    assert 2 < possible.sum() <= 9
+    assert seen[~possible].sum() == 0
+    surprise = ((seen - expected)[possible] ** 2 / expected[possible]).sum()
+    # Chi-square: with 8 degrees of freedom above 35 once in 30,000.
+    assert surprise < 35
+
+
+def test_words_without_a_chance_are_never_drawn_and_small_chances_are_kept():
+    chances = torch.tensor([[0.0, 1e-3, 0.0, 0.999, 0.0]]).expand(20_000, 5)
+    torch.manual_seed(0)
+    seen = torch.bincount(draw(chances).flatten(), minlength=5).tolist()
+    assert seen[0] == seen[2] == seen[4] == 0
+    assert 5 < seen[1] < 50
+
+
+def test_chances_that_are_no_numbers_end_the_sampling():
+    with pytest.raises(RuntimeError, match="probability tensor contains either"):
+        draw(torch.tensor([[0.5, float("nan")]]))
+
+
+def test_the_same_seed_gives_the_same_completions():
+    model, config = make_qwen(), settings(do_sample=True, temperature=1.0)
+    found = []
+    for seed in (7, 7, 8):
+        torch.manual_seed(seed)
+        found.append(answers(model, PROMPTS * 3, config).completion_ids)
+    assert found[0] == found[1] != found[2]
+    assert found[0][0] != found[0][2], "equal prompts are answered independently"
+
+
+def test_a_prompt_that_is_asked_for_often_is_read_once(monkeypatch):
+    model = make_qwen()
+    read = []
+    forward = model.model.forward
+    monkeypatch.setattr(
+        model.model,
+        "forward",
+        lambda *given, **more: (
+            read.append(tuple(more["input_ids"].shape)) or forward(*given, **more)
+        ),
+    )
+    answers(model, [PROMPTS[1], PROMPTS[0]] * 4, settings(max_new_tokens=2))
+    assert read == [(2, 5), (8, 1), (8, 1)]
+
+
+def test_dropout_falls_on_each_row_by_itself(base_model):
+    model = AutoModelForCausalLM.from_pretrained(base_model, attn_pdrop=0.5, resid_pdrop=0.5)
+    model.train()
+    torch.manual_seed(0)
+    found = answers(model, [PROMPTS[1]] * 8, settings(max_new_tokens=1))
+    assert len({tuple(row) for row in found.entropies}) == 8
+
+
+def test_what_only_generate_honours_is_left_to_it():
+    own = GenerationConfig()
+    assert read_decoding(settings(), own) is not None
+    for other in (
+        {"num_beams": 2},
+        {"no_repeat_ngram_size": 2},
+        {"stop_strings": ["x"]},
+        {"min_new_tokens": 3},
+        {"use_cache": False},
+        {"cache_implementation": "static"},
+        {"cache_implementation": "dynamic"},
+    ):
+        assert read_decoding(settings(**other), own) is None, other
+    assert read_decoding(settings(), GenerationConfig(suppress_tokens=[4])) is None
+
+
+def test_settings_that_are_left_open_are_the_models():
+    open_ones = GenerationConfig(
+        max_new_tokens=3, do_sample=True, pad_token_id=PAD, eos_token_id=[END]
+    )
+    found = read_decoding(open_ones, GenerationConfig(top_k=7, temperature=0.5))
+    assert found.temperature == 0.5
+    assert [narrow.top_k for narrow in found.narrowing] == [7]
+    assert not read_decoding(settings(do_sample=True), GenerationConfig(top_k=7)).narrowing
+
+
+def test_the_models_own_settings_stay_out_where_others_are_asked_for():
+    model = make_qwen()
+    expected = answers_of_generate(model, PROMPTS, settings(repetition_penalty=1.0))
+    own = {
+        "repetition_penalty": 3.0,
+        "temperature": 0.7,
+        "top_k": 3,
+        "top_p": 0.8,
+        "do_sample": True,
+    }
+    model.generation_config = GenerationConfig(**own, pad_token_id=PAD, eos_token_id=[END])
+    assert answers(model, PROMPTS, settings(repetition_penalty=1.0)).completion_ids == expected
+    assert answers(model, PROMPTS, settings()).completion_ids != expected
+
+
+def test_models_that_forget_are_left_to_generate():
+    assert is_plain(make_qwen())
+    assert not is_plain(MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4)))
+
+
+def build_trainer(trainer, folder, where, **changes):
+    given = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 16,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "temperature": 0.8,
+        **changes,
+    }
+    return trainer(
+        model=AutoModelForCausalLM.from_pretrained(folder),
+        reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
+        args=GRPOConfig(output_dir=str(where), **given),
+        train_dataset=Dataset.from_list([{"prompt": f"count {i}"} for i in range(8)]),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+    )
+
+
+def single_turn(trainer, prompts):
+    return trainer._generate_single_turn(prompts, None, {}, 4)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_entropies_are_those_that_trl_computes(tmp_path, chat_model, checkpointing):
+    trainer = build_trainer(
+        RunTrainer, chat_model, tmp_path, gradient_checkpointing=checkpointing, top_k=20
+    )
+    prompts = [[40, 41, 42, 43], [50, 51], [40, 41, 42, 43]]
+    if checkpointing:
+        trainer.model.train()
+        trainer.model.gradient_checkpointing_enable()
+    completions, logprobs = single_turn(trainer, prompts)
+    assert logprobs is None
+    assert trainer.model.is_gradient_checkpointing == checkpointing
+    for prompt, completion, entropies in zip(
+        prompts, completions, trainer.sampled_entropies, strict=True
+    ):
+        ids = torch.tensor([prompt + completion])
+        with torch.no_grad():
+            _, expected, _ = trainer._get_per_token_logps_and_entropies(
+                trainer.model, ids, torch.ones_like(ids), len(completion), compute_entropy=True
+            )
+        assert entropies == pytest.approx(expected[0].tolist(), abs=1e-4)
+
+
+def test_the_trainer_samples_what_trl_would(tmp_path, chat_model):
+    prompts = [[40, 41, 42, 43], [50, 51], [40, 41, 42, 43]]
+    greedy = {"generation_kwargs": {"do_sample": False}}
+    ours = build_trainer(RunTrainer, chat_model, tmp_path, **greedy)
+    trls = build_trainer(GRPOTrainer, chat_model, tmp_path, **greedy)
+    assert single_turn(ours, prompts) == single_turn(trls, prompts)
+    assert ours.sampled_entropies is not None
+
+
+def test_the_trainer_leaves_other_settings_to_trl(tmp_path, chat_model):
+    trainer = build_trainer(
+        RunTrainer, chat_model, tmp_path, generation_kwargs={"no_repeat_ngram_size": 2}
+    )
+    completions, _ = single_turn(trainer, [[40, 41, 42]] * 4)
+    assert len(completions) == 4
+    assert trainer.sampled_entropies is None
+
+
+def test_rows_are_left_out_as_soon_as_half_have_ended(monkeypatch):
+    model = make_qwen(seed=3)
+    sizes = []
+    generate = model.generate
+    monkeypatch.setattr(
+        model,
+        "generate",
+        lambda **given: sizes.append(len(given["input_ids"])) or generate(**given),
+    )
+    torch.manual_seed(0)
+    config = settings(do_sample=True, max_new_tokens=60, temperature=2.0)
+    found = answers(model, [PROMPTS[0]] * 16, config)
+    assert sizes[0] == 16
+    assert all(
+        after <= before * (1 - decoding._ENDED_SHARE) for before, after in itertools.pairwise(sizes)
+    )
+    assert len(sizes) > 2
+    assert len(found.completion_ids) == 16
