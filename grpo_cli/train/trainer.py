@@ -4,7 +4,9 @@ The only file that touches private names of TRL and transformers: `_save_checkpo
 `_get_train_sampler`, `_load_from_checkpoint`, `_step` and `_buffered_inputs`, as read in trl 1.16.0 and
 transformers 5.17. `tests/integration/test_resuming.py` fails where one of them changes its meaning.
 `_generate` and `_calculate_rewards` are timed; where TRL no longer calls them, no phases are logged, and
-`tests/integration/test_training.py` fails.
+`tests/integration/test_training.py` fails. `_generate_and_score_completions` and `_generate_single_turn` are
+where scoring beside sampling begins (`overlap.py`); where TRL no longer calls them, rewards are asked
+afterwards, and `tests/integration/test_overlap.py` fails.
 """
 
 import os
@@ -21,6 +23,7 @@ from grpo_cli.errors import RunError
 from grpo_cli.runs.checkpoints import STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.train.failures import whole_or_nothing
+from grpo_cli.train.overlap import EarlyScoring
 from grpo_cli.train.phases import PhaseClock
 
 
@@ -30,8 +33,9 @@ class RunTrainer(GRPOTrainer):
     _saving = False
     _epochs_done = 0
 
-    def __init__(self, *args: Any, **given: Any) -> None:
+    def __init__(self, *args: Any, early: EarlyScoring | None = None, **given: Any) -> None:
         self._clock = PhaseClock()
+        self._early = early or EarlyScoring([])
         super().__init__(*args, **given)
         self.add_callback(self._clock)
 
@@ -94,6 +98,22 @@ class RunTrainer(GRPOTrainer):
         if synced_s is not None:
             self._clock.move("sync", (self._synced_s() or 0.0) - synced_s, out_of="sampling")
         return found
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        with self._early.expecting(inputs if self.model.training else None, self.state):
+            return super()._generate_and_score_completions(inputs)
+
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, fields: Any, num_generations: int, *rest: Any
+    ) -> Any:
+        sample_rows = super()._generate_single_turn
+        if images or fields or rest:
+            return sample_rows(prompt_ids, images, fields, num_generations, *rest)
+
+        def draw(rows: slice) -> Any:
+            return sample_rows(prompt_ids[rows], None, {}, num_generations)
+
+        return self._early.sample(draw, self._tokenizer, prompt_ids, num_generations)
 
     def _synced_s(self) -> float | None:
         """Seconds spent so far on giving vLLM the weights; None where another backend samples."""

@@ -34,6 +34,7 @@ from grpo_cli.train.callbacks import RunCallback
 from grpo_cli.train.completion_log import CompletionLog
 from grpo_cli.train.failures import whole_or_nothing
 from grpo_cli.train.measurement import Measurer, select_rows
+from grpo_cli.train.overlap import EarlyScoring
 from grpo_cli.train.ranking import ScoredMeasurer, write_answers
 from grpo_cli.train.reward_functions import build_reward_functions
 from grpo_cli.train.rule_stop import RuleStop
@@ -159,9 +160,11 @@ def _build_trainer(
     with mended(session.folder.launch / "weights", lambda: _wait_for_server(session)):
         lora = build_peft_config(recipe.model.lora)
         if recipe.is_sampled:
+            early = EarlyScoring(rewards, recipe.generation.sampling_parts)
             trainer = RunTrainer(
                 model=model,
-                reward_funcs=build_reward_functions(rewards, log),
+                reward_funcs=build_reward_functions(rewards, log, early),
+                early=early,
                 args=args,
                 train_dataset=data.train,
                 eval_dataset=data.eval if args.eval_strategy != "no" else None,

@@ -14,7 +14,7 @@ OPEN = {
     "logging": LoggingConfig,
 }
 OURS = {
-    *("backend", "vllm", "early_stopping", "stop_when"),
+    *("backend", "vllm", "early_stopping", "stop_when", "sampling_parts", "mode", "asynchronous"),
     *("managed", "base_url", "max_restarts", "server_args"),
 }
 
