@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.errors import nearest
+from grpo_cli.recipe.asynchronous import AsyncConfig
 from grpo_cli.recipe.base import Integer, Number, OneOrMany, OpenSection, Section
 
 StoppingRule = Literal[
@@ -103,6 +104,14 @@ class TrainingConfig(OpenSection):
     """Rules of `grpo diagnose` that stop the run where they find something, such as
     `[nan_loss, entropy_collapse]`; the checkpoint of that step is saved. `grpo diagnose --rules` lists them."""
 
+    mode: Literal["sync", "async"] = "sync"
+    """`sync` samples a batch, then learns from it. `async` (experimental) has a vLLM server sample all the
+    time, with weights that are some steps old, by TRL's `AsyncGRPOTrainer`; it knows fewer settings, and
+    `grpo check` names those that it does not."""
+    asynchronous: AsyncConfig = AsyncConfig()
+    """How far sampling may run ahead, where `mode` is `async`."""
+
     def trl_fields(self) -> dict[str, Any]:
         """Every `GRPOConfig` field this section sets, under TRL's names."""
-        return self.model_dump(exclude={"early_stopping", "stop_when"})
+        own = {"early_stopping", "stop_when", "mode", "asynchronous"}
+        return self.model_dump(exclude=own)

@@ -27,10 +27,59 @@ from grpo_cli.train.overlap import EarlyScoring
 from grpo_cli.train.phases import PhaseClock
 
 
-class RunTrainer(GRPOTrainer):
-    """Saves aside and renames; saves and restores what TRL leaves out of a checkpoint."""
+class WholeCheckpoints:
+    """What a trainer of ours inherits before one of TRL's: checkpoints that are whole or not there."""
 
     _saving = False
+    args: Any
+    accelerator: Any
+    state: Any
+
+    def _save_generations(self, staged: Path) -> None:
+        """Adds what later steps learn from."""
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)  # type: ignore[misc]
+        return os.path.join(folder, STAGING) if self._saving else folder
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        checkpoints = Path(self.args.output_dir)
+        staged = checkpoints / STAGING / f"checkpoint-{self.state.global_step}"
+        self._saving = True
+        try:
+            with whole_or_nothing(staged.parent):
+                super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                self._save_generations(staged)
+                if self.args.should_save:
+                    self._note_best(staged)
+        finally:
+            self._saving = False
+        self.accelerator.wait_for_everyone()
+        # A folder that machine 0 shares is machine 0's to change: a second hand would first remove what
+        # the first has put in place, and then find nothing to put there.
+        shared = RunFolder(checkpoints.parent).shares_checkpoints
+        if self.accelerator.is_local_main_process and not shared:
+            _put_in_place(staged, checkpoints / staged.name)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            rotate_checkpoints(
+                str(checkpoints), self.args.save_total_limit, self.state.best_model_checkpoint
+            )
+
+    def _note_best(self, staged: Path) -> None:
+        """Names the best checkpoint by where it will lie, in the state that was just written."""
+        best = self.state.best_global_step
+        if best is None:
+            return
+        checkpoint = Path(self.args.output_dir) / f"checkpoint-{best}"
+        if checkpoint.is_dir() or checkpoint.name == staged.name:
+            self.state.best_model_checkpoint = str(checkpoint)
+        self.state.save_to_json(str(staged / STATE))
+
+
+class RunTrainer(WholeCheckpoints, GRPOTrainer):
+    """Saves aside and renames; saves and restores what TRL leaves out of a checkpoint."""
+
     _epochs_done = 0
 
     def __init__(self, *args: Any, early: EarlyScoring | None = None, **given: Any) -> None:
@@ -50,7 +99,7 @@ class RunTrainer(GRPOTrainer):
             checkpoint: One of this run's.
             steps_an_epoch: Optimizer steps of one epoch.
         """
-        _take_numbered_cpus()
+        take_numbered_cpus()
         state = TrainerState.load_from_json(str(checkpoint / STATE))
         self._epochs_done = state.global_step // steps_an_epoch
         path = _generations(checkpoint, self.accelerator.process_index)
@@ -130,34 +179,6 @@ class RunTrainer(GRPOTrainer):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
-    def _get_output_dir(self, trial: Any) -> str:
-        folder = super()._get_output_dir(trial)
-        return os.path.join(folder, STAGING) if self._saving else folder
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        checkpoints = Path(self.args.output_dir)
-        staged = checkpoints / STAGING / f"checkpoint-{self.state.global_step}"
-        self._saving = True
-        try:
-            with whole_or_nothing(staged.parent):
-                super()._save_checkpoint(model, trial)
-                self._save_generations(staged)
-                if self.args.should_save:
-                    self._note_best(staged)
-        finally:
-            self._saving = False
-        self.accelerator.wait_for_everyone()
-        # A folder that machine 0 shares is machine 0's to change: a second hand would first remove what
-        # the first has put in place, and then find nothing to put there.
-        shared = RunFolder(checkpoints.parent).shares_checkpoints
-        if self.accelerator.is_local_main_process and not shared:
-            _put_in_place(staged, checkpoints / staged.name)
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            rotate_checkpoints(
-                str(checkpoints), self.args.save_total_limit, self.state.best_model_checkpoint
-            )
-
     def _save_generations(self, staged: Path) -> None:
         """The generations that later steps still learn from, one file a process."""
         every = self.args.steps_per_generation * self.num_iterations
@@ -167,18 +188,8 @@ class RunTrainer(GRPOTrainer):
         saved = {"step": self._step % every, "inputs": self._buffered_inputs}
         torch.save(saved, _generations(staged, self.accelerator.process_index))
 
-    def _note_best(self, staged: Path) -> None:
-        """Names the best checkpoint by where it will lie, in the state that was just written."""
-        best = self.state.best_global_step
-        if best is None:
-            return
-        checkpoint = Path(self.args.output_dir) / f"checkpoint-{best}"
-        if checkpoint.is_dir() or checkpoint.name == staged.name:
-            self.state.best_model_checkpoint = str(checkpoint)
-        self.state.save_to_json(str(staged / STATE))
 
-
-def _take_numbered_cpus() -> None:
+def take_numbered_cpus() -> None:
     """Lets torch load to `cpu:0`: so the Trainer calls the device of a process among several on a CPU.
 
     Source: `torch.serialization.register_package`; torch 2.13 by itself knows only `cpu`.
