@@ -17,6 +17,7 @@ from grpo_cli.data.prompts import resolve_style
 from grpo_cli.errors import Problem, RecipeError, sort_problems
 from grpo_cli.models.source import check_model, known_chat_template, resolve_source
 from grpo_cli.preflight.arithmetic import batch_inputs
+from grpo_cli.preflight.asynchronous import check_async
 from grpo_cli.preflight.contents import check_data, check_rewards, collect
 from grpo_cli.preflight.expectation import check_expect
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
@@ -105,6 +106,7 @@ def check_recipe(
             *check_scored(recipe, seen),
             *check_stop_when(recipe),
             *check_overlap(recipe, params),
+            *check_async(recipe),
         ]
         problems += check_trackers(recipe)
         problems += check_expect(recipe.expect, batch.total_optimizer_steps)

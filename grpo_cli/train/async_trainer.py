@@ -8,7 +8,6 @@ Beside the protocols that TRL offers, three things of it are used that are none 
 metrics. `tests/integration/test_async.py` fails where one of them changes.
 """
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -188,7 +187,6 @@ def build_async_trainer(
     if session.cpu:
         client = VLLMClient(args.vllm_server_base_url, args.vllm_server_timeout)
         transfer = FolderTransfer(client, session.folder.launch / "weights")
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     with _without_gpu() if session.cpu else nullcontext():
         trainer = AsyncRunTrainer(
             model=model_folder_or_id(session.recipe.model),
@@ -199,6 +197,8 @@ def build_async_trainer(
             rollout_worker=rollouts,
             weight_transfer=transfer,
         )
+    if session.cpu or tree_attention.is_needed():
+        tree_attention.register()
     check_vocabulary(trainer.model, tokenizer)
     trainer.groups_a_step = _completions_a_step(session, args) // args.num_generations
 
@@ -221,7 +221,6 @@ def _without_gpu() -> Iterator[None]:
         yield
     finally:
         setattr(async_grpo_trainer, name, theirs)
-    tree_attention.register()
 
 
 def _wait_for_server(session: Session, args: AsyncGRPOConfig) -> None:

@@ -109,6 +109,7 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
 def _build_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
     """The arguments of the trainer that `training.mode` wants; TRL's experimental one is loaded for itself."""
     if recipe.training.mode == "async":
+        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
         from grpo_cli.train.async_args import build_async_args
 
         return build_async_args(recipe, folder, cpu=cpu)

@@ -2,9 +2,10 @@
 
 `AsyncGRPOTrainer` packs the completions of a micro-step into one row, in which what they share stands once,
 and has a kernel for recent GPUs attend along each one's own path (trl 1.16.0, `packing.py`). Here is the
-same with what torch brings along, for a CPU: segment by segment, so slower, and equal.
+same with what torch brings along, where that kernel does not run: segment by segment, so slower, and equal.
 """
 
+import importlib.util
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,16 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from trl.experimental.async_grpo.packing import TREE_ATTENTION
+
+_HOPPER = (9, 0)
+"""CUDA capability of the first GPUs that the kernel was written for."""
+
+
+def is_needed() -> bool:
+    """Whether TRL's kernel does not run here: it is FlashAttention 3's, fetched by `kernels`."""
+    if not torch.cuda.is_available() or importlib.util.find_spec("kernels") is None:
+        return True
+    return torch.cuda.get_device_capability() < _HOPPER
 
 
 def register() -> None:

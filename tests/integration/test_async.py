@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from grpo_cli.recipe.loading import load_recipe
+from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import create_run
 from grpo_cli.runs.status import StatusFile
 from tests.integration.conftest import RECIPE
@@ -90,7 +93,8 @@ def test_a_training_learns_from_what_a_server_samples_meanwhile(workshop, server
     groups = [json.loads(line) for line in (folder.completions / "rank_0.jsonl").open()]
     assert len(groups) >= 8
     assert {*groups[0]["rewards"]} == {"length", "short"}
-    assert {path.name for path in folder.checkpoints.iterdir()} == {"checkpoint-2", "checkpoint-4"}
+    saved = {path.name for path in folder.checkpoints.glob("checkpoint-*")}
+    assert saved == {"checkpoint-2", "checkpoint-4"}
     measured = {path.name for path in folder.evaluations.glob("*.json")}
     assert measured == {"before.json", "after.json"}
 
@@ -104,7 +108,7 @@ def test_a_stopped_training_goes_on_behind_what_it_learned_from(workshop, server
     _, said = process.communicate(timeout=120)
     status = StatusFile(folder.status).read()
     assert status.state == "stopped", said[-4000:]
-    (checkpoint,) = folder.checkpoints.iterdir()
+    (checkpoint,) = folder.checkpoints.glob("checkpoint-*")
     assert checkpoint.name == f"checkpoint-{status.step}"
     done = len(workshop.records("train"))
     write_json(folder.resumption, {"checkpoint": checkpoint.name, "step": status.step})
@@ -128,17 +132,6 @@ def test_a_stopped_training_goes_on_behind_what_it_learned_from(workshop, server
         torch.allclose(served[name], value, atol=1e-5)
         for name, value in adapted.state_dict().items()
     )
-
-
-def test_a_server_that_refuses_ends_the_training_with_its_words(workshop, server):
-    server.fails = True
-    folder = prepare(workshop, server)
-    process = launch(workshop, folder)
-    process.communicate(timeout=240)
-    status = StatusFile(folder.status).read()
-    assert (process.returncode, status.state) == (1, "failed")
-    assert "answered 500" in status.reason
-    assert "no room for the key-value cache" in status.reason
 
 
 def wait_for(holds, process, limit_s=240):
