@@ -25,8 +25,12 @@ _GENERATION = frozenset(
     repetition_penalty""".split()
 )
 """Our own keys of `generation` that do."""
-_UNREAD = frozenset({"max_tool_calling_iterations", "num_completions_to_print", "log_completions"})
-"""Fields of its configuration that a run of ours has no use for."""
+_UNREAD = frozenset(
+    """max_tool_calling_iterations num_completions_to_print log_completions use_liger_kernel
+    liger_kernel_config load_best_model_at_end metric_for_best_model greater_is_better eval_steps
+    ignore_data_skip""".split()
+)
+"""Fields of its configuration that its trainer refuses, or that would change nothing: it does not evaluate."""
 _VLLM = frozenset(
     """model_impl max_model_length gpu_memory_utilization tensor_parallel_size group_port
     server_timeout server_base_url server_host server_port""".split()

@@ -46,6 +46,7 @@ def test_what_it_can_do_is_noted_as_experimental():
         ("training", {"num_iterations": 2}, "training.num_iterations"),
         ("training", {"eval_strategy": "steps"}, "training.eval_strategy"),
         ("training", {"early_stopping": {}}, "training.early_stopping"),
+        ("training", {"use_liger_kernel": True}, "training.use_liger_kernel"),
         ("training", {"max_steps": -1}, "training.max_steps"),
         ("training", {"scale_rewards": "none"}, "training.scale_rewards"),
         ("generation", {"steps_per_generation": 4}, "generation.steps_per_generation"),
