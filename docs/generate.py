@@ -18,6 +18,7 @@ from grpo_cli.diagnosis.rule import Rule
 from grpo_cli.diagnosis.rules import RULES
 from grpo_cli.preflight.schema import build_schema
 from grpo_cli.recipe import grpo_fields
+from grpo_cli.recipe.asynchronous import AsyncConfig
 from grpo_cli.recipe.dataset import (
     ColumnConfig,
     FilesDataset,
@@ -64,6 +65,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("generation.vllm", VllmConfig),
     ("training", TrainingConfig),
     ("training.early_stopping", EarlyStoppingConfig),
+    ("training.asynchronous", AsyncConfig),
     ("launch", LaunchConfig),
     ("launch.slurm", SlurmConfig),
     ("logging", LoggingConfig),

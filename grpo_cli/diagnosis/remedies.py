@@ -9,6 +9,8 @@ from grpo_cli.recipe.recipe import Recipe
 _HARDLY_ANY = 0.95
 """Share of groups without signal beyond which replacing them would take twenty prompts for one."""
 _ROUNDS = 3
+_WAITING = ("judge", "code")
+"""Kinds of rewards that wait for something outside of the trainer's process."""
 _SLOWER = 5
 """By how much a rate that is not unusual is divided."""
 
@@ -24,6 +26,13 @@ def held(recipe: Recipe) -> str:
     """A KL term that holds the policy, or twice the one that is there."""
     beta = recipe.training.extras.get("beta") or 0.0
     return f"`training.beta: {2 * beta:g}`" if beta else "`training.beta: 0.01`"
+
+
+def overlapped(recipe: Recipe, place: int) -> str | None:
+    """Scoring one part of a batch while the next is sampled; None where the reward takes no part in that."""
+    reward, parts = recipe.rewards[place], recipe.generation.sampling_parts
+    waits = reward.kind in _WAITING or (reward.kind == "python" and reward.timeout_s is not None)
+    return f"`generation.sampling_parts: {2 * parts}`" if waits else None
 
 
 def try_rewards(history: History) -> str:

@@ -6,7 +6,7 @@ from itertools import permutations
 from statistics import fmean, median
 
 from grpo_cli.diagnosis.history import History, Point
-from grpo_cli.diagnosis.remedies import try_rewards
+from grpo_cli.diagnosis.remedies import overlapped, try_rewards
 from grpo_cli.diagnosis.rule import Rule, Sighting
 from grpo_cli.diagnosis.trends import NOW, Change, compare, is_bounded, top_score
 from grpo_cli.recipe.recipe import Recipe
@@ -146,6 +146,9 @@ def _look_for_slowness(history: History) -> Sighting | None:
         for place, name, _ in history.rewards()
     }
     (name, place), most = max(spent.items(), key=lambda each: each[1], default=(("", 0), 0.0))
+    # What a reward takes beside something else costs nothing.
+    waited = history.series.get("time/scoring", [])[-10:]
+    most = min(most, _usual_sum(waited)) if waited else most
     if seconds <= 0 or most / seconds <= SLOW:
         return None
     entry = history.recipe.rewards[place]
@@ -154,6 +157,13 @@ def _look_for_slowness(history: History) -> Sighting | None:
         f"(at most {SLOW:.0%}), {most / len(steps):.2g} s a step"
     )
     path = f"rewards.{place}"
+    if (beside := overlapped(history.recipe, place)) is not None:
+        return Sighting(
+            "note",
+            seen,
+            f"{beside}, which scores one part of a batch while the next is sampled; or `{path}.when`, so that "
+            "it scores the rows that need it alone",
+        )
     if entry.timeout_s is None:
         return Sighting(
             "note",

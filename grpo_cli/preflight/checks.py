@@ -17,10 +17,12 @@ from grpo_cli.data.prompts import resolve_style
 from grpo_cli.errors import Problem, RecipeError, sort_problems
 from grpo_cli.models.source import check_model, known_chat_template, resolve_source
 from grpo_cli.preflight.arithmetic import batch_inputs
+from grpo_cli.preflight.asynchronous import check_async
 from grpo_cli.preflight.backend import settle_backend
 from grpo_cli.preflight.contents import check_data, check_rewards, collect
 from grpo_cli.preflight.expectation import check_expect
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
+from grpo_cli.preflight.overlap import check_overlap
 from grpo_cli.preflight.scored import check_scored
 from grpo_cli.preflight.slurm import check_slurm
 from grpo_cli.preflight.stopping import check_stop_when
@@ -108,6 +110,8 @@ def check_recipe(
             *_check_evaluation(recipe, seen),
             *check_scored(recipe, seen),
             *check_stop_when(recipe),
+            *check_overlap(recipe, params),
+            *check_async(recipe),
         ]
         problems += check_trackers(recipe)
         problems += check_expect(recipe.expect, batch.total_optimizer_steps)

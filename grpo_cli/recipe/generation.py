@@ -132,12 +132,20 @@ class GenerationConfig(OpenSection):
     """Completions in one generation batch; excludes `steps_per_generation`."""
     dynamic_sampling: DynamicSamplingConfig | None = None
     """Replace groups without signal by completions of fresh prompts; off where it is not given."""
+    sampling_parts: Integer = Field(default=1, ge=1)
+    """Parts that a batch is sampled in, of whole groups: while one is sampled, the one before is scored, with
+    the same weights. It pays where rewards wait (a judge, programs in a sandbox, a `python` function that is
+    `async` or under `timeout_s`) about as long as sampling takes, and sampling half a batch takes about half
+    as long; others stay as they are. 1 samples all at once, and scores beside what else comes before the
+    rewards are needed: the log-probabilities of vLLM's samples, and of the reference model."""
     vllm: VllmConfig = VllmConfig()
     """vLLM's settings, read where `backend` is `vllm`."""
 
     def trl_fields(self) -> dict[str, Any]:
         """Every `GRPOConfig` field this section sets, under TRL's names."""
-        own = self.model_dump(exclude={"backend", "dynamic_sampling", "vllm"}, exclude_none=True)
+        own = self.model_dump(
+            exclude={"backend", "dynamic_sampling", "sampling_parts", "vllm"}, exclude_none=True
+        )
         if self.backend != "vllm":
             return own
         return {**own, **self.vllm.trl_fields()}

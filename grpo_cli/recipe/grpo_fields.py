@@ -22,6 +22,8 @@ _CLASSES = (
     ("trl", "trainer/grpo_config.py", "GRPOConfig"),
 )
 """`GRPOConfig` and its parents, the oldest first, as laid out in trl 1.16.0 and transformers 5.17."""
+_ASYNC_CLASS = ("trl", "experimental/async_grpo/async_grpo_config.py", "AsyncGRPOConfig")
+"""The configuration of `training.mode: async`; its parents are those of `GRPOConfig`, less the last."""
 
 _ENUM_FILES = (("transformers", "trainer_utils.py"), ("transformers", "training_args.py"))
 
@@ -137,6 +139,18 @@ def read_grpo_fields() -> dict[str, GrpoField]:
         definition = _find_class(_source_path(package, relative), class_name)
         fields.update({entry.name: entry for entry in _read_class(definition)})
     return fields
+
+
+@cache
+def read_async_fields() -> frozenset[str]:
+    """The names that the installed `AsyncGRPOConfig` and its parents accept.
+
+    Raises:
+        SetupError: trl or transformers is missing, or laid out in a way this version does not know.
+    """
+    classes = (*_CLASSES[:2], _ASYNC_CLASS)
+    found = [_read_class(_find_class(_source_path(*place), name)) for *place, name in classes]
+    return frozenset(entry.name for entries in found for entry in entries)
 
 
 def home_of(name: str) -> Home | None:

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.errors import nearest
+from grpo_cli.recipe.asynchronous import AsyncConfig
 from grpo_cli.recipe.base import Integer, Number, OneOrMany, OpenSection, Section
 from grpo_cli.recipe.fast import FastConfig, FastSwitch
 
@@ -107,7 +108,14 @@ class TrainingConfig(OpenSection):
     fast: FastSwitch = FastConfig()
     """Less work for the same gradient: `false` trains as TRL does, a section switches single parts. What would
     not be exact with a recipe is left off, and said."""
+    mode: Literal["sync", "async"] = "sync"
+    """`sync` samples a batch, then learns from it. `async` (experimental) has a vLLM server sample all the
+    time, with weights that are some steps old, by TRL's `AsyncGRPOTrainer`; it knows fewer settings, and
+    `grpo check` names those that it does not."""
+    asynchronous: AsyncConfig = AsyncConfig()
+    """How far sampling may run ahead, where `mode` is `async`."""
 
     def trl_fields(self) -> dict[str, Any]:
         """Every `GRPOConfig` field this section sets, under TRL's names."""
-        return self.model_dump(exclude={"early_stopping", "stop_when", "fast"})
+        own = {"early_stopping", "stop_when", "fast", "mode", "asynchronous"}
+        return self.model_dump(exclude=own)

@@ -104,8 +104,17 @@ def build_reward(origin: Origin) -> Reward:
     for path, message, fix in params.conflicts(origin.context):
         raise RewardError(f"reward {name!r} ({config.kind}): {path} {message}. Fix: {fix}")
     condition = Condition(config.when) if config.when else None
+    waits = params.waits(limited=config.timeout_s is not None)
     return Reward(
-        name, config.weight, config.kind, params, scorer, config.on_error, config.clip, condition
+        name,
+        config.weight,
+        config.kind,
+        params,
+        scorer,
+        config.on_error,
+        config.clip,
+        condition,
+        waits,
     )
 
 

@@ -161,6 +161,14 @@ class RewardParams(Section):
         """
         return None
 
+    def waits(self, *, limited: bool) -> bool:
+        """Whether it mostly waits for something outside of this process, and may do so on any thread.
+
+        Args:
+            limited: Whether the recipe sets `timeout_s`.
+        """
+        return False
+
     def late_score(self) -> float | None:
         """What a completion gets that takes too long; None where that is a failure.
 

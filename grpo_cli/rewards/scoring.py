@@ -68,6 +68,8 @@ class Reward:
     clip: Clip = None
     condition: Condition | None = None
     """Which rows it applies to; None for all."""
+    waits: bool = False
+    """Whether it mostly waits for something outside of this process, and may do so on any thread."""
 
     @property
     def right_answer(self) -> float | None:

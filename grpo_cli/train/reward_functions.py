@@ -12,6 +12,7 @@ from typing import Any
 from grpo_cli.rewards.contract import Batch
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.train.completion_log import CompletionLog
+from grpo_cli.train.overlap import EarlyScores, EarlyScoring
 
 _NOT_COLUMNS = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 
@@ -19,16 +20,20 @@ _NOT_COLUMNS = frozenset({"trainer_state", "log_extra", "log_metric", "environme
 class RewardFunction:
     """One reward as TRL calls it; `__name__` is what TRL logs it under."""
 
-    def __init__(self, reward: Reward, log: CompletionLog, *, describes: bool = False) -> None:
+    def __init__(
+        self, reward: Reward, log: CompletionLog, early: EarlyScoring, *, describes: bool = False
+    ) -> None:
         """Wraps a reward.
 
         Args:
             reward: The reward.
             log: Takes its scores.
+            early: May have the scores already.
             describes: Whether this one measures the batch besides: of several, one does.
         """
         self.reward = reward
         self.log = log
+        self._early = early
         self._describes = describes
         self.__name__ = reward.name
 
@@ -47,11 +52,10 @@ class RewardFunction:
             columns={key: value for key, value in given.items() if key not in _NOT_COLUMNS},
             extra={key: value for key, value in given.items() if key in _NOT_COLUMNS},
         )
-        started = time.perf_counter()
-        scores = self.reward.score(batch)
+        scores, seconds, _ = self._early.take(self.reward, batch) or self._score(batch)
         # TRL averages these over the processes and logs them beside its own reward metrics.
         measure = given.get("log_metric", _ignore)
-        measure(f"rewards/{self.reward.name}/seconds", time.perf_counter() - started)
+        measure(f"rewards/{self.reward.name}/seconds", seconds)
         repeated = _repeated_share(batch) if self._describes else None
         if repeated is not None:
             measure("completions/repeated_share", repeated)
@@ -60,6 +64,11 @@ class RewardFunction:
             measure(f"rewards/{self.reward.name}/error_share", failed)
         self.log.add(self.reward.name, batch, scores, step=given["trainer_state"].global_step)
         return [score.value for score in scores]
+
+    def _score(self, batch: Batch) -> EarlyScores:
+        started = time.perf_counter()
+        scores = self.reward.score(batch)
+        return EarlyScores(scores, time.perf_counter() - started, [])
 
 
 def _repeated_share(batch: Batch) -> float | None:
@@ -79,9 +88,10 @@ def _ignore(name: str, value: float) -> None:
 
 
 def build_reward_functions(
-    rewards: Sequence[Reward], log: CompletionLog
+    rewards: Sequence[Reward], log: CompletionLog, early: EarlyScoring
 ) -> list[Callable[..., list[float | None]]]:
     """The list that `GRPOTrainer` takes as `reward_funcs`."""
     return [
-        RewardFunction(reward, log, describes=index == 0) for index, reward in enumerate(rewards)
+        RewardFunction(reward, log, early, describes=index == 0)
+        for index, reward in enumerate(rewards)
     ]

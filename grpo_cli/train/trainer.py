@@ -6,7 +6,9 @@ transformers 5.17. `tests/integration/test_resuming.py` fails where one of them 
 For dynamic sampling `_generate_and_score_completions`, `_calculate_rewards` and `_metrics`, with
 `tests/integration/test_dynamic_sampling.py`.
 `_generate` and `_calculate_rewards` are timed; where TRL no longer calls them, no phases are logged, and
-`tests/integration/test_training.py` fails.
+`tests/integration/test_training.py` fails. `_generate_and_score_completions` and `_generate_single_turn` are
+where scoring beside sampling begins (`overlap.py`); where TRL no longer calls them, rewards are asked
+afterwards, and `tests/integration/test_overlap.py` fails.
 """
 
 import os
@@ -24,19 +26,70 @@ from grpo_cli.runs.folder import RunFolder
 from grpo_cli.train.dynamic_sampling import DynamicSampling, Sampled
 from grpo_cli.train.failures import whole_or_nothing
 from grpo_cli.train.fast.trainer import FastTrainer
+from grpo_cli.train.overlap import EarlyScoring
 from grpo_cli.train.phases import PhaseClock
 
 
-class RunTrainer(FastTrainer):
+class WholeCheckpoints:
+    """What a trainer of ours inherits before one of TRL's: checkpoints that are whole or not there."""
+
+    _saving = False
+    args: Any
+    accelerator: Any
+    state: Any
+
+    def _save_generations(self, staged: Path) -> None:
+        """Adds what later steps learn from."""
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)  # type: ignore[misc]
+        return os.path.join(folder, STAGING) if self._saving else folder
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        checkpoints = Path(self.args.output_dir)
+        staged = checkpoints / STAGING / f"checkpoint-{self.state.global_step}"
+        self._saving = True
+        try:
+            with whole_or_nothing(staged.parent):
+                super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                self._save_generations(staged)
+                if self.args.should_save:
+                    self._note_best(staged)
+        finally:
+            self._saving = False
+        self.accelerator.wait_for_everyone()
+        # A folder that machine 0 shares is machine 0's to change: a second hand would first remove what
+        # the first has put in place, and then find nothing to put there.
+        shared = RunFolder(checkpoints.parent).shares_checkpoints
+        if self.accelerator.is_local_main_process and not shared:
+            _put_in_place(staged, checkpoints / staged.name)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            rotate_checkpoints(
+                str(checkpoints), self.args.save_total_limit, self.state.best_model_checkpoint
+            )
+
+    def _note_best(self, staged: Path) -> None:
+        """Names the best checkpoint by where it will lie, in the state that was just written."""
+        best = self.state.best_global_step
+        if best is None:
+            return
+        checkpoint = Path(self.args.output_dir) / f"checkpoint-{best}"
+        if checkpoint.is_dir() or checkpoint.name == staged.name:
+            self.state.best_model_checkpoint = str(checkpoint)
+        self.state.save_to_json(str(staged / STATE))
+
+
+class RunTrainer(WholeCheckpoints, FastTrainer):
     """Saves aside and renames; saves and restores what TRL leaves out of a checkpoint."""
 
     dynamic_sampling: DynamicSampling | None = None
     """Replaces groups without signal; None where they stay."""
-    _saving = False
     _epochs_done = 0
 
-    def __init__(self, *args: Any, **given: Any) -> None:
+    def __init__(self, *args: Any, early: EarlyScoring | None = None, **given: Any) -> None:
         self._clock = PhaseClock()
+        self._early = early or EarlyScoring([])
         super().__init__(*args, **given)
         self.add_callback(self._clock)
 
@@ -51,7 +104,7 @@ class RunTrainer(FastTrainer):
             checkpoint: One of this run's.
             steps_an_epoch: Optimizer steps of one epoch.
         """
-        _take_numbered_cpus()
+        take_numbered_cpus()
         state = TrainerState.load_from_json(str(checkpoint / STATE))
         self._epochs_done = state.global_step // steps_an_epoch
         path = _generations(checkpoint, self.accelerator.process_index)
@@ -94,7 +147,7 @@ class RunTrainer(FastTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         if self.dynamic_sampling is None or not self.model.training:
-            return super()._generate_and_score_completions(inputs)
+            return self._sample_and_score(inputs)
         filled = self.dynamic_sampling.sample(inputs, self._sample)
         for name, value in filled.rates.items():
             self._metrics["train"][name].append(value)
@@ -106,12 +159,16 @@ class RunTrainer(FastTrainer):
         """Samples rows as TRL does; its metrics are of the first sampling alone, but for the tokens."""
         metrics = self._metrics["train"]
         before = {name: list(values) for name, values in metrics.items()} if fresh else None
-        batch = super()._generate_and_score_completions(rows)
+        batch = self._sample_and_score(rows)
         if before is not None:
             before["num_tokens"] = metrics["num_tokens"]
             metrics.clear()
             metrics.update(before)
         return Sampled(batch, self._rewards)
+
+    def _sample_and_score(self, rows: Any) -> Any:
+        with self._early.expecting(rows if self.model.training else None, self.state):
+            return super()._generate_and_score_completions(rows)
 
     def _generate(self, prompts: Any) -> Any:
         synced_s = self._synced_s()
@@ -120,6 +177,18 @@ class RunTrainer(FastTrainer):
         if synced_s is not None:
             self._clock.move("sync", (self._synced_s() or 0.0) - synced_s, out_of="sampling")
         return found
+
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, fields: Any, num_generations: int, *rest: Any
+    ) -> Any:
+        sample_rows = super()._generate_single_turn
+        if images or fields or rest:
+            return sample_rows(prompt_ids, images, fields, num_generations, *rest)
+
+        def draw(rows: slice) -> Any:
+            return sample_rows(prompt_ids[rows], None, {}, num_generations)
+
+        return self._early.sample(draw, self._tokenizer, prompt_ids, num_generations)
 
     def _synced_s(self) -> float | None:
         """Seconds spent so far on giving vLLM the weights; None where another backend samples."""
@@ -137,34 +206,6 @@ class RunTrainer(FastTrainer):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
-    def _get_output_dir(self, trial: Any) -> str:
-        folder = super()._get_output_dir(trial)
-        return os.path.join(folder, STAGING) if self._saving else folder
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        checkpoints = Path(self.args.output_dir)
-        staged = checkpoints / STAGING / f"checkpoint-{self.state.global_step}"
-        self._saving = True
-        try:
-            with whole_or_nothing(staged.parent):
-                super()._save_checkpoint(model, trial)
-                self._save_generations(staged)
-                if self.args.should_save:
-                    self._note_best(staged)
-        finally:
-            self._saving = False
-        self.accelerator.wait_for_everyone()
-        # A folder that machine 0 shares is machine 0's to change: a second hand would first remove what
-        # the first has put in place, and then find nothing to put there.
-        shared = RunFolder(checkpoints.parent).shares_checkpoints
-        if self.accelerator.is_local_main_process and not shared:
-            _put_in_place(staged, checkpoints / staged.name)
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            rotate_checkpoints(
-                str(checkpoints), self.args.save_total_limit, self.state.best_model_checkpoint
-            )
-
     def _save_generations(self, staged: Path) -> None:
         """The generations that later steps still learn from, one file a process."""
         every = self.args.steps_per_generation * self.num_iterations
@@ -174,18 +215,8 @@ class RunTrainer(FastTrainer):
         saved = {"step": self._step % every, "inputs": self._buffered_inputs}
         torch.save(saved, _generations(staged, self.accelerator.process_index))
 
-    def _note_best(self, staged: Path) -> None:
-        """Names the best checkpoint by where it will lie, in the state that was just written."""
-        best = self.state.best_global_step
-        if best is None:
-            return
-        checkpoint = Path(self.args.output_dir) / f"checkpoint-{best}"
-        if checkpoint.is_dir() or checkpoint.name == staged.name:
-            self.state.best_model_checkpoint = str(checkpoint)
-        self.state.save_to_json(str(staged / STATE))
 
-
-def _take_numbered_cpus() -> None:
+def take_numbered_cpus() -> None:
     """Lets torch load to `cpu:0`: so the Trainer calls the device of a process among several on a CPU.
 
     Source: `torch.serialization.register_package`; torch 2.13 by itself knows only `cpu`.

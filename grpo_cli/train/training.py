@@ -7,24 +7,29 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import datasets
 import torch
 import transformers
 from accelerate import PartialState
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase
-from trl import GRPOConfig
 
 from grpo_cli.batch import plan_batch
 from grpo_cli.data.build import BuiltData, build_datasets
 from grpo_cli.errors import RunError
 from grpo_cli.models.fingerprint import fingerprint_model
-from grpo_cli.models.loading import build_peft_config, load_model, load_tokenizer
+from grpo_cli.models.loading import (
+    build_peft_config,
+    load_generation_config,
+    load_model,
+    load_tokenizer,
+)
 from grpo_cli.models.sampling import all_eos_token_ids, count_prompt_tokens
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import reward_context
 from grpo_cli.preflight.hardware import pick_device
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.folder import RunFolder
@@ -35,6 +40,7 @@ from grpo_cli.train.completion_log import CompletionLog
 from grpo_cli.train.dynamic_sampling import DynamicSampling
 from grpo_cli.train.failures import whole_or_nothing
 from grpo_cli.train.measurement import Measurer, select_rows
+from grpo_cli.train.overlap import EarlyScoring
 from grpo_cli.train.ranking import ScoredMeasurer, write_answers
 from grpo_cli.train.reward_functions import build_reward_functions
 from grpo_cli.train.rule_stop import RuleStop
@@ -46,6 +52,11 @@ from grpo_cli.train.trainer import RunTrainer
 from grpo_cli.train.trl_args import build_trl_args
 from grpo_cli.train.vllm_generation import RunGeneration, mended
 from grpo_cli.train.world import check_machines, check_strategy, check_world, shares_weights
+
+if TYPE_CHECKING:
+    from grpo_cli.train.async_trainer import AsyncRunTrainer
+
+    AnyTrainer = RunTrainer | AsyncRunTrainer
 
 
 def train(folder: RunFolder, stop: StopRequest) -> None:
@@ -60,7 +71,7 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     recipe = folder.read_recipe()
     cpu = pick_device(recipe.launch) == "cpu"
     # Building the arguments starts the process group, which everything after may use.
-    args = build_trl_args(recipe, folder, cpu=cpu)
+    args = _build_args(recipe, folder, cpu=cpu)
     processes = PartialState()
     heartbeat = Heartbeat(folder, processes.process_index)
     session = Session(folder, recipe, stop, processes, cpu, heartbeat)
@@ -94,6 +105,16 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     session.report("saving the model")
     _save_model(session, trainer)
     session.finish(step=trainer.state.global_step, reason=_early_end(trainer))
+
+
+def _build_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
+    """The arguments of the trainer that `training.mode` wants; TRL's experimental one is loaded for itself."""
+    if recipe.training.mode == "async":
+        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+        from grpo_cli.train.async_args import build_async_args
+
+        return build_async_args(recipe, folder, cpu=cpu)
+    return build_trl_args(recipe, folder, cpu=cpu)
 
 
 def _build_data(session: Session, tokenizer: PreTrainedTokenizerBase) -> BuiltData:
@@ -141,12 +162,14 @@ def _describe_device(session: Session) -> dict[str, Any]:
 
 
 def _build_trainer(
-    session: Session, args: GRPOConfig, tokenizer: PreTrainedTokenizerBase, data: BuiltData
-) -> tuple[RunTrainer, list[Reward]]:
+    session: Session, args: Any, tokenizer: PreTrainedTokenizerBase, data: BuiltData
+) -> tuple["AnyTrainer", list[Reward]]:
     recipe = session.recipe
     session.report("loading the rewards")
     context = reward_context(recipe, str(session.processes.device))
     rewards = build_rewards(recipe.rewards, context)
+    if recipe.training.mode == "async":
+        return _build_async_trainer(session, args, tokenizer, data, rewards), rewards
     session.report("loading the model")
     # All at once: with ZeRO-3 loading is common work. Downloads and conversions lock by themselves.
     model = load_model(recipe.model, tokenizer, device_is_cuda=not session.cpu)
@@ -160,9 +183,11 @@ def _build_trainer(
     with mended(session.folder.launch / "weights", lambda: _wait_for_server(session)):
         lora = build_peft_config(recipe.model.lora)
         if recipe.is_sampled:
+            early = EarlyScoring(rewards, recipe.generation.sampling_parts)
             trainer = RunTrainer(
                 model=model,
-                reward_funcs=build_reward_functions(rewards, log),
+                reward_funcs=build_reward_functions(rewards, log, early),
+                early=early,
                 args=args,
                 train_dataset=data.train,
                 eval_dataset=data.eval if args.eval_strategy != "no" else None,
@@ -180,7 +205,23 @@ def _build_trainer(
     return trainer, rewards
 
 
-def _add_callbacks(session: Session, trainer: RunTrainer) -> tuple[RunCallback, RuleStop]:
+def _build_async_trainer(
+    session: Session,
+    args: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    data: BuiltData,
+    rewards: list[Reward],
+) -> "AsyncRunTrainer":
+    from grpo_cli.train.async_trainer import build_async_trainer
+
+    model = session.recipe.model
+    session.annotate_manifest(model=fingerprint_model(model))
+    known = all_eos_token_ids(load_generation_config(model), tokenizer)
+    log = _open_completion_log(session, rewards, [*known, tokenizer.pad_token_id], lambda: True)
+    return build_async_trainer(session, args, tokenizer, data.train, rewards, log)
+
+
+def _add_callbacks(session: Session, trainer: "AnyTrainer") -> tuple[RunCallback, RuleStop]:
     """Those that write, and those that stop."""
     rules, training = RuleStop(session), session.recipe.training
     callback = RunCallback(session, listeners=[rules.take] if training.stop_when else [])
@@ -212,7 +253,7 @@ def _wait_for_server(session: Session) -> None:
     session.report("waiting for vLLM")
 
 
-def _note_returns(session: Session, trainer: RunTrainer) -> None:
+def _note_returns(session: Session, trainer: "AnyTrainer") -> None:
     """Writes down in which step a vLLM server came back and was given the weights again."""
 
     def note() -> None:
@@ -238,7 +279,7 @@ def _open_completion_log(
 
 
 def _build_measurer(
-    session: Session, trainer: RunTrainer, rewards: list[Reward], data: BuiltData
+    session: Session, trainer: "AnyTrainer", rewards: list[Reward], data: BuiltData
 ) -> Measurer | None:
     if shares_weights(trainer):
         # No process holds a model that it could sample from by itself.
@@ -251,7 +292,7 @@ def _build_measurer(
 
 
 def _go_on(
-    session: Session, trainer: RunTrainer, data: BuiltData, resumption: Mapping[str, Any]
+    session: Session, trainer: "AnyTrainer", data: BuiltData, resumption: Mapping[str, Any]
 ) -> None:
     """Trains from a checkpoint to the end; where it is the end, only takes its weights."""
     checkpoint = session.folder.checkpoints / resumption["checkpoint"]
@@ -263,11 +304,11 @@ def _go_on(
         trainer.go_on(checkpoint, plan.optimizer_steps_per_epoch or 1)
 
 
-def _planned_steps(trainer: RunTrainer) -> int | None:
+def _planned_steps(trainer: "AnyTrainer") -> int | None:
     return trainer.args.max_steps if trainer.args.max_steps > 0 else None
 
 
-def _check_steps(session: Session, trainer: RunTrainer) -> None:
+def _check_steps(session: Session, trainer: "AnyTrainer") -> None:
     """Compares the steps done with those planned: a loop can end early without an error."""
     done, planned = trainer.state.global_step, trainer.state.max_steps
     if done < planned and not session.recipe.training.early_stopping:
@@ -277,7 +318,7 @@ def _check_steps(session: Session, trainer: RunTrainer) -> None:
         )
 
 
-def _early_end(trainer: RunTrainer) -> str | None:
+def _early_end(trainer: "AnyTrainer") -> str | None:
     """Why training ended before its last step, where early stopping ended it."""
     state = trainer.state
     if state.global_step >= state.max_steps:
@@ -286,7 +327,7 @@ def _early_end(trainer: RunTrainer) -> str | None:
     return f"stopped early: {metric} no longer got better (best {best})"
 
 
-def _save_model(session: Session, trainer: RunTrainer) -> None:
+def _save_model(session: Session, trainer: "AnyTrainer") -> None:
     """Writes the final weights (or adapter) and tokenizer to `model/`, whole or not at all."""
     partial = session.folder.path / ".model.partial"
     if session.processes.is_main_process:

@@ -2,10 +2,10 @@
 
 from accelerate import DistributedType
 from accelerate.utils import gather_object
+from transformers import Trainer
 
 from grpo_cli.errors import SetupError
 from grpo_cli.train.session import Session
-from grpo_cli.train.trainer import RunTrainer
 
 _SHARED = {"fsdp": DistributedType.FSDP, "zero": DistributedType.DEEPSPEED}
 
@@ -46,7 +46,7 @@ def check_machines(session: Session) -> None:
         raise SetupError(f"the processes would go on from different steps ({steps}). {fix}")
 
 
-def check_strategy(session: Session, trainer: RunTrainer) -> None:
+def check_strategy(session: Session, trainer: Trainer) -> None:
     """Compares how the model was to be shared with how it is: accelerate may do otherwise, in silence.
 
     Raises:
@@ -62,7 +62,7 @@ def check_strategy(session: Session, trainer: RunTrainer) -> None:
         )
 
 
-def shares_weights(trainer: RunTrainer) -> bool:
+def shares_weights(trainer: Trainer) -> bool:
     """Whether the processes hold a part of the weights each."""
     state = trainer.accelerator.state
     if state.distributed_type == DistributedType.DEEPSPEED:

@@ -79,3 +79,18 @@ def test_a_managed_server_that_dies_is_started_again_with_the_weights(tmp_path, 
     assert "is back, and gets the weights again" in said
     assert max(differences(workshop)) < AGREEMENT
     assert family() == []
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["all weights", "lora"])
+@needs_two
+@needs_vllm
+def test_an_asynchronous_training_hands_weights_to_the_server_by_nccl(tmp_path, model, lora):
+    workshop = workshop_of(tmp_path, model, "mode: server")
+    more = ["--set", "model.lora={r: 8, target_modules: all-linear}"] if lora else []
+    train_with_vllm(workshop, *ON_GPU, *sets(6), *more, "--set", "training.mode=async")
+    steps = workshop.records("train")
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert min(step["grad_norm"] for step in steps) > 0
+    assert min(step["time/sync"] for step in steps[1:]) > 0
+    assert max(abs(step["ratio"] - 1) for step in steps) < 0.5
+    assert family() == []

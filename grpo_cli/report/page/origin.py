@@ -59,6 +59,8 @@ def list_facts(run: Material) -> list[tuple[str, str]]:
         sampling = f", {run.gain.sampling}" if run.gain.sampling else ""
         found[f"held-out {name}{sampling}"] = " → ".join(values).replace("-", "−")
     found["model"] = show_path(run.recipe.model.path)
+    if run.recipe.training.mode == "async":
+        found["training"] = "asynchronous (experimental)"
     found["device"] = _device(manifest)
     found["seed"] = str(run.recipe.seed)
     found["started"] = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.status.started_at))

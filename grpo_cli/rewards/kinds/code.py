@@ -140,6 +140,10 @@ class CodeParams(RewardParams):
             ), "correct these tests, or name the column that holds them (`tests: …`)"
         return None
 
+    def waits(self, *, limited: bool) -> bool:
+        """For the programs."""
+        return True
+
     def build(self, context: RewardContext) -> Scorer:
         """Finds out what protects programs on this machine (half a second, once)."""
         for _, message, fix in self.problems():

@@ -133,6 +133,10 @@ class JudgeParams(RewardParams):
             found.append(("api_key_env", message, fix))
         return found
 
+    def waits(self, *, limited: bool) -> bool:
+        """For the endpoint."""
+        return True
+
     def build(self, context: RewardContext) -> Scorer:
         """Imports openai (about a second) and reads the key; connects to nothing yet."""
         try:

@@ -130,6 +130,10 @@ class PythonParams(RewardParams):
             ),
         ]
 
+    def waits(self, *, limited: bool) -> bool:
+        """Where the function is `async`, or a time limit has other processes run it."""
+        return limited or self._signature().is_async
+
     def reads_tokens(self) -> bool:
         """Where the function names `completion_ids`."""
         return "completion_ids" in self._signature().required

@@ -38,6 +38,8 @@ class Signature:
     """Parameters that cannot be passed by name, as TRL passes them all."""
     takes_any: bool = True
     """There is a `**kwargs`."""
+    is_async: bool = False
+    """It is an `async def`."""
 
     def accepts(self, name: str) -> bool:
         """Whether the function takes an argument of this name."""
@@ -176,4 +178,5 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Signature:
         ),
         positional_only=tuple(arg.arg for arg in spec.posonlyargs),
         takes_any=spec.kwarg is not None,
+        is_async=isinstance(node, ast.AsyncFunctionDef),
     )

@@ -366,6 +366,13 @@ SILENT = {
         rewards(right=noisy([0.5] * 20 + [0.2] * 20, by=0.6), form=noisy([0.3] * 40, by=0.6)),
     ],
     "slow_reward": [
+        # Beside sampling: next to nothing of it is waited for.
+        {
+            "rewards/right/seconds": [6.0] * 10,
+            "rewards/right/mean": HALF[:10],
+            "time/scoring": [0.5] * 10,
+            "step_time": [8.0] * 10,
+        },
         {
             "rewards/right/seconds": [3.0] * 10,
             "rewards/right/mean": HALF[:10],
@@ -630,3 +637,16 @@ def test_metrics_that_are_not_there_or_no_numbers_never_end_in_an_error():
                 {"event": "train", "step": step, **{name: chance.choice(values) for name in picked}}
             )
         find_all(history)
+
+
+def test_a_slow_reward_that_waits_is_scored_beside_sampling():
+    judge = {"kind": "judge", "model": "m", "rubric": "r", "name": "right"}
+    series = {
+        "rewards/right/seconds": [6.0] * 10,
+        "rewards/right/mean": HALF[:10],
+        "time/scoring": [5.0] * 10,
+        "step_time": [8.0] * 10,
+    }
+    symptom = find("slow_reward", make_history(series, make_recipe(rewards=[judge])))
+    assert "took 62% of the time" in symptom.seen
+    assert symptom.fix.startswith("`generation.sampling_parts: 2`, which scores one part")

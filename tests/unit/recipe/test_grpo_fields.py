@@ -15,6 +15,7 @@ OPEN = {
 }
 OURS = {
     *("backend", "dynamic_sampling", "vllm", "early_stopping", "stop_when"),
+    *("backend", "vllm", "early_stopping", "stop_when", "sampling_parts", "mode", "asynchronous"),
     *("managed", "base_url", "max_restarts", "server_args"),
 }
 

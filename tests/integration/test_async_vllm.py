@@ -1,0 +1,50 @@
+"""Asynchronous trainings that sample with a real vLLM, on the CPU; skipped where it is not installed."""
+
+import importlib.util
+import signal
+
+import pytest
+
+from tests.integration.test_vllm_training import servers, sets, start, train, workshop_of
+from tests.tiny_models import make_tiny_model
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
+]
+ASYNC = ("--set", "training.mode=async", "--set", "training.asynchronous.max_staleness=2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    # vLLM's CPU kernels want heads of 32 and more.
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "wide", hidden_size=128)
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["all weights", "lora"])
+def test_a_managed_server_samples_with_the_weights_as_they_move(tmp_path, model, lora):
+    workshop = workshop_of(tmp_path, model, "mode: server")
+    more = ["--set", "model.lora={r: 8, target_modules: all-linear}"] if lora else []
+    train(workshop, *sets(6), *ASYNC, *more)
+    assert workshop.status()["state"] == "completed"
+    steps = workshop.records("train")
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert max(step["sample/staleness_max"] for step in steps) <= 2
+    assert min(step["grad_norm"] for step in steps) > 0
+    # bf16 on both sides, by different kernels, and weights that are some steps old.
+    assert max(abs(step["ratio"] - 1) for step in steps) < 0.5
+    assert abs(steps[0]["ratio"] - 1) < 0.05
+    assert servers() == []
+
+
+def test_a_request_to_stop_saves_and_ends_the_server(tmp_path, model):
+    workshop = workshop_of(tmp_path, model, "mode: server")
+    process, reach = start(workshop, *sets(500), *ASYNC)
+    reach(2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=180)
+    assert workshop.status()["state"] == "stopped"
+    step = workshop.status()["step"]
+    assert (workshop.run / "checkpoints" / f"checkpoint-{step}").is_dir()
+    assert servers() == []
