@@ -58,10 +58,8 @@ class Bench:
         """Rows of the quickstart's task, as messages."""
         import reasoning_gym
 
-        dataset = self._quickstart.dataset
-        task = reasoning_gym.create_dataset(
-            dataset.task, size=count, seed=seed, **dict(dataset.params)
-        )
+        dataset: Any = self._quickstart.dataset  # of reasoning_gym's kind
+        task = reasoning_gym.create_dataset(dataset.task, size=count, seed=seed, **dataset.params)
         silent = round(silent_share * _SILENT_OF)
         return [
             {

@@ -1,6 +1,7 @@
 """What is compared of two finished runs besides their times: weights, completions, held-out accuracy."""
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,8 @@ def _distance(one: Any, other: Any) -> float:
 
 def _share_same(one: Path, other: Path) -> float:
     """Share of the completions, taken without their order, that both have."""
-    first, second = (sorted(each.read_text().splitlines()) for each in (one, other))
-    left = list(second)
-    same = 0
-    for text in first:
-        if text in left:
-            left.remove(text)
-            same += 1
-    return same / max(len(first), len(second), 1)
+    first, second = (Counter(each.read_text().splitlines()) for each in (one, other))
+    return (first & second).total() / max(first.total(), second.total(), 1)
 
 
 def measure_accuracy(bench: Bench, adapter: Path) -> float:

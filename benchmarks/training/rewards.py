@@ -21,9 +21,17 @@ def right(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     return [float(bool(n) and n[-1] == str(a)) for n, a in zip(found, answer, strict=True)]
 
 
-def spread(completions: list[Any], prompts: list[Any], silent: list[bool], **_: Any) -> list[float]:
+def spread(
+    completions: list[Any],
+    prompts: list[Any],
+    silent: list[bool],
+    trainer_state: Any = None,
+    **_: Any,
+) -> list[float]:
     """Another value for each completion of a prompt, whatever it says; all the same where it is silent."""
-    _write_down(completions)
+    if trainer_state is not None:
+        # Rewards are tried on made-up answers too, before training.
+        _write_down(completions)
     seen: dict[str, int] = {}
     values = []
     for prompt, is_silent in zip(prompts, silent, strict=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from benchmarks.training.bench import ROOT, Bench
 from benchmarks.training.cases import Case
@@ -75,11 +75,11 @@ def read_figures(records: Sequence[Mapping[str, Any]], completions: int) -> dict
     if len(steps) < 2:
         return {}
     seconds = steps[-1]["time"] - steps[0]["time"]
-    lengths = [record.get("completions/mean_length") for record in steps[1:]]
-    found = {"step_s": seconds / (len(steps) - 1)}
-    if all(length is not None for length in lengths):
-        found["tokens_per_s"] = completions * sum(map(float, lengths)) / seconds
-    return found
+    lengths = [float(record.get("completions/mean_length", 0.0)) for record in steps[1:]]
+    return {
+        "step_s": seconds / (len(steps) - 1),
+        "tokens_per_s": completions * sum(lengths) / seconds,
+    }
 
 
 def _plain_command(bench: Bench, case: Case, folder: Path) -> list[str]:
