@@ -9,6 +9,7 @@ Progress goes to stderr, the table to stdout. Ctrl-C ends it with the table of w
 import argparse
 import importlib.util
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.training.bench import Bench
-from benchmarks.training.cases import CASES, ON_GPU, Case
+from benchmarks.training.cases import CASES, ON_CPU, ON_GPU, Case
 from benchmarks.training.comparison import compare
 from benchmarks.training.runs import Measured, RunFailedError, run_case
 from benchmarks.training.table import format_comparison, format_ratio, take_ratio
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.gpu and not _has_gpu():
         _say("no CUDA device: nothing is measured")
         return 0
+    # Asked to end, it ends its run first, as with Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = [case for case in CASES if case.name in given.only and _is_possible(case)]
     results: list[dict[str, Any]] = []
     code = 0
@@ -120,7 +123,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--keep", help="an empty folder for all that is written")
     given = parser.parse_args(arguments)
     known = [case.name for case in CASES]
-    usual = [*ON_GPU, "e-vllm"] if given.gpu else known
+    usual = ON_GPU if given.gpu else ON_CPU
     given.only = usual if given.only is None else given.only.split(",")
     if unknown := [name for name in given.only if name not in known]:
         parser.error(f"no case {unknown[0]!r}; there are {', '.join(known)}")

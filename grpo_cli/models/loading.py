@@ -129,7 +129,8 @@ def load_model(
 def pick_dtype(model: ModelConfig, *, cuda: bool) -> Any:
     """The precision to load weights in: a `torch.dtype`, or `auto` for the checkpoint's own.
 
-    A processor without bfloat16 takes twice the time in it that it takes in float32.
+    bfloat16 on a processor that emulates it takes longer than float32: a layer of SmolLM2's kind 2.3 times
+    as long to learn with AVX-512 alone, and 13 times with AVX2.
 
     Raises:
         RecipeError: `model.path` names nothing.

@@ -19,7 +19,7 @@ def check_precision(recipe: Recipe, hardware: Hardware) -> Iterator[Problem]:
         if is_asked:
             yield Problem(
                 "this processor emulates bfloat16 (it has none of avx512_bf16, amx_bf16 and ARM's bf16), "
-                "which takes about twice the time of float32",
+                "which takes two to ten times as long as float32",
                 f"set `{path}: {instead}`",
                 path,
                 level="warning",
