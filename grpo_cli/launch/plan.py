@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_cli.launch.accelerate_config import build_config
+from grpo_cli.launch.cpu_environment import plan_cpu_environment
 from grpo_cli.launch.places import Places
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, resolve_num_processes
 from grpo_cli.recipe.launch import LaunchConfig
@@ -184,15 +185,5 @@ def _environment(
         return environment
     if recipe.generation.backend == "vllm":
         environment |= UNBOUND
-    local = max(processes // recipe.launch.num_machines, 1)
-    environment["OMP_NUM_THREADS"] = str(max(hardware.cpus // local, 1))
-    if hardware.linux:
-        # glibc gives large blocks back to the kernel at once and page-faults them in again on
-        # the next step; keeping them took a float32 step of SmolLM2-135M from 17 to 13 s.
-        keep = str(16 * 2**30)
-        environment |= {
-            "MALLOC_MMAP_THRESHOLD_": keep,
-            "MALLOC_TRIM_THRESHOLD_": keep,
-            "MALLOC_TOP_PAD_": str(64 * 2**20),
-        }
-    return environment
+    local_processes = processes // recipe.launch.num_machines
+    return {**environment, **plan_cpu_environment(hardware, local_processes)}

@@ -12,7 +12,7 @@ import peft
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from grpo_cli.models.loading import add_adapters, load_config
+from grpo_cli.models.loading import add_adapters, load_config, pick_dtype
 from grpo_cli.models.shape import ModelShape
 from grpo_cli.recipe.model import ModelConfig
 
@@ -20,7 +20,12 @@ _FUSED = "grpo_fused_attention"
 
 
 def read_shape(
-    model: ModelConfig, *, batch: int, length: int, activations: str | None = None
+    model: ModelConfig,
+    *,
+    batch: int,
+    length: int,
+    activations: str | None = None,
+    cuda: bool = False,
 ) -> ModelShape:
     """Counts the sizes of a model, with its adapters, and of one micro-step.
 
@@ -29,13 +34,14 @@ def read_shape(
         batch: Sequences in a micro-step.
         length: Tokens of a sequence, prompt and completion.
         activations: Precision of activations where it is not that of the weights (autocast).
+        cuda: Whether the model will run on CUDA.
 
     Raises:
         RecipeError: `model.path` names nothing.
         SetupError: The configuration of the model cannot be had.
     """
     config = load_config(model)
-    dtype = _dtype(model, config)
+    dtype = _dtype(model, config, cuda=cuda)
     empty = _build_empty(model, config, dtype)
     computed = getattr(torch, activations) if activations else dtype
     counted = empty if computed == dtype else _build_empty(model, config, computed)
@@ -54,8 +60,9 @@ def read_shape(
     return _describe(model, empty, dtype, saved / tokens, checkpointed / tokens)
 
 
-def _dtype(model: ModelConfig, config: Any) -> torch.dtype:
-    named = config.dtype or torch.float32 if model.dtype == "auto" else model.dtype
+def _dtype(model: ModelConfig, config: Any, *, cuda: bool) -> torch.dtype:
+    picked = pick_dtype(model, cuda=cuda)
+    named = config.dtype or torch.float32 if picked == "auto" else picked
     return getattr(torch, named) if isinstance(named, str) else named
 
 

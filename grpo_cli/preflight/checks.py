@@ -23,6 +23,7 @@ from grpo_cli.preflight.contents import check_data, check_rewards, collect
 from grpo_cli.preflight.expectation import check_expect
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
 from grpo_cli.preflight.overlap import check_overlap
+from grpo_cli.preflight.precision import check_precision
 from grpo_cli.preflight.scored import check_scored
 from grpo_cli.preflight.slurm import check_slurm
 from grpo_cli.preflight.stopping import check_stop_when
@@ -113,7 +114,7 @@ def check_recipe(
             *check_overlap(recipe, params),
             *check_async(recipe),
         ]
-        problems += check_trackers(recipe)
+        problems += [*check_trackers(recipe), *check_precision(recipe, found)]
         problems += check_expect(recipe.expect, batch.total_optimizer_steps)
     placed = [loaded.place(problem) for problem in problems]
     return CheckedRecipe(loaded, tuple(sort_problems(placed)), seen, batch, processes)

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from grpo_cli.runs.manifest import usable_cpus
+from grpo_cli.runs.processors import (
+    CGROUP,
+    count_cores,
+    count_idle_cpus,
+    has_bfloat16,
+    read_number,
+)
 
 if TYPE_CHECKING:
     from grpo_cli.recipe.launch import LaunchConfig
     from grpo_cli.recipe.recipe import Recipe
-
-CGROUP = Path("/sys/fs/cgroup")
-"""Where a container's limits stand."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,14 @@ class Hardware:
     gpus: int
     """Visible CUDA devices."""
     cpus: int
-    """Processors this process may run on."""
+    """Cores that computing threads can keep busy."""
     linux: bool = True
     names: tuple[str, ...] = ()
     """What `CUDA_VISIBLE_DEVICES` calls the visible devices, where it is set."""
+    bfloat16: bool | None = None
+    """Whether the processor computes in bfloat16 itself; None where the system does not tell."""
+    idle_cpus: float | None = None
+    """Processors of the whole machine that nothing else runs on now; None where the system does not tell."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -39,7 +46,14 @@ def read_hardware() -> Hardware:
     gpus = count_gpus()
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     visible = tuple(name for name in names if name)[:gpus]
-    return Hardware(gpus, usable_cpus(), sys.platform.startswith("linux"), visible)
+    return Hardware(
+        gpus,
+        count_cores(),
+        sys.platform.startswith("linux"),
+        visible,
+        has_bfloat16(),
+        count_idle_cpus(),
+    )
 
 
 def count_gpus(
@@ -129,15 +143,6 @@ def _read_cgroup_room(cgroup: Path) -> int | None:
             stat = (cgroup / limit).parent / "memory.stat"
             return max(most - now + _read_entry(stat, key), 0)
     return None
-
-
-def read_number(path: Path) -> int | None:
-    """The whole number in a file of the kernel's; None where there is none."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def _read_entry(path: Path, key: str) -> int:

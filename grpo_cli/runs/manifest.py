@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.runs.files import SCHEMA_VERSION
+from grpo_cli.runs.processors import usable_cpus
 
 PACKAGES = (
     "grpo-cli trl transformers torch accelerate peft datasets tokenizers vllm math-verify "
@@ -57,12 +58,6 @@ def read_git(folder: Path) -> dict[str, Any] | None:
     if revision is None:
         return None
     return {"revision": revision, "dirty": bool(_git(folder, "status", "--porcelain"))}
-
-
-def usable_cpus() -> int:
-    """Processors this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from grpo_cli.errors import RecipeError, RunError, SetupError
+from grpo_cli.models import loading
 from grpo_cli.models.loading import (
     build_peft_config,
     load_model,
@@ -110,6 +111,32 @@ def test_the_chat_template_comes_from_text_or_file(base_folder: Path, tmp_path: 
 def test_dtype(dtype: str, chat_folder: Path):
     model = load_model(ModelConfig(path=str(chat_folder), dtype=dtype))
     assert model.dtype == (torch.float32 if dtype == "auto" else getattr(torch, dtype))
+
+
+@pytest.mark.parametrize(
+    ("native", "cuda", "expected"),
+    [
+        (True, False, "auto"),
+        (None, False, "auto"),
+        (False, True, "auto"),
+        (False, False, torch.float32),
+    ],
+)
+def test_a_processor_without_bfloat16_takes_float32(
+    native: bool | None,
+    cuda: bool,
+    expected: Any,
+    chat_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(loading, "has_bfloat16", lambda: native)
+    coarse = ModelConfig(path=str(tmp_path / "coarse"))
+    load_model(ModelConfig(path=str(chat_folder), dtype="bfloat16")).save_pretrained(coarse.path)
+    assert loading.pick_dtype(coarse, cuda=cuda) == expected
+    asked = coarse.model_copy(update={"dtype": "bfloat16"})
+    assert loading.pick_dtype(asked, cuda=cuda) == torch.bfloat16
+    assert loading.pick_dtype(ModelConfig(path=str(chat_folder)), cuda=cuda) == "auto"
 
 
 def test_options_reach_the_model(chat_folder: Path):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from grpo_cli.preflight.finding import Finding
-from grpo_cli.runs.manifest import usable_cpus
+from grpo_cli.runs.processors import usable_cpus
 
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Set by launchers for their workers; in a shell they are left over from something else."""

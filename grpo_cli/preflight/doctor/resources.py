@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_cli.preflight.finding import Finding, FindingLevel
-from grpo_cli.preflight.hardware import CGROUP, read_available_memory, read_number
-from grpo_cli.runs.manifest import usable_cpus
+from grpo_cli.preflight.hardware import read_available_memory
+from grpo_cli.runs.processors import CGROUP, read_cpu_quota, usable_cpus
 
 _GIB = 2**30
 LEAST_MEMORY_GIB = 1.0
@@ -48,7 +48,7 @@ def check_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -
 
 def check_processors(cgroup: Path = CGROUP) -> Iterator[Finding]:
     """Usable processors against a container's quota, which torch does not see."""
-    cpus, quota = usable_cpus(), _read_quota(cgroup)
+    cpus, quota = usable_cpus(), read_cpu_quota(cgroup)
     if quota is None or quota >= cpus - 0.5:
         yield Finding("processors", "ok", f"{cpus} usable")
         return
@@ -56,20 +56,10 @@ def check_processors(cgroup: Path = CGROUP) -> Iterator[Finding]:
     yield Finding(
         "processors",
         "warning",
-        f"{cpus} are visible, but this container gets the time of {quota:g}: "
-        "one thread for each visible one would mostly wait",
+        f"{cpus} are visible, but this container gets the time of {quota:g}: training starts no more "
+        "threads than that, other programs would start one for each visible one",
         f"export OMP_NUM_THREADS={threads}, or give the container more (docker run --cpus)",
     )
-
-
-def _read_quota(cgroup: Path) -> float | None:
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        old = read_number(cgroup / "cpu/cpu.cfs_quota_us")
-        period_us = read_number(cgroup / "cpu/cpu.cfs_period_us")
-        return old / period_us if old and period_us else None
-    return None if quota == "max" else int(quota) / int(period)
 
 
 def check_shared_memory(gpus: int, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:

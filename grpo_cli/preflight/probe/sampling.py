@@ -10,7 +10,7 @@ from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.probe import affordability, cost, judgement, signal
 from grpo_cli.preflight.probe.session import Session, spread
 from grpo_cli.preflight.settings import read_setting
-from grpo_cli.runs.manifest import usable_cpus
+from grpo_cli.runs.processors import usable_cpus
 
 _BUSY = 0.5
 """Share of the processors that other programs may take before measured times are doubted."""

@@ -266,6 +266,7 @@ def _estimate(session: Session, runs: Path) -> None:
         batch=recipe.training.per_device_train_batch_size,
         length=longest + recipe.generation.max_completion_length,
         activations="bfloat16" if device.autocast else None,
+        cuda=device.kind == "cuda",
     )
     if session.shape.saved_bytes_per_token is None:
         session.add([_uncounted()])

@@ -1,0 +1,1 @@
+"""Plain `GRPOTrainer` against `grpo train`, in real processes: `python -m benchmarks.training`."""
