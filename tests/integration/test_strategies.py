@@ -227,11 +227,12 @@ def test_processes_leave_out_different_numbers_of_rows(tmp_path, chat_model, str
     if strategy == "ddp":
         # One row in each micro-batch: the processes have different numbers of them.
         settings += ["--set", "training.fast.max_tokens_per_micro_batch=1"]
+    off = [f"training.fast.{part}=false" for part in ("no_signal", "shared_prompts")]
     done = []
     for fast in ("true", "false"):
         (tmp_path / fast).mkdir()
         workshop = Workshop(tmp_path / fast, chat_model)
-        more_flags = [] if fast == "true" else ["--set", "training.fast=false"]
-        done.append(train(workshop, *flags, *settings, *more_flags, more=more + UNEVEN))
+        switches = [] if fast == "true" else ["--set", off[0], "--set", off[1]]
+        done.append(train(workshop, *flags, *settings, *switches, more=more + UNEVEN))
     assert [each["frac_reward_zero_std"] for each in done[0].records("train")] == [0.5, 1, 0.25, 0]
     assert_same(*done, strategy)

@@ -150,7 +150,8 @@ class FastTrainer(GRPOTrainer):
 
     def _fill_up(self, batches: list[MicroBatch], window: list[dict[str, Any]]) -> None:
         """Makes the processes' micro-batches as many, at least one, and each as many rows in all of them."""
-        sizes = torch.tensor([[batch.size for batch in batches]], device=self.accelerator.device)
+        found = [[batch.size for batch in batches]]
+        sizes = torch.tensor(found, dtype=torch.long, device=self.accelerator.device)
         sizes = self.accelerator.gather(self.accelerator.pad_across_processes(sizes, dim=1))
         while len(batches) < max(sizes.shape[1], 1):
             batches.append(make_filler(window))
