@@ -106,7 +106,7 @@ CASES = (
         f"long-tailed lengths, mean {MEAN_LENGTH}, at most {LONGEST}",
         (
             Figure("step_s", "step", "s", 0.35),
-            # The (d): memory counts where completions are long.
+            # Memory counts where completions are long.
             Figure("peak_gib", "peak memory", "GiB", 0.7),
         ),
         changes={"generation.max_completion_length": LONGEST},

@@ -1,0 +1,67 @@
+"""`training.fast`: what it takes, and when a part would not be exact."""
+
+import pytest
+
+from grpo_cli.errors import RecipeError
+from grpo_cli.preflight.fast import check_fast
+from grpo_cli.recipe.fast import FastConfig, find_inexact
+from grpo_cli.recipe.loading import load_recipe, load_tree
+from tests.recipe_texts import GOOD, write_recipe
+
+OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("true", FastConfig()),
+        ("false", OFF),
+        ("{no_signal: false}", FastConfig(no_signal=False)),
+        ("{max_tokens_per_micro_batch: 4096}", FastConfig(max_tokens_per_micro_batch=4096)),
+    ],
+)
+def test_a_switch_or_a_section(tmp_path, written, meant):
+    path = write_recipe(tmp_path, GOOD + f"  fast: {written}\n")
+    assert load_recipe(path).training.fast == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        ("1", "training.fast"),
+        ("{no_signals: false}", "training.fast.no_signals"),
+        ("{max_tokens_per_micro_batch: 0}", "training.fast.max_tokens_per_micro_batch"),
+    ],
+)
+def test_anything_else_is_told_with_its_place(tmp_path, written, path):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write_recipe(tmp_path, GOOD + f"  fast: {written}\n"))
+    assert [problem.path for problem in caught.value.problems] == [path]
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({}, set()),
+        ({"loss_type": "bnpo"}, set()),
+        ({"beta": 0.0, "entropy_coef": 0.0, "top_entropy_quantile": 1.0}, set()),
+        ({"beta": 0.04}, {"no_signal"}),
+        ({"beta": 0.04, "loss_type": "bnpo"}, {"no_signal", "shared_prompts"}),
+        ({"entropy_coef": 0.01}, {"no_signal", "shared_prompts"}),
+        ({"use_adaptive_entropy": True}, {"no_signal", "shared_prompts"}),
+        ({"top_entropy_quantile": 0.2}, {"no_signal", "shared_prompts"}),
+        ({"optim": "adalomo"}, {"no_signal", "shared_prompts"}),
+    ],
+)
+def test_parts_that_would_not_be_exact(settings, parts):
+    assert set(find_inexact(FastConfig(), settings)) == parts
+    assert find_inexact(OFF, settings) == {}
+
+
+def test_a_recipe_with_a_kl_term_is_told_once(tmp_path):
+    loaded = load_tree(write_recipe(tmp_path, GOOD + "  beta: 0.04\n"))
+    (problem,) = check_fast(loaded.recipe)
+    assert (problem.level, problem.path) == ("note", "training.fast.no_signal")
+    assert "beta is 0.04" in problem.message
+    told = load_tree(write_recipe(tmp_path, GOOD + "  beta: 0.04\n  fast: {no_signal: false}\n"))
+    assert list(check_fast(told.recipe)) == []
