@@ -20,6 +20,7 @@ _FREE = (
     "training.resume_",
     "training.output_dir",
     "training.stop_when",
+    "training.fast",
     "evaluation.batch_size",
     "generation.vllm.mode",
     "generation.vllm.managed",

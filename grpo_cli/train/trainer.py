@@ -130,8 +130,9 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
             kept = (
                 Path(self.args.output_dir).parent / f"bad_batch_{self.accelerator.process_index}.pt"
             )
-            batch = self._buffered_inputs[(self._step - 1) % self.args.steps_per_generation]
-            torch.save({"step": self.state.global_step + 1, "inputs": batch}, kept)
+            # Whole: a step may be learned from in other micro-batches than TRL's.
+            inputs = self._buffered_inputs
+            torch.save({"step": self.state.global_step + 1, "inputs": inputs}, kept)
             raise RunError(
                 f"the loss of step {self.state.global_step + 1} is {loss.item()}. The batch is kept in "
                 f"{kept}, and the last checkpoint is from before. Fix: a lower training.learning_rate; "
