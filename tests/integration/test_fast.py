@@ -90,11 +90,11 @@ def train(trainer_class, model, tokenizer, folder, *, fast=None, prompts=PROMPTS
         "optim": "sgd",
         "max_grad_norm": 0.0,
         "gradient_checkpointing": False,
+        "use_cpu": True,
         **settings,
     }
     args = GRPOConfig(
         output_dir=str(folder),
-        use_cpu=True,
         bf16=False,
         report_to=[],
         save_strategy="no",

@@ -63,17 +63,11 @@ def attend(
     query, key, value = (
         _Spread.apply(tensor[0].transpose(0, 1), layout) for tensor in (query, key, value)
     )
-    options: dict[str, Any] = {
-        "dropout_p": dropout,
-        "scale": scaling,
-        "enable_gqa": query.shape[1] != key.shape[1],
-    }
+    options = {"dropout_p": dropout, "scale": scaling}
     asking, shared_keys, shared_values = (
         _cut(tensor, 0, layout.prompts) for tensor in (query, key, value)
     )
-    found = [
-        scaled_dot_product_attention(asking, shared_keys, shared_values, is_causal=True, **options)
-    ]
+    found = [_weigh(asking, shared_keys, shared_values, None, options)]
     start = layout.prompts[0] * layout.prompts[1]
     for block in layout.blocks:
         queries, own_keys, own_values = (
@@ -83,12 +77,34 @@ def attend(
             torch.cat([_Share.apply(shared, block.prompt_of), own], 2)
             for shared, own in ((shared_keys, own_keys), (shared_values, own_values))
         )
-        found.append(
-            scaled_dot_product_attention(queries, keys, values, attn_mask=block.visible, **options)
-        )
+        found.append(_weigh(queries, keys, values, block.visible, options))
         start += block.shape[0] * block.shape[1]
     flat = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in found])
     return _Collect.apply(flat, layout)[None].to(given), None
+
+
+def _weigh(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: torch.Tensor | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """Attention `[rows, heads, width, size]`, to what is visible; to what came before where that is None."""
+    times = query.shape[1] // key.shape[1]
+    if visible is not None and query.device.type != "cpu":
+        # Of the kernels there that save memory, the one that takes a mask takes no grouped heads.
+        key, value = (tensor.repeat_interleave(times, dim=1) for tensor in (key, value))
+        times = 1
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=visible,
+        is_causal=visible is None,
+        enable_gqa=times > 1,
+        **options,
+    )
 
 
 def _cut(cells: torch.Tensor, start: int, shape: tuple[int, int]) -> torch.Tensor:
