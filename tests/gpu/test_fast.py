@@ -1,4 +1,4 @@
-"""The fast step on a GPU: TRL's weights there too, with masks and grouped heads that CPUs' kernels take otherwise."""
+"""The fast step on a GPU: TRL's weights there too, with the kernels that GPUs have."""
 
 import pytest
 import torch
