@@ -20,6 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_cli.models import decoding
 from grpo_cli.models.decoding import decode, is_plain
 from grpo_cli.models.drawing import draw, read_decoding
+from grpo_cli.recipe.fast import FastConfig
 from grpo_cli.train.trainer import RunTrainer
 
 PAD, END, OTHER_END = 0, 1, 2
@@ -255,13 +256,16 @@ def build_trainer(trainer, folder, where, **changes):
         "temperature": 0.8,
         **changes,
     }
-    return trainer(
+    built = trainer(
         model=AutoModelForCausalLM.from_pretrained(folder),
         reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
         args=GRPOConfig(output_dir=str(where), **given),
         train_dataset=Dataset.from_list([{"prompt": f"count {i}"} for i in range(8)]),
         processing_class=AutoTokenizer.from_pretrained(folder),
     )
+    if isinstance(built, RunTrainer):
+        built.speed_up(FastConfig(), lambda left_off: None)
+    return built
 
 
 def single_turn(trainer, prompts):
@@ -281,7 +285,7 @@ def test_entropies_are_those_that_trl_computes(tmp_path, chat_model, checkpointi
     assert logprobs is None
     assert trainer.model.is_gradient_checkpointing == checkpointing
     for prompt, completion, entropies in zip(
-        prompts, completions, trainer.sampled_entropies, strict=True
+        prompts, completions, trainer._sampled_entropies, strict=True
     ):
         ids = torch.tensor([prompt + completion])
         with torch.no_grad():
@@ -297,7 +301,7 @@ def test_the_trainer_samples_what_trl_would(tmp_path, chat_model):
     ours = build_trainer(RunTrainer, chat_model, tmp_path, **greedy)
     trls = build_trainer(GRPOTrainer, chat_model, tmp_path, **greedy)
     assert single_turn(ours, prompts) == single_turn(trls, prompts)
-    assert ours.sampled_entropies is not None
+    assert len(ours._sampled_entropies) == len(prompts)
 
 
 def test_the_trainer_leaves_other_settings_to_trl(tmp_path, chat_model):
@@ -306,7 +310,7 @@ def test_the_trainer_leaves_other_settings_to_trl(tmp_path, chat_model):
     )
     completions, _ = single_turn(trainer, [[40, 41, 42]] * 4)
     assert len(completions) == 4
-    assert trainer.sampled_entropies is None
+    assert trainer._sampled_entropies == []
 
 
 def test_rows_are_left_out_as_soon_as_half_have_ended(monkeypatch):

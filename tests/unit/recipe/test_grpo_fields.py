@@ -15,7 +15,16 @@ OPEN = {
 }
 OURS = {
     *("backend", "dynamic_sampling", "vllm", "early_stopping", "stop_when"),
-    *("backend", "vllm", "early_stopping", "stop_when", "sampling_parts", "mode", "asynchronous"),
+    *(
+        "backend",
+        "vllm",
+        "early_stopping",
+        "stop_when",
+        "sampling_parts",
+        "mode",
+        "asynchronous",
+        "fast",
+    ),
     *("managed", "base_url", "max_restarts", "server_args"),
 }
 
