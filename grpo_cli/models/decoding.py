@@ -21,6 +21,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 
 from grpo_cli.models.drawing import Decoding, Draw
+from grpo_cli.models.reading import has_dropout, has_moving_positions
 
 _NEEDED = frozenset({"input_ids", "past_key_values", "position_ids", "logits_to_keep"})
 """What a model must take to be read in two parts."""
@@ -45,7 +46,9 @@ def is_plain(model: Any) -> bool:
         model: A causal language model of transformers, without peft's wrapper.
     """
     config = model.config
-    if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
+    if has_moving_positions(config) or config.is_encoder_decoder:
+        return False
+    if config.get_text_config(decoder=True) is not config:
         return False
     if not inspect.signature(model.forward).parameters.keys() >= _NEEDED:
         return False
@@ -88,7 +91,7 @@ def _read_prompts(
         first.setdefault(tuple(prompt), row)
     if ids.shape[1] == 1:
         return cache
-    if _has_dropout(model):
+    if model.training and has_dropout(model):
         # Equal prompts are read with different neurons missing.
         first = {(row,): row for row in range(len(prompts))}
     distinct = list(first.values())
@@ -107,16 +110,6 @@ def _read_prompts(
         rows = [place[first[tuple(prompt)]] for prompt in prompts]
         cache.batch_select_indices(torch.tensor(rows, device=ids.device))
     return cache
-
-
-def _has_dropout(model: Any) -> bool:
-    if not model.training:
-        return False
-    drops = any(
-        isinstance(module, torch.nn.Dropout) and module.p > 0 and module.training
-        for module in model.modules()
-    )
-    return drops or bool(getattr(model.config, "attention_dropout", 0.0))
 
 
 def _continue(

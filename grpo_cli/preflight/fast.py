@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from grpo_cli.errors import Problem
-from grpo_cli.recipe.fast import find_inexact
+from grpo_cli.recipe.fast import find_left_off
 from grpo_cli.recipe.recipe import Recipe
 
 _INSTEAD = {
@@ -16,7 +16,7 @@ def check_fast(recipe: Recipe) -> Iterator[Problem]:
     """A note for each part that is left off."""
     if not recipe.is_sampled or recipe.training.mode == "async":
         return
-    for part, why in find_inexact(recipe.training.fast, recipe.training.extras).items():
+    for part, why in find_left_off(recipe.training.fast, recipe.training.extras).items():
         yield Problem(
             f"{_INSTEAD[part]}: {why}",
             f"nothing to mend; `training.fast: {{{part}: false}}` says that this is known",

@@ -54,39 +54,48 @@ FastSwitch = Annotated[FastConfig, _Switch()]
 """`true`, `false`, or the section."""
 
 
-def find_inexact(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The parts that are switched on but would change what is learned, and what makes them do so.
+def find_left_off(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The parts that are switched on but would change what is learned, or cost time; and why.
 
     Args:
         fast: The switches.
         settings: `GRPOConfig` fields by name; those that are not there have TRL's defaults.
     """
     found: dict[str, str] = {}
-    if fast.no_signal and (why := _why_all_count(settings)) is not None:
+    whole = _why_no_repacking(settings)
+    if fast.no_signal and (why := whole or _why_all_count(settings)) is not None:
         found["no_signal"] = why
-    if fast.shared_prompts and (why := _why_no_repacking(settings)) is not None:
+    if fast.shared_prompts and (why := whole or _why_no_layouts(settings)) is not None:
         found["shared_prompts"] = why
     return found
 
 
-def _why_all_count(given: Mapping[str, Any]) -> str | None:
-    """What learns from completions whose advantage is 0.
-
-    Source: `GRPOTrainer._compute_loss`, trl 1.16.0.
-    """
-    if given.get("beta"):
-        return f"beta is {given['beta']}, which holds every completion to the reference model"
-    return _why_no_repacking(given)
-
-
 def _why_no_repacking(given: Mapping[str, Any]) -> str | None:
-    """What binds completions to the micro-batch that they came in."""
+    """What binds completions to the micro-batch that they came in.
+
+    Source: `GRPOTrainer._compute_loss`, trl 1.16.0; `Trainer`, transformers 5.17.
+    """
+    optimizer = str(given.get("optim"))
     if given.get("entropy_coef") or given.get("use_adaptive_entropy"):
         return "the entropy of every completion is learned from (entropy_coef)"
     if given.get("top_entropy_quantile", 1.0) < 1:
         return "top_entropy_quantile chooses among all tokens of a micro-batch"
     if given.get("beta") and given.get("loss_type") == "bnpo":
         return "loss_type bnpo weighs the KL term by the micro-batch"
-    if given.get("optim") in ("lomo", "adalomo"):
-        return f"optim {given['optim']} updates the weights within the backward pass"
+    if given.get("neftune_noise_alpha"):
+        return "neftune_noise_alpha makes noise by the width of a micro-batch"
+    if optimizer in ("lomo", "adalomo") or optimizer.endswith("layerwise"):
+        return f"optim {optimizer} updates the weights within the backward pass"
     return None
+
+
+def _why_all_count(given: Mapping[str, Any]) -> str | None:
+    """What learns from completions whose advantage is 0."""
+    if given.get("beta"):
+        return f"beta is {given['beta']}, which holds every completion to the reference model"
+    return None
+
+
+def _why_no_layouts(given: Mapping[str, Any]) -> str | None:
+    """What takes longer the more shapes there are."""
+    return "torch_compile would compile each batch anew" if given.get("torch_compile") else None

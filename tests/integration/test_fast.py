@@ -10,13 +10,18 @@ from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 from trl import GRPOConfig, GRPOTrainer
 
+from grpo_cli.models.reading import has_dropout
 from grpo_cli.recipe.fast import FastConfig
 from grpo_cli.train.fast.trainer import FastTrainer
 from tests.tiny_models import make_tiny_model
@@ -91,11 +96,11 @@ def train(trainer_class, model, tokenizer, folder, *, fast=None, prompts=PROMPTS
         "max_grad_norm": 0.0,
         "gradient_checkpointing": False,
         "use_cpu": True,
+        "bf16": False,
         **settings,
     }
     args = GRPOConfig(
         output_dir=str(folder),
-        bf16=False,
         report_to=[],
         save_strategy="no",
         logging_steps=1,
@@ -107,6 +112,7 @@ def train(trainer_class, model, tokenizer, folder, *, fast=None, prompts=PROMPTS
         reward_funcs=[reward],
         args=args,
         train_dataset=Dataset.from_dict({"prompt": list(prompts)}),
+        eval_dataset=Dataset.from_dict({"prompt": list(prompts[:4])}),
         processing_class=tokenizer,
         rollout_func=Rollouts(tokenizer),
     )
@@ -222,20 +228,99 @@ def test_metrics_keep_their_meaning(folders, tmp_path):
 
 def test_a_model_that_mixes_tokens_otherwise_is_read_as_trl_does(tmp_path, folders):
     tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": len(tokenizer),
-    }
+    sizes = {**SIZES, "vocab_size": len(tokenizer)}
     window = MistralForCausalLM(MistralConfig(**sizes, sliding_window=4))
     _, _, left_off = train(FastTrainer, window, tokenizer, tmp_path, fast=ALL)
     assert "sliding" in left_off["shared_prompts"]
     grouped = Qwen2ForCausalLM(Qwen2Config(**sizes))
     _, _, left_off = train(FastTrainer, grouped, tokenizer, tmp_path, fast=ALL)
     assert not left_off
+
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def save(model, tokenizer, folder):
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_entropy_is_known_where_prompts_are_not_shared(folders, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
+    config = MistralConfig(**SIZES, vocab_size=len(tokenizer), sliding_window=4)
+    folder = save(MistralForCausalLM(config), tokenizer, tmp_path / "model")
+    settings = {"gradient_accumulation_steps": 1, "num_iterations": 2}
+    plain, found, left_off = compare(folder, tmp_path, **settings)
+    assert set(left_off) == {"shared_prompts"}
+    same(plain, found, "entropy", rel=0.01)
+
+
+def test_an_evaluation_before_the_first_step_reads_as_trl_does(folders, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
+    config = MistralConfig(**SIZES, vocab_size=len(tokenizer), sliding_window=4)
+    model = MistralForCausalLM(config)
+    trainer, _, _ = train(
+        FastTrainer,
+        model,
+        tokenizer,
+        tmp_path,
+        fast=ALL,
+        eval_strategy="steps",
+        eval_on_start=True,
+        eval_steps=1,
+        per_device_eval_batch_size=8,
+    )
+    assert sum("eval_reward" in record for record in trainer.state.log_history) == 4
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_move_with_the_batch_are_read_as_trl_does(folders, tmp_path, kind):
+    tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+        rope |= {"original_max_position_embeddings": 20}
+    config = LlamaConfig(
+        **SIZES, vocab_size=len(tokenizer), max_position_embeddings=20, rope_parameters=rope
+    )
+    folder = save(LlamaForCausalLM(config), tokenizer, tmp_path / "model")
+    _, _, left_off = compare(folder, tmp_path)
+    assert "longest row" in left_off["shared_prompts"]
+
+
+def test_dropout_that_is_no_layer_is_found():
+    model = OPTForCausalLM(
+        OPTConfig(
+            hidden_size=16,
+            ffn_dim=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            vocab_size=64,
+            word_embed_proj_dim=16,
+            max_position_embeddings=64,
+            dropout=0.1,
+        )
+    )
+    assert has_dropout(model)
+    assert not has_dropout(LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=64)))
+
+
+def test_16_bits_are_told_from_a_model_that_reads_otherwise(folders, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
+    half = load(folders["llama"]).to(torch.bfloat16)
+    assert train(FastTrainer, half, tokenizer, tmp_path, fast=ALL, max_steps=1)[2] == {}
+    mixed = load(folders["llama"])
+    assert train(FastTrainer, mixed, tokenizer, tmp_path, fast=ALL, max_steps=1, bf16=True)[2] == {}
+    learned = load(folders["gpt2"]).to(torch.bfloat16)
+    left_off = train(FastTrainer, learned, tokenizer, tmp_path, fast=ALL, max_steps=1)[2]
+    assert "16 bits" in left_off["shared_prompts"]
 
 
 def test_a_model_with_dropout_is_read_as_trl_does(folders, tmp_path):

@@ -265,6 +265,7 @@ def build_trainer(trainer, folder, where, **changes):
     )
     if isinstance(built, RunTrainer):
         built.speed_up(FastConfig(), lambda left_off: None)
+        built._settle(built.model)
     return built
 
 

@@ -26,11 +26,11 @@ from torch.nn.functional import pad
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from grpo_cli.recipe.fast import FastConfig, find_inexact
+from grpo_cli.recipe.fast import FastConfig, find_left_off
 from grpo_cli.train.fast.batches import MicroBatch, loss_mask, make_filler, make_micro_batches
 from grpo_cli.train.fast.log_probs import PackedModel, chunk_rows
 from grpo_cli.train.fast.metrics import ENTROPY, merge
-from grpo_cli.train.fast.verification import compare, find_obstacle
+from grpo_cli.train.fast.verification import compare, find_obstacle, is_relative
 from grpo_cli.train.sampling import sample
 
 _OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
@@ -42,7 +42,9 @@ class FastTrainer(GRPOTrainer):
     _current_train_step_time: float
 
     def __init__(self, *args: Any, **given: Any) -> None:
+        # Nothing before the first step, where it is tried on the model.
         self._fast = _OFF
+        self._wanted = _OFF
         self._tell: Callable[[dict[str, str]], None] | None = None
         self._window: list[dict[str, Any]] = []
         self._readers: dict[int, PackedModel] = {}
@@ -57,7 +59,7 @@ class FastTrainer(GRPOTrainer):
             fast: The parts wanted.
             tell: Told once, on every process, which of them are left off since they would not be exact, and why.
         """
-        self._fast, self._tell = fast, tell
+        self._wanted, self._tell = fast, tell
 
     @property
     def _repacks(self) -> bool:
@@ -68,7 +70,8 @@ class FastTrainer(GRPOTrainer):
         tell, self._tell = self._tell, None
         if tell is None:
             return
-        found = find_inexact(self._fast, vars(self.args))
+        self._fast = self._wanted
+        found = find_left_off(self._fast, vars(self.args))
         if self.aux_loss_enabled or self.tools:
             why = "tools are called" if self.tools else "a loss for the balance of experts is added"
             found |= {"no_signal": why, "shared_prompts": why}
@@ -95,9 +98,11 @@ class FastTrainer(GRPOTrainer):
             reader = self._reader(model)
         except NotImplementedError as error:
             return str(error)
+        bare = self._bare(model)
         with self.accelerator.autocast():
+            coarse = bare.dtype.itemsize == 2 or torch.is_autocast_enabled(bare.device.type)
             return compare(
-                partial(plain, model), partial(reader.read, model), bare=self._bare(model)
+                partial(plain, model), partial(reader.read, model), bare=bare, coarse=coarse
             )
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
@@ -242,10 +247,12 @@ class FastTrainer(GRPOTrainer):
         compute_aux_loss: bool = False,
         **named: Any,
     ) -> Any:
+        # The pass over a whole generation batch, before anything is learned from it.
+        whole = model is self.model and batch_size is not None
         plainly = partial(
             super()._get_per_token_logps_and_entropies,
             model,
-            compute_entropy=compute_entropy,
+            compute_entropy=compute_entropy or (whole and self._fast.no_signal),
             compute_aux_loss=compute_aux_loss,
         )
         # Pictures are TRL's to place, and what a router balances are all tokens, padding too.
@@ -265,12 +272,11 @@ class FastTrainer(GRPOTrainer):
             with self.accelerator.autocast():
                 found = reader.read(model, *chunk) if reader else None
             if found is None:
-                found = _read_plainly(plainly, *chunk, keep_left=not self._is_relative(model))
+                found = _read_plainly(plainly, *chunk, keep_left=not self._ignores_padding(model))
             log_probs = log_probs.index_copy(0, rows, found[0])
             if found[1] is not None:
                 entropies = entropies.index_copy(0, rows, found[1].detach())
-        if model is self.model and batch_size is not None:
-            # The pass over a whole generation batch, before anything is learned from it.
+        if whole:
             self._read_entropies = entropies
         return log_probs, entropies if compute_entropy else None, None
 
@@ -281,14 +287,17 @@ class FastTrainer(GRPOTrainer):
             self._readers[id(bare)] = PackedModel(bare)
         return self._readers[id(bare)]
 
+    def _ignores_padding(self, model: Any) -> bool:
+        """Whether padding in front of all prompts may go."""
+        unwrapped = self.accelerator.unwrap_model(model)
+        if isinstance(unwrapped, PeftModel) and unwrapped.active_peft_config.is_prompt_learning:
+            return False
+        return is_relative(self._bare(model))
+
     def _bare(self, model: Any) -> Any:
         """The model without what wraps it: processes, adapters."""
         unwrapped = self.accelerator.unwrap_model(model)
         return unwrapped.get_base_model() if isinstance(unwrapped, PeftModel) else unwrapped
-
-    def _is_relative(self, model: Any) -> bool:
-        """Whether positions count only relative to each other, so that padding in front is free to go."""
-        return hasattr(self._bare(model).config.get_text_config(), "rope_parameters")
 
 
 def _read_plainly(

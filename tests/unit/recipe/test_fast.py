@@ -4,7 +4,7 @@ import pytest
 
 from grpo_cli.errors import RecipeError
 from grpo_cli.preflight.fast import check_fast
-from grpo_cli.recipe.fast import FastConfig, find_inexact
+from grpo_cli.recipe.fast import FastConfig, find_left_off
 from grpo_cli.recipe.loading import load_recipe, load_tree
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -51,11 +51,14 @@ def test_anything_else_is_told_with_its_place(tmp_path, written, path):
         ({"use_adaptive_entropy": True}, {"no_signal", "shared_prompts"}),
         ({"top_entropy_quantile": 0.2}, {"no_signal", "shared_prompts"}),
         ({"optim": "adalomo"}, {"no_signal", "shared_prompts"}),
+        ({"optim": "galore_adamw_layerwise"}, {"no_signal", "shared_prompts"}),
+        ({"neftune_noise_alpha": 5}, {"no_signal", "shared_prompts"}),
+        ({"torch_compile": True}, {"shared_prompts"}),
     ],
 )
 def test_parts_that_would_not_be_exact(settings, parts):
-    assert set(find_inexact(FastConfig(), settings)) == parts
-    assert find_inexact(OFF, settings) == {}
+    assert set(find_left_off(FastConfig(), settings)) == parts
+    assert find_left_off(OFF, settings) == {}
 
 
 def test_a_recipe_with_a_kl_term_is_told_once(tmp_path):
