@@ -30,6 +30,7 @@ from grpo_cli.recipe.dataset import (
 )
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
+from grpo_cli.recipe.fast import FastConfig
 from grpo_cli.recipe.generation import DynamicSamplingConfig, GenerationConfig, VllmConfig
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.logging import LoggingConfig
@@ -65,6 +66,7 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("generation.vllm", VllmConfig),
     ("training", TrainingConfig),
     ("training.early_stopping", EarlyStoppingConfig),
+    ("training.fast", FastConfig),
     ("training.asynchronous", AsyncConfig),
     ("launch", LaunchConfig),
     ("launch.slurm", SlurmConfig),

@@ -1,6 +1,7 @@
 """How results look in a terminal: a check, a plan, the end of a run. Computes nothing."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from grpo_cli.batch import BatchPlan
 from grpo_cli.cli.expect_view import print_verdicts
 from grpo_cli.cli.output import print_json, print_problems, print_words, stderr, stdout
 from grpo_cli.measure.sentences import PLAIN_FROM, say_number
+from grpo_cli.preflight.fast import describe_fast
 from grpo_cli.report.live import wording
 from grpo_cli.report.live.terminal import clean_lines, clean_text
 
@@ -44,6 +46,7 @@ def print_check(checked: "CheckedRecipe") -> None:
     table.add_row("rewards", rewards or _describe_groups(checked))
     if checked.batch is not None:
         table.add_row("batch", _describe_batch(checked.batch))
+    table.add_row("fast", describe_fast(recipe))
     console.print(table)
     console.print(
         f"[green]✓[/] {checked.loaded.source} is ready: grpo train {checked.loaded.source}"
@@ -91,8 +94,10 @@ def print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> Non
     console.print(
         f"processes   {plan.num_processes} ({plan.strategy}, {plan.device})", markup=False
     )
-    for name, value in plan.environment.items():
-        console.print(f"environment {name}={value}", markup=False)
+    effective = plan.add_environment(os.environ)
+    for name, planned in plan.environment.items():
+        yours = " (yours)" if effective[name] != planned else ""
+        console.print(f"environment {name}={effective[name]}{yours}", markup=False)
     console.print(f"command     {plan.command_line()}", markup=False)
     if plan.server:
         console.print(f"server      {plan.server.command_line()}", markup=False)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from grpo_cli.recipe.base import Integer, Section
 
@@ -47,7 +47,14 @@ class _Switch:
 
 
 def _read_switch(value: Any) -> Any:
-    return dict.fromkeys(_PARTS, value) if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return dict.fromkeys(_PARTS, value)
+    if not isinstance(value, Mapping | FastConfig):
+        meant = "false" if str(value).lower() in ("no", "off", "0", "none") else "true"
+        raise PydanticCustomError(
+            "grpo_switch", "should be true, false, or a mapping", {"fix": f"write `{meant}`"}
+        )
+    return value
 
 
 FastSwitch = Annotated[FastConfig, _Switch()]

@@ -242,6 +242,9 @@ def _speed_up(session: Session, trainer: RunTrainer) -> None:
 
     def tell(left_off: dict[str, str]) -> None:
         session.annotate_manifest(fast=fast.model_dump() | left_off)
+        if left_off and session.processes.is_main_process:
+            record = {"event": "fast", "step": trainer.state.global_step, "left_off": left_off}
+            append_record(session.folder.metrics, record)
 
     trainer.speed_up(fast, tell)
 

@@ -163,7 +163,9 @@ def same(plain, fast, *names, rel=1e-4):
         pytest.param({"temperature": 0.7, "delta": 2.0, "epsilon_high": 0.1}, id="clipped"),
     ],
 )
-@pytest.mark.parametrize("budget", [None, 40], ids=["one pass", "40 tokens"])
+@pytest.mark.parametrize(
+    "budget", [None, pytest.param(40, marks=pytest.mark.slow)], ids=["one pass", "40 tokens"]
+)
 def test_the_weights_are_trls(folders, tmp_path, settings, budget):
     fast = FastConfig(max_tokens_per_micro_batch=budget)
     plain, found, left_off = compare(folders["llama"], tmp_path, fast=fast, **settings)

@@ -125,7 +125,13 @@ def _say_resumption(record: Mapping[str, Any]) -> str:
     return f"going on from step {record['step']} (attempt {record['attempt']})"
 
 
+def _say_fast(record: Mapping[str, Any]) -> str:
+    parts = "; ".join(f"{part}, since {why}" for part, why in record["left_off"].items())
+    return f"left off of training.fast: {parts}"
+
+
 _WORDS = {
+    "fast": _say_fast,
     "measure": _say_measurement,
     "eval": _say_evaluation,
     "server": _say_server,
