@@ -21,7 +21,6 @@ from grpo_cli.preflight.asynchronous import check_async
 from grpo_cli.preflight.backend import settle_backend
 from grpo_cli.preflight.contents import check_data, check_rewards, collect
 from grpo_cli.preflight.expectation import check_expect
-from grpo_cli.preflight.fast import check_fast
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
 from grpo_cli.preflight.overlap import check_overlap
 from grpo_cli.preflight.precision import check_precision
@@ -114,7 +113,6 @@ def check_recipe(
             *check_stop_when(recipe),
             *check_overlap(recipe, params),
             *check_async(recipe),
-            *check_fast(recipe),
         ]
         problems += [*check_trackers(recipe), *check_precision(recipe, found)]
         problems += check_expect(recipe.expect, batch.total_optimizer_steps)

@@ -1,15 +1,8 @@
-"""Checks `training.fast`: which of its parts would not be exact with the rest of the recipe."""
+"""What `training.fast` comes to: the parts that are on, and why the others are not, as far as the recipe tells."""
 
-from collections.abc import Iterator
-
-from grpo_cli.errors import Problem
 from grpo_cli.recipe.fast import find_left_off
 from grpo_cli.recipe.recipe import Recipe
 
-_INSTEAD = {
-    "no_signal": "completions without signal are computed all the same",
-    "shared_prompts": "prompts are computed once for each completion",
-}
 _WORDS = {
     "no_signal": "rows without signal left out",
     "shared_prompts": "prompts computed once",
@@ -19,27 +12,15 @@ _ATTENTION = (None, "sdpa", "eager")
 
 
 def describe_fast(recipe: Recipe) -> str:
-    """The parts that are on, as far as the recipe tells."""
+    """The parts in a few words, such as `prompts computed once; not rows without signal left out: beta is …`."""
     if recipe.training.mode == "async":
-        return "TRL's own way, which async training has"
-    left_off = _find_left_off(recipe)
+        return "as TRL's asynchronous trainer does"
     switches = recipe.training.fast.model_dump(include=set(_WORDS))
     switches["sampling"] &= recipe.is_sampled and recipe.generation.backend == "transformers"
+    left_off = _find_left_off(recipe)
     on = [_WORDS[part] for part, wanted in switches.items() if wanted and part not in left_off]
-    return ", ".join(on) or "off: steps are TRL's"
-
-
-def check_fast(recipe: Recipe) -> Iterator[Problem]:
-    """A note for each part that is left off."""
-    if recipe.training.mode == "async":
-        return
-    for part, why in _find_left_off(recipe).items():
-        yield Problem(
-            f"{_INSTEAD[part]}: {why}",
-            f"nothing to mend; `training.fast: {{{part}: false}}` says that this is known",
-            f"training.fast.{part}",
-            level="note",
-        )
+    reasons = [f"not {_WORDS[part]}: {why}" for part, why in left_off.items()]
+    return "; ".join([", ".join(on) or "off, as TRL does", *reasons])
 
 
 def _find_left_off(recipe: Recipe) -> dict[str, str]:

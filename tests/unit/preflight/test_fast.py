@@ -1,11 +1,12 @@
 """`training.fast`: what it takes, and when a part would not be exact."""
 
 import pytest
+import yaml
 
 from grpo_cli.errors import RecipeError
-from grpo_cli.preflight.fast import check_fast
+from grpo_cli.preflight.fast import describe_fast
 from grpo_cli.recipe.fast import FastConfig, find_left_off
-from grpo_cli.recipe.loading import load_recipe, load_tree
+from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import GOOD, write_recipe
 
 OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
@@ -61,10 +62,38 @@ def test_parts_that_would_not_be_exact(settings, parts):
     assert find_left_off(OFF, settings) == {}
 
 
-def test_a_recipe_with_a_kl_term_is_told_once(tmp_path):
-    loaded = load_tree(write_recipe(tmp_path, GOOD + "  beta: 0.04\n"))
-    (problem,) = check_fast(loaded.recipe)
-    assert (problem.level, problem.path) == ("note", "training.fast.no_signal")
-    assert "beta is 0.04" in problem.message
-    told = load_tree(write_recipe(tmp_path, GOOD + "  beta: 0.04\n  fast: {no_signal: false}\n"))
-    assert list(check_fast(told.recipe)) == []
+ON = "rows without signal left out, prompts computed once, sampling from shared prompts"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("", ON),
+        ("  fast: false\n", "off, as TRL does"),
+        ("  fast: {sampling: false}\n", ON.removesuffix(", sampling from shared prompts")),
+        ("  beta: 0.04\n", "not rows without signal left out: beta is 0.04"),
+        ("  beta: 0.04\n  fast: {no_signal: false}\n", ON.partition(", ")[2]),
+        (
+            "model: {attn_implementation: flex_attention}\n",
+            "attn_implementation flex_attention takes",
+        ),
+        ("model: {lora: {lora_dropout: 0.1}}\n", "not prompts computed once: lora_dropout is 0.1"),
+        ("generation: {backend: vllm}\n", ON.removesuffix(", sampling from shared prompts")),
+    ],
+)
+def test_what_is_on_is_said_in_a_line(tmp_path, more, words):
+    place, _, value = more.partition(": ")
+    known = place in ("model", "generation")
+    flags = _flags(place, yaml.safe_load(value)) if known else []
+    path = write_recipe(tmp_path, GOOD + ("" if known else more))
+    told = describe_fast(load_recipe(path, flags))
+    assert words in told
+    assert "not " in told or told == words
+
+
+def _flags(place, values):
+    found = []
+    for name, value in values.items():
+        inner = isinstance(value, dict)
+        found += _flags(f"{place}.{name}", value) if inner else [f"{place}.{name}={value}"]
+    return found
