@@ -173,7 +173,8 @@ def _build_trainer(
     session.report("loading the model")
     # All at once: with ZeRO-3 loading is common work. Downloads and conversions lock by themselves.
     model = load_model(recipe.model, tokenizer, device_is_cuda=not session.cpu)
-    session.annotate_manifest(model=fingerprint_model(recipe.model))
+    dtype = str(model.dtype).removeprefix("torch.")
+    session.annotate_manifest(model=fingerprint_model(recipe.model), dtype=dtype)
     ends = [*all_eos_token_ids(model.generation_config, tokenizer), tokenizer.pad_token_id]
     # TRL tells training from evaluation in the same way.
     log = _open_completion_log(session, rewards, ends, lambda: model.training)

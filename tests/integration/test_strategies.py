@@ -22,9 +22,6 @@ DEEPSPEED = Path(sys.prefix) / "deepspeed"
 # at random depends on how many processes draw. So they are sampled in TRL's own way, where torch draws.
 REWARD = """\
 import torch
-from grpo_cli.train import trainer
-
-trainer.sample = lambda *given: None
 
 def choose(probabilities, num_samples, **kwargs):
     order = probabilities.argsort(dim=-1, descending=True, stable=True)
@@ -38,7 +35,7 @@ def spread(completion_ids, **kwargs):
 """
 RECIPE_OF_IT = RECIPE.replace(
     "rewards:\n", "rewards:\n  - {{kind: python, path: ./spread.py:spread, name: spread}}\n"
-)
+).replace("training:\n", "training:\n  fast: {{sampling: false}}\n")
 
 
 def train(workshop, *flags, more="", code=0):
