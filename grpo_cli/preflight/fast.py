@@ -1,6 +1,6 @@
 """What `training.fast` comes to: the parts that are on, and why the others are not, as far as the recipe tells."""
 
-from grpo_cli.recipe.fast import find_left_off
+from grpo_cli.recipe.fast import ATTENTION, find_left_off
 from grpo_cli.recipe.recipe import Recipe
 
 _WORDS = {
@@ -8,7 +8,6 @@ _WORDS = {
     "shared_prompts": "prompts computed once",
     "sampling": "sampling from shared prompts",
 }
-_ATTENTION = (None, "sdpa", "eager")
 
 
 def describe_fast(recipe: Recipe) -> str:
@@ -33,7 +32,7 @@ def _find_left_off(recipe: Recipe) -> dict[str, str]:
         found["shared_prompts"] = (
             f"lora_dropout is {dropout:g}, drawn anew for each copy of a prompt"
         )
-    elif model.attn_implementation not in _ATTENTION:
+    elif model.attn_implementation not in (None, *ATTENTION):
         found["shared_prompts"] = (
             f"attn_implementation {model.attn_implementation} takes no such rows"
         )

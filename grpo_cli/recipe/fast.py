@@ -29,6 +29,8 @@ class FastConfig(Section):
     alone has more gets a pass of its own."""
 
 
+ATTENTION = ("sdpa", "eager")
+"""What attention shared prompts may stand in for: other kinds bring kernels with limits of their own."""
 _PARTS = ("no_signal", "shared_prompts", "sampling")
 
 

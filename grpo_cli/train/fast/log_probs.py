@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 
+from grpo_cli.recipe.fast import ATTENTION
 from grpo_cli.train.fast import attention
 from grpo_cli.train.fast.layout import Layout, group_rows, lay_out
-
-_OWN = ("sdpa", "eager")
-"""What attention may be replaced: other kinds bring kernels with limits of their own."""
 
 
 class PackedModel:
@@ -32,7 +30,7 @@ class PackedModel:
         """
         self._model = model
         self._usual = model.config._attn_implementation
-        if self._usual not in _OWN:
+        if self._usual not in ATTENTION:
             raise NotImplementedError(f"its attention is {self._usual}")
         self._switch(attention.NAME)
         taken = model.config._attn_implementation == attention.NAME

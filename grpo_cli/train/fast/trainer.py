@@ -3,9 +3,9 @@
 Owns the step: which rows of an optimizer step are learned from, in which micro-batches, and what TRL's metrics
 would have been. The loss stays TRL's; `docs/performance.md` tells where a metric means something else.
 
-The only file that touches these private names of TRL and transformers, as read in trl 1.16.0 and transformers
-5.17: `_compute_loss`, `_get_per_token_logps_and_entropies`, `_generate_and_score_completions`, `_prepare_inputs`,
-`_metrics`, `_current_train_step_time`, and accelerate's `GradientState._set_sync_gradients`.
+Beside `trainer.py`, which builds on it, the file that touches private names of the step, as read in trl 1.16.0
+and transformers 5.17: `_compute_loss`, `_get_per_token_logps_and_entropies`, `_generate_and_score_completions`,
+`_prepare_inputs`, `_metrics`, `_current_train_step_time`, and accelerate's `GradientState._set_sync_gradients`.
 `tests/integration/test_fast.py` fails where one of them changes its meaning. Where TRL no longer calls
 `_generate_single_turn`, it samples by itself, and `tests/integration/test_sampling.py` fails.
 """
