@@ -14,12 +14,19 @@ def describe_fast(recipe: Recipe) -> str:
     """The parts in a few words, such as `prompts computed once; not rows without signal left out: beta is …`."""
     if recipe.training.mode == "async":
         return "as TRL's asynchronous trainer does"
+    on = [_WORDS[part] for part in fast_parts(recipe)]
+    reasons = [f"not {_WORDS[part]}: {why}" for part, why in _find_left_off(recipe).items()]
+    return "; ".join([", ".join(on) or "off, as TRL does", *reasons])
+
+
+def fast_parts(recipe: Recipe) -> list[str]:
+    """The parts of `training.fast` that are on, as far as the recipe tells."""
+    if recipe.training.mode == "async":
+        return []
     switches = recipe.training.fast.model_dump(include=set(_WORDS))
     switches["sampling"] &= recipe.is_sampled and recipe.generation.backend == "transformers"
     left_off = _find_left_off(recipe)
-    on = [_WORDS[part] for part, wanted in switches.items() if wanted and part not in left_off]
-    reasons = [f"not {_WORDS[part]}: {why}" for part, why in left_off.items()]
-    return "; ".join([", ".join(on) or "off, as TRL does", *reasons])
+    return [part for part, wanted in switches.items() if wanted and part not in left_off]
 
 
 def _find_left_off(recipe: Recipe) -> dict[str, str]:

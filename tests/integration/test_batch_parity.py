@@ -110,7 +110,7 @@ def build(
     """The trainer of rank 0 as `inputs` ask for it; raises what the real one raises."""
     ManyProcessConfig.world = inputs.num_processes
     given = {**vars(inputs), "eval_strategy": "epoch" if inputs.evaluates else "no"}
-    ours = ("num_processes", "dataset_size", "evaluates", "eval_dataset_size")
+    ours = ("num_processes", "dataset_size", "evaluates", "eval_dataset_size", "max_resample")
     args = ManyProcessConfig(
         output_dir=str(micro.folder),
         use_cpu=True,

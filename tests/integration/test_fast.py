@@ -23,6 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_cli.models.reading import has_dropout
 from grpo_cli.recipe.fast import FastConfig
+from grpo_cli.train.fast import log_probs
 from grpo_cli.train.fast.trainer import FastTrainer
 from tests.tiny_models import make_tiny_model
 
@@ -172,6 +173,16 @@ def test_the_weights_are_trls(folders, tmp_path, settings, budget):
     assert not left_off
     same(plain, found, "loss", "grad_norm", "reward", "frac_reward_zero_std")
     assert set(plain[0]) == set(found[0])
+
+
+def test_the_weights_are_trls_by_its_own_head(folders, tmp_path, monkeypatch):
+    """Where all logits at once would take too much memory, or a GPU computes them."""
+    asked = []
+    monkeypatch.setattr(log_probs, "holds_logits", lambda *sizes: asked.append(sizes))
+    plain, found, left_off = compare(folders["llama"], tmp_path, temperature=0.7)
+    assert asked
+    assert not left_off
+    same(plain, found, "loss", "grad_norm")
 
 
 @pytest.mark.parametrize("part", ["no_signal", "shared_prompts"])

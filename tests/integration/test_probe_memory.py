@@ -28,6 +28,11 @@ CASES = {
     ),
 }
 
+REWARD = """
+def differ(completions, **_):
+    return [float(number) for number, _ in enumerate(completions)]
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
@@ -38,11 +43,13 @@ def test_the_estimate_is_near_the_measured_peak(name, tmp_path):
         "name": "memory",
         "model": {"path": SMOLLM2, **model},
         "dataset": {"kind": "inline", "prompt": {"user": "{{ question }}"}, "rows": ROWS},
-        "rewards": [{"kind": "length", "target": 4, "scale": 0.1}],
+        # Every completion is learned from, as in the worst step.
+        "rewards": [{"kind": "python", "path": "./rewards.py:differ"}],
         "generation": {"num_generations": 4, "max_completion_length": 48},
         "training": {"max_steps": 2, "learning_rate": 1e-6, "save_strategy": "no", **training},
         "launch": {"use_cpu": True},
     }
+    (tmp_path / "rewards.py").write_text(REWARD)
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
     told = json.loads(_grpo(tmp_path, "probe", path, "--quick", "--json"))

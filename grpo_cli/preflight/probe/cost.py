@@ -25,9 +25,11 @@ class Timings:
     forward_s: float
     """For one micro-step's forward pass, without gradients."""
     micro_step_s: float
-    """For one micro-step's forward and backward pass."""
+    """For one micro-step's forward and backward pass, over all of its tokens."""
     update_s: float
     """For one update of the weights."""
+    learned: float = 1.0
+    """Share of a micro-step's tokens, padding included, that `training.fast` computes."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,12 @@ def _steps(recipe: Recipe, plan: BatchPlan, timings: Timings, steps: int) -> Ite
             steps * micro * extra * timings.forward_s,
             f"{steps} steps × {micro:g} × {extra} passes × {timings.forward_s:.3g} s",
         )
+    passes = f"{steps} steps × {accumulation} × {timings.micro_step_s:.3g} s"
+    share = f" × {timings.learned:.0%} of the tokens (training.fast)"
     yield TimePart(
         "forward and backward",
-        steps * accumulation * timings.micro_step_s,
-        f"{steps} steps × {accumulation} × {timings.micro_step_s:.3g} s",
+        steps * accumulation * timings.micro_step_s * timings.learned,
+        passes + (share if timings.learned < 1 else ""),
     )
     yield TimePart("update", steps * timings.update_s, f"{steps} steps × {timings.update_s:.3g} s")
 

@@ -7,11 +7,14 @@ vocabulary instead of holding `batch × length × vocabulary` logits, and `GRPOT
 one whole generation batch at a time.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from grpo_cli.models import head
 from grpo_cli.models.shape import ModelShape
+from grpo_cli.preflight.fast import fast_parts
 from grpo_cli.preflight.probe.device import Device
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
@@ -21,12 +24,6 @@ Moment = Literal["always", "sampling", "loss", "update"]
 """When a part is held: all the time, while completions are sampled, when the backward pass begins,
 or when it has ended and the weights change."""
 
-_TILE_TOKENS, _TILE_WORDS = 4096, 32768
-"""Rows and columns of the loss's tiles (trl 1.16, `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE`)."""
-_CPU_TILE_BYTES = 52
-"""Bytes for each value of a tile where there is no Triton. Seven float32 tensors and a mask live at
-once (trl 1.16, `_backward_tile`); measured are 13 float32 tensors, since blocks of other sizes leave
-holes in the heap that glibc cannot give back."""
 _CPU_ADAPTER_HOLES = 1.25
 """How much more than the kept tensors the forward pass of adapters takes on a CPU: each one adds up
 three tensors that are dropped again, and leaves their holes. Measured, 1.0 to 1.7."""
@@ -56,8 +53,12 @@ class MemoryInputs:
     prompt_tokens: int
     """Of the longest prompt."""
     completion_tokens: int
-    accumulates: bool = False
-    """Whether gradients are kept over several micro-steps."""
+    accumulation: int = 1
+    """`gradient_accumulation_steps`."""
+    group: int | None = None
+    """`num_generations`, where learning computes a prompt once for all its completions; else None."""
+    budget: int | None = None
+    """`max_tokens_per_micro_batch`."""
     checkpointing: bool = True
     reference: bool = False
     """Whether a second copy of the weights gives the KL term."""
@@ -77,6 +78,11 @@ class MemoryInputs:
     library_bytes: int = 0
     """What the libraries take before any model is loaded."""
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.prompt_tokens + self.completion_tokens
+
 
 def memory_inputs(recipe: Recipe, device: Device, prompt_tokens: int, sampled: int) -> MemoryInputs:
     """The settings of a recipe that decide the memory of one process.
@@ -95,7 +101,9 @@ def memory_inputs(recipe: Recipe, device: Device, prompt_tokens: int, sampled: i
         sampled=sampled,
         prompt_tokens=prompt_tokens,
         completion_tokens=recipe.generation.max_completion_length,
-        accumulates=recipe.training.gradient_accumulation_steps > 1,
+        accumulation=recipe.training.gradient_accumulation_steps,
+        group=recipe.generation.num_generations if "shared_prompts" in fast_parts(recipe) else None,
+        budget=recipe.training.fast.max_tokens_per_micro_batch,
         checkpointing=bool(read_setting(recipe, "gradient_checkpointing")),
         reference=bool(read_setting(recipe, "beta")) and recipe.model.lora is None,
         autocast=device.autocast,
@@ -189,15 +197,14 @@ def _sampling(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
     """What `generate` holds for one generation batch; the keys and values of vLLM are its own."""
     if inputs.vllm_bytes or inputs.elsewhere:
         return
-    length = inputs.prompt_tokens + inputs.completion_tokens
-    cache = inputs.sampled * length * shape.cache_bytes_per_token
+    cache = inputs.sampled * inputs.length * shape.cache_bytes_per_token
     # While one layer's cache grows by a token, the old and the new one exist side by side.
     growing = cache // shape.layers
     yield MemoryPart(
         "keys and values",
         "sampling",
         cache + growing,
-        f"{inputs.sampled} completions × {length} tokens × {format_bytes(shape.cache_bytes_per_token)}",
+        f"{inputs.sampled} completions × {inputs.length} tokens × {format_bytes(shape.cache_bytes_per_token)}",
     )
     reading = inputs.sampled * inputs.prompt_tokens * shape.value_bytes
     reading *= 2 * shape.intermediate + 4 * shape.hidden
@@ -211,10 +218,37 @@ def _sampling(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
     )
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """Tokens of the largest forward and backward pass."""
+
+    tokens: int
+    scored: int
+    """Those whose logits are computed."""
+    formula: str
+
+
+def _largest_pass(inputs: MemoryInputs) -> _Pass:
+    padded = inputs.micro_batch * inputs.length
+    if inputs.group is None:
+        return _Pass(padded, padded, f"{inputs.micro_batch} × {inputs.length} tokens")
+    learned = inputs.micro_batch * inputs.accumulation
+    prompts = min(learned, math.ceil(inputs.sampled / inputs.group))
+    scored = learned * inputs.completion_tokens
+    whole = prompts * inputs.prompt_tokens + scored
+    most = max(inputs.budget or padded, inputs.length)
+    if whole > most:
+        return _Pass(most, scored * most // whole, f"{most} tokens in one of several passes")
+    formula = (
+        f"({prompts} prompts × {inputs.prompt_tokens} + {learned} completions × "
+        f"{inputs.completion_tokens} tokens)"
+    )
+    return _Pass(whole, scored, formula)
+
+
 def _loss(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
-    length = inputs.prompt_tokens + inputs.completion_tokens
-    tokens = inputs.micro_batch * length
-    if inputs.accumulates:
+    largest = _largest_pass(inputs)
+    if inputs.accumulation > 1:
         yield _gradients(shape, "loss")
     per_token = shape.saved_bytes_per_token or 0.0
     how = f"kept of each token in {shape.layers} layers"
@@ -226,25 +260,31 @@ def _loss(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
     yield MemoryPart(
         "activations",
         "loss",
-        int(tokens * per_token),
-        f"{inputs.micro_batch} × {length} tokens × {format_bytes(per_token)} ({how})",
+        int(largest.tokens * per_token),
+        f"{largest.formula} × {format_bytes(per_token)} ({how})",
     )
-    rows, columns = min(tokens, _TILE_TOKENS), min(shape.vocabulary, _TILE_WORDS)
-    each = _CPU_TILE_BYTES if inputs.cpu else shape.value_bytes
-    yield MemoryPart(
-        "logits",
-        "loss",
-        rows * columns * each + 4 * tokens * shape.hidden,
-        f"tiles of {rows} tokens × {columns} words × {each} bytes{_why(inputs)}, and a float32 "
-        f"gradient of the last layer (all {tokens} × {shape.vocabulary} logits would be "
-        f"{format_bytes(4 * tokens * shape.vocabulary)} in float32)",
-    )
+    yield _logits(shape, inputs, largest)
     if shape.head_trained:
         yield _head_gradient(shape, "loss")
 
 
-def _why(inputs: MemoryInputs) -> str:
-    return " (13 float32 copies at once on a CPU)" if inputs.cpu else ""
+def _logits(shape: ModelShape, inputs: MemoryInputs, largest: _Pass) -> MemoryPart:
+    tokens, words = largest.scored, shape.vocabulary
+    states = 4 * tokens * shape.hidden
+    if inputs.cpu and inputs.group and inputs.replicas == 1 and head.holds_logits(tokens, words):
+        formula = (
+            f"{tokens} tokens × {words} words × {head.LOGIT_BYTES} bytes (5 float32 copies at once)"
+        )
+        return MemoryPart("logits", "loss", tokens * words * head.LOGIT_BYTES + states, formula)
+    rows, columns = min(tokens, head.TILE_TOKENS), min(words, head.TILE_WORDS)
+    each = head.TILE_BYTES if inputs.cpu else shape.value_bytes
+    why = " (13 float32 copies at once on a CPU)" if inputs.cpu else ""
+    formula = (
+        f"tiles of {rows} tokens × {columns} words × {each} bytes{why}, and a float32 gradient of the "
+        f"last layer (all {tokens} × {words} logits would be {format_bytes(4 * tokens * words)} in "
+        "float32)"
+    )
+    return MemoryPart("logits", "loss", rows * columns * each + states, formula)
 
 
 def _update(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:

@@ -30,6 +30,8 @@ class Rehearsal:
     forward_s: float
     micro_step_s: float
     update_s: float
+    tokens: int
+    """Of the micro-batch, with its padding."""
 
 
 def rehearse(
@@ -75,6 +77,7 @@ def rehearse(
         forward_s=_time(pass_once),
         micro_step_s=micro_step_s,
         update_s=update_s,
+        tokens=ids.numel(),
     )
 
 

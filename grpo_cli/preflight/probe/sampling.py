@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from grpo_cli.measure.samples import ScoredCompletion, score_samples
+from grpo_cli.preflight.fast import fast_parts
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.probe import affordability, cost, judgement, signal
 from grpo_cli.preflight.probe.session import Session, spread
@@ -140,8 +141,23 @@ def _judge_time(session: Session, outcome: Any, score_s: float) -> None:
         forward_s=rehearsal.forward_s,
         micro_step_s=rehearsal.micro_step_s,
         update_s=rehearsal.update_s,
+        learned=_learned_share(session, rehearsal.tokens),
     )
     held = session.data.report.eval_rows or 0
     session.probe.time = cost.estimate_time(session.recipe, plan, timings, held)
     if session.probe.time is not None:
         session.add(affordability.judge_time(session.recipe, session.probe.time))
+
+
+def _learned_share(session: Session, padded: int) -> float:
+    """How many of a micro-batch's tokens are computed, going by the completions that were sampled."""
+    recipe, samples, prompts = session.recipe, session.probe.samples, session.probe.prompts
+    parts = fast_parts(recipe)
+    size, signal_share = recipe.training.per_device_train_batch_size, 1.0
+    if "no_signal" in parts and session.probe.signal is not None:
+        signal_share -= session.probe.signal.frac_reward_zero_std
+    if "shared_prompts" not in parts or not samples or prompts is None:
+        return signal_share
+    prompt = sum(prompts.lengths) / len(prompts.lengths) / recipe.generation.num_generations
+    completion = sum(each.tokens for each in samples) / len(samples)
+    return signal_share * min(size * (prompt + completion) / padded, 1.0)

@@ -2,7 +2,7 @@
 
 Owns one pass of the model over a layout. It goes through the trained model's own forward, so that whatever
 wraps it (DDP, FSDP, ZeRO, PEFT) takes part, and through TRL's fused head, which never holds the logits of
-more than a tile of tokens.
+more than a tile of tokens; on a CPU through the model's own head where all logits fit.
 
 Source: `add_fused_lm_head` of trl 1.16.0, whose forward takes `fused_lm_head` and `shift_labels`.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from grpo_cli.models.head import holds_logits
 from grpo_cli.recipe.fast import ATTENTION
 from grpo_cli.train.fast import attention
 from grpo_cli.train.fast.layout import Layout, group_rows, lay_out
@@ -19,16 +20,19 @@ from grpo_cli.train.fast.layout import Layout, group_rows, lay_out
 class PackedModel:
     """A causal language model that reads layouts."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, plain_temperature: float | None = None) -> None:
         """Makes a model ready; it works as before for all other inputs.
 
         Args:
             model: A `PreTrainedModel` with TRL's fused head.
+            plain_temperature: What logits are divided by where the model's own head gives them; None where
+                only TRL's may be used.
 
         Raises:
             NotImplementedError: Its attention cannot be replaced.
         """
-        self._model = model
+        self._model, self._plain_temperature = model, plain_temperature
+        self._vocabulary = model.config.get_text_config().vocab_size
         self._usual = model.config._attn_implementation
         if self._usual not in ATTENTION:
             raise NotImplementedError(f"its attention is {self._usual}")
@@ -64,22 +68,32 @@ class PackedModel:
         self._switch(attention.NAME)
         done = False
         try:
-            found = wrapped(
-                input_ids=layout.tokens,
-                position_ids=layout.positions,
-                shift_labels=layout.targets,
-                fused_lm_head=True,
-                layout=layout,
-            )
+            log_probs, entropy = self._score(wrapped, layout)
             done = True
         finally:
             if not (done and torch.is_grad_enabled()):
                 self.rest()
-        log_probs, entropy = (
-            None if values is None else _put_back(values[0], layout, (len(input_ids), width))
-            for values in (found.log_probs, found.entropy)
-        )
-        return log_probs, entropy
+        shape = (len(input_ids), width)
+        spread = None if entropy is None else _put_back(entropy, layout, shape)
+        return _put_back(log_probs, layout, shape), spread
+
+    def _score(self, wrapped: Any, layout: Layout) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities and entropies `[N] float32` of the predicted tokens."""
+        given = {
+            "input_ids": layout.tokens,
+            "position_ids": layout.positions,
+            "layout": layout,
+            "use_cache": False,
+        }
+        temperature = self._plain_temperature
+        if temperature is None or not holds_logits(layout.targets.numel(), self._vocabulary):
+            found = wrapped(**given, shift_labels=layout.targets, fused_lm_head=True)
+            return found.log_probs[0], None if found.entropy is None else found.entropy[0]
+        logits = wrapped(**given).logits[0].float() / temperature
+        chances = torch.log_softmax(logits, -1)
+        with torch.no_grad():
+            entropy = -(chances.exp() * chances).sum(-1)
+        return chances.gather(-1, layout.targets[0, :, None])[:, 0], entropy
 
     def rest(self) -> None:
         """Gives the model its usual attention back."""

@@ -284,8 +284,14 @@ class FastTrainer(GRPOTrainer):
         """The model as one that reads rows without padding."""
         bare = self._bare(model)
         if id(bare) not in self._readers:
-            self._readers[id(bare)] = PackedModel(bare)
+            self._readers[id(bare)] = PackedModel(bare, self._plain_temperature())
         return self._readers[id(bare)]
+
+    def _plain_temperature(self) -> float | None:
+        """What logits are divided by where all may be computed at once; None where only TRL's head may."""
+        whole = self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
+        own = self.accelerator.device.type == "cpu" and not self.args.cast_lm_head_to_fp32
+        return float(self.temperature) if whole and own else None
 
     def _ignores_padding(self, model: Any) -> bool:
         """Whether padding in front of all prompts may go."""

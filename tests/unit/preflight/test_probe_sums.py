@@ -140,7 +140,7 @@ def test_memory_is_the_sum_of_its_parts_at_the_worst_moment():
         ({"optimizer": "adamw_8bit"}, ("optimizer states", "always"), 2000),
         ({"optimizer": "sgd"}, ("optimizer states", "always"), None),
         ({"replicas": 2}, ("gradient exchange", "always"), 4000),
-        ({"accumulates": True}, ("gradients", "loss"), 4000),
+        ({"accumulation": 2}, ("gradients", "loss"), 4000),
         ({"autocast": True}, ("16-bit copies", "loss"), 2000),
         ({"vllm_bytes": 77}, ("vLLM", "always"), 77),
         ({"vllm_bytes": 77}, ("keys and values", "sampling"), None),
@@ -153,6 +153,31 @@ def test_each_setting_changes_its_part(change, part, size):
 
 def test_a_cpu_holds_more_for_each_logit():
     assert parts(replace(INPUTS, cpu=True))["logits", "loss"] == 20 * 50 * 52 + 800
+
+
+@pytest.mark.parametrize(
+    ("change", "tokens", "scored"),
+    [
+        # One prompt of 6 tokens and 2 completions of 4.
+        ({"sampled": 2}, 14, 8),
+        # Completions of a step may have prompts of their own where more are sampled at a time.
+        ({"sampled": 8}, 20, 8),
+        # As many tokens at a time as two rows have with their padding.
+        ({"sampled": 8, "accumulation": 4}, 20, 32 * 20 // 44),
+        ({"sampled": 8, "accumulation": 4, "budget": 30}, 30, 32 * 30 // 44),
+        ({"sampled": 8, "budget": 1}, 10, 8 * 10 // 20),
+    ],
+)
+def test_prompts_that_are_computed_once_take_less(change, tokens, scored):
+    told = parts(replace(INPUTS, group=4, checkpointing=False, cpu=True, **change))
+    assert told["activations", "loss"] == tokens * 600
+    assert told["logits", "loss"] == scored * (50 * 20 + 40)
+
+
+def test_logits_come_in_tiles_where_all_at_once_would_take_more():
+    large = replace(INPUTS, group=4, cpu=True, completion_tokens=1000)
+    told = parts(large, replace(SHAPE, vocabulary=150_000))
+    assert told["logits", "loss"] == 2000 * 32768 * 52 + 2000 * 40
 
 
 # --- time and disk -----------------------------------------------------------------------------
@@ -185,6 +210,13 @@ def test_time_is_extrapolated_from_what_was_measured():
     }
     assert found.total_s == math.fsum(told.values())
     assert found.step_s == pytest.approx((found.total_s - 60) / 10)
+    (part,) = (
+        part
+        for part in cost.estimate_time(given, plan, replace(timings, learned=0.25), 20).parts
+        if part.name == "forward and backward"
+    )
+    assert part.seconds == 10 * 2 * 6.0 / 4
+    assert "25% of the tokens" in part.formula
 
 
 @pytest.mark.parametrize(

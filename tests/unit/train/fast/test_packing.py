@@ -28,8 +28,9 @@ def test_every_row_is_in_one_pack_that_fits(groups, budget):
     for found in packs:
         shared = sum(prompts[group[0]] for group in rows if not set(group).isdisjoint(found.rows))
         tokens = shared + sum(lengths[row] - 1 for row in found.rows)
-        assert tokens == found.tokens
-        assert tokens <= budget or len(found.rows) == 1
+        # Pieces of one group that meet again are counted with a prompt each.
+        assert tokens <= found.tokens
+        assert found.tokens <= budget or len(found.rows) == 1
 
 
 @given(GROUPS)
