@@ -1,4 +1,4 @@
-"""LoRA adapters as folders: what one says of itself, and putting it on a model.
+"""Adapters: what a folder says of one, putting it on a model, and the model underneath.
 
 Owns `adapter_config.json`'s two facts that others need. Loads peft only where an adapter is loaded.
 """
@@ -35,6 +35,17 @@ def read_vllm_rank(adapter: Path) -> int:
     """
     rank = _read_settings(adapter).get("r")
     return max(8, 1 << (int(rank or 8) - 1).bit_length())
+
+
+def without_wrapper(model: Any) -> Any:
+    """The model into which peft has put its layers; the model itself where peft has no part in it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def adds_tokens(model: Any) -> bool:
+    """Whether an adapter of a model puts tokens of its own before the prompt."""
+    adapters = getattr(model, "peft_config", None) or {}
+    return any(adapter.is_prompt_learning for adapter in adapters.values())
 
 
 def load_adapter(model: Any, adapter: Path, base: str) -> Any:

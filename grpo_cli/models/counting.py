@@ -8,10 +8,10 @@ weights and allocates nothing.
 import contextlib
 from typing import Any
 
-import peft
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 
+from grpo_cli.models.adapters import without_wrapper
 from grpo_cli.models.loading import add_adapters, load_config, pick_dtype
 from grpo_cli.models.shape import ModelShape
 from grpo_cli.recipe.model import ModelConfig
@@ -117,7 +117,7 @@ def _count_saved(model: Any, batch: int, length: int) -> int:
             kept[storage._cdata] = storage
         return tensor
 
-    base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    base = without_wrapper(model)
     with torch.device("meta"):
         tokens = torch.zeros(batch, length, dtype=torch.long)
         # A mask of four dimensions is taken as it is; a smaller one would be looked into.

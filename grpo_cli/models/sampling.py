@@ -13,6 +13,7 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_cli.errors import Problem, RecipeError, RunError
+from grpo_cli.models.adapters import without_wrapper
 
 Prompt = str | list[dict[str, Any]]
 """Plain text, or messages with `role` and `content`."""
@@ -195,7 +196,7 @@ def _sampling_state(model: Any, config: GenerationConfig, seed: int | None) -> I
     `generate` fills what a configuration leaves open from the model's own (transformers issue
     42762), so ours takes its place for the while.
     """
-    owner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    owner = without_wrapper(model)
     own_config = owner.generation_config
     modes = [(module, module.training) for module in model.modules()]
     cuda = [model.device] if model.device.type == "cuda" else []

@@ -111,7 +111,7 @@ def check_recipe(
             *_check_evaluation(recipe, seen),
             *check_scored(recipe, seen),
             *check_stop_when(recipe),
-            *check_overlap(recipe, params),
+            *check_overlap(recipe, params, batch),
             *check_async(recipe),
         ]
         problems += [*check_trackers(recipe), *check_precision(recipe, found)]

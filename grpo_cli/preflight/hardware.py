@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 from grpo_cli.runs.processors import (
     CGROUP,
     count_cores,
-    count_idle_cpus,
     has_bfloat16,
     read_number,
 )
@@ -32,8 +31,6 @@ class Hardware:
     """What `CUDA_VISIBLE_DEVICES` calls the visible devices, where it is set."""
     bfloat16: bool | None = None
     """Whether the processor computes in bfloat16 itself; None where the system does not tell."""
-    idle_cpus: float | None = None
-    """Processors of the whole machine that nothing else runs on now; None where the system does not tell."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -52,7 +49,6 @@ def read_hardware() -> Hardware:
         sys.platform.startswith("linux"),
         visible,
         has_bfloat16(),
-        count_idle_cpus(),
     )
 
 

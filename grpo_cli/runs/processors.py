@@ -1,7 +1,6 @@
 """This machine's processors: how many a process may use, and what they compute in. Without torch."""
 
 import os
-import time
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -10,9 +9,6 @@ _CPUINFO = Path("/proc/cpuinfo")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Flags of processors that multiply bfloat16: two of x86's, and ARM's."""
-_LOADAVG = Path("/proc/loadavg")
-_LOOKS = 5
-_BETWEEN_LOOKS_S = 0.004
 
 
 def usable_cpus() -> int:
@@ -35,24 +31,6 @@ def count_cores(cgroup: Path = CGROUP, topology: Path = _TOPOLOGY) -> int:
     cores = _count_cores(affinity(0), topology) if affinity else usable_cpus()
     quota = read_cpu_quota(cgroup)
     return cores if quota is None else max(min(cores, int(quota)), 1)
-
-
-def count_idle_cpus(loadavg: Path = _LOADAVG) -> float | None:
-    """Processors of the whole machine that nothing else runs on now; None where the system does not tell.
-
-    What ran a moment ago does not count, as it does in the load average: the mean of a few looks.
-
-    Source: proc_loadavg(5), the fourth field: threads that could run now, the one that asks among them.
-    """
-    others = 0
-    for look in range(_LOOKS):
-        if look:
-            time.sleep(_BETWEEN_LOOKS_S)
-        try:
-            others += int(loadavg.read_text().split()[3].partition("/")[0]) - 1
-        except (OSError, ValueError, IndexError):
-            return None
-    return max((os.cpu_count() or 1) - others / _LOOKS, 0.0)
 
 
 def _count_cores(usable: set[int], topology: Path) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
 from datasets import Dataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer
@@ -23,6 +22,7 @@ from trl.experimental.async_grpo.packing import TREE_ATTENTION
 from trl.experimental.async_grpo.vllm_client import VLLMClient
 
 from grpo_cli.errors import RunError
+from grpo_cli.models.adapters import without_wrapper
 from grpo_cli.models.loading import build_peft_config, check_vocabulary
 from grpo_cli.models.sampling import encode_prompt
 from grpo_cli.models.source import model_folder_or_id
@@ -101,8 +101,7 @@ class _Bridge(TrainerCallback):
         self._attend("sdpa")
 
     def _attend(self, name: str) -> None:
-        model = self._model.get_base_model() if is_peft_model(self._model) else self._model
-        model.set_attn_implementation(name)
+        without_wrapper(self._model).set_attn_implementation(name)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

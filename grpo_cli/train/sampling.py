@@ -9,6 +9,7 @@ from typing import Any
 from accelerate.utils import DistributedType
 from trl.models import unwrap_model_for_generation
 
+from grpo_cli.models.adapters import adds_tokens, without_wrapper
 from grpo_cli.models.decoding import Sampled, decode, is_plain
 from grpo_cli.models.drawing import read_decoding
 
@@ -39,18 +40,10 @@ def sample(trainer: Any, prompt_ids: list[list[int]]) -> Sampled | None:
         generation_kwargs=trainer.generation_kwargs,
         gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
     ) as whole:
-        model = _without_wrapper(whole)
-        if model is None or not is_plain(model):
+        model = without_wrapper(whole)
+        if adds_tokens(whole) or not is_plain(model):
             return None
         decoding = read_decoding(trainer.generation_config, model.generation_config)
         if decoding is None:
             return None
         return decode(model, prompt_ids, decoding, width=trainer.pad_to_multiple_of or 1)
-
-
-def _without_wrapper(model: Any) -> Any | None:
-    """The model in which peft has put its layers; None where it changes the prompts instead."""
-    adapters = getattr(model, "peft_config", {})
-    if any(adapter.is_prompt_learning for adapter in adapters.values()):
-        return None
-    return model.get_base_model() if adapters and hasattr(model, "get_base_model") else model

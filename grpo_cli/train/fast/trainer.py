@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from accelerate import DistributedType
 from accelerate.utils import gather_object
-from peft import PeftModel
 from torch.nn.functional import pad
 from transformers import Trainer
 from trl import GRPOTrainer
 
+from grpo_cli.models.adapters import adds_tokens, without_wrapper
 from grpo_cli.recipe.fast import FastConfig, find_left_off
 from grpo_cli.train.fast.batches import MicroBatch, loss_mask, make_filler, make_micro_batches
 from grpo_cli.train.fast.log_probs import PackedModel, chunk_rows
@@ -296,14 +296,11 @@ class FastTrainer(GRPOTrainer):
     def _ignores_padding(self, model: Any) -> bool:
         """Whether padding in front of all prompts may go."""
         unwrapped = self.accelerator.unwrap_model(model)
-        if isinstance(unwrapped, PeftModel) and unwrapped.active_peft_config.is_prompt_learning:
-            return False
-        return is_relative(self._bare(model))
+        return not adds_tokens(unwrapped) and is_relative(self._bare(model))
 
     def _bare(self, model: Any) -> Any:
         """The model without what wraps it: processes, adapters."""
-        unwrapped = self.accelerator.unwrap_model(model)
-        return unwrapped.get_base_model() if isinstance(unwrapped, PeftModel) else unwrapped
+        return without_wrapper(self.accelerator.unwrap_model(model))
 
 
 def _read_plainly(

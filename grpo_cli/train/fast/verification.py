@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch.nn.functional import pad
 
+from grpo_cli.models.adapters import adds_tokens
 from grpo_cli.models.reading import has_dropout, has_moving_positions
 
 _TOLERANCE = 1e-3
@@ -32,7 +32,7 @@ def find_obstacle(model: Any, bare: Any) -> str | None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
     if kinds:
         return f"the model has layers of the kind {', '.join(sorted(kinds))}"
-    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+    if adds_tokens(model):
         return "the adapter puts tokens of its own before the prompt"
     if has_dropout(model):
         return (

@@ -42,21 +42,16 @@ def test_several_processes_go_through_accelerate(tmp_path):
     assert planned.environment["OMP_NUM_THREADS"] == "4"
 
 
-@pytest.mark.parametrize(
-    ("idle_cpus", "expected"),
-    [(8.0, None), (7.6, None), (6.0, "PASSIVE"), (0.0, "PASSIVE"), (None, None)],
-)
-def test_threads_sleep_where_others_want_the_cores(tmp_path, idle_cpus, expected):
-    hardware = Hardware(gpus=0, cpus=8, idle_cpus=idle_cpus)
-    planned = plan(tmp_path, hardware=hardware)
-    assert planned.environment.get("OMP_WAIT_POLICY") == expected
+def test_threads_that_wait_soon_sleep(tmp_path):
+    planned = plan(tmp_path, hardware=Hardware(gpus=0, cpus=8))
+    assert planned.environment["GOMP_SPINCOUNT"] == "1000"
     own = {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3"}
-    assert own.items() <= planned.add_environment(own).items()
-
-
-def test_a_container_on_a_large_machine_has_its_cores_to_itself(tmp_path):
-    planned = plan(tmp_path, hardware=Hardware(gpus=0, cpus=4, idle_cpus=20.0))
-    assert "OMP_WAIT_POLICY" not in planned.environment
+    found = planned.add_environment(own)
+    assert own.items() <= found.items()
+    # It would come before the policy.
+    assert "GOMP_SPINCOUNT" not in found
+    elsewhere = plan(tmp_path, hardware=Hardware(gpus=0, cpus=8, linux=False))
+    assert "GOMP_SPINCOUNT" not in elsewhere.environment
 
 
 def test_auto_takes_every_visible_gpu(tmp_path):

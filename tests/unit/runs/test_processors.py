@@ -4,7 +4,6 @@ import pytest
 
 from grpo_cli.runs.processors import (
     count_cores,
-    count_idle_cpus,
     has_bfloat16,
     read_cpu_quota,
 )
@@ -80,20 +79,3 @@ def test_a_processor_tells_whether_it_has_bfloat16(tmp_path, lines, expected):
     path.write_text(f"{lines}\n")
     assert has_bfloat16(path) is expected
     assert has_bfloat16(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("0.90 0.50 0.10 1/300 4711", 4.0),
-        ("0.00 0.00 0.00 3/300 4711", 2.0),
-        ("9.00 9.00 9.00 12/300 4711", 0.0),
-        ("nothing", None),
-    ],
-)
-def test_idle_processors_are_those_that_nothing_else_runs_on(tmp_path, monkeypatch, line, expected):
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    path = tmp_path / "loadavg"
-    path.write_text(f"{line}\n")
-    assert count_idle_cpus(path) == expected
-    assert count_idle_cpus(tmp_path / "none") is None

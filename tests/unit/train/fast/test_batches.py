@@ -1,0 +1,50 @@
+"""Micro-batches made anew: which rows can stand together, and which are left out."""
+
+import torch
+
+from grpo_cli.train.fast.batches import can_repack, has_signal, make_micro_batches
+
+
+def rows(advantages, lengths, **more):
+    """Rows of one prompt each, with 2 tokens of prompt and up to 3 of completion."""
+    count = len(advantages)
+    return {
+        "prompt_ids": torch.arange(2 * count).view(count, 2),
+        "prompt_mask": torch.ones(count, 2, dtype=torch.long),
+        "completion_ids": torch.ones(count, 3, dtype=torch.long),
+        "completion_mask": (torch.arange(3) < torch.tensor(lengths)[:, None]).long(),
+        "advantages": torch.tensor(advantages),
+        "num_items_in_batch": torch.tensor(5),
+        **more,
+    }
+
+
+def test_rows_without_signal_or_without_tokens_are_left_out():
+    window = [rows([0.0, 1.0], [3, 3]), rows([-1.0, 2.0], [0, 2])]
+    assert [has_signal(batch).tolist() for batch in window] == [[False, True], [False, True]]
+    (made,) = make_micro_batches(window, loss_type="dapo", leave_out=True, budget=100)
+    assert sorted(made["advantages"].tolist()) == [1.0, 2.0]
+    whole = make_micro_batches(window, loss_type="dapo", leave_out=False, budget=100)
+    assert sum(batch.size for batch in whole) == 3
+
+
+def test_nothing_is_made_where_nothing_is_learned():
+    window = [rows([0.0, 0.0], [3, 3])]
+    assert make_micro_batches(window, loss_type="dapo", leave_out=True, budget=None) == []
+
+
+def test_what_has_not_one_value_a_row_stays_as_it_came():
+    """Pictures: as many patches as there are, whatever rows they belong to."""
+    window = [rows([0.0, 1.0], [3, 3], pixel_values=torch.zeros(7, 4))]
+    assert not can_repack(window)
+    (made,) = make_micro_batches(window, loss_type="grpo", leave_out=True, budget=1)
+    assert made.size == 2
+    assert made.scale == 1.0
+    assert torch.equal(made["pixel_values"], window[0]["pixel_values"])
+    assert not can_repack([rows([1.0], [3], images=["a picture"])])
+
+
+def test_the_scale_of_a_mean_over_rows_is_that_of_the_rows_it_has():
+    window = [rows([1.0, 0.0, 2.0, 0.0], [3, 3, 3, 3])]
+    (made,) = make_micro_batches(window, loss_type="grpo", leave_out=True, budget=100)
+    assert (made.size, made.scale) == (2, 0.5)
