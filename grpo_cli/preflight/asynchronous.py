@@ -52,9 +52,11 @@ def check_async(recipe: Recipe) -> Iterator[Problem]:
                 level="warning",
             )
         return
+    ahead = training.asynchronous
+    unit = "steps" if ahead.weight_sync_steps == 1 else f"times {ahead.weight_sync_steps} steps"
     yield Problem(
         "asynchronous training is experimental, in TRL and here: it learns from samples whose weights are "
-        f"up to {training.asynchronous.max_staleness} steps old",
+        f"up to {ahead.max_staleness} {unit} old",
         "nothing, if that is what you want; `grpo diagnose RUN` looks at what comes of it",
         "training.mode",
         level="note",

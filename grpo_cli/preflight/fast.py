@@ -3,6 +3,7 @@
 from grpo_cli.recipe.fast import ATTENTION, find_left_off
 from grpo_cli.recipe.recipe import Recipe
 
+_WHOLE = ("auto", "single", "ddp")
 _WORDS = {
     "no_signal": "rows without signal left out",
     "shared_prompts": "prompts computed once",
@@ -24,14 +25,21 @@ def fast_parts(recipe: Recipe) -> list[str]:
     if recipe.training.mode == "async":
         return []
     switches = recipe.training.fast.model_dump(include=set(_WORDS))
-    switches["sampling"] &= recipe.is_sampled and recipe.generation.backend == "transformers"
+    switches["sampling"] &= _samples_with_transformers(recipe)
     left_off = _find_left_off(recipe)
     return [part for part, wanted in switches.items() if wanted and part not in left_off]
+
+
+def _samples_with_transformers(recipe: Recipe) -> bool:
+    return recipe.is_sampled and recipe.generation.backend == "transformers"
 
 
 def _find_left_off(recipe: Recipe) -> dict[str, str]:
     fast, training, model = recipe.training.fast, recipe.training, recipe.model
     found = find_left_off(fast, training.extras)
+    strategy = recipe.launch.strategy
+    if fast.sampling and _samples_with_transformers(recipe) and strategy not in _WHOLE:
+        found["sampling"] = f"with strategy {strategy} no process has a plain model of its own"
     dropout = model.lora.lora_dropout if model.lora else 0.0
     if not fast.shared_prompts or "shared_prompts" in found:
         return found

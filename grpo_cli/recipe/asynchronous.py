@@ -9,8 +9,8 @@ class AsyncConfig(Section):
     """Sampling and learning at the same time, read where `mode` is `async`."""
 
     max_staleness: Integer = Field(default=4, ge=1)
-    """Steps by which the weights may be newer than those that sampled what they learn from. Older samples are
-    left out, and no more are sampled ahead than that many steps use up."""
+    """Hand-overs of weights that a sample may lag behind, which are steps where `weight_sync_steps` is 1. Older
+    samples are left out, and no more are sampled ahead than that many steps use up."""
     weight_sync_steps: Integer = Field(default=1, ge=1)
     """Steps after which the server is given the weights."""
     token_budget: Integer | None = Field(default=None, ge=1)

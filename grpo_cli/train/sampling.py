@@ -17,22 +17,40 @@ _WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_G
 """Each process has the whole model, and samples without waiting for the others."""
 
 
+def find_obstacle(trainer: Any) -> str | None:
+    """Why only the trainer's own way will do; None where this one does.
+
+    Args:
+        trainer: A `GRPOTrainer` that samples with transformers.
+    """
+    whole = trainer.accelerator.unwrap_model(trainer.model)
+    model = without_wrapper(whole)
+    if trainer.tools:
+        return "tools are called"
+    if trainer.accelerator.distributed_type not in _WHOLE:
+        return "FSDP or DeepSpeed holds the weights"
+    if adds_tokens(whole):
+        return "the adapter puts tokens of its own before the prompt"
+    if not is_plain(model):
+        return "the model does not keep keys and values of every token, or reads more than text"
+    if read_decoding(trainer.generation_config, model.generation_config) is None:
+        return "generation_kwargs, or the model's own settings, ask for more than it does"
+    return None
+
+
 def sample(trainer: Any, prompt_ids: list[list[int]]) -> Sampled | None:
     """Completions of this process's prompts by the present weights.
 
     Args:
-        trainer: A `GRPOTrainer`.
+        trainer: A `GRPOTrainer` with no obstacle to it.
         prompt_ids: The tokens of each prompt, as often as it is to be answered.
 
     Returns:
-        None where only the trainer's own way will do: another backend, tools, weights that are spread over
-        processes, a model that does not remember every token, or settings beyond the usual.
+        None where a prompt has no tokens.
 
     Source: trl 1.16, the last branch of `GRPOTrainer._generate_single_turn`.
     """
-    if trainer.use_vllm or trainer.use_transformers_continuous_batching or trainer.tools:
-        return None
-    if trainer.accelerator.distributed_type not in _WHOLE or not all(prompt_ids):
+    if not all(prompt_ids):
         return None
     with unwrap_model_for_generation(
         trainer.model_wrapped,
@@ -41,8 +59,6 @@ def sample(trainer: Any, prompt_ids: list[list[int]]) -> Sampled | None:
         gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
     ) as whole:
         model = without_wrapper(whole)
-        if adds_tokens(whole) or not is_plain(model):
-            return None
         decoding = read_decoding(trainer.generation_config, model.generation_config)
         if decoding is None:
             return None

@@ -239,7 +239,10 @@ def _add_callbacks(session: Session, trainer: "AnyTrainer") -> tuple[RunCallback
 
 def _speed_up(session: Session, trainer: RunTrainer) -> None:
     """Does with less work what is exact; the manifest tells what, and why anything is not."""
-    fast = session.recipe.training.fast
+    recipe = session.recipe
+    fast = recipe.training.fast
+    if not (recipe.is_sampled and recipe.generation.backend == "transformers"):
+        fast = fast.model_copy(update={"sampling": False})
 
     def tell(left_off: dict[str, str]) -> None:
         session.annotate_manifest(fast=fast.model_dump() | left_off)

@@ -264,7 +264,8 @@ def build_trainer(trainer, folder, where, **changes):
         processing_class=AutoTokenizer.from_pretrained(folder),
     )
     if isinstance(built, RunTrainer):
-        built.speed_up(FastConfig(), lambda left_off: None)
+        built.told = {}
+        built.speed_up(FastConfig(), built.told.update)
         built._settle(built.model)
     return built
 
@@ -312,6 +313,7 @@ def test_the_trainer_leaves_other_settings_to_trl(tmp_path, chat_model):
     completions, _ = single_turn(trainer, [[40, 41, 42]] * 4)
     assert len(completions) == 4
     assert trainer._sampled_entropies == []
+    assert "generation_kwargs" in trainer.told["sampling"]
 
 
 def test_rows_are_left_out_as_soon_as_half_have_ended(monkeypatch):

@@ -31,7 +31,7 @@ from grpo_cli.train.fast.batches import MicroBatch, loss_mask, make_filler, make
 from grpo_cli.train.fast.log_probs import PackedModel, chunk_rows
 from grpo_cli.train.fast.metrics import ENTROPY, merge
 from grpo_cli.train.fast.verification import compare, find_obstacle, is_relative
-from grpo_cli.train.sampling import sample
+from grpo_cli.train import sampling
 
 _OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
 
@@ -78,7 +78,9 @@ class FastTrainer(GRPOTrainer):
         self._leave_off(found)
         if self._fast.shared_prompts and (obstacle := self._find_obstacle(model)):
             found["shared_prompts"] = obstacle
-            self._leave_off(found)
+        if self._fast.sampling and (obstacle := sampling.find_obstacle(self)):
+            found["sampling"] = obstacle
+        self._leave_off(found)
         tell(found)
 
     def _leave_off(self, parts: Iterable[str]) -> None:
@@ -193,7 +195,7 @@ class FastTrainer(GRPOTrainer):
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, *rest: Any, **given: Any
     ) -> Any:
         seen = images or multimodal_fields
-        sampled = sample(self, prompt_ids) if self._fast.sampling and not seen else None
+        sampled = sampling.sample(self, prompt_ids) if self._fast.sampling and not seen else None
         if sampled is None:
             return super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, *rest, **given

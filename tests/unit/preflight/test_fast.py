@@ -78,12 +78,13 @@ ON = "rows without signal left out, prompts computed once, sampling from shared 
             "attn_implementation flex_attention takes",
         ),
         ("model: {lora: {lora_dropout: 0.1}}\n", "not prompts computed once: lora_dropout is 0.1"),
+        ("launch: {strategy: zero2}\n", "not sampling from shared prompts: with strategy zero2"),
         ("generation: {backend: vllm}\n", ON.removesuffix(", sampling from shared prompts")),
     ],
 )
 def test_what_is_on_is_said_in_a_line(tmp_path, more, words):
     place, _, value = more.partition(": ")
-    known = place in ("model", "generation")
+    known = place in ("model", "generation", "launch")
     flags = _flags(place, yaml.safe_load(value)) if known else []
     path = write_recipe(tmp_path, GOOD + ("" if known else more))
     told = describe_fast(load_recipe(path, flags))
