@@ -1,7 +1,7 @@
 """What about a model forbids that a token is read apart from the batch it came in.
 
-Owns two traits, looked up in the loaded model: dropout that is active, and positions that hang on the longest
-row. Heavy libraries are not imported here.
+Owns two traits, looked up in the loaded model: dropout or noise that is active, and positions that hang on the
+longest row. Heavy libraries are not imported here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ Source: `transformers.modeling_rope_utils.dynamic_rope_update`, 5.17."""
 
 
 def has_dropout(model: Any) -> bool:
-    """Whether some layer drops neurons in training: by a layer for it, or by a number of its own.
+    """Whether some layer drops neurons in training, by a layer for it or by a number of its own, or adds noise.
 
     Args:
         model: A `torch.nn.Module`.
@@ -27,10 +27,10 @@ def has_dropout(model: Any) -> bool:
 
 
 def _shares(module: Any) -> Iterator[Any]:
-    """What a layer might drop: `p` of torch's dropout layers, and numbers named so."""
+    """What a layer might drop or shake: `p` of torch's dropout layers, and numbers named so."""
     if "dropout" in type(module).__name__.lower():
         yield float(getattr(module, "p", 0.0))
-    yield from (value for name, value in vars(module).items() if "drop" in name)
+    yield from (value for name, value in vars(module).items() if "drop" in name or "jitter" in name)
 
 
 def has_moving_positions(config: Any) -> bool:

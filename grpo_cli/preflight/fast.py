@@ -1,6 +1,6 @@
 """What `training.fast` comes to: the parts that are on, and why the others are not, as far as the recipe tells."""
 
-from grpo_cli.recipe.fast import ATTENTION, find_left_off
+from grpo_cli.recipe.fast import ATTENTION, FastConfig, find_left_off
 from grpo_cli.recipe.recipe import Recipe
 
 _WHOLE = ("auto", "single", "ddp")
@@ -24,21 +24,24 @@ def fast_parts(recipe: Recipe) -> list[str]:
     """The parts of `training.fast` that are on, as far as the recipe tells."""
     if recipe.training.mode == "async":
         return []
-    switches = recipe.training.fast.model_dump(include=set(_WORDS))
-    switches["sampling"] &= _samples_with_transformers(recipe)
+    switches = wanted_parts(recipe).model_dump(include=set(_WORDS))
     left_off = _find_left_off(recipe)
     return [part for part, wanted in switches.items() if wanted and part not in left_off]
 
 
-def _samples_with_transformers(recipe: Recipe) -> bool:
-    return recipe.is_sampled and recipe.generation.backend == "transformers"
+def wanted_parts(recipe: Recipe) -> FastConfig:
+    """The switches, `sampling` where transformers samples alone."""
+    fast = recipe.training.fast
+    if recipe.is_sampled and recipe.generation.backend == "transformers":
+        return fast
+    return fast.model_copy(update={"sampling": False})
 
 
 def _find_left_off(recipe: Recipe) -> dict[str, str]:
-    fast, training, model = recipe.training.fast, recipe.training, recipe.model
+    fast, training, model = wanted_parts(recipe), recipe.training, recipe.model
     found = find_left_off(fast, training.extras)
     strategy = recipe.launch.strategy
-    if fast.sampling and _samples_with_transformers(recipe) and strategy not in _WHOLE:
+    if fast.sampling and strategy not in _WHOLE:
         found["sampling"] = f"with strategy {strategy} no process has a plain model of its own"
     dropout = model.lora.lora_dropout if model.lora else 0.0
     if not fast.shared_prompts or "shared_prompts" in found:

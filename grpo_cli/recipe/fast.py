@@ -64,7 +64,7 @@ FastSwitch = Annotated[FastConfig, _Switch()]
 
 
 def find_left_off(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The parts that are switched on but would change what is learned, or cost time; and why.
+    """The parts that are switched on but would change what is sampled or learned, or cost time; and why.
 
     Args:
         fast: The switches.
@@ -76,6 +76,8 @@ def find_left_off(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, st
         found["no_signal"] = why
     if fast.shared_prompts and (why := whole or _why_no_layouts(settings)) is not None:
         found["shared_prompts"] = why
+    if fast.sampling and settings.get("neftune_noise_alpha"):
+        found["sampling"] = "neftune_noise_alpha makes other noise for every copy of a prompt"
     return found
 
 
@@ -84,7 +86,9 @@ def _why_no_repacking(given: Mapping[str, Any]) -> str | None:
 
     Source: `GRPOTrainer._compute_loss`, trl 1.16.0; `Trainer`, transformers 5.17.
     """
-    optimizer = str(given.get("optim"))
+    optimizer = given.get("optim")
+    # A recipe has its name, `TrainingArguments` an enumeration.
+    optimizer = str(getattr(optimizer, "value", optimizer))
     if given.get("entropy_coef") or given.get("use_adaptive_entropy"):
         return "the entropy of every completion is learned from (entropy_coef)"
     if given.get("top_entropy_quantile", 1.0) < 1:

@@ -33,8 +33,11 @@ def find_obstacle(trainer: Any) -> str | None:
         return "the adapter puts tokens of its own before the prompt"
     if not is_plain(model):
         return "the model does not keep keys and values of every token, or reads more than text"
-    if read_decoding(trainer.generation_config, model.generation_config) is None:
+    decoding = read_decoding(trainer.generation_config, model.generation_config)
+    if decoding is None:
         return "generation_kwargs, or the model's own settings, ask for more than it does"
+    if set(decoding.eos_token_ids) != set(trainer.eos_token_ids):
+        return "generation_kwargs end completions with other tokens than the tokenizer"
     return None
 
 

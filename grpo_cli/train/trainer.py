@@ -131,7 +131,7 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
                 Path(self.args.output_dir).parent / f"bad_batch_{self.accelerator.process_index}.pt"
             )
             # Whole: a step may be learned from in other micro-batches than TRL's.
-            inputs = self._buffered_inputs
+            inputs = self._learned_from or self._buffered_inputs
             torch.save({"step": self.state.global_step + 1, "inputs": inputs}, kept)
             raise RunError(
                 f"the loss of step {self.state.global_step + 1} is {loss.item()}. The batch is kept in "

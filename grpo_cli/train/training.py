@@ -28,6 +28,7 @@ from grpo_cli.models.loading import (
 from grpo_cli.models.sampling import all_eos_token_ids, count_prompt_tokens
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import reward_context
+from grpo_cli.preflight.fast import wanted_parts
 from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import build_rewards
@@ -239,10 +240,7 @@ def _add_callbacks(session: Session, trainer: "AnyTrainer") -> tuple[RunCallback
 
 def _speed_up(session: Session, trainer: RunTrainer) -> None:
     """Does with less work what is exact; the manifest tells what, and why anything is not."""
-    recipe = session.recipe
-    fast = recipe.training.fast
-    if not (recipe.is_sampled and recipe.generation.backend == "transformers"):
-        fast = fast.model_copy(update={"sampling": False})
+    fast = wanted_parts(session.recipe)
 
     def tell(left_off: dict[str, str]) -> None:
         session.annotate_manifest(fast=fast.model_dump() | left_off)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from grpo_cli.models.reading import has_dropout
 from grpo_cli.recipe.fast import FastConfig
 from grpo_cli.train.fast import log_probs
 from grpo_cli.train.fast.trainer import FastTrainer
+from grpo_cli.train.fast.verification import find_obstacle
 from tests.tiny_models import make_tiny_model
 
 GROUP = 4
@@ -334,6 +336,19 @@ def test_16_bits_are_told_from_a_model_that_reads_otherwise(folders, tmp_path):
     learned = load(folders["gpt2"]).to(torch.bfloat16)
     left_off = train(FastTrainer, learned, tokenizer, tmp_path, fast=ALL, max_steps=1)[2]
     assert "16 bits" in left_off["shared_prompts"]
+
+
+def test_windows_that_only_a_mask_tells_and_noise_of_routers_are_found():
+    class Routed(torch.nn.Module):
+        def __init__(self, jitter):
+            super().__init__()
+            self.router_jitter_noise = jitter
+
+    assert has_dropout(Routed(0.01))
+    assert not has_dropout(Routed(0.0))
+    config = SimpleNamespace(sliding_window=8, layer_types=None)
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
+    assert find_obstacle(model, model) == "the model has sliding windows"
 
 
 def test_a_model_with_dropout_is_read_as_trl_does(folders, tmp_path):

@@ -306,10 +306,9 @@ def test_the_trainer_samples_what_trl_would(tmp_path, chat_model):
     assert len(ours._sampled_entropies) == len(prompts)
 
 
-def test_the_trainer_leaves_other_settings_to_trl(tmp_path, chat_model):
-    trainer = build_trainer(
-        RunTrainer, chat_model, tmp_path, generation_kwargs={"no_repeat_ngram_size": 2}
-    )
+@pytest.mark.parametrize("asked", [{"no_repeat_ngram_size": 2}, {"eos_token_id": 7}])
+def test_the_trainer_leaves_other_settings_to_trl(tmp_path, chat_model, asked):
+    trainer = build_trainer(RunTrainer, chat_model, tmp_path, generation_kwargs=asked)
     completions, _ = single_turn(trainer, [[40, 41, 42]] * 4)
     assert len(completions) == 4
     assert trainer._sampled_entropies == []

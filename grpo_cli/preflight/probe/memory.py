@@ -226,19 +226,23 @@ class _Pass:
     scored: int
     """Those whose logits are computed."""
     formula: str
+    several: bool = False
+    """Whether an optimizer step has others, whose gradients are kept meanwhile."""
 
 
 def _largest_pass(inputs: MemoryInputs) -> _Pass:
     padded = inputs.micro_batch * inputs.length
     if inputs.group is None:
-        return _Pass(padded, padded, f"{inputs.micro_batch} × {inputs.length} tokens")
+        formula = f"{inputs.micro_batch} × {inputs.length} tokens"
+        return _Pass(padded, padded, formula, several=inputs.accumulation > 1)
     learned = inputs.micro_batch * inputs.accumulation
     prompts = min(learned, math.ceil(inputs.sampled / inputs.group))
     scored = learned * inputs.completion_tokens
     whole = prompts * inputs.prompt_tokens + scored
     most = max(inputs.budget or padded, inputs.length)
     if whole > most:
-        return _Pass(most, scored * most // whole, f"{most} tokens in one of several passes")
+        formula = f"{most} tokens in one of several passes"
+        return _Pass(most, scored * most // whole, formula, several=True)
     formula = (
         f"({prompts} prompts × {inputs.prompt_tokens} + {learned} completions × "
         f"{inputs.completion_tokens} tokens)"
@@ -248,7 +252,7 @@ def _largest_pass(inputs: MemoryInputs) -> _Pass:
 
 def _loss(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
     largest = _largest_pass(inputs)
-    if inputs.accumulation > 1:
+    if largest.several:
         yield _gradients(shape, "loss")
     per_token = shape.saved_bytes_per_token or 0.0
     how = f"kept of each token in {shape.layers} layers"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from grpo_cli.train.fast.layout import group_rows
-from grpo_cli.train.fast.packing import pack_rows
+from grpo_cli.train.fast.packing import pack_groups, pack_padded
 
 Rows = Mapping[str, Any]
 """What TRL hands to its loss: tensors with one entry a row, and numbers of the whole generation batch."""
@@ -19,6 +19,9 @@ _MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 """Losses that are a mean over the rows of a micro-batch. `bnpo` is one over its tokens, all others are sums.
 
 Source: `GRPOTrainer._compute_loss`, trl 1.16.0."""
+
+
+_LOG_PROBS = ("old_per_token_logps", "ref_per_token_logps")
 
 
 class MicroBatch(dict[str, Any]):
@@ -58,9 +61,11 @@ class MicroBatch(dict[str, Any]):
             kept = [*range(self.size), *[0] * (size - self.size)]
             empty = torch.arange(size) >= self.size
             self.update(_select(self, kept))
-            for key in ("completion_mask", "advantages"):
-                self[key] = self[key].clone()
-                self[key][empty.to(self[key].device)] = 0
+            # Log-probabilities that are learned from are 0 there too, and so their ratio is 1.
+            for key in ("completion_mask", "advantages", *_LOG_PROBS):
+                if key in self:
+                    self[key] = self[key].clone()
+                    self[key][empty.to(self[key].device)] = 0
 
 
 def loss_mask(rows: Rows) -> torch.Tensor:
@@ -85,7 +90,7 @@ def can_repack(window: Sequence[Rows]) -> bool:
 
 
 def make_micro_batches(
-    window: Sequence[Rows], *, loss_type: str, leave_out: bool, budget: int | None
+    window: Sequence[Rows], *, loss_type: str, leave_out: bool, share: bool, budget: int | None
 ) -> list[MicroBatch]:
     """Makes the micro-batches of one optimizer step.
 
@@ -93,24 +98,25 @@ def make_micro_batches(
         window: TRL's micro-batches of the step.
         loss_type: TRL's name of the loss.
         leave_out: Whether rows without signal are.
+        share: Whether equal prompts are computed once, and no padding.
         budget: Tokens of a micro-batch at most; those of TRL's with their padding where it is None.
 
     Returns:
         As few as the budget allows; none where no row is learned from.
     """
     if not can_repack(window):
-        share = 1 / len(window[0]["advantages"])
-        return [MicroBatch(batch, loss_type="", share=share) for batch in window]
+        return [MicroBatch(batch, loss_type="", share=1.0) for batch in window]
     found = []
     for family in _families(window):
-        share = 1 / len(family[0]["advantages"])
+        part = 1 / len(family[0]["advantages"])
         rows = _join(family, loss_type)
         kept = has_signal(rows) if leave_out else loss_mask(rows).any(1)
         places = kept.nonzero().flatten().tolist()
         if places:
-            for chosen in _pack(rows, places, budget or _padded_tokens(family[0])):
+            most = budget or _padded_tokens(family[0])
+            for chosen in _pack(rows, places, most, share=share):
                 batch = _select(rows, chosen)
-                found.append(MicroBatch(batch, loss_type=loss_type, share=share))
+                found.append(MicroBatch(batch, loss_type=loss_type, share=part))
     return found
 
 
@@ -153,11 +159,15 @@ def _join(family: Sequence[Rows], loss_type: str) -> dict[str, Any]:
     return rows
 
 
-def _pack(rows: Rows, places: Sequence[int], budget: int) -> list[list[int]]:
+def _pack(rows: Rows, places: Sequence[int], budget: int, *, share: bool) -> list[list[int]]:
     ids = rows["prompt_ids"][places].cpu().numpy()
     prompt_lengths = rows["prompt_mask"][places].sum(1).cpu().numpy()
     lengths = rows["completion_mask"][places].sum(1).tolist()
-    packs = pack_rows(group_rows(ids, prompt_lengths), prompt_lengths.tolist(), lengths, budget)
+    if share:
+        groups = group_rows(ids, prompt_lengths)
+        packs = pack_groups(groups, prompt_lengths.tolist(), lengths, budget)
+    else:
+        packs = pack_padded(prompt_lengths.tolist(), lengths, budget)
     return [[places[row] for row in pack.rows] for pack in packs]
 
 

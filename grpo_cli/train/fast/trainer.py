@@ -47,6 +47,7 @@ class FastTrainer(GRPOTrainer):
         self._wanted = _OFF
         self._tell: Callable[[dict[str, str]], None] | None = None
         self._window: list[dict[str, Any]] = []
+        self._learned_from: list[dict[str, Any]] = []
         self._readers: dict[int, PackedModel] = {}
         self._read_entropies: torch.Tensor | None = None
         self._sampled_entropies: list[list[float]] = []
@@ -118,11 +119,14 @@ class FastTrainer(GRPOTrainer):
             return super().training_step(model, inputs, num_items_in_batch)
         started = time.perf_counter()
         model.train()
+        # Optimizers without a schedule have weights of their own to evaluate with.
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
         self._window.append(self._prepare_inputs(inputs))
         loss = torch.zeros((), device=self.accelerator.device)
         if self.accelerator.sync_gradients:
-            window, self._window = self._window, []
-            loss = self._learn(model, window)
+            self._learned_from, self._window = self._window, []
+            loss = self._learn(model, self._learned_from)
         self._step += 1
         self._current_train_step_time += time.perf_counter() - started
         if self.accelerator.sync_gradients:
@@ -136,6 +140,7 @@ class FastTrainer(GRPOTrainer):
             window,
             loss_type=self.loss_type,
             leave_out=self._fast.no_signal,
+            share=self._fast.shared_prompts,
             budget=self._fast.max_tokens_per_micro_batch,
         )
         self._fill_up(batches, window)
@@ -313,14 +318,20 @@ def _read_plainly(
     *,
     keep_left: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """TRL's own pass, over the columns alone that hold a token of one of the rows."""
-    present = attention_mask.any(0).nonzero().flatten()
-    edge = input_ids.shape[1] - width
+    """TRL's own pass, over the rows that have a completion, and the columns that hold a token of one of them."""
+    edge, shape = input_ids.shape[1] - width, (len(input_ids), width)
+    answered = attention_mask[:, edge:].any(1).nonzero().flatten()
+    if not len(answered):
+        # Processes that share the model read together.
+        answered = torch.zeros(1, dtype=torch.long, device=input_ids.device)
+    ids, mask = input_ids[answered], attention_mask[answered]
+    present = mask.any(0).nonzero().flatten()
     first = 0 if keep_left else min(int(present[0]), edge - 1)
     behind = max(int(present[-1]) + 1, edge + 1)
-    columns = slice(first, behind)
-    log_probs, entropies, _ = compute(
-        input_ids[:, columns], attention_mask[:, columns], behind - edge
-    )
-    missing = (0, input_ids.shape[1] - behind)
-    return pad(log_probs, missing), None if entropies is None else pad(entropies, missing)
+    log_probs, entropies, _ = compute(ids[:, first:behind], mask[:, first:behind], behind - edge)
+
+    def put_back(values: torch.Tensor) -> torch.Tensor:
+        wide = pad(values, (0, edge + width - behind))
+        return wide.new_zeros(shape).index_copy(0, answered, wide)
+
+    return put_back(log_probs), None if entropies is None else put_back(entropies)

@@ -32,6 +32,8 @@ def find_obstacle(model: Any, bare: Any) -> str | None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
     if kinds:
         return f"the model has layers of the kind {', '.join(sorted(kinds))}"
+    if getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None):
+        return "the model has sliding windows"
     if adds_tokens(model):
         return "the adapter puts tokens of its own before the prompt"
     if has_dropout(model):

@@ -3,6 +3,8 @@
 import pytest
 import yaml
 
+from transformers.training_args import OptimizerNames
+
 from grpo_cli.errors import RecipeError
 from grpo_cli.preflight.fast import describe_fast
 from grpo_cli.recipe.fast import FastConfig, find_left_off
@@ -53,7 +55,8 @@ def test_anything_else_is_told_with_its_place(tmp_path, written, path):
         ({"top_entropy_quantile": 0.2}, {"no_signal", "shared_prompts"}),
         ({"optim": "adalomo"}, {"no_signal", "shared_prompts"}),
         ({"optim": "galore_adamw_layerwise"}, {"no_signal", "shared_prompts"}),
-        ({"neftune_noise_alpha": 5}, {"no_signal", "shared_prompts"}),
+        ({"neftune_noise_alpha": 5}, {"no_signal", "shared_prompts", "sampling"}),
+        ({"optim": OptimizerNames.LOMO}, {"no_signal", "shared_prompts"}),
         ({"torch_compile": True}, {"shared_prompts"}),
     ],
 )

@@ -22,22 +22,22 @@ def rows(advantages, lengths, **more):
 def test_rows_without_signal_or_without_tokens_are_left_out():
     window = [rows([0.0, 1.0], [3, 3]), rows([-1.0, 2.0], [0, 2])]
     assert [has_signal(batch).tolist() for batch in window] == [[False, True], [False, True]]
-    (made,) = make_micro_batches(window, loss_type="dapo", leave_out=True, budget=100)
+    (made,) = make_micro_batches(window, loss_type="dapo", leave_out=True, share=True, budget=100)
     assert sorted(made["advantages"].tolist()) == [1.0, 2.0]
-    whole = make_micro_batches(window, loss_type="dapo", leave_out=False, budget=100)
+    whole = make_micro_batches(window, loss_type="dapo", leave_out=False, share=True, budget=100)
     assert sum(batch.size for batch in whole) == 3
 
 
 def test_nothing_is_made_where_nothing_is_learned():
     window = [rows([0.0, 0.0], [3, 3])]
-    assert make_micro_batches(window, loss_type="dapo", leave_out=True, budget=None) == []
+    assert make_micro_batches(window, loss_type="dapo", leave_out=True, share=True, budget=None) == []
 
 
 def test_what_has_not_one_value_a_row_stays_as_it_came():
     """Pictures: as many patches as there are, whatever rows they belong to."""
     window = [rows([0.0, 1.0], [3, 3], pixel_values=torch.zeros(7, 4))]
     assert not can_repack(window)
-    (made,) = make_micro_batches(window, loss_type="grpo", leave_out=True, budget=1)
+    (made,) = make_micro_batches(window, loss_type="grpo", leave_out=True, share=True, budget=1)
     assert made.size == 2
     assert made.scale == 1.0
     assert torch.equal(made["pixel_values"], window[0]["pixel_values"])
@@ -46,5 +46,31 @@ def test_what_has_not_one_value_a_row_stays_as_it_came():
 
 def test_the_scale_of_a_mean_over_rows_is_that_of_the_rows_it_has():
     window = [rows([1.0, 0.0, 2.0, 0.0], [3, 3, 3, 3])]
-    (made,) = make_micro_batches(window, loss_type="grpo", leave_out=True, budget=100)
+    (made,) = make_micro_batches(window, loss_type="grpo", leave_out=True, share=True, budget=100)
     assert (made.size, made.scale) == (2, 0.5)
+
+
+def test_rows_that_are_padded_are_packed_with_their_padding():
+    window = [rows([1.0, 2.0], [1, 3]), rows([3.0, 4.0], [1, 1])]
+    made = make_micro_batches(window, loss_type="dapo", leave_out=True, share=False, budget=6)
+    assert sorted(sorted(batch["advantages"].tolist()) for batch in made) == [
+        [1.0, 3.0],
+        [2.0],
+        [4.0],
+    ]
+
+
+def test_rows_for_other_processes_add_nothing_and_divide_by_nothing():
+    old = torch.full((2, 3), -200.0)
+    (made,) = make_micro_batches(
+        [rows([1.0, 2.0], [3, 3], old_per_token_logps=old)],
+        loss_type="dapo",
+        leave_out=True,
+        share=True,
+        budget=None,
+    )
+    made.fill_up(4)
+    assert made.size == 4
+    assert made["old_per_token_logps"][2:].eq(0).all()
+    assert made["old_per_token_logps"][:2].eq(-200).all()
+    assert made["completion_mask"][2:].eq(0).all()
