@@ -136,8 +136,8 @@ class GenerationConfig(OpenSection):
     """Parts that a batch is sampled in, of whole groups: while one is sampled, the one before is scored, with
     the same weights. It pays where rewards wait (a judge, programs in a sandbox, a `python` function that is
     `async` or under `timeout_s`) about as long as sampling takes, and sampling half a batch takes about half
-    as long; rewards that do not wait are scored afterwards. 1 samples all at once, and scores beside what else comes before the
-    rewards are needed: the log-probabilities of vLLM's samples, and of the reference model."""
+    as long; rewards that do not wait are scored afterwards. 1 samples all at once, and scores beside what else
+    comes before the rewards are needed: the log-probabilities of vLLM's samples, and of the reference model."""
     vllm: VllmConfig = VllmConfig()
     """vLLM's settings, read where `backend` is `vllm`."""
 

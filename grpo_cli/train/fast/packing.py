@@ -53,9 +53,7 @@ def pack_groups(
     return packs
 
 
-def pack_padded(
-    prompt_lengths: Sequence[int], lengths: Sequence[int], budget: int
-) -> list[Pack]:
+def pack_padded(prompt_lengths: Sequence[int], lengths: Sequence[int], budget: int) -> list[Pack]:
     """Packs rows that are padded to the longest prompt and completion of their micro-batch, the longest first.
 
     Args:

@@ -27,11 +27,11 @@ from trl import GRPOTrainer
 
 from grpo_cli.models.adapters import adds_tokens, without_wrapper
 from grpo_cli.recipe.fast import FastConfig, find_left_off
+from grpo_cli.train import sampling
 from grpo_cli.train.fast.batches import MicroBatch, loss_mask, make_filler, make_micro_batches
 from grpo_cli.train.fast.log_probs import PackedModel, chunk_rows
 from grpo_cli.train.fast.metrics import ENTROPY, merge
 from grpo_cli.train.fast.verification import compare, find_obstacle, is_relative
-from grpo_cli.train import sampling
 
 _OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
 

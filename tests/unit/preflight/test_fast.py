@@ -2,7 +2,6 @@
 
 import pytest
 import yaml
-
 from transformers.training_args import OptimizerNames
 
 from grpo_cli.errors import RecipeError

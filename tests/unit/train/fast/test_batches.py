@@ -30,7 +30,9 @@ def test_rows_without_signal_or_without_tokens_are_left_out():
 
 def test_nothing_is_made_where_nothing_is_learned():
     window = [rows([0.0, 0.0], [3, 3])]
-    assert make_micro_batches(window, loss_type="dapo", leave_out=True, share=True, budget=None) == []
+    assert (
+        make_micro_batches(window, loss_type="dapo", leave_out=True, share=True, budget=None) == []
+    )
 
 
 def test_what_has_not_one_value_a_row_stays_as_it_came():
