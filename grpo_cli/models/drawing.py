@@ -16,13 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-_KNOWN = frozenset(
-    "max_new_tokens max_length do_sample temperature top_k top_p min_p repetition_penalty pad_token_id "
-    "bos_token_id eos_token_id disable_compile transformers_version use_cache _from_model_config".split()
-)
-"""Settings that this file reads, or that change nothing; any other is `generate()`'s alone."""
-_OFF = {"num_beams": 1, "num_return_sequences": 1, "typical_p": 1.0, "guidance_scale": 1.0}
-"""Values that ask for nothing, where they are not `false`."""
+from grpo_cli.recipe.fast import find_beyond
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ def read_decoding(given: GenerationConfig, own: GenerationConfig) -> Decoding | 
     Source: transformers 5.17, `GenerationMixin._prepare_generation_config` and `_get_logits_processor`.
     """
     asked = {**_told(own), **_told(given)}
-    if not asked.keys() <= _KNOWN or asked.get("use_cache") is False:
+    if find_beyond(asked):
         return None
     ends = asked.get("eos_token_id", [])
     pad, longest = asked.get("pad_token_id"), asked.get("max_new_tokens")
@@ -67,12 +61,8 @@ def read_decoding(given: GenerationConfig, own: GenerationConfig) -> Decoding | 
 
 
 def _told(config: GenerationConfig) -> dict[str, Any]:
-    """What a configuration asks for; not what it leaves open, nor what is off."""
-    return {
-        name: value
-        for name, value in config.to_dict().items()
-        if value is not None and (name in _KNOWN or not (value is False or _OFF.get(name) == value))
-    }
+    """What a configuration says; not what it leaves open."""
+    return {name: value for name, value in config.to_dict().items() if value is not None}
 
 
 def _narrowing(asked: dict[str, Any]) -> tuple[LogitsProcessor, ...]:

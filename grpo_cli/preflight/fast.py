@@ -1,30 +1,39 @@
 """What `training.fast` comes to: the parts that are on, and why the others are not, as far as the recipe tells."""
 
-from grpo_cli.recipe.fast import ATTENTION, FastConfig, find_left_off
+from grpo_cli.recipe.fast import ATTENTION, PARTS, FastConfig, find_left_off
 from grpo_cli.recipe.recipe import Recipe
 
 _WHOLE = ("auto", "single", "ddp")
-_WORDS = {
-    "no_signal": "rows without signal left out",
-    "shared_prompts": "prompts computed once",
-    "sampling": "sampling from shared prompts",
-}
 
 
 def describe_fast(recipe: Recipe) -> str:
-    """The parts in a few words, such as `prompts computed once; not rows without signal left out: beta is …`."""
+    """The parts that are on, and why others are off, such as `shared_prompts; off: no_signal (beta is …)`."""
     if recipe.training.mode == "async":
         return "as TRL's asynchronous trainer does"
-    on = [_WORDS[part] for part in fast_parts(recipe)]
-    reasons = [f"not {_WORDS[part]}: {why}" for part, why in _find_left_off(recipe).items()]
-    return "; ".join([", ".join(on) or "off, as TRL does", *reasons])
+    on, off = fast_parts(recipe), dict[str, list[str]]()
+    left_off = _find_left_off(recipe)
+    for part in PARTS:
+        if part not in on:
+            off.setdefault(left_off.get(part) or _why_not_wanted(recipe, part), []).append(part)
+    reasons = [f"{', '.join(parts)} ({why})" for why, parts in off.items()]
+    return (
+        ", ".join(on) + ("; " if on and off else "") + ("off: " + "; ".join(reasons) if off else "")
+    )
+
+
+def _why_not_wanted(recipe: Recipe, part: str) -> str:
+    if not getattr(recipe.training.fast, part):
+        return "switched off"
+    if not recipe.is_sampled:
+        return "scored data is not sampled"
+    return f"backend {recipe.generation.backend} samples in its own way"
 
 
 def fast_parts(recipe: Recipe) -> list[str]:
     """The parts of `training.fast` that are on, as far as the recipe tells."""
     if recipe.training.mode == "async":
         return []
-    switches = wanted_parts(recipe).model_dump(include=set(_WORDS))
+    switches = wanted_parts(recipe).model_dump(include=set(PARTS))
     left_off = _find_left_off(recipe)
     return [part for part, wanted in switches.items() if wanted and part not in left_off]
 
@@ -39,7 +48,8 @@ def wanted_parts(recipe: Recipe) -> FastConfig:
 
 def _find_left_off(recipe: Recipe) -> dict[str, str]:
     fast, training, model = wanted_parts(recipe), recipe.training, recipe.model
-    found = find_left_off(fast, training.extras)
+    asked = recipe.generation.extras.get("generation_kwargs")
+    found = find_left_off(fast, {**training.extras, "generation_kwargs": asked})
     strategy = recipe.launch.strategy
     if fast.sampling and strategy not in _WHOLE:
         found["sampling"] = f"with strategy {strategy} no process has a plain model of its own"

@@ -31,7 +31,14 @@ class FastConfig(Section):
 
 ATTENTION = ("sdpa", "eager")
 """What attention shared prompts may stand in for: other kinds bring kernels with limits of their own."""
-_PARTS = ("no_signal", "shared_prompts", "sampling")
+PARTS = ("no_signal", "shared_prompts", "sampling")
+_SAMPLED_BY = frozenset(
+    "max_new_tokens max_length do_sample temperature top_k top_p min_p repetition_penalty pad_token_id "
+    "bos_token_id eos_token_id disable_compile transformers_version use_cache _from_model_config".split()
+)
+"""Settings of `generate()` that `models/drawing.py` reads, or that change nothing."""
+_ASKS_NOTHING = {"num_beams": 1, "num_return_sequences": 1, "typical_p": 1.0, "guidance_scale": 1.0}
+"""Values that are as good as none, where they are not `false`."""
 
 
 class _Switch:
@@ -50,7 +57,7 @@ class _Switch:
 
 def _read_switch(value: Any) -> Any:
     if isinstance(value, bool):
-        return dict.fromkeys(_PARTS, value)
+        return dict.fromkeys(PARTS, value)
     if not isinstance(value, Mapping | FastConfig):
         meant = "false" if str(value).lower() in ("no", "off", "0", "none") else "true"
         raise PydanticCustomError(
@@ -61,6 +68,18 @@ def _read_switch(value: Any) -> Any:
 
 FastSwitch = Annotated[FastConfig, _Switch()]
 """`true`, `false`, or the section."""
+
+
+def find_beyond(asked: Mapping[str, Any]) -> list[str]:
+    """Those settings of `generate()` that `sampling` does not honour, so that only `generate()` will do."""
+    beyond = [
+        name
+        for name, value in asked.items()
+        if value is not None
+        and name not in _SAMPLED_BY
+        and not (value is False or _ASKS_NOTHING.get(name) == value)
+    ]
+    return sorted(beyond + ["use_cache"] * (asked.get("use_cache") is False))
 
 
 def find_left_off(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -78,6 +97,8 @@ def find_left_off(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, st
         found["shared_prompts"] = why
     if fast.sampling and settings.get("neftune_noise_alpha"):
         found["sampling"] = "neftune_noise_alpha makes other noise for every copy of a prompt"
+    if fast.sampling and (beyond := find_beyond(settings.get("generation_kwargs") or {})):
+        found["sampling"] = f"only generate() knows {', '.join(beyond)} (generation_kwargs)"
     return found
 
 

@@ -113,5 +113,10 @@ def _put(node: Node, last: str, value: Node, path: str, flag: Location) -> None:
 
 
 def _no_mapping(path: str, flag: Location) -> RecipeError:
-    problem = Problem("leads through a value that holds no keys", "check the path", path, flag)
+    problem = Problem(
+        "leads through a value that holds no keys",
+        f"check the path, or set the whole of it: --set '{path}={{…}}'",
+        path,
+        flag,
+    )
     return RecipeError([problem])

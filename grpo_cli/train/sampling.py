@@ -12,6 +12,7 @@ from trl.models import unwrap_model_for_generation
 from grpo_cli.models.adapters import adds_tokens, without_wrapper
 from grpo_cli.models.decoding import Sampled, decode, is_plain
 from grpo_cli.models.drawing import read_decoding
+from grpo_cli.recipe.fast import find_beyond
 
 _WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 """Each process has the whole model, and samples without waiting for the others."""
@@ -35,7 +36,8 @@ def find_obstacle(trainer: Any) -> str | None:
         return "the model does not keep keys and values of every token, or reads more than text"
     decoding = read_decoding(trainer.generation_config, model.generation_config)
     if decoding is None:
-        return "generation_kwargs, or the model's own settings, ask for more than it does"
+        asked = {**model.generation_config.to_dict(), **trainer.generation_config.to_dict()}
+        return f"only generate() knows {', '.join(find_beyond(asked)) or 'these settings'}"
     if set(decoding.eos_token_ids) != set(trainer.eos_token_ids):
         return "generation_kwargs end completions with other tokens than the tokenizer"
     return None

@@ -243,7 +243,8 @@ def _speed_up(session: Session, trainer: RunTrainer) -> None:
     fast = wanted_parts(session.recipe)
 
     def tell(left_off: dict[str, str]) -> None:
-        session.annotate_manifest(fast=fast.model_dump() | left_off)
+        switches = fast.model_dump() | dict.fromkeys(left_off, False)
+        session.annotate_manifest(fast=switches | {"left_off": left_off})
         if left_off and session.processes.is_main_process:
             record = {"event": "fast", "step": trainer.state.global_step, "left_off": left_off}
             append_record(session.folder.metrics, record)

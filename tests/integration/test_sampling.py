@@ -306,13 +306,19 @@ def test_the_trainer_samples_what_trl_would(tmp_path, chat_model):
     assert len(ours._sampled_entropies) == len(prompts)
 
 
-@pytest.mark.parametrize("asked", [{"no_repeat_ngram_size": 2}, {"eos_token_id": 7}])
-def test_the_trainer_leaves_other_settings_to_trl(tmp_path, chat_model, asked):
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
+        ({"eos_token_id": 7}, "end completions with other tokens"),
+    ],
+)
+def test_the_trainer_leaves_other_settings_to_trl(tmp_path, chat_model, asked, told):
     trainer = build_trainer(RunTrainer, chat_model, tmp_path, generation_kwargs=asked)
     completions, _ = single_turn(trainer, [[40, 41, 42]] * 4)
     assert len(completions) == 4
     assert trainer._sampled_entropies == []
-    assert "generation_kwargs" in trainer.told["sampling"]
+    assert told in trainer.told["sampling"]
 
 
 def test_rows_are_left_out_as_soon_as_half_have_ended(monkeypatch):

@@ -126,8 +126,8 @@ def _say_resumption(record: Mapping[str, Any]) -> str:
 
 
 def _say_fast(record: Mapping[str, Any]) -> str:
-    parts = "; ".join(f"{part}, since {why}" for part, why in record["left_off"].items())
-    return f"left off of training.fast: {parts}"
+    parts = "; ".join(f"no {part}, since {why}" for part, why in record["left_off"].items())
+    return f"training.fast: {parts}"
 
 
 _WORDS = {

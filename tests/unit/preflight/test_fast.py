@@ -64,34 +64,54 @@ def test_parts_that_would_not_be_exact(settings, parts):
     assert find_left_off(OFF, settings) == {}
 
 
-ON = "rows without signal left out, prompts computed once, sampling from shared prompts"
+ON = "no_signal, shared_prompts, sampling"
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "told"),
     [
         ("", ON),
-        ("  fast: false\n", "off, as TRL does"),
-        ("  fast: {sampling: false}\n", ON.removesuffix(", sampling from shared prompts")),
-        ("  beta: 0.04\n", "not rows without signal left out: beta is 0.04"),
-        ("  beta: 0.04\n  fast: {no_signal: false}\n", ON.partition(", ")[2]),
+        ("  fast: false\n", f"off: {ON} (switched off)"),
+        ("  fast: {sampling: false}\n", "no_signal, shared_prompts; off: sampling (switched off)"),
+        (
+            "  beta: 0.04\n",
+            "shared_prompts, sampling; off: no_signal (beta is 0.04, which holds every completion to the "
+            "reference model)",
+        ),
+        (
+            "  beta: 0.04\n  fast: {no_signal: false}\n",
+            "shared_prompts, sampling; off: no_signal (switched off)",
+        ),
         (
             "model: {attn_implementation: flex_attention}\n",
-            "attn_implementation flex_attention takes",
+            "no_signal, sampling; off: shared_prompts (attn_implementation flex_attention takes no such rows)",
         ),
-        ("model: {lora: {lora_dropout: 0.1}}\n", "not prompts computed once: lora_dropout is 0.1"),
-        ("launch: {strategy: zero2}\n", "not sampling from shared prompts: with strategy zero2"),
-        ("generation: {backend: vllm}\n", ON.removesuffix(", sampling from shared prompts")),
+        (
+            "model: {lora: {lora_dropout: 0.1}}\n",
+            "no_signal, sampling; off: shared_prompts (lora_dropout is 0.1, drawn anew for each copy of a "
+            "prompt)",
+        ),
+        (
+            "launch: {strategy: zero2}\n",
+            "no_signal, shared_prompts; off: sampling (with strategy zero2 no process has a plain model of "
+            "its own)",
+        ),
+        (
+            "generation: {generation_kwargs: {typical_p: 0.9}}\n",
+            "no_signal, shared_prompts; off: sampling (only generate() knows typical_p (generation_kwargs))",
+        ),
+        (
+            "generation: {backend: vllm}\n",
+            "no_signal, shared_prompts; off: sampling (backend vllm samples in its own way)",
+        ),
     ],
 )
-def test_what_is_on_is_said_in_a_line(tmp_path, more, words):
+def test_what_is_on_is_said_in_a_line(tmp_path, more, told):
     place, _, value = more.partition(": ")
     known = place in ("model", "generation", "launch")
     flags = _flags(place, yaml.safe_load(value)) if known else []
     path = write_recipe(tmp_path, GOOD + ("" if known else more))
-    told = describe_fast(load_recipe(path, flags))
-    assert words in told
-    assert "not " in told or told == words
+    assert describe_fast(load_recipe(path, flags)) == told
 
 
 def _flags(place, values):
