@@ -113,6 +113,7 @@ def test_a_recipe_with_a_model_is_measured_against_its_own(trained):
     )
 
 
+@pytest.mark.slow
 def test_results_are_shown_and_compared_and_floors_are_kept(trained):
     evaluate(trained, trained.run, "--out", "a")
     evaluate(trained, trained.run, "--out", "b", "--checkpoint", "1", "--baseline", "none")
@@ -178,6 +179,7 @@ def test_a_recipe_without_held_out_rows_says_what_to_do(workshop):
     assert "--split train" in evaluate(workshop, workshop.write(text), code=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_cpu", [True, False])
 def test_two_processes_give_the_same_numbers(trained, use_cpu):
     recipe = trained.folder / "recipe.yaml"
@@ -251,6 +253,7 @@ def test_what_is_in_the_way_of_a_result_is_said(trained, tmp_path):
     assert result.exists()
 
 
+@pytest.mark.slow
 def test_a_comparison_names_what_else_differs(trained):
     recipe = trained.folder / "recipe.yaml"
     evaluate(trained, recipe, "--out", "greedy")

@@ -178,7 +178,11 @@ CHEAP = {
         ("cost: disk", "error"),
     ),
     "a batch for a larger machine": (
-        changed(training__per_device_train_batch_size=4096, generation__num_generations=4096),
+        changed(
+            training__per_device_train_batch_size=4096,
+            generation__num_generations=4096,
+            training__fast=False,
+        ),
         ("cost: memory", "error"),
     ),
 }
