@@ -1,6 +1,6 @@
 """What `training.fast` comes to: the parts that are on, and why the others are not, as far as the recipe tells."""
 
-from grpo_cli.recipe.fast import ATTENTION, PARTS, FastConfig, find_left_off
+from grpo_cli.recipe.fast import ATTENTION, BUDGET, PARTS, FastConfig, find_left_off, leave_off
 from grpo_cli.recipe.recipe import Recipe
 
 _WHOLE = ("auto", "single", "ddp")
@@ -10,9 +10,10 @@ def describe_fast(recipe: Recipe) -> str:
     """The parts that are on, and why others are off, such as `shared_prompts; off: no_signal (beta is …)`."""
     if recipe.training.mode == "async":
         return "as TRL's asynchronous trainer does"
-    on, off = fast_parts(recipe), dict[str, list[str]]()
-    left_off = _find_left_off(recipe)
-    for part in PARTS:
+    settled, left_off = settle_fast(recipe), _find_left_off(recipe)
+    on = [part for part in PARTS if getattr(settled, part)]
+    off: dict[str, list[str]] = {}
+    for part in (*PARTS, *([BUDGET] if BUDGET in left_off else [])):
         if part not in on:
             off.setdefault(left_off.get(part) or _why_not_wanted(recipe, part), []).append(part)
     reasons = [f"{', '.join(parts)} ({why})" for why, parts in off.items()]
@@ -29,13 +30,11 @@ def _why_not_wanted(recipe: Recipe, part: str) -> str:
     return f"backend {recipe.generation.backend} samples in its own way"
 
 
-def fast_parts(recipe: Recipe) -> list[str]:
-    """The parts of `training.fast` that are on, as far as the recipe tells."""
-    if recipe.training.mode == "async":
-        return []
-    switches = wanted_parts(recipe).model_dump(include=set(PARTS))
-    left_off = _find_left_off(recipe)
-    return [part for part, wanted in switches.items() if wanted and part not in left_off]
+def settle_fast(recipe: Recipe) -> FastConfig:
+    """The switches as they stand when all is left off that would not be exact, as far as the recipe tells."""
+    wanted = wanted_parts(recipe)
+    off = (*PARTS, BUDGET) if recipe.training.mode == "async" else _find_left_off(recipe)
+    return leave_off(wanted, off)
 
 
 def wanted_parts(recipe: Recipe) -> FastConfig:

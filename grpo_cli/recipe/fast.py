@@ -4,7 +4,7 @@ Owns the switches and the reasons that the recipe alone gives. What only the mod
 the worker's, in `train/fast/`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -32,6 +32,7 @@ class FastConfig(Section):
 ATTENTION = ("sdpa", "eager")
 """What attention shared prompts may stand in for: other kinds bring kernels with limits of their own."""
 PARTS = ("no_signal", "shared_prompts", "sampling")
+BUDGET = "max_tokens_per_micro_batch"
 _SAMPLED_BY = frozenset(
     "max_new_tokens max_length do_sample temperature top_k top_p min_p repetition_penalty pad_token_id "
     "bos_token_id eos_token_id disable_compile transformers_version use_cache _from_model_config".split()
@@ -70,6 +71,12 @@ FastSwitch = Annotated[FastConfig, _Switch()]
 """`true`, `false`, or the section."""
 
 
+def leave_off(fast: FastConfig, parts: Iterable[str]) -> FastConfig:
+    """The same without these parts."""
+    off = {part: None if part == BUDGET else False for part in parts}
+    return fast.model_copy(update=off)
+
+
 def find_beyond(asked: Mapping[str, Any]) -> list[str]:
     """Those settings of `generate()` that `sampling` does not honour, so that only `generate()` will do."""
     beyond = [
@@ -95,6 +102,8 @@ def find_left_off(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, st
         found["no_signal"] = why
     if fast.shared_prompts and (why := whole or _why_no_layouts(settings)) is not None:
         found["shared_prompts"] = why
+    if fast.max_tokens_per_micro_batch and whole is not None:
+        found[BUDGET] = whole
     if fast.sampling and settings.get("neftune_noise_alpha"):
         found["sampling"] = "neftune_noise_alpha makes other noise for every copy of a prompt"
     if fast.sampling and (beyond := find_beyond(settings.get("generation_kwargs") or {})):

@@ -30,6 +30,7 @@ from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.contents import reward_context
 from grpo_cli.preflight.fast import wanted_parts
 from grpo_cli.preflight.hardware import pick_device
+from grpo_cli.recipe.fast import leave_off
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.scoring import Reward
@@ -243,7 +244,7 @@ def _speed_up(session: Session, trainer: RunTrainer) -> None:
     fast = wanted_parts(session.recipe)
 
     def tell(left_off: dict[str, str]) -> None:
-        switches = fast.model_dump() | dict.fromkeys(left_off, False)
+        switches = leave_off(fast, left_off).model_dump()
         session.annotate_manifest(fast=switches | {"left_off": left_off})
         if left_off and session.processes.is_main_process:
             record = {"event": "fast", "step": trainer.state.global_step, "left_off": left_off}

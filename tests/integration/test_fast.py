@@ -187,9 +187,11 @@ def test_the_weights_are_trls_by_its_own_head(folders, tmp_path, monkeypatch):
     same(plain, found, "loss", "grad_norm")
 
 
-@pytest.mark.parametrize("part", ["no_signal", "shared_prompts"])
+@pytest.mark.parametrize(
+    "part", [{"no_signal": True}, {"shared_prompts": True}, {"max_tokens_per_micro_batch": 40}]
+)
 def test_each_part_alone_gives_the_same_weights(folders, tmp_path, part):
-    fast = FastConfig(**{"no_signal": False, "shared_prompts": False, part: True})
+    fast = FastConfig(**{"no_signal": False, "shared_prompts": False} | part)
     plain, found, _ = compare(folders["llama"], tmp_path, fast=fast)
     same(plain, found, "loss", "grad_norm")
 
@@ -360,13 +362,14 @@ def test_a_model_with_dropout_is_read_as_trl_does(folders, tmp_path):
     assert all(math.isfinite(record["loss"]) for record in records)
 
 
-def test_padding_is_cut_where_prompts_are_not_shared(folders, tmp_path):
+@pytest.mark.parametrize("off", [{}, {"no_signal": False}], ids=["signal alone", "a budget alone"])
+def test_padding_is_cut_where_prompts_are_not_shared(folders, tmp_path, off):
     """The columns that the model reads are those with a token that is learned from."""
     tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
     model, widths = load(folders["llama"]), []
     model.base_model.register_forward_pre_hook(
         lambda module, args, named: widths.append(named["input_ids"].shape[1]), with_kwargs=True
     )
-    fast = FastConfig(shared_prompts=False, max_tokens_per_micro_batch=40)
+    fast = FastConfig(**off, shared_prompts=False, max_tokens_per_micro_batch=40)
     train(FastTrainer, model, tokenizer, tmp_path, fast=fast, max_steps=1)
     assert len(set(widths)) > 2

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from grpo_cli.models import head
 from grpo_cli.models.shape import ModelShape
-from grpo_cli.preflight.fast import fast_parts
+from grpo_cli.preflight.fast import settle_fast
 from grpo_cli.preflight.probe.device import Device
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
@@ -96,14 +96,15 @@ def memory_inputs(recipe: Recipe, device: Device, prompt_tokens: int, sampled: i
     colocated = recipe.generation.backend == "vllm" and recipe.generation.vllm.mode == "colocate"
     share = float(read_setting(recipe, "vllm_gpu_memory_utilization") or 0)
     processes = recipe.launch.num_processes
+    fast = settle_fast(recipe)
     return MemoryInputs(
         micro_batch=recipe.training.per_device_train_batch_size,
         sampled=sampled,
         prompt_tokens=prompt_tokens,
         completion_tokens=recipe.generation.max_completion_length,
         accumulation=recipe.training.gradient_accumulation_steps,
-        group=recipe.generation.num_generations if "shared_prompts" in fast_parts(recipe) else None,
-        budget=recipe.training.fast.max_tokens_per_micro_batch,
+        group=recipe.generation.num_generations if fast.shared_prompts else None,
+        budget=fast.max_tokens_per_micro_batch,
         checkpointing=bool(read_setting(recipe, "gradient_checkpointing")),
         reference=bool(read_setting(recipe, "beta")) and recipe.model.lora is None,
         autocast=device.autocast,
@@ -232,10 +233,14 @@ class _Pass:
 
 def _largest_pass(inputs: MemoryInputs) -> _Pass:
     padded = inputs.micro_batch * inputs.length
-    if inputs.group is None:
-        formula = f"{inputs.micro_batch} × {inputs.length} tokens"
-        return _Pass(padded, padded, formula, several=inputs.accumulation > 1)
     learned = inputs.micro_batch * inputs.accumulation
+    if inputs.group is None:
+        rows = inputs.micro_batch
+        if inputs.budget:
+            rows = max(min(inputs.budget // inputs.length, learned), 1)
+        formula = f"{rows} × {inputs.length} tokens"
+        tokens = rows * inputs.length
+        return _Pass(tokens, tokens, formula, several=rows < learned)
     prompts = min(learned, math.ceil(inputs.sampled / inputs.group))
     scored = learned * inputs.completion_tokens
     whole = prompts * inputs.prompt_tokens + scored

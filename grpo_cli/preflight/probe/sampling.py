@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from grpo_cli.measure.samples import ScoredCompletion, score_samples
-from grpo_cli.preflight.fast import fast_parts
+from grpo_cli.preflight.fast import settle_fast
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.probe import affordability, cost, judgement, signal
 from grpo_cli.preflight.probe.session import Session, spread
@@ -152,11 +152,11 @@ def _judge_time(session: Session, outcome: Any, score_s: float) -> None:
 def _learned_share(session: Session, padded: int) -> float:
     """How many of a micro-batch's tokens are computed, going by the completions that were sampled."""
     recipe, samples, prompts = session.recipe, session.probe.samples, session.probe.prompts
-    parts = fast_parts(recipe)
+    fast = settle_fast(recipe)
     size, signal_share = recipe.training.per_device_train_batch_size, 1.0
-    if "no_signal" in parts and session.probe.signal is not None:
+    if fast.no_signal and session.probe.signal is not None:
         signal_share -= session.probe.signal.frac_reward_zero_std
-    if "shared_prompts" not in parts or not samples or prompts is None:
+    if not fast.shared_prompts or not samples or prompts is None:
         return signal_share
     prompt = sum(prompts.lengths) / len(prompts.lengths) / recipe.generation.num_generations
     completion = sum(each.tokens for each in samples) / len(samples)

@@ -14,7 +14,7 @@ import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from transformers import Trainer
 from trl import GRPOTrainer
 
 from grpo_cli.models.adapters import adds_tokens, without_wrapper
-from grpo_cli.recipe.fast import FastConfig, find_left_off
+from grpo_cli.recipe.fast import BUDGET, FastConfig, find_left_off, leave_off
 from grpo_cli.train import sampling
 from grpo_cli.train.fast.batches import MicroBatch, loss_mask, make_filler, make_micro_batches
 from grpo_cli.train.fast.log_probs import PackedModel, chunk_rows
@@ -64,7 +64,8 @@ class FastTrainer(GRPOTrainer):
 
     @property
     def _repacks(self) -> bool:
-        return self._fast.no_signal or self._fast.shared_prompts
+        fast = self._fast
+        return fast.no_signal or fast.shared_prompts or fast.max_tokens_per_micro_batch is not None
 
     def _settle(self, model: Any) -> None:
         """Leaves off what the loaded model does not allow; tried where it is, shared among processes or not."""
@@ -75,17 +76,14 @@ class FastTrainer(GRPOTrainer):
         found = find_left_off(self._fast, vars(self.args))
         if self.aux_loss_enabled or self.tools:
             why = "tools are called" if self.tools else "a loss for the balance of experts is added"
-            found |= {"no_signal": why, "shared_prompts": why}
-        self._leave_off(found)
+            found |= dict.fromkeys(("no_signal", "shared_prompts", BUDGET), why)
+        self._fast = leave_off(self._fast, found)
         if self._fast.shared_prompts and (obstacle := self._find_obstacle(model)):
             found["shared_prompts"] = obstacle
         if self._fast.sampling and (obstacle := sampling.find_obstacle(self)):
             found["sampling"] = obstacle
-        self._leave_off(found)
-        tell(found)
-
-    def _leave_off(self, parts: Iterable[str]) -> None:
-        self._fast = self._fast.model_copy(update=dict.fromkeys(parts, False))
+        self._fast = leave_off(self._fast, found)
+        tell({part: why for part, why in found.items() if getattr(self._wanted, part)})
 
     def _find_obstacle(self, model: Any) -> str | None:
         """Why prompts cannot be shared; the same on all processes."""

@@ -6,7 +6,7 @@ from transformers.training_args import OptimizerNames
 
 from grpo_cli.errors import RecipeError
 from grpo_cli.preflight.fast import describe_fast
-from grpo_cli.recipe.fast import FastConfig, find_left_off
+from grpo_cli.recipe.fast import FastConfig, find_left_off, leave_off
 from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -64,6 +64,14 @@ def test_parts_that_would_not_be_exact(settings, parts):
     assert find_left_off(OFF, settings) == {}
 
 
+def test_a_budget_holds_where_rows_may_change_places():
+    budget = OFF.model_copy(update={"max_tokens_per_micro_batch": 4096})
+    assert find_left_off(budget, {"beta": 0.04, "torch_compile": True}) == {}
+    found = find_left_off(budget, {"entropy_coef": 0.01})
+    assert set(found) == {"max_tokens_per_micro_batch"}
+    assert leave_off(budget, found) == OFF
+
+
 ON = "no_signal, shared_prompts, sampling"
 
 
@@ -77,6 +85,11 @@ ON = "no_signal, shared_prompts, sampling"
             "  beta: 0.04\n",
             "shared_prompts, sampling; off: no_signal (beta is 0.04, which holds every completion to the "
             "reference model)",
+        ),
+        (
+            "  top_entropy_quantile: 0.2\n  fast: {max_tokens_per_micro_batch: 512}\n",
+            "sampling; off: no_signal, shared_prompts, max_tokens_per_micro_batch (top_entropy_quantile "
+            "chooses among all tokens of a micro-batch)",
         ),
         (
             "  beta: 0.04\n  fast: {no_signal: false}\n",

@@ -141,6 +141,12 @@ def test_memory_is_the_sum_of_its_parts_at_the_worst_moment():
         ({"optimizer": "sgd"}, ("optimizer states", "always"), None),
         ({"replicas": 2}, ("gradient exchange", "always"), 4000),
         ({"accumulation": 2}, ("gradients", "loss"), 4000),
+        # A budget cuts passes of padded rows, and joins them.
+        ({"budget": 19}, ("activations", "loss"), 10 * (40 + 300)),
+        ({"budget": 19}, ("gradients", "loss"), 4000),
+        ({"budget": 39, "accumulation": 8}, ("activations", "loss"), 30 * (40 + 300)),
+        ({"budget": 99, "accumulation": 2}, ("activations", "loss"), 40 * (40 + 300)),
+        ({"budget": 99, "accumulation": 2}, ("gradients", "loss"), None),
         ({"autocast": True}, ("16-bit copies", "loss"), 2000),
         ({"vllm_bytes": 77}, ("vLLM", "always"), 77),
         ({"vllm_bytes": 77}, ("keys and values", "sampling"), None),
