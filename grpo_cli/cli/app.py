@@ -170,11 +170,16 @@ def probe(
     would make the training fail, or learn nothing.
     """
     from grpo_cli.cli import output, probe_view
+    from grpo_cli.launch.cpu_environment import settle_threads
     from grpo_cli.preflight.checks import check_recipe
+    from grpo_cli.preflight.hardware import is_on_cpu, read_hardware
     from grpo_cli.preflight.probe.procedure import probe_recipe
 
     with output.stdout_kept(), output.progress("checking the recipe") as report:
-        checked = check_recipe(recipe, set_)
+        hardware = read_hardware()
+        checked = check_recipe(recipe, set_, hardware)
+        if is_on_cpu(checked.recipe.launch, hardware):
+            settle_threads(hardware)
         found = probe_recipe(
             checked, runs=runs, prompts_sampled=prompts, quick=quick, on_progress=report
         )

@@ -13,8 +13,9 @@ from grpo_cli.errors import RunError
 from grpo_cli.eval.evaluation import run_here
 from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.request import EvalRequest, Progress
+from grpo_cli.launch.cpu_environment import settle_threads
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
-from grpo_cli.preflight.hardware import processes_per_machine, read_hardware
+from grpo_cli.preflight.hardware import is_on_cpu, processes_per_machine, read_hardware
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.processes import stop_with_parent
 
@@ -42,6 +43,8 @@ def run_request(
     alone = request.recipe.launch.use_cpu or request.backend == "vllm"
     count = processes or (1 if alone else processes_per_machine(hardware))
     if count == 1:
+        if request.backend != "vllm" and is_on_cpu(request.recipe.launch, hardware):
+            settle_threads(hardware)
         run_here(request, folder, tell)
         return
     # Each process measures with a model of its own, however the training shared it.

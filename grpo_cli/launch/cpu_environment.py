@@ -1,9 +1,12 @@
-"""Environment variables of a training on the processor: threads, and how memory is kept. Pure."""
+"""Environment variables of work on the processor: threads, and how memory is kept."""
+
+import os
+from collections.abc import Mapping
 
 from grpo_cli.preflight.hardware import Hardware
 
 _KEEP_BYTES = 16 * 2**30
-SPIN = "GOMP_SPINCOUNT"
+_THREADS, _SPIN = "OMP_NUM_THREADS", "GOMP_SPINCOUNT"
 _TURNS = 1000
 """How often a thread that waits for the others of its process looks again before it sleeps.
 
@@ -20,9 +23,9 @@ def plan_cpu_environment(hardware: Hardware, local_processes: int) -> dict[str, 
         local_processes: Workers that share its cores; they compute at the same time. vLLM is none of them:
             it and training take turns.
     """
-    environment = {"OMP_NUM_THREADS": str(max(hardware.cpus // max(local_processes, 1), 1))}
+    environment = {_THREADS: str(max(hardware.cpus // max(local_processes, 1), 1))}
     if hardware.linux:
-        environment[SPIN] = str(_TURNS)
+        environment[_SPIN] = str(_TURNS)
         # glibc gives large blocks back to the kernel at once and page-faults them in again on
         # the next step; keeping them took a float32 step of SmolLM2-135M from 17 to 13 s.
         environment |= {
@@ -31,3 +34,18 @@ def plan_cpu_environment(hardware: Hardware, local_processes: int) -> dict[str, 
             "MALLOC_TOP_PAD_": str(64 * 2**20),
         }
     return environment
+
+
+def merge(planned: Mapping[str, str], present: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are present, and those planned ones that contradict none of them."""
+    # A spin count would come before the user's own policy.
+    ruled_out = {_SPIN} if "OMP_WAIT_POLICY" in present else set()
+    ours = {name: value for name, value in planned.items() if name not in ruled_out}
+    return {**ours, **present}
+
+
+def settle_threads(hardware: Hardware) -> None:
+    """Has this process compute as a worker would; in time only before it has loaded torch."""
+    planned = plan_cpu_environment(hardware, 1)
+    threads = {name: planned[name] for name in (_THREADS, _SPIN) if name in planned}
+    os.environ.update(merge(threads, os.environ))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_cli.launch.accelerate_config import build_config
-from grpo_cli.launch.cpu_environment import SPIN, plan_cpu_environment
+from grpo_cli.launch.cpu_environment import merge, plan_cpu_environment
 from grpo_cli.launch.places import Places
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, resolve_num_processes
 from grpo_cli.recipe.launch import LaunchConfig
@@ -59,10 +59,7 @@ class LaunchPlan:
     def add_environment(self, present: Mapping[str, str]) -> dict[str, str]:
         """The variables of the workers, from those of this process."""
         decided = {name: self.environment[name] for name in [_DEVICES] if name in self.environment}
-        # A spin count would come before the user's own policy.
-        ruled_out = {SPIN} if "OMP_WAIT_POLICY" in present else set()
-        ours = {name: value for name, value in self.environment.items() if name not in ruled_out}
-        return {**ours, **present, **decided}
+        return {**merge(self.environment, present), **decided}
 
     def as_json(self) -> dict[str, Any]:
         """The plan as plain values."""

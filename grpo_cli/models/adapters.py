@@ -43,9 +43,12 @@ def without_wrapper(model: Any) -> Any:
 
 
 def adds_tokens(model: Any) -> bool:
-    """Whether an adapter of a model puts tokens of its own before the prompt."""
-    adapters = getattr(model, "peft_config", None) or {}
-    return any(adapter.is_prompt_learning for adapter in adapters.values())
+    """Whether an adapter puts tokens of its own before the prompt, or begins at tokens that it looks for there."""
+    adapters = (getattr(model, "peft_config", None) or {}).values()
+    return any(
+        adapter.is_prompt_learning or getattr(adapter, "alora_invocation_tokens", None)
+        for adapter in adapters
+    )
 
 
 def load_adapter(model: Any, adapter: Path, base: str) -> Any:

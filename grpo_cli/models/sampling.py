@@ -1,7 +1,8 @@
 """Samples completions outside of training, the way `GRPOTrainer` samples them.
 
-Owns prompts as tokens, and generation in batches with transformers. Does not score anything, and
-leaves the model and the random state as it found them.
+Owns prompts as tokens, and generation in batches with transformers: by `decoding.py`, or by `generate()` alone
+where the model or a setting asks for it. Does not score anything, and leaves the model and the random state as it
+found them.
 """
 
 import contextlib
@@ -13,7 +14,9 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_cli.errors import Problem, RecipeError, RunError
-from grpo_cli.models.adapters import without_wrapper
+from grpo_cli.models.adapters import adds_tokens, without_wrapper
+from grpo_cli.models.decoding import decode, is_plain
+from grpo_cli.models.drawing import read_decoding
 
 Prompt = str | list[dict[str, Any]]
 """Plain text, or messages with `role` and `content`."""
@@ -225,7 +228,11 @@ def _seed(seed: int | None, cuda: list[torch.device]) -> None:
 def _generate(
     model: Any, tokenizer: Any, prompts: list[list[int]], config: GenerationConfig
 ) -> list[list[int]]:
-    """The tokens that the model appends to each prompt, padding included."""
+    """The tokens that the model appends to each prompt; behind the end there may be padding."""
+    bare = without_wrapper(model)
+    decoding = read_decoding(config, config)
+    if decoding is not None and is_plain(bare) and not adds_tokens(model):
+        return decode(bare, prompts, decoding).completion_ids
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.full((len(prompts), longest), config.pad_token_id)  # [sequences, tokens] int64
     mask = torch.zeros_like(ids)  # [sequences, tokens] int64, 1 at the prompt's tokens

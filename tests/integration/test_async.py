@@ -83,7 +83,6 @@ def test_a_training_learns_from_what_a_server_samples_meanwhile(workshop, server
     # The server sampled with weights that moved, and never far behind.
     assert server.loaded == 5
     assert all(0 <= step["sample/staleness_max"] <= 4 for step in steps)
-    assert all(abs(step["ratio"] - 1) < 0.5 for step in steps)
     assert abs(steps[0]["ratio"] - 1) < 1e-3
     # What was trained is what the server has, and what was saved.
     trained, base = weights_of(folder.model), weights_of(workshop.model)

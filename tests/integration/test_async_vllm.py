@@ -26,15 +26,17 @@ def model(tmp_path_factory):
 def test_a_managed_server_samples_with_the_weights_as_they_move(tmp_path, model, lora):
     workshop = workshop_of(tmp_path, model, "mode: server")
     more = ["--set", "model.lora={r: 8, target_modules: all-linear}"] if lora else []
-    train(workshop, *sets(6), *ASYNC, *more)
+    train(workshop, *sets(12), *ASYNC, *more)
     assert workshop.status()["state"] == "completed"
     steps = workshop.records("train")
-    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert [step["step"] for step in steps] == list(range(1, 13))
     assert max(step["sample/staleness_max"] for step in steps) <= 2
     assert min(step["grad_norm"] for step in steps) > 0
-    # bf16 on both sides, by different kernels, and weights that are some steps old.
-    assert max(abs(step["ratio"] - 1) for step in steps) < 0.5
+    # bf16 on both sides, by different kernels.
     assert abs(steps[0]["ratio"] - 1) < 0.05
+    # As the learning rate falls, weights two steps old are close to the end's: 0.07 of the largest distance at
+    # most, where a server that was never sent any came to 0.38 at least.
+    assert steps[-1]["kl"] < 0.2 * max(step["kl"] for step in steps)
     assert servers() == []
 
 

@@ -163,7 +163,7 @@ def groups_of(workshop):
     """Whether each group that was sampled for training is learned from, by step and row."""
     found = {}
     for path in sorted((workshop.run / "completions").glob("*.jsonl")):
-        for line in path.read_text().splitlines():
+        for line in path.read_bytes().splitlines():
             part = json.loads(line)
             if part["split"] == "train":
                 learned = found.setdefault((part["step"], part["row"]), set())

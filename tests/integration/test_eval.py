@@ -147,7 +147,7 @@ def test_an_interrupted_evaluation_goes_on(trained):
     process.communicate()
     assert not (trained.folder / "torn" / "result.json").exists()
     (lines,) = samples.glob("*.jsonl")
-    kept = len(lines.read_text().splitlines())
+    kept = lines.read_text().count("\n")
     with lines.open("a") as file:
         file.write('{"torn": ')
     assert "other settings" in evaluate(
@@ -155,7 +155,7 @@ def test_an_interrupted_evaluation_goes_on(trained):
     )
     resumed = evaluate(trained, recipe, *flags, "--out", "torn", "--resume")
     assert resumed["subjects"]["model"]["metrics"] == whole["subjects"]["model"]["metrics"]
-    assert kept <= len(lines.read_text().splitlines()) == 24
+    assert kept <= lines.read_text().count("\n") == 24
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def compared(record):
 def completions_of(workshop):
     found = []
     for path in sorted((workshop.run / "completions").glob("*.jsonl")):
-        for line in path.read_text().splitlines():
+        for line in path.read_bytes().splitlines():
             record = json.loads(line)
             found.append([record[key] for key in ("step", "row", "completions", "rewards")])
     return found

@@ -89,7 +89,7 @@ def test_the_better_responses_become_likelier(scored):
     # One prompt of each file has a single response.
     groups = json.loads((scored.run / "manifest.json").read_text())["data"]["groups"]
     assert (groups["prompts"], groups["single"], groups["largest"]) == (11, 1, 6)
-    answers = (scored.run / "eval" / "answers.jsonl").read_text().splitlines()
+    answers = (scored.run / "eval" / "answers.jsonl").read_bytes().splitlines()
     assert json.loads(answers[0])["prompt"] == "Say something 0:"
     assert "» Say something 0:" in done.stdout
     assert not list((scored.run / "completions").glob("*"))

@@ -239,7 +239,7 @@ def test_early_stopping_says_why_it_ended(workshop):
 
 def test_the_held_out_answers_are_kept(workshop):
     assert workshop.grpo("train", workshop.write()).returncode == 0
-    lines = (workshop.run / "eval" / "after.jsonl").read_text().splitlines()
+    lines = (workshop.run / "eval" / "after.jsonl").read_bytes().splitlines()
     first = json.loads(lines[0])
     assert len(lines) == 2
     assert {"row", "prompt", "text", "rewards", "clipped"} <= first.keys()

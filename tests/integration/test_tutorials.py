@@ -37,7 +37,7 @@ def test_trl_in_practice_runs_end_to_end(tmp_path, made):
     summary = train(workshop, "zen", made, "tiny-qwen2", "zen.jsonl")
     # 25 prompts in groups of 4, two prompts to a step of 4 completions × 2.
     assert (summary["state"], summary["steps"]) == ("completed", 12)
-    (group, *_) = (workshop.run / "completions" / "rank_0.jsonl").read_text().splitlines()
+    (group, *_) = (workshop.run / "completions" / "rank_0.jsonl").read_bytes().splitlines()
     group = json.loads(group)
     for text, reward in zip(group["completions"], group["rewards"]["length"], strict=True):
         assert reward == -abs(20 - len(text))

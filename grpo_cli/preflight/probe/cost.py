@@ -30,6 +30,8 @@ class Timings:
     """For one update of the weights."""
     learned: float = 1.0
     """Share of a micro-step's tokens, padding included, that `training.fast` computes."""
+    resampled: float = 0.0
+    """Completions sampled to replace others, for one that is learned from."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,10 @@ def _steps(recipe: Recipe, plan: BatchPlan, timings: Timings, steps: int) -> Ite
     accumulation = recipe.training.gradient_accumulation_steps
     own = (plan.completions_per_optimizer_step or 0) / plan.num_processes
     sampled = (plan.total_completions or steps * own / iterations) / plan.num_processes
+    sampled *= 1 + timings.resampled
     per_process = f"{sampled:,.0f} completions a process"
+    if timings.resampled:
+        per_process += f" ({timings.resampled:.0%} more by dynamic sampling)"
     yield TimePart(
         "sampling", sampled * timings.sample_s, f"{per_process} × {timings.sample_s:.3g} s"
     )

@@ -142,6 +142,7 @@ def _judge_time(session: Session, outcome: Any, score_s: float) -> None:
         micro_step_s=rehearsal.micro_step_s,
         update_s=rehearsal.update_s,
         learned=_learned_share(session, rehearsal.tokens),
+        resampled=sum(_silent_shares(session)[:-1]),
     )
     held = session.data.report.eval_rows or 0
     session.probe.time = cost.estimate_time(session.recipe, plan, timings, held)
@@ -154,10 +155,18 @@ def _learned_share(session: Session, padded: int) -> float:
     recipe, samples, prompts = session.recipe, session.probe.samples, session.probe.prompts
     fast = settle_fast(recipe)
     size, signal_share = recipe.training.per_device_train_batch_size, 1.0
-    if fast.no_signal and session.probe.signal is not None:
-        signal_share -= session.probe.signal.frac_reward_zero_std
+    if fast.no_signal:
+        signal_share -= _silent_shares(session)[-1]
     if not fast.shared_prompts or not samples or prompts is None:
         return signal_share
     prompt = sum(prompts.lengths) / len(prompts.lengths) / recipe.generation.num_generations
     completion = sum(each.tokens for each in samples) / len(samples)
     return signal_share * min(size * (prompt + completion) / padded, 1.0)
+
+
+def _silent_shares(session: Session) -> list[float]:
+    """Groups without signal after each time of sampling, as shares of the groups that are learned from."""
+    silent = session.probe.signal.frac_reward_zero_std if session.probe.signal else 0.0
+    dynamic = session.recipe.generation.dynamic_sampling
+    rounds = dynamic.max_resample if dynamic else 0
+    return [silent ** (number + 1) for number in range(rounds + 1)]

@@ -107,7 +107,7 @@ def _make_case(given: Any, expected: Any, named: str | None) -> Case:
     if isinstance(given, str):
         # LiveCodeBench: one argument a line, as JSON, and so the result.
         try:
-            given = [json.loads(line) for line in given.splitlines() if line.strip()]
+            given = [json.loads(line) for line in given.split("\n") if line.strip()]
             expected = json.loads(expected) if isinstance(expected, str) else expected
         except ValueError as error:
             raise RewardError(f"arguments and results should be JSON ({error})") from error

@@ -223,6 +223,8 @@ def test_time_is_extrapolated_from_what_was_measured():
     )
     assert part.seconds == 10 * 2 * 6.0 / 4
     assert "25% of the tokens" in part.formula
+    more = cost.estimate_time(given, plan, replace(timings, resampled=0.5), 20).parts
+    assert [part.seconds for part in more if part.name in ("sampling", "scoring")] == [120.0, 60.0]
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,11 @@ def test_functions_that_are_called(tests):
     assert "expected 3, got -1" in score("def add(a, b): return a - b", tests).reason
 
 
+def test_an_argument_may_hold_what_ends_lines_elsewhere():
+    tests = [{"fn_name": "say", "input": '"a\u2028b"\r\n2\n', "output": '"a\u2028b2"'}]
+    assert score("def say(a, b): return f'{a}{b}'", tests).value == 1.0
+
+
 @pytest.mark.parametrize("cell", [None, "", [], "[]", {}])
 def test_rows_without_tests_are_none_of_its_business(cell):
     assert score(DOUBLE, cell) == (None, "there are no tests", False)
