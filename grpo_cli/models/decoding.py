@@ -36,7 +36,8 @@ class Sampled:
     completion_ids: list[list[int]]
     """Their tokens, with the end-of-sequence token where there is one."""
     entropies: list[list[float]]
-    """Of each token: the entropy of the whole distribution at the sampling temperature, in nats."""
+    """Of each token: the entropy of the whole distribution at the sampling temperature, in nats. Empty where they
+    were not asked for."""
 
 
 def is_plain(model: Any) -> bool:
@@ -58,7 +59,12 @@ def is_plain(model: Any) -> bool:
 
 @torch.no_grad()
 def decode(
-    model: Any, prompts: Sequence[Sequence[int]], decoding: Decoding, *, width: int = 1
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    decoding: Decoding,
+    *,
+    width: int = 1,
+    entropies: bool = True,
 ) -> Sampled:
     """Samples a completion for each prompt; equal prompts are read once.
 
@@ -67,6 +73,7 @@ def decode(
         prompts: Token ids; none is empty.
         decoding: What to sample by.
         width: The prompts are padded to a multiple of this many tokens.
+        entropies: Whether to compute them, which takes as long as drawing.
     """
     longest = -(-max(map(len, prompts)) // width) * width
     ids = torch.tensor(
@@ -78,22 +85,21 @@ def decode(
         device=model.device,
     )  # [sequences, tokens] int64
     cache = _read_prompts(model, prompts, ids, mask)
-    return _continue(model, ids, mask, cache, decoding)
+    return _continue(model, ids, mask, cache, decoding, entropies=entropies)
 
 
 def _read_prompts(
     model: Any, prompts: Sequence[Sequence[int]], ids: torch.Tensor, mask: torch.Tensor
 ) -> DynamicCache:
-    """Keys and values of all prompt tokens but the last, for every row."""
+    """Keys and values of all prompt tokens but the last, for every row; none where no two prompts are equal."""
     cache = DynamicCache(config=model.config)
     first: dict[tuple[int, ...], int] = {}
     for row, prompt in enumerate(prompts):
         first.setdefault(tuple(prompt), row)
-    if ids.shape[1] == 1:
+    # With dropout equal prompts are read with different neurons missing.
+    alone = len(first) == len(prompts) or (model.training and has_dropout(model))
+    if ids.shape[1] == 1 or alone:
         return cache
-    if model.training and has_dropout(model):
-        # Equal prompts are read with different neurons missing.
-        first = {(row,): row for row in range(len(prompts))}
     distinct = list(first.values())
     seen = mask[distinct, :-1]
     model(
@@ -105,10 +111,9 @@ def _read_prompts(
         # The words after a prompt come from its last token, which `generate()` reads.
         logits_to_keep=torch.empty(0, dtype=torch.long, device=ids.device),
     )
-    if len(distinct) < len(prompts):
-        place = {row: position for position, row in enumerate(distinct)}
-        rows = [place[first[tuple(prompt)]] for prompt in prompts]
-        cache.batch_select_indices(torch.tensor(rows, device=ids.device))
+    place = {row: position for position, row in enumerate(distinct)}
+    rows = [place[first[tuple(prompt)]] for prompt in prompts]
+    cache.batch_select_indices(torch.tensor(rows, device=ids.device))
     return cache
 
 
@@ -118,6 +123,8 @@ def _continue(
     mask: torch.Tensor,
     cache: DynamicCache,
     decoding: Decoding,
+    *,
+    entropies: bool,
 ) -> Sampled:
     """Appends to prompts that have been read; again for the rows that go on after the others' end."""
     found = Sampled([[] for _ in ids], [[] for _ in ids])
@@ -126,7 +133,7 @@ def _continue(
     ends = torch.tensor(decoding.eos_token_ids, device=ids.device)
     while rows and left > 0:
         before = ids.shape[1]
-        draw = Draw(decoding)
+        draw = Draw(decoding, entropies=entropies)
         ids = model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -138,9 +145,9 @@ def _continue(
         new = ids[:, before:]
         left -= new.shape[1]
         lengths, ended = _measure(new, ends)
-        entropies = torch.stack(draw.entropies, dim=1).tolist()
+        noted = torch.stack(draw.entropies, dim=1).tolist() if entropies else [[]] * len(rows)
         for row, length, tokens, entropy in zip(
-            rows, lengths.tolist(), new.tolist(), entropies, strict=True
+            rows, lengths.tolist(), new.tolist(), noted, strict=True
         ):
             found.completion_ids[row] += tokens[:length]
             found.entropies[row] += entropy[:length]

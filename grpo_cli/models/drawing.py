@@ -79,10 +79,11 @@ def _narrowing(asked: dict[str, Any]) -> tuple[LogitsProcessor, ...]:
 class Draw(LogitsProcessor):
     """Draws the next token of each row and leaves only that one; notes how open the choice was."""
 
-    def __init__(self, decoding: Decoding) -> None:
+    def __init__(self, decoding: Decoding, *, entropies: bool) -> None:
         self.entropies: list[torch.Tensor] = []
-        """For each step `[sequences] float32`, in nats."""
+        """For each step `[sequences] float32`, in nats, where they are wanted."""
         self._decoding = decoding
+        self._wants_entropies = entropies
         self._penalty = (
             RepetitionPenaltyLogitsProcessor(decoding.repetition_penalty)
             if decoding.repetition_penalty != 1.0
@@ -92,13 +93,15 @@ class Draw(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores of a step, `[sequences, vocabulary] float32`, as `generate()` goes on with them."""
         decoding = self._decoding
-        chances = (scores / decoding.temperature).softmax(dim=-1)
-        self.entropies.append(torch.special.entr(chances).sum(dim=-1))
+        chances: torch.Tensor | None = None
+        if self._wants_entropies:
+            chances = (scores / decoding.temperature).softmax(dim=-1)
+            self.entropies.append(torch.special.entr(chances).sum(dim=-1))
         if self._penalty is not None:
             scores = self._penalty(input_ids, scores)
         if decoding.greedy:
             return scores
-        if self._penalty is not None or decoding.narrowing:
+        if chances is None or self._penalty is not None or decoding.narrowing:
             scores = scores / decoding.temperature
             for narrow in decoding.narrowing:
                 scores = narrow(input_ids, scores)

@@ -232,7 +232,7 @@ def _generate(
     bare = without_wrapper(model)
     decoding = read_decoding(config, config)
     if decoding is not None and is_plain(bare) and not adds_tokens(model):
-        return decode(bare, prompts, decoding).completion_ids
+        return decode(bare, prompts, decoding, entropies=False).completion_ids
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.full((len(prompts), longest), config.pad_token_id)  # [sequences, tokens] int64
     mask = torch.zeros_like(ids)  # [sequences, tokens] int64, 1 at the prompt's tokens

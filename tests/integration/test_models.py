@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from grpo_cli.errors import RecipeError, RunError, SetupError
-from grpo_cli.models import loading
+from grpo_cli.models import loading, sampling
 from grpo_cli.models.loading import (
     build_peft_config,
     load_model,
@@ -302,6 +302,26 @@ def test_a_batch_answers_as_one_by_one(folder: str, request: pytest.FixtureReque
     assert sample(model, tokenizer, PROMPTS) == alone
     assert sample(model, tokenizer, PROMPTS, batch_size=3) == alone
     assert [len(found) for found in alone] == [1, 1, 1, 1]
+
+
+def test_generate_alone_is_for_what_only_it_knows(
+    pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+):
+    from peft import PromptTuningConfig, get_peft_model
+
+    model, tokenizer = pair
+    greedy = sample(model, tokenizer, PROMPTS, samples_per_prompt=2)
+    decoded: list[Any] = []
+    monkeypatch.setattr(sampling, "decode", lambda *given, **more: decoded.append(given))
+    with pytest.raises(AttributeError):
+        sample(model, tokenizer, PROMPTS)
+    assert len(decoded) == 1
+    sample(model, tokenizer, PROMPTS, temperature=1.0, options={"typical_p": 0.5})
+    adapter = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    sample(get_peft_model(model, adapter), tokenizer, PROMPTS)
+    assert len(decoded) == 1
+    monkeypatch.setattr(sampling, "is_plain", lambda model: False)
+    assert sample(model, tokenizer, PROMPTS, samples_per_prompt=2) == greedy
 
 
 def test_texts_and_messages_may_be_mixed(pair: tuple[Any, Any]):
