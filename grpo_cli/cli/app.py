@@ -178,8 +178,9 @@ def probe(
     with output.stdout_kept(), output.progress("checking the recipe") as report:
         hardware = read_hardware()
         checked = check_recipe(recipe, set_, hardware)
-        if is_on_cpu(checked.recipe.launch, hardware):
-            settle_threads(hardware)
+        launch = checked.recipe.launch
+        if is_on_cpu(launch, hardware) and checked.recipe.generation.backend != "vllm":
+            settle_threads(hardware, checked.num_processes // launch.num_machines)
         found = probe_recipe(
             checked, runs=runs, prompts_sampled=prompts, quick=quick, on_progress=report
         )

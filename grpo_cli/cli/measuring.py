@@ -44,7 +44,7 @@ def run_request(
     count = processes or (1 if alone else processes_per_machine(hardware))
     if count == 1:
         if request.backend != "vllm" and is_on_cpu(request.recipe.launch, hardware):
-            settle_threads(hardware)
+            settle_threads(hardware, 1)
         run_here(request, folder, tell)
         return
     # Each process measures with a model of its own, however the training shared it.
@@ -87,7 +87,7 @@ def _run_together(
     with folder.log.open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             plan.argv,
-            env={**plan.environment, **os.environ},
+            env=plan.add_environment(os.environ),
             stdout=log,
             stderr=subprocess.STDOUT,
             preexec_fn=stop_with_parent,

@@ -12,7 +12,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.eval.request import EvalRequest, Subject
-from grpo_cli.models.adapters import load_adapter
+from grpo_cli.models.adapters import find_prompt_ties, load_adapter
 from grpo_cli.models.loading import (
     load_generation_config,
     load_model,
@@ -74,9 +74,10 @@ class TransformersModels:
         # Not every adapter can be taken off without a trace: the next subject gets a model of its own.
         self._loaded = None
         adapted = load_adapter(model, Path(subject.adapter), subject.model.path)
-        if model.dtype == torch.float32 and subject.model.quantization is None:
-            # Merged it samples nearly twice as fast; coarser weights would be rounded by it, and are
-            # measured as they were trained.
+        whole = model.dtype == torch.float32 and subject.model.quantization is None
+        if whole and find_prompt_ties(adapted) is None:
+            # Merged it samples faster; coarser weights would be rounded by it, and are measured as they were
+            # trained.
             adapted = adapted.merge_and_unload()
         yield tokenizer, self._sampler(tokenizer, adapted)
 
@@ -100,6 +101,7 @@ class TransformersModels:
             prompts,
             batch_size=request.batch_size,
             seed=seed,
+            fast=request.recipe.training.fast.sampling,
             **_settings(request),
         )
 

@@ -44,8 +44,8 @@ def merge(planned: Mapping[str, str], present: Mapping[str, str]) -> dict[str, s
     return {**ours, **present}
 
 
-def settle_threads(hardware: Hardware) -> None:
-    """Has this process compute as a worker would; in time only before it has loaded torch."""
-    planned = plan_cpu_environment(hardware, 1)
+def settle_threads(hardware: Hardware, local_processes: int) -> None:
+    """Has this process compute as one of so many workers would; in time only before it has loaded torch."""
+    planned = plan_cpu_environment(hardware, local_processes)
     threads = {name: planned[name] for name in (_THREADS, _SPIN) if name in planned}
     os.environ.update(merge(threads, os.environ))

@@ -42,13 +42,17 @@ def without_wrapper(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def adds_tokens(model: Any) -> bool:
-    """Whether an adapter puts tokens of its own before the prompt, or begins at tokens that it looks for there."""
-    adapters = (getattr(model, "peft_config", None) or {}).values()
-    return any(
-        adapter.is_prompt_learning or getattr(adapter, "alora_invocation_tokens", None)
-        for adapter in adapters
-    )
+def find_prompt_ties(model: Any) -> str | None:
+    """How an adapter of a model hangs on the prompt, so that peft has to see it whole; None where none does.
+
+    Source: peft 0.21, `PeftModelForCausalLM.forward`, and `alora_invocation_tokens` of its `LoraConfig`.
+    """
+    for adapter in (getattr(model, "peft_config", None) or {}).values():
+        if adapter.is_prompt_learning:
+            return "the adapter puts tokens of its own before the prompt"
+        if getattr(adapter, "alora_invocation_tokens", None):
+            return "the adapter begins at tokens that it looks for in the prompt"
+    return None
 
 
 def load_adapter(model: Any, adapter: Path, base: str) -> Any:

@@ -85,7 +85,13 @@ def decode(
         device=model.device,
     )  # [sequences, tokens] int64
     cache = _read_prompts(model, prompts, ids, mask)
-    return _continue(model, ids, mask, cache, decoding, entropies=entropies)
+    own = model.generation_config
+    # `generate()` fills what a configuration leaves open from the model's own.
+    model.generation_config = GenerationConfig()
+    try:
+        return _continue(model, ids, mask, cache, decoding, entropies=entropies)
+    finally:
+        model.generation_config = own
 
 
 def _read_prompts(
@@ -161,15 +167,8 @@ def _continue(
 
 
 def _settings(decoding: Decoding, max_new_tokens: int) -> GenerationConfig:
-    """`generate()` takes the likeliest token, and `Draw` leaves it one.
-
-    What `Draw` sees to is spelled out as off: `generate()` fills what is left open from the model's own.
-    """
+    """`generate()` takes the likeliest token, and `Draw` leaves it one."""
     return GenerationConfig(
-        temperature=1.0,
-        top_k=50,
-        top_p=1.0,
-        repetition_penalty=1.0,
         max_new_tokens=max_new_tokens,
         do_sample=False,
         pad_token_id=decoding.pad_token_id,

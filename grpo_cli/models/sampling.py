@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_cli.errors import Problem, RecipeError, RunError
-from grpo_cli.models.adapters import adds_tokens, without_wrapper
+from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
 from grpo_cli.models.decoding import decode, is_plain
 from grpo_cli.models.drawing import read_decoding
 
@@ -46,6 +46,7 @@ def sample_completions(
     seed: int | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
+    fast: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[list[Completion]]:
     """Samples completions for each prompt.
@@ -64,6 +65,7 @@ def sample_completions(
         seed: Seed of the sampling; None goes on from the current random state.
         chat_template_kwargs: More variables for the chat template.
         options: More of transformers' sampling settings, such as `top_p`; not read by greedy decoding.
+        fast: Whether to sample by `decoding.py` where it can; else by `generate()` alone.
         on_progress: Called after each batch with the completions done and those to do.
 
     Returns:
@@ -79,12 +81,14 @@ def sample_completions(
     queue = [index for index in order for _ in range(distinct)]
     results: list[list[Completion]] = [[] for _ in prompts]
     config = _generation_config(model, tokenizer, max_new_tokens, temperature, options or {})
+    ends = declared_eos_token_ids(config)
+    sample = _decode if fast else _generate
     with torch.no_grad(), _sampling_state(model, config, seed):
         for start in range(0, len(queue), batch_size):
             batch = queue[start : start + batch_size]
-            rows = _generate(model, tokenizer, [encoded[index] for index in batch], config)
+            rows = sample(model, tokenizer, [encoded[index] for index in batch], config)
             for index, row in zip(batch, rows, strict=True):
-                results[index].append(_as_completion(tokenizer, row, config.eos_token_id))
+                results[index].append(_as_completion(tokenizer, row, ends))
             if on_progress is not None:
                 on_progress(start + len(batch), len(queue))
     return [found * (samples_per_prompt // distinct) for found in results]
@@ -225,14 +229,21 @@ def _seed(seed: int | None, cuda: list[torch.device]) -> None:
             torch.cuda.manual_seed(seed)
 
 
+def _decode(
+    model: Any, tokenizer: Any, prompts: list[list[int]], config: GenerationConfig
+) -> list[list[int]]:
+    """As `_generate`, with less work where model and settings allow it."""
+    bare = without_wrapper(model)
+    decoding = read_decoding(config, config)
+    if decoding is None or not is_plain(bare) or find_prompt_ties(model) is not None:
+        return _generate(model, tokenizer, prompts, config)
+    return decode(bare, prompts, decoding, entropies=False).completion_ids
+
+
 def _generate(
     model: Any, tokenizer: Any, prompts: list[list[int]], config: GenerationConfig
 ) -> list[list[int]]:
     """The tokens that the model appends to each prompt; behind the end there may be padding."""
-    bare = without_wrapper(model)
-    decoding = read_decoding(config, config)
-    if decoding is not None and is_plain(bare) and not adds_tokens(model):
-        return decode(bare, prompts, decoding, entropies=False).completion_ids
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.full((len(prompts), longest), config.pad_token_id)  # [sequences, tokens] int64
     mask = torch.zeros_like(ids)  # [sequences, tokens] int64, 1 at the prompt's tokens

@@ -22,6 +22,7 @@ from grpo_cli.preflight.backend import settle_backend
 from grpo_cli.preflight.contents import check_data, check_rewards, collect
 from grpo_cli.preflight.expectation import check_expect
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
+from grpo_cli.preflight.optimizer import check_optimizer
 from grpo_cli.preflight.overlap import check_overlap
 from grpo_cli.preflight.precision import check_precision
 from grpo_cli.preflight.scored import check_scored
@@ -115,6 +116,7 @@ def check_recipe(
             *check_async(recipe),
         ]
         problems += [*check_trackers(recipe), *check_precision(recipe, found)]
+        problems += check_optimizer(recipe)
         problems += check_expect(recipe.expect, batch.total_optimizer_steps)
     placed = [loaded.place(problem) for problem in problems]
     return CheckedRecipe(loaded, tuple(sort_problems(placed)), seen, batch, processes)

@@ -81,6 +81,7 @@ class Measurer:
             batch_size=evaluation.batch_size,
             seed=self.session.recipe.seed + self.session.processes.process_index,
             chat_template_kwargs=generation.extras.get("chat_template_kwargs"),
+            fast=self.session.recipe.training.fast.sampling,
             on_progress=lambda done, total: self._tell(when, f"{done}/{total} prompts"),
         )
 

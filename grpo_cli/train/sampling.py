@@ -9,7 +9,7 @@ from typing import Any
 from accelerate.utils import DistributedType
 from trl.models import unwrap_model_for_generation
 
-from grpo_cli.models.adapters import adds_tokens, without_wrapper
+from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
 from grpo_cli.models.decoding import Sampled, decode, is_plain
 from grpo_cli.models.drawing import read_decoding
 from grpo_cli.recipe.fast import find_beyond
@@ -30,8 +30,8 @@ def find_obstacle(trainer: Any) -> str | None:
         return "tools are called"
     if trainer.accelerator.distributed_type not in _WHOLE:
         return "FSDP or DeepSpeed holds the weights"
-    if adds_tokens(whole):
-        return "the adapter puts tokens of its own before the prompt"
+    if (tie := find_prompt_ties(whole)) is not None:
+        return tie
     if not is_plain(model):
         return "the model does not keep keys and values of every token, or reads more than text"
     decoding = read_decoding(trainer.generation_config, model.generation_config)
@@ -43,12 +43,13 @@ def find_obstacle(trainer: Any) -> str | None:
     return None
 
 
-def sample(trainer: Any, prompt_ids: list[list[int]]) -> Sampled | None:
+def sample(trainer: Any, prompt_ids: list[list[int]], *, entropies: bool) -> Sampled | None:
     """Completions of this process's prompts by the present weights.
 
     Args:
         trainer: A `GRPOTrainer` with no obstacle to it.
         prompt_ids: The tokens of each prompt, as often as it is to be answered.
+        entropies: Whether to compute them.
 
     Returns:
         None where a prompt has no tokens.
@@ -67,4 +68,5 @@ def sample(trainer: Any, prompt_ids: list[list[int]]) -> Sampled | None:
         decoding = read_decoding(trainer.generation_config, model.generation_config)
         if decoding is None:
             return None
-        return decode(model, prompt_ids, decoding, width=trainer.pad_to_multiple_of or 1)
+        width = trainer.pad_to_multiple_of or 1
+        return decode(model, prompt_ids, decoding, width=width, entropies=entropies)

@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from grpo_cli.errors import RecipeError, RunError, SetupError
 from grpo_cli.models import loading, sampling
+from grpo_cli.models.adapters import find_prompt_ties
 from grpo_cli.models.loading import (
     build_peft_config,
     load_model,
@@ -311,17 +312,33 @@ def test_generate_alone_is_for_what_only_it_knows(
 
     model, tokenizer = pair
     greedy = sample(model, tokenizer, PROMPTS, samples_per_prompt=2)
+    decode = sampling.decode
     decoded: list[Any] = []
-    monkeypatch.setattr(sampling, "decode", lambda *given, **more: decoded.append(given))
-    with pytest.raises(AttributeError):
-        sample(model, tokenizer, PROMPTS)
-    assert len(decoded) == 1
+
+    def noted(*given: Any, **more: Any) -> Any:
+        decoded.append(given)
+        return decode(*given, **more)
+
+    monkeypatch.setattr(sampling, "decode", noted)
+    assert sample(model, tokenizer, PROMPTS, samples_per_prompt=2, fast=False) == greedy
     sample(model, tokenizer, PROMPTS, temperature=1.0, options={"typical_p": 0.5})
     adapter = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     sample(get_peft_model(model, adapter), tokenizer, PROMPTS)
-    assert len(decoded) == 1
-    monkeypatch.setattr(sampling, "is_plain", lambda model: False)
+    assert decoded == []
     assert sample(model, tokenizer, PROMPTS, samples_per_prompt=2) == greedy
+    assert len(decoded) == 1
+
+
+def test_an_adapter_that_begins_within_the_prompt_sees_it_whole(pair: tuple[Any, Any]):
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import get_peft_model
+
+    model, tokenizer = pair
+    assert find_prompt_ties(model) is None
+    asked = {"r": 2, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    adapted = get_peft_model(model, PeftLoraConfig(**asked, alora_invocation_tokens=[5]))
+    assert "looks for in the prompt" in (find_prompt_ties(adapted) or "")
+    assert len(sample(adapted, tokenizer, PROMPTS)) == len(PROMPTS)
 
 
 def test_texts_and_messages_may_be_mixed(pair: tuple[Any, Any]):
@@ -376,6 +393,13 @@ def test_a_completion_ends_at_any_eos_token(pair: tuple[Any, Any]):
     assert all_eos_token_ids(model.generation_config, tokenizer) == [tokenizer.eos_token_id, third]
 
 
+@pytest.mark.parametrize("end", [None, 5])
+def test_another_end_may_be_asked_for_as_a_number_or_none(end: int | None, pair: tuple[Any, Any]):
+    found = sample(*pair, PROMPTS, temperature=1.0, seed=1, options={"eos_token_id": end})
+    for (completion,) in found:
+        assert (completion.token_ids[-1] == end) != completion.clipped
+
+
 def test_special_tokens_are_not_in_the_text(pair: tuple[Any, Any]):
     model, tokenizer = pair
     with torch.no_grad():
@@ -399,14 +423,18 @@ def test_the_models_own_sampling_settings_do_not_get_in(pair: tuple[Any, Any]):
     assert pair[0].generation_config is own
 
 
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_no_warnings(temperature: float, pair: tuple[Any, Any], caplog: pytest.LogCaptureFixture):
+def test_no_warnings(
+    temperature: float, fast: bool, pair: tuple[Any, Any], caplog: pytest.LogCaptureFixture
+):
     pair[0].generation_config.update(do_sample=True, top_k=20, top_p=0.8, temperature=0.7)
     transformers_logging.enable_propagation()
     try:
         with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
             warnings.simplefilter("error")
-            sample(*pair, PROMPTS, temperature=temperature)
+            options = {"min_p": 0.1, "top_p": 0.9, "repetition_penalty": 1.1}
+            sample(*pair, PROMPTS, temperature=temperature, options=options, fast=fast)
     finally:
         transformers_logging.disable_propagation()
     assert caplog.records == []

@@ -265,6 +265,7 @@ def build_trainer(trainer, folder, where, **changes):
     )
     if isinstance(built, RunTrainer):
         built.told = {}
+        built.model.train()
         built.speed_up(FastConfig(), built.told.update)
         built._settle(built.model)
     return built
@@ -281,7 +282,6 @@ def test_entropies_are_those_that_trl_computes(tmp_path, chat_model, checkpointi
     )
     prompts = [[40, 41, 42, 43], [50, 51], [40, 41, 42, 43]]
     if checkpointing:
-        trainer.model.train()
         trainer.model.gradient_checkpointing_enable()
     completions, logprobs = single_turn(trainer, prompts)
     assert logprobs is None
@@ -304,6 +304,15 @@ def test_the_trainer_samples_what_trl_would(tmp_path, chat_model):
     trls = build_trainer(GRPOTrainer, chat_model, tmp_path, **greedy)
     assert single_turn(ours, prompts) == single_turn(trls, prompts)
     assert len(ours._sampled_entropies) == len(prompts)
+
+
+def test_entropies_are_noted_for_learning_alone(tmp_path, chat_model):
+    prompts = [[40, 41, 42, 43], [50, 51], [40, 41, 42, 43]]
+    trainer = build_trainer(RunTrainer, chat_model, tmp_path)
+    trainer.model.eval()
+    assert len(single_turn(trainer, prompts)[0]) == 3
+    assert trainer._sampled_entropies == []
+    assert answers(make_qwen(), PROMPTS, settings(), entropies=False).entropies == [[]] * 6
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ class Timings:
     """Seconds measured on this machine, for one process."""
 
     sample_s: float
-    """For one completion, sampled in a batch."""
+    """For one completion of a group, sampled in a batch. A prompt that is asked but once is read for that one
+    completion alone, so that measuring may take longer than this tells where prompts are long."""
     score_s: float
     """For one completion, by all rewards."""
     forward_s: float
@@ -58,6 +59,16 @@ class TimeEstimate:
         """A part's share of the whole."""
         spent = sum(part.seconds for part in self.parts if part.name == name)
         return spent / self.total_s if self.total_s else 0.0
+
+
+def shares_after(silent: float, rounds: int) -> list[float]:
+    """Groups without signal after each time of sampling, as shares of those that are learned from.
+
+    Args:
+        silent: The share of prompts whose groups have none.
+        rounds: How often such groups are replaced.
+    """
+    return [silent ** (number + 1) for number in range(rounds + 1)]
 
 
 def estimate_time(

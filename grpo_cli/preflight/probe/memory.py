@@ -235,12 +235,13 @@ def _largest_pass(inputs: MemoryInputs) -> _Pass:
     padded = inputs.micro_batch * inputs.length
     learned = inputs.micro_batch * inputs.accumulation
     if inputs.group is None:
-        rows = inputs.micro_batch
+        formula = f"{inputs.micro_batch} × {inputs.length} tokens"
+        tokens = padded
         if inputs.budget:
-            rows = max(min(inputs.budget // inputs.length, learned), 1)
-        formula = f"{rows} × {inputs.length} tokens"
-        tokens = rows * inputs.length
-        return _Pass(tokens, tokens, formula, several=rows < learned)
+            # Passes of shorter rows are as full.
+            tokens = min(max(inputs.budget, inputs.length), learned * inputs.length)
+            formula = f"{tokens} tokens of {learned} × {inputs.length}"
+        return _Pass(tokens, tokens, formula, several=tokens < learned * inputs.length)
     prompts = min(learned, math.ceil(inputs.sampled / inputs.group))
     scored = learned * inputs.completion_tokens
     whole = prompts * inputs.prompt_tokens + scored

@@ -22,13 +22,14 @@ from grpo_cli.models.sampling import (
     sample_completions,
 )
 from grpo_cli.models.source import model_folder_or_id
+from grpo_cli.preflight.fast import settle_fast
 from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.preflight.probe.rehearsal import Rehearsal, rehearse
 from grpo_cli.preflight.settings import engine_settings
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 
-_WARM_UP = {"max_new_tokens": 2, "samples_per_prompt": 1}
+_WARM_UP = {"max_new_tokens": 2, "samples_per_prompt": 2}
 _NARROWING = ("top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -94,16 +95,8 @@ def run_model(
             tell("starting vLLM")
             sampled = _sample_with_vllm(recipe, tokenizer, prompts, watch)
         else:
-            # The first call makes ready what the others use.
-            sample_completions(model, tokenizer, prompts[:1], **{**_settings(recipe), **_WARM_UP})
-            watch(0, recipe.generation.num_generations * len(prompts))
-            sampled = sample_completions(
-                model,
-                tokenizer,
-                prompts,
-                batch_size=batch_size,
-                on_progress=watch,
-                **_settings(recipe),
+            sampled = _sample_with_transformers(
+                recipe, model, tokenizer, prompts, batch_size, watch
             )
     done = None
     if rehearse_step:
@@ -124,6 +117,23 @@ def _load(recipe: Recipe, tokenizer: Any) -> Any:
     device = pick_device(recipe.launch)
     model = load_model(recipe.model, tokenizer, device_is_cuda=device == "cuda")
     return model if recipe.model.quantization is not None else model.to(device)
+
+
+def _sample_with_transformers(
+    recipe: Recipe,
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Any],
+    batch_size: int,
+    watch: "_Watch",
+) -> list[list[Completion]]:
+    settings = {**_settings(recipe), "fast": settle_fast(recipe).sampling}
+    # The first call makes ready what the others use.
+    sample_completions(model, tokenizer, prompts[:1], **{**settings, **_WARM_UP})
+    watch(0, recipe.generation.num_generations * len(prompts))
+    return sample_completions(
+        model, tokenizer, prompts, batch_size=batch_size, on_progress=watch, **settings
+    )
 
 
 def _sample_with_vllm(

@@ -165,8 +165,6 @@ def _learned_share(session: Session, padded: int) -> float:
 
 
 def _silent_shares(session: Session) -> list[float]:
-    """Groups without signal after each time of sampling, as shares of the groups that are learned from."""
-    silent = session.probe.signal.frac_reward_zero_std if session.probe.signal else 0.0
     dynamic = session.recipe.generation.dynamic_sampling
-    rounds = dynamic.max_resample if dynamic else 0
-    return [silent ** (number + 1) for number in range(rounds + 1)]
+    silent = session.probe.signal.frac_reward_zero_std if session.probe.signal else 0.0
+    return cost.shares_after(silent, dynamic.max_resample if dynamic else 0)

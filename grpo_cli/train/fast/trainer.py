@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from grpo_cli.models.adapters import adds_tokens, without_wrapper
+from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
 from grpo_cli.recipe.fast import BUDGET, FastConfig, find_left_off, leave_off
 from grpo_cli.train import sampling
 from grpo_cli.train.fast.batches import MicroBatch, loss_mask, make_filler, make_micro_batches
@@ -66,6 +66,11 @@ class FastTrainer(GRPOTrainer):
     def _repacks(self) -> bool:
         fast = self._fast
         return fast.no_signal or fast.shared_prompts or fast.max_tokens_per_micro_batch is not None
+
+    @property
+    def _notes_entropies(self) -> bool:
+        """Whether rows that nobody reads again are sampled for learning."""
+        return self._fast.no_signal and bool(self.model.training)
 
     def _settle(self, model: Any) -> None:
         """Leaves off what the loaded model does not allow; tried where it is, shared among processes or not."""
@@ -198,19 +203,22 @@ class FastTrainer(GRPOTrainer):
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, *rest: Any, **given: Any
     ) -> Any:
         seen = images or multimodal_fields
-        sampled = sampling.sample(self, prompt_ids) if self._fast.sampling and not seen else None
+        sampled = None
+        if self._fast.sampling and not seen:
+            sampled = sampling.sample(self, prompt_ids, entropies=self._notes_entropies)
         if sampled is None:
             return super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, *rest, **given
             )
-        self._sampled_entropies += sampled.entropies
+        if self._notes_entropies:
+            self._sampled_entropies += sampled.entropies
         return sampled.completion_ids, None
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """TRL's, and the entropy of each row, since rows that are left out are not read again."""
         self._read_entropies, self._sampled_entropies = None, []
         found = super()._generate_and_score_completions(inputs)
-        if self._fast.no_signal and self.model.training:
+        if self._notes_entropies:
             found[ENTROPY] = self._row_entropies(found)
         return found
 
@@ -301,7 +309,7 @@ class FastTrainer(GRPOTrainer):
     def _ignores_padding(self, model: Any) -> bool:
         """Whether padding in front of all prompts may go."""
         unwrapped = self.accelerator.unwrap_model(model)
-        return not adds_tokens(unwrapped) and is_relative(self._bare(model))
+        return find_prompt_ties(unwrapped) is None and is_relative(self._bare(model))
 
     def _bare(self, model: Any) -> Any:
         """The model without what wraps it: processes, adapters."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from grpo_cli.models.adapters import adds_tokens
+from grpo_cli.models.adapters import find_prompt_ties
 from grpo_cli.models.reading import has_dropout, has_moving_positions
 
 _TOLERANCE = 1e-3
@@ -34,8 +34,8 @@ def find_obstacle(model: Any, bare: Any) -> str | None:
         return f"the model has layers of the kind {', '.join(sorted(kinds))}"
     if getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None):
         return "the model has sliding windows"
-    if adds_tokens(model):
-        return "the adapter puts tokens of its own before the prompt"
+    if (tie := find_prompt_ties(model)) is not None:
+        return tie
     if has_dropout(model):
         return (
             "dropout draws anew for each copy of a prompt (training.disable_dropout: true ends that of "

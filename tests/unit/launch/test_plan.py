@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_cli.launch.cpu_environment import settle_threads
 from grpo_cli.launch.places import Places
 from grpo_cli.launch.plan import plan_launch
 from grpo_cli.preflight.hardware import Hardware, count_gpus, resolve_num_processes
@@ -52,6 +53,21 @@ def test_threads_that_wait_soon_sleep(tmp_path):
     assert "GOMP_SPINCOUNT" not in found
     elsewhere = plan(tmp_path, hardware=Hardware(gpus=0, cpus=8, linux=False))
     assert "GOMP_SPINCOUNT" not in elsewhere.environment
+
+
+@pytest.mark.parametrize(
+    ("present", "found"),
+    [
+        ({}, {"OMP_NUM_THREADS": "4", "GOMP_SPINCOUNT": "1000"}),
+        ({"OMP_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "1000"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "4"}),
+    ],
+)
+def test_a_process_of_ours_computes_as_a_worker_would(monkeypatch, present, found):
+    environment = dict(present)
+    monkeypatch.setattr(os, "environ", environment)
+    settle_threads(CPU, 2)
+    assert environment == found
 
 
 def test_auto_takes_every_visible_gpu(tmp_path):

@@ -142,9 +142,9 @@ def test_memory_is_the_sum_of_its_parts_at_the_worst_moment():
         ({"replicas": 2}, ("gradient exchange", "always"), 4000),
         ({"accumulation": 2}, ("gradients", "loss"), 4000),
         # A budget cuts passes of padded rows, and joins them.
-        ({"budget": 19}, ("activations", "loss"), 10 * (40 + 300)),
+        ({"budget": 9}, ("activations", "loss"), 10 * (40 + 300)),
         ({"budget": 19}, ("gradients", "loss"), 4000),
-        ({"budget": 39, "accumulation": 8}, ("activations", "loss"), 30 * (40 + 300)),
+        ({"budget": 39, "accumulation": 8}, ("activations", "loss"), 39 * (40 + 300)),
         ({"budget": 99, "accumulation": 2}, ("activations", "loss"), 40 * (40 + 300)),
         ({"budget": 99, "accumulation": 2}, ("gradients", "loss"), None),
         ({"autocast": True}, ("16-bit copies", "loss"), 2000),
@@ -225,6 +225,12 @@ def test_time_is_extrapolated_from_what_was_measured():
     assert "25% of the tokens" in part.formula
     more = cost.estimate_time(given, plan, replace(timings, resampled=0.5), 20).parts
     assert [part.seconds for part in more if part.name in ("sampling", "scoring")] == [120.0, 60.0]
+
+
+def test_replaced_groups_are_sampled_and_lost_again_by_the_same_chance():
+    assert cost.shares_after(0.5, 0) == [0.5]
+    # A batch, half of one, a quarter, an eighth; and a sixteenth has still no signal.
+    assert cost.shares_after(0.5, 3) == [0.5, 0.25, 0.125, 0.0625]
 
 
 @pytest.mark.parametrize(
