@@ -1,9 +1,8 @@
 """What `training.fast` comes to: the parts that are on, and why the others are not, as far as the recipe tells."""
 
 from grpo_cli.recipe.fast import ATTENTION, BUDGET, PARTS, FastConfig, find_left_off, leave_off
+from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
-
-_WHOLE = ("auto", "single", "ddp")
 
 
 def describe_fast(recipe: Recipe) -> str:
@@ -50,8 +49,8 @@ def _find_left_off(recipe: Recipe) -> dict[str, str]:
     asked = recipe.generation.extras.get("generation_kwargs")
     found = find_left_off(fast, {**training.extras, "generation_kwargs": asked})
     strategy = recipe.launch.strategy
-    if fast.sampling and strategy not in _WHOLE:
-        found["sampling"] = f"with strategy {strategy} no process has a plain model of its own"
+    if fast.sampling and strategy in SHARED_WEIGHTS:
+        found["sampling"] = f"with strategy {strategy} each process holds a part of the weights"
     dropout = model.lora.lora_dropout if model.lora else 0.0
     if not fast.shared_prompts or "shared_prompts" in found:
         return found

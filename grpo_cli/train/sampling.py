@@ -6,16 +6,13 @@ either way; only the random numbers are others.
 
 from typing import Any
 
-from accelerate.utils import DistributedType
 from trl.models import unwrap_model_for_generation
 
 from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
 from grpo_cli.models.decoding import Sampled, decode, is_plain
 from grpo_cli.models.drawing import read_decoding
 from grpo_cli.recipe.fast import find_beyond
-
-_WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-"""Each process has the whole model, and samples without waiting for the others."""
+from grpo_cli.train.world import shares_weights
 
 
 def find_obstacle(trainer: Any) -> str | None:
@@ -28,8 +25,9 @@ def find_obstacle(trainer: Any) -> str | None:
     model = without_wrapper(whole)
     if trainer.tools:
         return "tools are called"
-    if trainer.accelerator.distributed_type not in _WHOLE:
-        return "FSDP or DeepSpeed holds the weights"
+    if shares_weights(trainer):
+        # Reading a token takes all processes, and each would stop when its own rows have ended.
+        return "each process holds a part of the weights"
     if (tie := find_prompt_ties(whole)) is not None:
         return tie
     if not is_plain(model):

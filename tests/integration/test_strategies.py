@@ -1,5 +1,6 @@
 """Several processes share one training, in every way that a CPU can: DDP, and DeepSpeed's ZeRO."""
 
+import json
 import os
 import socket
 import subprocess
@@ -109,6 +110,23 @@ def test_two_processes_learn_what_one_does(tmp_path, chat_model, alone, strategy
     both = train(Workshop(tmp_path, chat_model), *flags, *settings, more=more)
     assert (both.run / "launch" / "accelerate.yaml").is_file() == (strategy != "fsdp2")
     assert_same(both, alone, strategy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero1", "zero2"])
+def test_processes_with_whole_weights_sample_for_themselves(tmp_path, chat_model, strategy):
+    places = []
+    for name in ("ddp", strategy):
+        (tmp_path / name).mkdir()
+        flags, _ = shared_by(name, tmp_path)
+        settings = [*sets(max_steps=3, optim="sgd", per_device_train_batch_size=2), "--set"]
+        settings += ["training.fast.sampling=true", "--set", "training.fast.no_signal=true"]
+        places.append(train(Workshop(tmp_path / name, chat_model), *flags, *settings))
+        fast = json.loads((places[-1].run / "manifest.json").read_text())["fast"]
+        assert (fast["sampling"], fast["left_off"]) == (True, {})
+        # What is sampled so tells its entropy.
+        assert all(step["entropy"] > 0 for step in places[-1].records("train"))
+    assert_same(places[1], places[0], strategy)
 
 
 DEADLY = """

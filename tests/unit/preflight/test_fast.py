@@ -104,10 +104,11 @@ ON = "no_signal, shared_prompts, sampling"
             "no_signal, sampling; off: shared_prompts (lora_dropout is 0.1, drawn anew for each copy of a "
             "prompt)",
         ),
+        ("launch: {strategy: zero2}\n", ON),
         (
-            "launch: {strategy: zero2}\n",
-            "no_signal, shared_prompts; off: sampling (with strategy zero2 no process has a plain model of "
-            "its own)",
+            "launch: {strategy: zero3}\n",
+            "no_signal, shared_prompts; off: sampling (with strategy zero3 each process holds a part of the "
+            "weights)",
         ),
         (
             "generation: {generation_kwargs: {typical_p: 0.9}}\n",
