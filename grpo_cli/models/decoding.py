@@ -73,7 +73,7 @@ def decode(
         prompts: Token ids; none is empty.
         decoding: What to sample by.
         width: The prompts are padded to a multiple of this many tokens.
-        entropies: Whether to compute them, which takes as long as drawing.
+        entropies: Whether to compute them.
     """
     longest = -(-max(map(len, prompts)) // width) * width
     ids = torch.tensor(
