@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 from contextlib import contextmanager
 
@@ -10,7 +11,12 @@ import torch
 
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import sets
+from tests.integration.test_training import alive_workers, wait_for_step
 
+HANGS = """\
+import time
+    if trainer_state.global_step == 1: time.sleep(600)
+    return [0.1 * len(str(each)) for each in completions]"""
 REWARD = "rewards:\n  - {{kind: python, path: ./mine.py:f, name: f}}\n"
 
 
@@ -26,11 +32,7 @@ def write(workshop, body, **changes):
 
 
 def test_a_run_that_hangs_is_ended_and_every_stack_is_written_down(workshop):
-    body = (
-        "import time\n    if trainer_state.global_step == 1: time.sleep(600)\n"
-        "    return [0.1 * len(str(each)) for each in completions]"
-    )
-    recipe = write(workshop, body)
+    recipe = write(workshop, HANGS)
     flags = ["--set", "launch.stall_timeout_s=4", *sets(save_steps=1)]
     done = workshop.grpo("train", recipe, *flags)
     assert done.returncode == 1
@@ -40,6 +42,21 @@ def test_a_run_that_hangs_is_ended_and_every_stack_is_written_down(workshop):
     log = (workshop.run / "logs" / "attempt_1" / "worker.log").read_text()
     assert 'mine.py", line' in log
     assert (workshop.run / "checkpoints" / "checkpoint-1" / "trainer_state.json").is_file()
+
+
+def test_a_second_signal_ends_a_step_that_does_not(workshop):
+    command = workshop.command("train", write(workshop, HANGS))
+    process = subprocess.Popen(**command, stderr=subprocess.PIPE)
+    wait_for_step(workshop, process)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert workshop.status()["state"] == "stopped"
+    assert not list(workshop.run.glob("checkpoints/checkpoint-*"))
+    assert alive_workers(workshop.run) == []
 
 
 RUINOUS = RECIPE.replace("learning_rate: 1e-3", "learning_rate: 1e30")

@@ -223,6 +223,10 @@ def test_a_managed_server_that_cannot_start_ends_the_run_with_its_words(tmp_path
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_run_with_a_server_stops_and_leaves_nothing_behind(tmp_path, model, signals):
     workshop = workshop_of(tmp_path, model, "mode: server")
+    if signals == 2:
+        # A step without an end: only the second signal can end the run, and nothing can be saved.
+        hang = "    __import__('time').sleep(600 * (kwargs['trainer_state'].global_step == 2))\n"
+        (tmp_path / "spread.py").write_text(SPREAD.replace("    return", f"{hang}    return"))
     process, reach = start(workshop, *sets(500))
     reach(2)
     for _ in range(signals):
