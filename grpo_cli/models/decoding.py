@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer
 
+from grpo_cli.models.attention import grouped_heads
 from grpo_cli.models.drawing import Decoding, Draw
 from grpo_cli.models.reading import has_dropout, has_moving_positions
 
@@ -89,7 +90,8 @@ def decode(
     # `generate()` fills what a configuration leaves open from the model's own.
     model.generation_config = GenerationConfig()
     try:
-        return _continue(model, ids, mask, cache, decoding, entropies=entropies)
+        with grouped_heads():
+            return _continue(model, ids, mask, cache, decoding, entropies=entropies)
     finally:
         model.generation_config = own
 

@@ -1,12 +1,14 @@
 """Faster sampling against plain `generate()`: the same tokens, the same chances."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import (
+    AttentionInterface,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -15,9 +17,11 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.integrations import sdpa_attention
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_cli.models import decoding
+from grpo_cli.models import attention, decoding
 from grpo_cli.models.decoding import decode, is_plain
 from grpo_cli.models.drawing import draw, read_decoding
 from grpo_cli.recipe.fast import FastConfig
@@ -188,6 +192,57 @@ def test_a_prompt_that_is_asked_for_often_is_read_once(monkeypatch):
     )
     answers(model, [PROMPTS[1], PROMPTS[0]] * 4, settings(max_new_tokens=2))
     assert read == [(2, 5), (8, 1), (8, 1)]
+
+
+def attention_of_one_token(heads=4, key_heads=2, tokens=1):
+    """Query, key, value and a mask of rows of unequal length."""
+    torch.manual_seed(0)
+    query = torch.randn(3, tokens, heads, 8).transpose(1, 2)
+    key, value = torch.randn(2, 3, key_heads, 10, 8)
+    mask = torch.arange(10) >= torch.tensor([0, 4, 9])[:, None, None, None]
+    return query, key, value, mask.expand(3, 1, tokens, 10)
+
+
+@pytest.mark.parametrize("scaling", [None, 0.3])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("key_heads", [1, 2])
+def test_heads_that_share_keys_attend_as_if_each_had_its_own(key_heads, masked, scaling):
+    query, key, value, mask = attention_of_one_token(key_heads=key_heads)
+    seen = mask if masked else None
+    module = SimpleNamespace(num_key_value_groups=4 // key_heads)
+    expected, _ = sdpa_attention_forward(module, query, key, value, seen, scaling=scaling)
+    found = attention.attend(query, key, value, seen, scaling)
+    assert found.shape == expected.shape == (3, 1, 4, 8)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_not_one_tokens_attention_is_left_to_transformers():
+    query, key, _, mask = attention_of_one_token()
+    assert attention.fits(query, key, mask, {"dropout": 0.0, "scaling": 0.3})
+    assert attention.fits(query, key, None, {})
+    assert not attention.fits(query, key.repeat(1, 2, 1, 1), mask, {})
+    assert not attention.fits(query, key, mask.expand(3, 4, 1, 10), {})
+    assert not attention.fits(query, key, mask, {"dropout": 0.1})
+    assert not attention.fits(query, key, mask, {"position_bias": torch.zeros(1, 4, 1, 10)})
+    query, key, _, mask = attention_of_one_token(tokens=2)
+    assert not attention.fits(query, key, mask, {})
+
+
+def test_shared_keys_are_copied_for_prompts_alone_and_as_before_afterwards(monkeypatch):
+    copied = []
+    monkeypatch.setattr(
+        sdpa_attention,
+        "repeat_kv",
+        lambda states, times: copied.append(states.shape[2]) or repeat_kv(states, times),
+    )
+    model, usual = make_qwen(), AttentionInterface()["sdpa"]
+    answers(model, PROMPTS, settings(max_new_tokens=4))
+    layers_by_keys_and_values = SHAPE["num_hidden_layers"] * 2
+    assert copied == [len(PROMPTS[1]) - 1] * layers_by_keys_and_values
+    monkeypatch.setattr(model, "generate", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        answers(model, PROMPTS, settings())
+    assert AttentionInterface()["sdpa"] is usual
 
 
 def test_dropout_falls_on_each_row_by_itself(base_model):
