@@ -22,7 +22,9 @@ def grouped_heads() -> Iterator[None]:
     """Has models that attend with torch's attention do so by `attend` meanwhile."""
     usual = AttentionInterface()[_NAME]
 
-    def choose(module: torch.nn.Module, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    def choose(
+        module: torch.nn.Module, query: Any, key: Any, value: Any, mask: Any, **more: Any
+    ) -> Any:
         if fits(query, key, mask, more):
             return attend(query, key, value, mask, more.get("scaling")), None
         return usual(module, query, key, value, mask, **more)

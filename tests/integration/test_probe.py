@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from grpo_cli.errors import GrpoError
+from grpo_cli.models.sampling import sample_completions
 from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.preflight.probe import device as device_module
+from grpo_cli.preflight.probe import model_run
 from grpo_cli.preflight.probe.procedure import probe_recipe
 from tests.tiny_models import CHAT_TEMPLATE, END_OF_TEXT, make_tiny_model
 
@@ -339,6 +341,29 @@ def test_a_mistake_is_found_by_sampling(name, probe, tmp_path):
     found = probe(recipe, prompts_sampled=8)
     assert expected in seen(found), [str(finding) for finding in found.findings]
     assert found.samples
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_sampling_is_timed_with_adapters_and_reading_by_itself_where_it_is_shared(
+    probe, chat_model, monkeypatch, fast
+):
+    asked = []
+
+    def sample(model, *given, **more):
+        asked.append((type(model).__name__, more["max_new_tokens"], more["samples_per_prompt"]))
+        return sample_completions(model, *given, **more)
+
+    monkeypatch.setattr(model_run, "sample_completions", sample)
+    found = probe(
+        changed(
+            model__path=str(chat_model), training__fast=fast, generation__max_completion_length=4
+        ),
+        prompts_sampled=3,
+    )
+    adapted = "PeftModelForCausalLM"
+    warm_up, groups, reading = (adapted, 2, 2), (adapted, 4, 8), (adapted, 1, 1)
+    assert asked == ([warm_up, groups, reading] if fast else [warm_up, groups])
+    assert found.time.total_s > 0
 
 
 HEALTHY = {

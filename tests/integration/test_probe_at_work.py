@@ -101,23 +101,26 @@ def test_the_probe_ends_with_its_training(workshop, sent):
         "import pathlib, time\n"
         "def own(completions, **kwargs):\n"
         "    pathlib.Path('asked').touch()\n"
-        "    time.sleep(60)\n",
+        "    time.sleep(600)\n",
     )
     command = workshop.command("probe", path)
     command["args"][command["args"].index("probe")] = "train"
     process = subprocess.Popen(
         **command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
-    deadline = time.monotonic() + 60
-    while not (workshop.folder / "asked").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert children
-    os.kill(process.pid, sent)
-    process.communicate(timeout=30)
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive
+    try:
+        deadline = time.monotonic() + 240
+        while not (workshop.folder / "asked").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        os.kill(process.pid, sent)
+        process.communicate(timeout=120)
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive
+    finally:
+        process.kill()
 
 
 def test_the_whole_probe_of_a_tiny_model(workshop):

@@ -37,4 +37,4 @@ def test_the_quickstart_learns(tmp_path):
     before = summary["before"]["accuracy"]["reasoning_gym"]
     after = summary["after"]["accuracy"]["reasoning_gym"]
     # Seeds 42, 1 and 2 gained 0.3 and more; half of the smallest gain is no luck.
-    assert after > before + 0.2, (before, after)
+    assert after > before + 0.15, (before, after)

@@ -21,7 +21,7 @@ SLOW = """\
 import time
 
 def brief(completions, **kwargs):
-    time.sleep(0.3)
+    time.sleep(1)
     return [-0.01 * len(str(completion)) for completion in completions]
 """
 STEPS = 8

@@ -196,6 +196,7 @@ def test_the_dashboard_answers_while_it_is_wanted(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TRACKERS))
     monkeypatch.syspath_prepend(TRACKERS)
     monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setattr("grpo_cli.trackers.dashboard._PATIENCE_S", 180)
     with dashboard("two words") as said:
         address = said.removeprefix("dashboard: ")
         assert address.startswith("http://127.0.0.1:")

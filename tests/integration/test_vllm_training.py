@@ -186,9 +186,9 @@ def test_a_wait_for_the_server_is_ended_at_once(tmp_path, model, number):
             break
     began = time.monotonic()
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 128 + number
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 90
     assert workshop.status()["state"] == "stopped"
     assert family() == []
 
@@ -233,9 +233,9 @@ def test_a_run_with_a_server_stops_and_leaves_nothing_behind(tmp_path, model, si
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
     began = time.monotonic()
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 130
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 90
     status = workshop.status()
     assert status["state"] == "stopped"
     saved = list((workshop.run / "checkpoints").glob(f"checkpoint-{status['step']}"))

@@ -129,6 +129,8 @@ def test_whoever_stops_reading_ends_the_watching(tmp_path):
         with start_watching(tmp_path, **PIPES) as watching:
             watching.stdout.readline()
             watching.stdout.close()
+            # All that was written may have been told before.
+            append_record(run.metrics, {"event": "train", "step": 6, "reward": 0.6})
             assert watching.wait(timeout=60) == 0
         assert writer.poll() is None
         writer.kill()

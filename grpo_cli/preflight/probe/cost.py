@@ -19,8 +19,7 @@ class Timings:
     """Seconds measured on this machine, for one process."""
 
     sample_s: float
-    """For one completion of a group, sampled in a batch. A prompt that is asked but once is read for that one
-    completion alone, so that measuring may take longer than this tells where prompts are long."""
+    """For one completion of a group, sampled in a batch, with its share of reading the prompt."""
     score_s: float
     """For one completion, by all rewards."""
     forward_s: float
@@ -31,6 +30,8 @@ class Timings:
     """For one update of the weights."""
     learned: float = 1.0
     """Share of a micro-step's tokens, padding included, that `training.fast` computes."""
+    read_s: float = 0.0
+    """For one prompt, where its group reads it once; else 0: then `sample_s` has all of it."""
     resampled: float = 0.0
     """Completions sampled to replace others, for one that is learned from."""
 
@@ -140,10 +141,12 @@ def _beside(
         greedy = recipe.evaluation.temperature == 0
         samples = 1 if greedy else recipe.evaluation.samples_per_prompt
         times = f" × {samples} completions" if samples > 1 else ""
+        # What its group shares is read for fewer completions here.
+        more = timings.read_s * (1 / samples - 1 / recipe.generation.num_generations)
         yield TimePart(
             BESIDE,
-            2 * measured * samples / plan.num_processes * each,
-            f"twice {measured} prompts{times} × {each:.3g} s",
+            2 * measured * samples / plan.num_processes * (each + more),
+            f"twice {measured} prompts{times} × {each + more:.3g} s",
         )
     if plan.eval_completions:
         rounds = _evaluations(recipe, plan, steps)

@@ -24,7 +24,7 @@ from grpo_cli.models.sampling import (
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.preflight.fast import settle_fast
 from grpo_cli.preflight.hardware import pick_device
-from grpo_cli.preflight.probe.rehearsal import Rehearsal, rehearse
+from grpo_cli.preflight.probe.rehearsal import Rehearsal, prepare, rehearse
 from grpo_cli.preflight.settings import engine_settings
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
@@ -58,6 +58,8 @@ class Outcome:
     sampled: list[list[Completion]]
     sample_s: float
     """Seconds a completion, in batches."""
+    read_s: float
+    """Seconds to read a prompt, in batches; 0 where it was not measured by itself."""
     rehearsal: Rehearsal | None
 
 
@@ -89,7 +91,7 @@ def run_model(
     if recipe.generation.backend != "vllm":
         tell("loading the model")
         model = _load(recipe, tokenizer)
-    watch = _Watch(tell)
+    watch, read_s = _Watch(tell), 0.0
     with _explained("sampling", recipe):
         if model is None:
             tell("starting vLLM")
@@ -98,6 +100,7 @@ def run_model(
             sampled = _sample_with_transformers(
                 recipe, model, tokenizer, prompts, batch_size, watch
             )
+            read_s = _time_reading(recipe, model, tokenizer, prompts, batch_size)
     done = None
     if rehearse_step:
         tell("taking one training step")
@@ -110,13 +113,14 @@ def run_model(
         with _explained("a training step", recipe):
             model = model or _load(recipe, tokenizer)
             done = rehearse(recipe, model, tokenizer.pad_token_id, sequences)
-    return Outcome(sampled, watch.seconds / sum(map(len, sampled)), done)
+    return Outcome(sampled, watch.seconds / sum(map(len, sampled)), read_s, done)
 
 
 def _load(recipe: Recipe, tokenizer: Any) -> Any:
     device = pick_device(recipe.launch)
     model = load_model(recipe.model, tokenizer, device_is_cuda=device == "cuda")
-    return model if recipe.model.quantization is not None else model.to(device)
+    placed = model if recipe.model.quantization is not None else model.to(device)
+    return prepare(recipe, placed)
 
 
 def _sample_with_transformers(
@@ -134,6 +138,18 @@ def _sample_with_transformers(
     return sample_completions(
         model, tokenizer, prompts, batch_size=batch_size, on_progress=watch, **settings
     )
+
+
+def _time_reading(
+    recipe: Recipe, model: Any, tokenizer: Any, prompts: Sequence[Any], batch_size: int
+) -> float:
+    """Seconds a prompt, where those that are asked for several times are read once; else 0."""
+    if not settle_fast(recipe).sampling:
+        return 0.0
+    settings = {**_settings(recipe), "max_new_tokens": 1, "samples_per_prompt": 1}
+    began = time.perf_counter()
+    sample_completions(model, tokenizer, prompts, batch_size=batch_size, **settings)
+    return (time.perf_counter() - began) / len(prompts)
 
 
 def _sample_with_vllm(

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import peft
 import torch
 from trl.trainer import add_fused_lm_head
 
-from grpo_cli.models.loading import build_peft_config
+from grpo_cli.models.loading import add_adapters
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 
@@ -34,6 +33,18 @@ class Rehearsal:
     """Of the micro-batch, with its padding."""
 
 
+def prepare(recipe: Recipe, model: Any) -> Any:
+    """The model as the trainer makes it, to sample and to learn: with TRL's loss and fresh adapters.
+
+    Raises:
+        RecipeError: The adapters do not fit the model.
+    """
+    add_fused_lm_head(
+        model, temperature=recipe.generation.temperature, outputs=("log_probs", "entropy")
+    )
+    return model if recipe.model.lora is None else add_adapters(model, recipe.model.lora)
+
+
 def rehearse(
     recipe: Recipe,
     model: Any,
@@ -43,13 +54,17 @@ def rehearse(
     """Takes one training step with a model that has sampled; changes its weights.
 
     Args:
-        recipe: For adapters, checkpointing and autocast.
-        model: Where it will train.
+        recipe: For checkpointing and autocast.
+        model: From `prepare`, where it will train.
         pad_token_id: Fills shorter sequences.
         sequences: (prompt, completion) token ids; the first micro-batch of them is taken, again from
             the start where there are fewer.
     """
-    model = _prepare(recipe, model)
+    if read_setting(recipe, "gradient_checkpointing"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if recipe.model.lora is not None:
+            model.enable_input_require_grads()
+    model.train()
     ids, mask, width = _collate(recipe, pad_token_id, sequences)
     ids, mask = ids.to(model.device), mask.to(model.device)
     labels = ids.masked_fill(mask == 0, -100)
@@ -79,21 +94,6 @@ def rehearse(
         update_s=update_s,
         tokens=ids.numel(),
     )
-
-
-def _prepare(recipe: Recipe, model: Any) -> Any:
-    """The model as the trainer makes it: TRL's loss, adapters, checkpointing."""
-    add_fused_lm_head(
-        model, temperature=recipe.generation.temperature, outputs=("log_probs", "entropy")
-    )
-    lora = build_peft_config(recipe.model.lora)
-    if lora is not None:
-        model = peft.get_peft_model(model, lora)
-    if read_setting(recipe, "gradient_checkpointing"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if lora is not None:
-            model.enable_input_require_grads()
-    return model.train()
 
 
 def _autocasts(recipe: Recipe, device: str) -> bool:

@@ -227,8 +227,8 @@ def test_the_server_outlives_a_stop_and_ends_with_the_script(tmp_path):
     # What serves and trains notes down what happens to it, in the place of grpo.
     python = tmp_path / "python"
     python.write_text(
-        '#!/bin/bash\necho "$3 begins" >> events\n'
-        "trap 'echo \"$3 asked\" >> events; exit 143' TERM\n"
+        "#!/bin/bash\ntrap 'echo \"$3 asked\" >> events; exit 143' TERM\n"
+        'echo "$3 begins" >> events\n'
         "for _ in $(seq 100); do sleep 0.1; done\n"
     )
     python.chmod(0o755)
@@ -238,13 +238,14 @@ def test_the_server_outlives_a_stop_and_ends_with_the_script(tmp_path):
     (cluster.folder / "job.sh").write_text(script.replace(sys.executable, str(python)))
     job = cluster.start(tmp_path)
     events = tmp_path / "events"
+    pids = [cluster.folder / f"{step}.pid" for step in ("server", "srun")]
     for _ in range(100):
-        if events.is_file() and len(events.read_text().splitlines()) == 2:
+        begun = events.is_file() and len(events.read_text().splitlines()) == 2
+        if begun and all(pid.is_file() and pid.read_text() for pid in pids):
             break
         time.sleep(0.1)
-    for step in ("server", "srun"):
-        pid = (cluster.folder / f"{step}.pid").read_text()
-        subprocess.run(["kill", "-TERM", pid], check=True)
+    for pid in pids:
+        subprocess.run(["kill", "-TERM", pid.read_text()], check=True)
     job.communicate(timeout=60)
     assert job.returncode == 143
     told = events.read_text().splitlines()

@@ -1,5 +1,4 @@
 import json
-import time
 
 import pytest
 
@@ -18,14 +17,17 @@ def entry(task, index=0):
 
 
 def score(row, completion, **params):
+    return judge(row, completion, **params).value
+
+
+def judge(row, completion, **params):
     [reward] = build_rewards([RewardConfig(kind="reasoning_gym", **params)], CONTEXT)
     columns = {"question": [row["question"]], "answer": [row["answer"]]}
     metadata = row["metadata"]
     if not isinstance(metadata, str):
         metadata = json.dumps(metadata)
-    return reward.score(Batch([""], [completion], columns={**columns, "metadata": [metadata]}))[
-        0
-    ].value
+    batch = Batch([""], [completion], columns={**columns, "metadata": [metadata]})
+    return reward.score(batch)[0]
 
 
 def tasks():
@@ -109,7 +111,6 @@ def test_unknown_task_is_refused_at_once():
 )
 def test_answers_run_no_code(task, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    started = time.monotonic()
-    assert score(entry(task), code) == 0.0
-    assert time.monotonic() - started < 5
+    judged = judge(entry(task), code)
+    assert (judged.value, judged.reason) == (0.0, "answer is not one the scorer may evaluate")
     assert not list(tmp_path.iterdir())

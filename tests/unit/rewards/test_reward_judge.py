@@ -322,10 +322,11 @@ def test_a_server_that_hangs_is_asked_again_then_given_up(serve):
         return answer
 
     server = serve(judge)
+    reward = build(server, request_timeout_s=0.3, max_retries=1)
     started = time.monotonic()
     with pytest.raises(RewardError, match=r"no reply within 0\.3 s \(request_timeout_s\)"):
-        build(server, request_timeout_s=0.3, max_retries=1).score(batch_of("a"))
-    assert time.monotonic() - started < 3
+        reward.score(batch_of("a"))
+    assert time.monotonic() - started < 4.5
     assert len(server.requests) == 2
 
 

@@ -26,7 +26,10 @@ def slow(completions, trainer_state, log_metric, seconds=None, **kwargs):
         if text == "hang":
             while True: pass
         if text == "sleep": time.sleep(60)
-        if text == "die": os._exit(7)
+        if text == "die":
+            # The pool must have heard that the row has begun.
+            time.sleep(0.3)
+            os._exit(7)
         if text == "boom": raise ZeroDivisionError("no luck")
         if text == "step": text = str(trainer_state.global_step)
         found.append(float(text))
