@@ -22,12 +22,13 @@ def grouped_heads() -> Iterator[None]:
     """Has models that attend with torch's attention do so by `attend` meanwhile."""
     usual = AttentionInterface()[_NAME]
 
+    # Some models pass the mask by its name.
     def choose(
-        module: torch.nn.Module, query: Any, key: Any, value: Any, mask: Any, **more: Any
+        module: torch.nn.Module, query: Any, key: Any, value: Any, attention_mask: Any, **more: Any
     ) -> Any:
-        if fits(query, key, mask, more):
-            return attend(query, key, value, mask, more.get("scaling")), None
-        return usual(module, query, key, value, mask, **more)
+        if fits(query, key, attention_mask, more):
+            return attend(query, key, value, attention_mask, more.get("scaling")), None
+        return usual(module, query, key, value, attention_mask, **more)
 
     AttentionInterface.register(_NAME, choose)
     try:
@@ -44,7 +45,7 @@ def fits(
     Args:
         query: [sequences, heads, tokens, width].
         key: [sequences, key heads, past tokens and own, width].
-        mask: [sequences, heads or 1, tokens, past tokens and own], or None.
+        mask: [sequences or 1, heads or 1, tokens, past tokens and own], or None.
         more: What else the model says of its attention.
     """
     if query.shape[2] != 1 or query.shape[1] == key.shape[1]:
@@ -66,8 +67,8 @@ def attend(
     Args:
         query: [sequences, heads, 1, width]; the heads of a key head stand side by side.
         key: [sequences, key heads, past tokens and own, width].
-        value: As `key`.
-        mask: [sequences, 1, 1, past tokens and own]; None where all is seen.
+        value: As `key`; its width may be another.
+        mask: [sequences or 1, 1, 1, past tokens and own]; None where all is seen.
         scaling: Of the products; 1/√width where it is None.
 
     Returns:

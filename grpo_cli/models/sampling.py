@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from grpo_cli.errors import Problem, RecipeError, RunError
 from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
 from grpo_cli.models.decoding import decode, is_plain
-from grpo_cli.models.drawing import read_decoding
+from grpo_cli.models.drawing import Decoding, read_decoding
 
 Prompt = str | list[dict[str, Any]]
 """Plain text, or messages with `role` and `content`."""
@@ -92,6 +92,20 @@ def sample_completions(
             if on_progress is not None:
                 on_progress(start + len(batch), len(queue))
     return [found * (samples_per_prompt // distinct) for found in results]
+
+
+def reads_prompts_once(
+    model: Any, tokenizer: Any, *, options: Mapping[str, Any] | None = None
+) -> bool:
+    """Whether `sample_completions` reads a prompt once for all of its samples in a batch, unless told not to.
+
+    Args:
+        model: As there.
+        tokenizer: As there.
+        options: As there.
+    """
+    config = _generation_config(model, tokenizer, 1, 1.0, options or {})
+    return _find_decoding(model, config) is not None
 
 
 def encode_prompt(
@@ -233,11 +247,17 @@ def _decode(
     model: Any, tokenizer: Any, prompts: list[list[int]], config: GenerationConfig
 ) -> list[list[int]]:
     """As `_generate`, with less work where model and settings allow it."""
-    bare = without_wrapper(model)
-    decoding = read_decoding(config, config)
-    if decoding is None or not is_plain(bare) or find_prompt_ties(model) is not None:
+    decoding = _find_decoding(model, config)
+    if decoding is None:
         return _generate(model, tokenizer, prompts, config)
-    return decode(bare, prompts, decoding, entropies=False).completion_ids
+    return decode(without_wrapper(model), prompts, decoding, entropies=False).completion_ids
+
+
+def _find_decoding(model: Any, config: GenerationConfig) -> Decoding | None:
+    """What `decode` samples by; None where model or settings are not for it."""
+    if not is_plain(without_wrapper(model)) or find_prompt_ties(model) is not None:
+        return None
+    return read_decoding(config, config)
 
 
 def _generate(

@@ -11,6 +11,8 @@ from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
     AutoTokenizer,
+    DogeConfig,
+    DogeForCausalLM,
     GenerationConfig,
     MistralConfig,
     MistralForCausalLM,
@@ -226,6 +228,14 @@ def test_what_is_not_one_tokens_attention_is_left_to_transformers():
     assert not attention.fits(query, key, mask, {"position_bias": torch.zeros(1, 4, 1, 10)})
     query, key, _, mask = attention_of_one_token(tokens=2)
     assert not attention.fits(query, key, mask, {})
+
+
+def test_a_model_that_passes_its_mask_by_name_is_sampled():
+    torch.manual_seed(0)
+    model = DogeForCausalLM(DogeConfig(**SHAPE)).eval()
+    assert is_plain(model)
+    found = answers(model, PROMPTS, settings(max_new_tokens=4))
+    assert found.completion_ids == answers_of_generate(model, PROMPTS, settings(max_new_tokens=4))
 
 
 def test_shared_keys_are_copied_for_prompts_alone_and_as_before_afterwards(monkeypatch):

@@ -190,6 +190,9 @@ def test_a_wait_for_the_server_is_ended_at_once(tmp_path, model, number):
     assert process.returncode == 128 + number
     assert time.monotonic() - began < 90
     assert workshop.status()["state"] == "stopped"
+    # It was not waited for to the end.
+    said = (workshop.run / "logs" / "attempt_1" / "server.log").read_text()
+    assert "startup complete" not in said
     assert family() == []
 
 

@@ -19,7 +19,9 @@ class Timings:
     """Seconds measured on this machine, for one process."""
 
     sample_s: float
-    """For one completion of a group, sampled in a batch, with its share of reading the prompt."""
+    """For one completion, sampled in a batch, with its share of reading the prompt."""
+    measure_s: float
+    """For one completion that is sampled before or after training, to measure by."""
     score_s: float
     """For one completion, by all rewards."""
     forward_s: float
@@ -30,8 +32,6 @@ class Timings:
     """For one update of the weights."""
     learned: float = 1.0
     """Share of a micro-step's tokens, padding included, that `training.fast` computes."""
-    read_s: float = 0.0
-    """For one prompt, where its group reads it once; else 0: then `sample_s` has all of it."""
     resampled: float = 0.0
     """Completions sampled to replace others, for one that is learned from."""
 
@@ -141,12 +141,11 @@ def _beside(
         greedy = recipe.evaluation.temperature == 0
         samples = 1 if greedy else recipe.evaluation.samples_per_prompt
         times = f" × {samples} completions" if samples > 1 else ""
-        # What its group shares is read for fewer completions here.
-        more = timings.read_s * (1 / samples - 1 / recipe.generation.num_generations)
+        alone = timings.measure_s + timings.score_s
         yield TimePart(
             BESIDE,
-            2 * measured * samples / plan.num_processes * (each + more),
-            f"twice {measured} prompts{times} × {each + more:.3g} s",
+            2 * measured * samples / plan.num_processes * alone,
+            f"twice {measured} prompts{times} × {alone:.3g} s",
         )
     if plan.eval_completions:
         rounds = _evaluations(recipe, plan, steps)

@@ -15,10 +15,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.errors import GrpoError, RunError
 from grpo_cli.models.loading import load_generation_config, load_model
+from grpo_cli.models.reading import has_dropout
 from grpo_cli.models.sampling import (
     Completion,
     all_eos_token_ids,
     encode_prompt,
+    reads_prompts_once,
     sample_completions,
 )
 from grpo_cli.models.source import model_folder_or_id
@@ -52,14 +54,23 @@ class _Watch:
 
 
 @dataclass(frozen=True)
+class _Reading:
+    """Seconds of reading prompts that a completion takes beyond its share in the probe's batches."""
+
+    trained: float = 0.0
+    measured: float = 0.0
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a model wrote, and how long it took."""
 
     sampled: list[list[Completion]]
     sample_s: float
-    """Seconds a completion, in batches."""
-    read_s: float
-    """Seconds to read a prompt, in batches; 0 where it was not measured by itself."""
+    """Seconds a completion, as training samples it."""
+    measure_s: float
+    """Seconds a completion, as measuring before and after training samples it; as `sample_s` with vLLM, though
+    measuring has transformers sample."""
     rehearsal: Rehearsal | None
 
 
@@ -90,8 +101,9 @@ def run_model(
     model = None
     if recipe.generation.backend != "vllm":
         tell("loading the model")
-        model = _load(recipe, tokenizer)
-    watch, read_s = _Watch(tell), 0.0
+        with _explained("loading the model", recipe):
+            model = _load(recipe, tokenizer)
+    watch = _Watch(tell)
     with _explained("sampling", recipe):
         if model is None:
             tell("starting vLLM")
@@ -100,9 +112,11 @@ def run_model(
             sampled = _sample_with_transformers(
                 recipe, model, tokenizer, prompts, batch_size, watch
             )
-            read_s = _time_reading(recipe, model, tokenizer, prompts, batch_size)
-    done = None
+    done, reading = None, _Reading()
     if rehearse_step:
+        if model is not None:
+            tell("timing the reading of prompts")
+            reading = _time_reading(recipe, model, tokenizer, prompts, batch_size)
         tell("taking one training step")
         kwargs = recipe.generation.extras.get("chat_template_kwargs")
         sequences = [
@@ -113,7 +127,8 @@ def run_model(
         with _explained("a training step", recipe):
             model = model or _load(recipe, tokenizer)
             done = rehearse(recipe, model, tokenizer.pad_token_id, sequences)
-    return Outcome(sampled, watch.seconds / sum(map(len, sampled)), read_s, done)
+    each = watch.seconds / sum(map(len, sampled))
+    return Outcome(sampled, each + reading.trained, each + reading.measured, done)
 
 
 def _load(recipe: Recipe, tokenizer: Any) -> Any:
@@ -142,14 +157,26 @@ def _sample_with_transformers(
 
 def _time_reading(
     recipe: Recipe, model: Any, tokenizer: Any, prompts: Sequence[Any], batch_size: int
-) -> float:
-    """Seconds a prompt, where those that are asked for several times are read once; else 0."""
-    if not settle_fast(recipe).sampling:
-        return 0.0
-    settings = {**_settings(recipe), "max_new_tokens": 1, "samples_per_prompt": 1}
+) -> _Reading:
+    """Reads prompts alone, as many at a time as sampling has read; nothing where each completion reads its own."""
+    settings = _settings(recipe)
+    options = settings["options"]
+    if not settle_fast(recipe).sampling or not reads_prompts_once(
+        model, tokenizer, options=options
+    ):
+        return _Reading()
+    sharing = min(recipe.generation.num_generations, batch_size)
+    alone = {**settings, "max_new_tokens": 1, "samples_per_prompt": 1}
     began = time.perf_counter()
-    sample_completions(model, tokenizer, prompts, batch_size=batch_size, **settings)
-    return (time.perf_counter() - began) / len(prompts)
+    sample_completions(model, tokenizer, prompts, batch_size=max(batch_size // sharing, 1), **alone)
+    read_s = (time.perf_counter() - began) / len(prompts)
+    evaluation = recipe.evaluation
+    # Greedy completions of a prompt are all the same, and sampled once.
+    samples = evaluation.samples_per_prompt if evaluation.temperature else 1
+    measured = 1 / min(samples, evaluation.batch_size) - 1 / sharing
+    # With dropout training reads each by itself.
+    trained = 1 - 1 / sharing if has_dropout(model) else 0.0
+    return _Reading(read_s * trained, read_s * measured)
 
 
 def _sample_with_vllm(

@@ -38,11 +38,20 @@ def prepare(recipe: Recipe, model: Any) -> Any:
 
     Raises:
         RecipeError: The adapters do not fit the model.
+
+    Source: trl 1.16, `GRPOTrainer.__init__`, for the adapters of a quantized model.
     """
     add_fused_lm_head(
         model, temperature=recipe.generation.temperature, outputs=("log_probs", "entropy")
     )
-    return model if recipe.model.lora is None else add_adapters(model, recipe.model.lora)
+    if recipe.model.lora is None:
+        return model
+    model = add_adapters(model, recipe.model.lora)
+    if recipe.model.quantization is not None:
+        for name, weight in model.named_parameters():
+            if weight.requires_grad and "lora_magnitude_vector" not in name:
+                weight.data = weight.data.to(torch.bfloat16)
+    return model
 
 
 def rehearse(

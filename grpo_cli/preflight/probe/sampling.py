@@ -137,7 +137,7 @@ def _judge_time(session: Session, outcome: Any, score_s: float) -> None:
         return
     timings = cost.Timings(
         sample_s=outcome.sample_s,
-        read_s=outcome.read_s,
+        measure_s=outcome.measure_s,
         score_s=score_s,
         forward_s=rehearsal.forward_s,
         micro_step_s=rehearsal.micro_step_s,

@@ -203,7 +203,9 @@ def test_time_is_extrapolated_from_what_was_measured():
             dataset_size=100,
         )
     )
-    timings = cost.Timings(sample_s=1.0, score_s=0.5, forward_s=2.0, micro_step_s=6.0, update_s=3.0)
+    timings = cost.Timings(
+        sample_s=1.0, measure_s=1.6, score_s=0.5, forward_s=2.0, micro_step_s=6.0, update_s=3.0
+    )
     found = cost.estimate_time(given, plan, timings, eval_rows=20)
     told = {part.name: part.seconds for part in found.parts}
     assert told == {
@@ -212,10 +214,10 @@ def test_time_is_extrapolated_from_what_was_measured():
         "old and reference probabilities": 10 * 2 * 2.0,
         "forward and backward": 10 * 2 * 6.0,
         "update": 10 * 3.0,
-        "measuring before and after": 2 * 20 * 1.5,
+        "measuring before and after": 2 * 20 * (1.6 + 0.5),
     }
     assert found.total_s == math.fsum(told.values())
-    assert found.step_s == pytest.approx((found.total_s - 60) / 10)
+    assert found.step_s == pytest.approx((found.total_s - 84) / 10)
     (part,) = (
         part
         for part in cost.estimate_time(given, plan, replace(timings, learned=0.25), 20).parts
@@ -225,23 +227,6 @@ def test_time_is_extrapolated_from_what_was_measured():
     assert "25% of the tokens" in part.formula
     more = cost.estimate_time(given, plan, replace(timings, resampled=0.5), 20).parts
     assert [part.seconds for part in more if part.name in ("sampling", "scoring")] == [120.0, 60.0]
-
-
-def test_a_prompt_that_is_measured_is_read_for_fewer_completions_than_a_group():
-    plan = plan_batch(BatchInputs(num_generations=4, max_steps=10, dataset_size=100))
-    timings = cost.Timings(
-        sample_s=1.0, score_s=0.5, forward_s=0.0, micro_step_s=0.0, update_s=0.0, read_s=0.8
-    )
-
-    def measuring(**evaluation):
-        given = recipe(generation={"num_generations": 4}, evaluation=evaluation)
-        found = cost.estimate_time(given, plan, timings, eval_rows=20)
-        return next(part.seconds for part in found.parts if part.name == cost.BESIDE)
-
-    # Three quarters of reading it more than a completion of a group of 4; with two samples, a quarter.
-    assert measuring() == pytest.approx(2 * 20 * (1.5 + 0.6))
-    more = {"temperature": 1.0, "samples_per_prompt": 2}
-    assert measuring(**more) == pytest.approx(2 * 40 * (1.5 + 0.2))
 
 
 def test_replaced_groups_are_sampled_and_lost_again_by_the_same_chance():
