@@ -116,7 +116,8 @@ def run_model(
     if rehearse_step:
         if model is not None:
             tell("timing the reading of prompts")
-            reading = _time_reading(recipe, model, tokenizer, prompts, batch_size)
+            with _explained("reading prompts", recipe):
+                reading = _time_reading(recipe, model, tokenizer, prompts, batch_size)
         tell("taking one training step")
         kwargs = recipe.generation.extras.get("chat_template_kwargs")
         sequences = [
