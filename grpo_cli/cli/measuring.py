@@ -17,7 +17,7 @@ from grpo_cli.launch.cpu_environment import settle_threads
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
 from grpo_cli.preflight.hardware import is_on_cpu, processes_per_machine, read_hardware
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.processes import stop_with_parent
+from grpo_cli.runs.processes import start_bound
 
 WORKER = "grpo_cli.eval.worker"
 _LOOK_S = 0.5
@@ -85,12 +85,11 @@ def _run_together(
 ) -> None:
     """Runs the launcher to its end; what its processes say goes to a log."""
     with folder.log.open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(
+        process = start_bound(
             plan.argv,
             env=plan.add_environment(os.environ),
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=stop_with_parent,
         )
         try:
             while process.poll() is None:

@@ -27,7 +27,7 @@ from grpo_cli.report.live.following import Follower
 from grpo_cli.report.live.progress import ProgressView, SilentView, choose_view
 from grpo_cli.report.summary import RunSummary, read_summary
 from grpo_cli.runs.folder import check_writable
-from grpo_cli.runs.processes import stop_with_parent
+from grpo_cli.runs.processes import start_bound
 from grpo_cli.units import format_duration
 
 
@@ -65,13 +65,8 @@ def probe_first(path: Path, overrides: list[str] | None, root: Path) -> None:
 
 def _run_apart(command: list[str]) -> tuple[int, str, str]:
     """Runs a command to its end: exit code, stdout, stderr. It ends with this process."""
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=stop_with_parent,
-    ) as process:
+    pipe = subprocess.PIPE
+    with start_bound(command, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             told, said = process.communicate()
         except BaseException:

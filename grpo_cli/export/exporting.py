@@ -27,7 +27,7 @@ from grpo_cli.preflight.finding import Finding
 from grpo_cli.recipe.writing import write_yaml
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
 from grpo_cli.runs.folder import RunFolder, unwritable
-from grpo_cli.runs.processes import stop_with_parent
+from grpo_cli.runs.processes import start_bound
 from grpo_cli.units import format_bytes
 
 Tell = Callable[[str], None]
@@ -212,13 +212,12 @@ def run_verification(request: ExportRequest, folder: Path, tell: Tell) -> dict[s
     """
     tell("verifying in a fresh process")
     with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(
+        process = start_bound(
             [sys.executable, "-m", _VERIFIER, str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
-            preexec_fn=stop_with_parent,
         )
         try:
             told, _ = process.communicate(request.model_dump_json())

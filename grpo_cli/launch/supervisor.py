@@ -22,7 +22,7 @@ from grpo_cli.launch.server_watch import watched
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.heartbeat import clear_beats, seconds_since_beat
 from grpo_cli.runs.liveness import live_workers
-from grpo_cli.runs.processes import stop_with_parent
+from grpo_cli.runs.processes import start_bound
 from grpo_cli.runs.status import FINAL, Status, StatusFile
 from grpo_cli.units import format_duration
 
@@ -110,7 +110,8 @@ def supervise(
 
 
 def _start(plan: LaunchPlan, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    # Where this process dies, the launcher gets a SIGTERM, as the workers do: a step, a save, an end.
+    return start_bound(
         plan.argv,
         env=plan.add_environment(os.environ),
         stdin=subprocess.DEVNULL,
@@ -118,8 +119,6 @@ def _start(plan: LaunchPlan, output: IO[bytes]) -> subprocess.Popen[bytes]:
         stderr=subprocess.STDOUT,
         # A session of its own: Ctrl-C in the terminal reaches this process alone.
         start_new_session=True,
-        # A SIGTERM is to the launcher what it is to the workers: a step, a save, an end.
-        preexec_fn=stop_with_parent,
     )
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grpo_cli.runs.processes import stop_with_parent
+from grpo_cli.runs.processes import start_bound
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 20.0
@@ -90,9 +90,7 @@ def main(told: int, argv: list[str]) -> int:
         signal.signal(number, asked.receive)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    process = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=stop_with_parent
-    )
+    process = start_bound(argv, stdin=subprocess.DEVNULL, start_new_session=True)
     os.write(told, str(process.pid).encode())
     os.close(told)
     deadline = None

@@ -5,7 +5,12 @@ Owns the call to the kernel. What a process does with the signal is its own affa
 
 import ctypes
 import signal
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
@@ -15,3 +20,46 @@ def stop_with_parent() -> None:
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def start_bound(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Starts a process that stops when this one dies, and loses no signal meanwhile.
+
+    Args:
+        argv: The command.
+        options: What `subprocess.Popen` takes.
+    """
+    with _signals_kept() as received:
+        process = subprocess.Popen(argv, preexec_fn=stop_with_parent, **options)
+    try:
+        for number in received:
+            signal.raise_signal(number)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return process
+
+
+@contextmanager
+def _signals_kept() -> Iterator[list[int]]:
+    """Puts signals off; gives those that have come.
+
+    Forking a process that has loaded PyTorch takes long enough to be hit, and Python throws away what a
+    handler raises in the hooks that run there: Ctrl-C would be lost.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        # Handlers run in the main thread, whatever this one does.
+        yield received
+        return
+    handlers = {
+        number: signal.signal(number, lambda number, frame: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if callable(signal.getsignal(number))
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

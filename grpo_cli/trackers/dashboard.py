@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from urllib.parse import urlencode
 
 from grpo_cli.errors import SetupError
-from grpo_cli.runs.processes import stop_with_parent
+from grpo_cli.runs.processes import start_bound
 from grpo_cli.trackers.catalogue import install_command, is_installed
 
 _PATIENCE_S = 30.0
@@ -46,14 +46,13 @@ def dashboard(project: str) -> Iterator[str]:
     Yields:
         The address for people, or why there is no dashboard: a training goes on without.
     """
-    process = subprocess.Popen(
+    process = start_bound(
         [sys.executable, "-m", "grpo_cli.trackers.dashboard", project],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         # Ctrl-C asks the training to stop; until it has, there is something to see.
         start_new_session=True,
-        preexec_fn=stop_with_parent,
     )
     try:
         address = _read_address(process)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.processes import stop_with_parent
+from grpo_cli.runs.processes import start_bound
 from grpo_cli.trackers.contents import read_contents
 from grpo_cli.trackers.defaults import set_defaults
 from grpo_cli.trackers.ledger import note_failure, read_ledger
@@ -43,20 +43,20 @@ def _run(command: list[str], log: Path) -> str | None:
     """Runs the process to its end; gives the reason where that was not a good one."""
     try:
         with log.open("ab") as output:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=_PATIENCE_S,
-                preexec_fn=stop_with_parent,
-                check=False,
+            process = start_bound(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
+        try:
+            code = process.wait(_PATIENCE_S)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
     except subprocess.TimeoutExpired:
         return f"took no files within {_PATIENCE_S:.0f} s"
     except OSError as error:
         return f"took no files ({error.strerror})"
-    return None if done.returncode == 0 else f"took no files (exit code {done.returncode})"
+    return None if code == 0 else f"took no files (exit code {code})"
 
 
 def main(path: Path) -> None:
