@@ -116,8 +116,8 @@ def _read_prompts(
         position_ids=(seen.cumsum(-1) - 1).clamp(min=0),
         past_key_values=cache,
         use_cache=True,
-        # The words after a prompt come from its last token, which `generate()` reads.
-        logits_to_keep=torch.empty(0, dtype=torch.long, device=ids.device),
+        # None is needed: `generate()` reads the last token. Models of remote code know numbers alone, and 0 is all.
+        logits_to_keep=1,
     )
     place = {row: position for position, row in enumerate(distinct)}
     rows = [place[first[tuple(prompt)]] for prompt in prompts]

@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_cli.models import attention, decoding
@@ -236,6 +237,30 @@ def test_a_model_that_passes_its_mask_by_name_is_sampled():
     assert is_plain(model)
     found = answers(model, PROMPTS, settings(max_new_tokens=4))
     assert found.completion_ids == answers_of_generate(model, PROMPTS, settings(max_new_tokens=4))
+
+
+class CountsLogits(Qwen2ForCausalLM):
+    """As many models of remote code, it takes how many logits to keep as a number, and not as places."""
+
+    def forward(
+        self, input_ids=None, past_key_values=None, position_ids=None, logits_to_keep=0, **named
+    ):
+        found = self.model(
+            input_ids=input_ids,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+            **{name: named[name] for name in ("attention_mask", "use_cache")},
+        )
+        logits = self.lm_head(found.last_hidden_state[:, -logits_to_keep:])
+        return CausalLMOutputWithPast(logits=logits, past_key_values=found.past_key_values)
+
+
+def test_a_model_that_counts_the_logits_to_keep_is_sampled():
+    torch.manual_seed(0)
+    model = CountsLogits(Qwen2Config(**SHAPE)).eval()
+    assert is_plain(model)
+    expected = answers_of_generate(make_qwen(), PROMPTS, settings())
+    assert answers(model, PROMPTS, settings()).completion_ids == expected
 
 
 def test_shared_keys_are_copied_for_prompts_alone_and_as_before_afterwards(monkeypatch):
