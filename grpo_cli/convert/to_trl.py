@@ -17,7 +17,6 @@ from grpo_cli.recipe.recipe import Recipe
 
 _CONFIGS = {"single": "single_gpu", "ddp": "multi_gpu"}
 """Strategies that TRL's own accelerate configs have under another name."""
-_OURS = frozenset({"backend", "dynamic_sampling", "vllm", "early_stopping", "stop_when"})
 
 
 @dataclass
@@ -84,7 +83,7 @@ def _explicit(section: OpenSection) -> dict[str, Any]:
     own = {
         name: dumped[name]
         for name in type(section).model_fields
-        if name in section.model_fields_set - _OURS and dumped[name] is not None
+        if name in section.model_fields_set - section.OURS and dumped[name] is not None
     }
     return {name: _whole(name, value) for name, value in {**own, **section.extras}.items()}
 
@@ -208,6 +207,17 @@ def _launch(launch: LaunchConfig, lost: list[tuple[str, str]]) -> dict[str, Any]
 def _list_unread(recipe: Recipe, lost: list[tuple[str, str]]) -> None:
     if recipe.generation.dynamic_sampling is not None:
         lost.append(("generation.dynamic_sampling", "TRL learns from groups without signal too"))
+    if recipe.generation.sampling_parts > 1:
+        lost.append(("generation.sampling_parts", "TRL scores when all is sampled"))
+    if recipe.training.mode == "async":
+        lost.append(("training.mode", "`trl grpo` samples and learns in turn"))
+    if recipe.training.fast.max_tokens_per_micro_batch:
+        lost.append(
+            (
+                "training.fast.max_tokens_per_micro_batch",
+                "a micro-batch has a number of completions",
+            )
+        )
     if recipe.training.early_stopping is not None:
         lost.append(("training.early_stopping", "TRL's command line takes no callbacks"))
     if recipe.training.stop_when:

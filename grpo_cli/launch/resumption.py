@@ -38,11 +38,13 @@ _FREE = (
     "training.max_steps",
     "training.num_train_epochs",
     "training.early_stopping",
+    "training.fast.max_tokens_per_micro_batch",
     "training.stop_when",
     "training.save_",
     "training.eval_",
 )
-"""Settings that change nothing of what was trained so far. The processes are compared as planned."""
+"""Settings that change nothing of what was trained so far, and at most rounding from here. The processes are
+compared as planned."""
 
 
 @dataclass(frozen=True)

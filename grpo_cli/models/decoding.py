@@ -18,11 +18,11 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from grpo_cli.models.attention import grouped_heads
 from grpo_cli.models.drawing import Decoding, Draw
-from grpo_cli.models.reading import has_dropout, has_moving_positions
+from grpo_cli.models.reading import find_batch_tie, has_dropout, layer_kinds
 
 _NEEDED = frozenset({"input_ids", "past_key_values", "position_ids", "logits_to_keep"})
 """What a model must take to be read in two parts."""
@@ -41,21 +41,29 @@ class Sampled:
     were not asked for."""
 
 
-def is_plain(model: Any) -> bool:
-    """Whether a model reads text alone, and remembers all of it: keys and values of every token.
+def find_obstacle(model: Any) -> str | None:
+    """Why a model cannot be read in two parts; None where it reads text alone, and remembers all of it.
 
     Args:
         model: A causal language model of transformers, without peft's wrapper.
     """
     config = model.config
-    if has_moving_positions(config) or config.is_encoder_decoder:
-        return False
-    if config.get_text_config(decoder=True) is not config:
-        return False
-    if not inspect.signature(model.forward).parameters.keys() >= _NEEDED:
-        return False
-    cache = DynamicCache(config=config)
-    return all(type(layer) is DynamicLayer for layer in cache.layers)
+    if (tie := find_batch_tie(config)) is not None:
+        return tie
+    if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
+        return "the model reads more than text"
+    # BERT's kin: they count positions by the columns of what they are given.
+    if getattr(config, "is_decoder", False):
+        return "the model is an encoder that is used as a decoder"
+    if missing := sorted(_NEEDED - inspect.signature(model.forward).parameters.keys()):
+        return f"the model's forward pass takes no {' and no '.join(missing)}"
+    forgetful = {type(layer) for layer in DynamicCache(config=config).layers} - {DynamicLayer}
+    if DynamicSlidingWindowLayer in forgetful:
+        return "the model has sliding windows"
+    if forgetful:
+        kinds = ", ".join(sorted(layer_kinds(config) - {"full_attention"}))
+        return f"the model has layers of the kind {kinds}"
+    return None
 
 
 @torch.no_grad()
@@ -70,7 +78,7 @@ def decode(
     """Samples a completion for each prompt; equal prompts are read once.
 
     Args:
-        model: One of which `is_plain` is true, without peft's wrapper; its adapters take part.
+        model: One of which `find_obstacle` gives none, without peft's wrapper; its adapters take part.
         prompts: Token ids; none is empty.
         decoding: What to sample by.
         width: The prompts are padded to a multiple of this many tokens.
@@ -116,7 +124,7 @@ def _read_prompts(
         position_ids=(seen.cumsum(-1) - 1).clamp(min=0),
         past_key_values=cache,
         use_cache=True,
-        # None is needed: `generate()` reads the last token. Models of remote code know numbers alone, and 0 is all.
+        # None is needed: `generate()` reads the last token. 0 would keep all of them.
         logits_to_keep=1,
     )
     place = {row: position for position, row in enumerate(distinct)}

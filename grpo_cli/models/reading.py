@@ -1,7 +1,7 @@
 """What about a model forbids that a token is read apart from the batch it came in.
 
-Owns two traits, looked up in the loaded model: dropout or noise that is active, and positions that hang on the
-longest row. Heavy libraries are not imported here.
+Owns three traits, looked up in the loaded model: dropout or noise that is active, positions that hang on the
+longest row, and attention that chooses among tokens. Heavy libraries are not imported here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,12 +39,61 @@ def has_moving_positions(config: Any) -> bool:
     Args:
         config: A `PreTrainedConfig` of a language model.
     """
-    return any(kind in _MOVING for kind in _rope_types(getattr(config, "rope_parameters", None)))
+    return longest_at_rest(config) is not None
 
 
-def _rope_types(parameters: Any) -> Iterator[Any]:
-    """Of all layers: some models have one set of parameters for each kind of layer."""
-    if isinstance(parameters, Mapping):
-        yield parameters.get("rope_type")
-        for value in parameters.values():
-            yield from _rope_types(value)
+def longest_at_rest(config: Any) -> int | None:
+    """Columns up to which positions that move stay where they are; None where they never move.
+
+    Args:
+        config: A `PreTrainedConfig` of a language model.
+    """
+    limits = [
+        parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+        for parameters in rotary_parameters(config)
+        if parameters.get("rope_type") in _MOVING
+    ]
+    return min(limits, default=None)
+
+
+def find_batch_tie(config: Any) -> str | None:
+    """What makes a token hang on how wide its batch is, padding too; None where nothing does.
+
+    Args:
+        config: A `PreTrainedConfig` of a language model.
+    """
+    if has_moving_positions(config):
+        return "positions depend on the longest row of a batch"
+    if chooses_tokens(config):
+        return "attention chooses among the tokens of a row, and its padding"
+    return None
+
+
+def chooses_tokens(config: Any) -> bool:
+    """Whether attention takes the best few tokens of a row, among which its padding counts.
+
+    Args:
+        config: A `PreTrainedConfig` of a language model.
+    """
+    return bool(getattr(config, "index_topk", None)) or any(
+        word in kind for kind in layer_kinds(config) for word in ("sparse", "compressed")
+    )
+
+
+def layer_kinds(config: Any) -> set[str]:
+    """What kinds of layers a model names, such as `full_attention`; none where it names none."""
+    return set(getattr(config, "layer_types", None) or [])
+
+
+def rotary_parameters(config: Any) -> Iterator[Mapping[str, Any]]:
+    """Settings of rotary positions: some models have one set of them for each kind of layer.
+
+    Args:
+        config: A `PreTrainedConfig` of a language model.
+    """
+    given = [getattr(config, "rope_parameters", None)]
+    while given:
+        parameters = given.pop()
+        if isinstance(parameters, Mapping):
+            yield parameters
+            given += parameters.values()

@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 
 from grpo_cli.errors import Problem, RecipeError, RunError
 from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
-from grpo_cli.models.decoding import decode, is_plain
+from grpo_cli.models.decoding import decode, find_obstacle
 from grpo_cli.models.drawing import Decoding, read_decoding
 
 Prompt = str | list[dict[str, Any]]
@@ -255,7 +255,7 @@ def _decode(
 
 def _find_decoding(model: Any, config: GenerationConfig) -> Decoding | None:
     """What `decode` samples by; None where model or settings are not for it."""
-    if not is_plain(without_wrapper(model)) or find_prompt_ties(model) is not None:
+    if find_obstacle(without_wrapper(model)) or find_prompt_ties(model):
         return None
     return read_decoding(config, config)
 

@@ -26,6 +26,7 @@ from grpo_cli.preflight.optimizer import check_optimizer
 from grpo_cli.preflight.overlap import check_overlap
 from grpo_cli.preflight.precision import check_precision
 from grpo_cli.preflight.scored import check_scored
+from grpo_cli.preflight.settings import read_setting
 from grpo_cli.preflight.slurm import check_slurm
 from grpo_cli.preflight.stopping import check_stop_when
 from grpo_cli.preflight.trackers import check_trackers
@@ -201,6 +202,12 @@ def _check_packages(recipe: Recipe) -> Iterator[Problem]:
             "vllm is not installed",
             'pip install "grpo-cli[vllm]", or set `generation.backend: transformers`',
             path="generation.backend",
+        )
+    if read_setting(recipe, "use_liger_kernel") and not _installed("liger_kernel"):
+        yield Problem(
+            "liger-kernel is not installed",
+            "pip install liger-kernel, or remove `use_liger_kernel`",
+            path="training.use_liger_kernel",
         )
 
 

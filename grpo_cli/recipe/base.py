@@ -4,7 +4,7 @@ Owns the value types that read YAML as a person means it. Does not know any sect
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -36,6 +36,8 @@ class OpenSection(Section):
     """A section that also takes `GRPOConfig` fields by name; `extras` holds the ones given."""
 
     model_config = ConfigDict(extra="allow")
+    OURS: ClassVar[frozenset[str]] = frozenset()
+    """Names of its own fields that `GRPOConfig` does not have."""
 
     @property
     def extras(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The `generation` section: how completions are sampled."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
@@ -140,12 +140,13 @@ class GenerationConfig(OpenSection):
     comes before the rewards are needed: the log-probabilities of vLLM's samples, and of the reference model."""
     vllm: VllmConfig = VllmConfig()
     """vLLM's settings, read where `backend` is `vllm`."""
+    OURS: ClassVar[frozenset[str]] = frozenset(
+        {"backend", "dynamic_sampling", "sampling_parts", "vllm"}
+    )
 
     def trl_fields(self) -> dict[str, Any]:
         """Every `GRPOConfig` field this section sets, under TRL's names."""
-        own = self.model_dump(
-            exclude={"backend", "dynamic_sampling", "sampling_parts", "vllm"}, exclude_none=True
-        )
+        own = self.model_dump(exclude=set(self.OURS), exclude_none=True)
         if self.backend != "vllm":
             return own
         return {**own, **self.vllm.trl_fields()}

@@ -115,7 +115,7 @@ def _put(node: Node, last: str, value: Node, path: str, flag: Location) -> None:
 def _no_mapping(path: str, flag: Location) -> RecipeError:
     problem = Problem(
         "leads through a value that holds no keys",
-        f"check the path, or set the whole of it: --set '{path}={{…}}'",
+        f"check the path, or set the whole of it: --set '{path.rpartition('.')[0]}={{…}}'",
         path,
         flag,
     )

@@ -1,6 +1,6 @@
 """The `training` section: optimization, schedule, checkpoints."""
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -114,8 +114,10 @@ class TrainingConfig(OpenSection):
     `grpo check` names those that it does not."""
     asynchronous: AsyncConfig = AsyncConfig()
     """How far sampling may run ahead, where `mode` is `async`."""
+    OURS: ClassVar[frozenset[str]] = frozenset(
+        {"early_stopping", "stop_when", "fast", "mode", "asynchronous"}
+    )
 
     def trl_fields(self) -> dict[str, Any]:
         """Every `GRPOConfig` field this section sets, under TRL's names."""
-        own = {"early_stopping", "stop_when", "fast", "mode", "asynchronous"}
-        return self.model_dump(exclude=own)
+        return self.model_dump(exclude=set(self.OURS))

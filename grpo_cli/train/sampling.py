@@ -8,8 +8,9 @@ from typing import Any
 
 from trl.models import unwrap_model_for_generation
 
+from grpo_cli.models import decoding
 from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
-from grpo_cli.models.decoding import Sampled, decode, is_plain
+from grpo_cli.models.decoding import Sampled, decode
 from grpo_cli.models.drawing import read_decoding
 from grpo_cli.recipe.fast import find_beyond
 from grpo_cli.train.world import shares_weights
@@ -30,13 +31,13 @@ def find_obstacle(trainer: Any) -> str | None:
         return "each process holds a part of the weights"
     if (tie := find_prompt_ties(whole)) is not None:
         return tie
-    if not is_plain(model):
-        return "the model does not keep keys and values of every token, or reads more than text"
-    decoding = read_decoding(trainer.generation_config, model.generation_config)
-    if decoding is None:
+    if (obstacle := decoding.find_obstacle(model)) is not None:
+        return obstacle
+    settings = read_decoding(trainer.generation_config, model.generation_config)
+    if settings is None:
         asked = {**model.generation_config.to_dict(), **trainer.generation_config.to_dict()}
         return f"only generate() knows {', '.join(find_beyond(asked)) or 'these settings'}"
-    if set(decoding.eos_token_ids) != set(trainer.eos_token_ids):
+    if set(settings.eos_token_ids) != set(trainer.eos_token_ids):
         return "generation_kwargs end completions with other tokens than the tokenizer"
     return None
 
@@ -63,8 +64,8 @@ def sample(trainer: Any, prompt_ids: list[list[int]], *, entropies: bool) -> Sam
         gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
     ) as whole:
         model = without_wrapper(whole)
-        decoding = read_decoding(trainer.generation_config, model.generation_config)
-        if decoding is None:
+        settings = read_decoding(trainer.generation_config, model.generation_config)
+        if settings is None:
             return None
         width = trainer.pad_to_multiple_of or 1
-        return decode(model, prompt_ids, decoding, width=width, entropies=entropies)
+        return decode(model, prompt_ids, settings, width=width, entropies=entropies)

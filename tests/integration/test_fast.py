@@ -11,14 +11,17 @@ from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GlmMoeDsaConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
     MistralConfig,
     MistralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    RecurrentGemmaConfig,
 )
 from trl import GRPOConfig, GRPOTrainer
 
@@ -26,7 +29,7 @@ from grpo_cli.models.reading import has_dropout
 from grpo_cli.recipe.fast import FastConfig
 from grpo_cli.train.fast import log_probs
 from grpo_cli.train.fast.trainer import FastTrainer
-from grpo_cli.train.fast.verification import find_obstacle
+from grpo_cli.train.fast.verification import find_obstacle, keeps_width
 from tests.tiny_models import make_tiny_model
 
 GROUP = 4
@@ -373,3 +376,68 @@ def test_padding_is_cut_where_prompts_are_not_shared(folders, tmp_path, off):
     fast = FastConfig(**off, shared_prompts=False, max_tokens_per_micro_batch=40)
     train(FastTrainer, model, tokenizer, tmp_path, fast=fast, max_steps=1)
     assert len(set(widths)) > 2
+
+
+RECURRENT = RecurrentGemmaConfig(
+    **SIZES,
+    head_dim=8,
+    vocab_size=261,
+    block_types=["recurrent", "attention"],
+    attention_window_size=512,
+    initializer_range=0.3,
+)
+BEYOND_SCALED = Ministral3Config(
+    **SIZES,
+    head_dim=8,
+    vocab_size=261,
+    initializer_range=0.3,
+    rope_parameters={
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 20,
+        "llama_4_scaling_beta": 0.5,
+    },
+)
+SPARSE = GlmMoeDsaConfig(
+    **{**SIZES, "num_key_value_heads": 4},
+    head_dim=4,
+    vocab_size=261,
+    initializer_range=0.3,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    n_group=1,
+    topk_group=1,
+    first_k_dense_replace=1,
+    q_lora_rank=16,
+    kv_lora_rank=16,
+    qk_nope_head_dim=8,
+    qk_rope_head_dim=4,
+    v_head_dim=8,
+    index_topk=24,
+    index_n_heads=2,
+    index_head_dim=8,
+)
+
+
+@pytest.mark.parametrize(
+    "config", [RECURRENT, BEYOND_SCALED, SPARSE], ids=lambda config: config.model_type
+)
+def test_padding_that_is_read_stays(folders, tmp_path, config):
+    tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
+    torch.manual_seed(0)
+    folder = save(AutoModelForCausalLM.from_config(config), tokenizer, tmp_path / "model")
+    fast = FastConfig(shared_prompts=False, max_tokens_per_micro_batch=150)
+    plain, found, _ = compare(folder, tmp_path, fast=fast, max_steps=1)
+    same(plain, found, "loss", "grad_norm")
+
+
+def test_positions_that_move_do_so_beyond_a_length():
+    longrope = {"rope_type": "longrope", "original_max_position_embeddings": 20, "factor": 4.0}
+    longrope |= {"rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    config = LlamaConfig(**SIZES, vocab_size=64, rope_parameters=longrope)
+    model = LlamaForCausalLM(config)
+    assert not keeps_width(model, 20)
+    assert keeps_width(model, 21)
+    assert not keeps_width(LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=64)), 1000)

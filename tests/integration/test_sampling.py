@@ -14,6 +14,12 @@ from transformers import (
     DogeConfig,
     DogeForCausalLM,
     GenerationConfig,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MegatronBertConfig,
+    MegatronBertForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
@@ -25,7 +31,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_cli.models import attention, decoding
-from grpo_cli.models.decoding import decode, is_plain
+from grpo_cli.models.decoding import decode, find_obstacle
 from grpo_cli.models.drawing import draw, read_decoding
 from grpo_cli.recipe.fast import FastConfig
 from grpo_cli.train.trainer import RunTrainer
@@ -234,7 +240,7 @@ def test_what_is_not_one_tokens_attention_is_left_to_transformers():
 def test_a_model_that_passes_its_mask_by_name_is_sampled():
     torch.manual_seed(0)
     model = DogeForCausalLM(DogeConfig(**SHAPE)).eval()
-    assert is_plain(model)
+    assert find_obstacle(model) is None
     found = answers(model, PROMPTS, settings(max_new_tokens=4))
     assert found.completion_ids == answers_of_generate(model, PROMPTS, settings(max_new_tokens=4))
 
@@ -258,7 +264,7 @@ class CountsLogits(Qwen2ForCausalLM):
 def test_a_model_that_counts_the_logits_to_keep_is_sampled():
     torch.manual_seed(0)
     model = CountsLogits(Qwen2Config(**SHAPE)).eval()
-    assert is_plain(model)
+    assert find_obstacle(model) is None
     expected = answers_of_generate(make_qwen(), PROMPTS, settings())
     assert answers(model, PROMPTS, settings()).completion_ids == expected
 
@@ -329,9 +335,16 @@ def test_the_models_own_settings_stay_out_where_others_are_asked_for():
     assert answers(model, PROMPTS, settings()).completion_ids != expected
 
 
-def test_models_that_forget_are_left_to_generate():
-    assert is_plain(make_qwen())
-    assert not is_plain(MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4)))
+def test_models_that_read_otherwise_are_left_to_generate():
+    assert find_obstacle(make_qwen()) is None
+    windowed = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4))
+    assert find_obstacle(windowed) == "the model has sliding windows"
+    bert = MegatronBertForCausalLM(MegatronBertConfig(**SHAPE, is_decoder=True))
+    assert "encoder" in find_obstacle(bert)
+    hybrid = Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]))
+    assert find_obstacle(hybrid) == "the model has layers of the kind conv"
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=WORDS, hidden_size=16, num_hidden_layers=1))
+    assert "takes no" in find_obstacle(mamba)
 
 
 def build_trainer(trainer, folder, where, **changes):

@@ -1,6 +1,7 @@
 """Rows, rewards, and what the rewards give to answers of our own making."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -22,6 +23,8 @@ _SLICE = 16
 """Completions scored between two looks at the clock."""
 SLOW_S = 0.5
 """Seconds a completion from which a reward counts as costly, whatever its kind."""
+_SLOW_CALLS = 2
+"""Slow calls that it takes: one may be the machine's doing, or the first of a reward that loads something."""
 
 
 class TooSlowError(RunError):
@@ -50,7 +53,7 @@ class Table:
         self.seconds = [0.0] * len(rewards)
         self.completions = 0
         self._budget_s = budget_s
-        self._slow: set[int] = set()
+        self._slow: Counter[int] = Counter()
         self._encode = encode
         self._on_progress = on_progress
         state = {"trainer_state": NO_TRAINER}
@@ -113,7 +116,7 @@ class Table:
         )
         by_reward = [
             self._score_one(index, batch, what)
-            if costly or not (reward.params.costly or index in self._slow)
+            if costly or not (reward.params.costly or self._slow[index] >= _SLOW_CALLS)
             else [Score(None)] * len(rows)
             for index, reward in enumerate(self.rewards)
         ]
@@ -128,7 +131,7 @@ class Table:
         spent = time.perf_counter() - started
         self.seconds[index] += spent
         if scores and spent > SLOW_S * len(scores):
-            self._slow.add(index)
+            self._slow[index] += 1
         if index == 0:
             self.completions += len(scores)
         return scores

@@ -31,7 +31,12 @@ from grpo_cli.train import sampling
 from grpo_cli.train.fast.batches import MicroBatch, loss_mask, make_filler, make_micro_batches
 from grpo_cli.train.fast.log_probs import PackedModel, chunk_rows
 from grpo_cli.train.fast.metrics import ENTROPY, merge
-from grpo_cli.train.fast.verification import compare, find_obstacle, is_relative
+from grpo_cli.train.fast.verification import (
+    compare,
+    find_obstacle,
+    ignores_padding,
+    keeps_width,
+)
 
 _OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
 
@@ -49,6 +54,7 @@ class FastTrainer(GRPOTrainer):
         self._window: list[dict[str, Any]] = []
         self._learned_from: list[dict[str, Any]] = []
         self._readers: dict[int, PackedModel] = {}
+        self._cuts_left = False
         self._read_entropies: torch.Tensor | None = None
         self._sampled_entropies: list[list[float]] = []
         super().__init__(*args, **given)
@@ -88,6 +94,7 @@ class FastTrainer(GRPOTrainer):
         if self._fast.sampling and (obstacle := sampling.find_obstacle(self)):
             found["sampling"] = obstacle
         self._fast = leave_off(self._fast, found)
+        self._cuts_left = self._repacks and self._ignores_padding(model)
         tell({part: why for part, why in found.items() if getattr(self._wanted, part)})
 
     def _find_obstacle(self, model: Any) -> str | None:
@@ -99,17 +106,21 @@ class FastTrainer(GRPOTrainer):
 
     def _try_out(self, model: Any) -> str | None:
         """How the model reads shared prompts in another way than TRL's; None where it does not."""
-        plain = super()._get_per_token_logps_and_entropies
         try:
             reader = self._reader(model)
         except NotImplementedError as error:
             return str(error)
+        with self._reading(model) as setting:
+            return compare(packed=partial(reader.read, model), **setting)
+
+    @contextlib.contextmanager
+    def _reading(self, model: Any) -> Iterator[dict[str, Any]]:
+        """TRL's way of reading, and what a trial of it needs to know."""
+        plain = super()._get_per_token_logps_and_entropies
         bare = self._bare(model)
         with self.accelerator.autocast():
             coarse = bare.dtype.itemsize == 2 or torch.is_autocast_enabled(bare.device.type)
-            return compare(
-                partial(plain, model), partial(reader.read, model), bare=bare, coarse=coarse
-            )
+            yield {"plain": partial(plain, model), "bare": bare, "coarse": coarse}
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """One micro-step; all of an optimizer step is learned from in its last one.
@@ -285,7 +296,12 @@ class FastTrainer(GRPOTrainer):
             with self.accelerator.autocast():
                 found = reader.read(model, *chunk) if reader else None
             if found is None:
-                found = _read_plainly(plainly, *chunk, keep_left=not self._ignores_padding(model))
+                found = _read_plainly(
+                    plainly,
+                    *chunk,
+                    cut_left=self._cuts_left,
+                    cut_right=not keeps_width(self._bare(model), input_ids.shape[1]),
+                )
             log_probs = log_probs.index_copy(0, rows, found[0])
             if found[1] is not None:
                 entropies = entropies.index_copy(0, rows, found[1].detach())
@@ -307,9 +323,16 @@ class FastTrainer(GRPOTrainer):
         return float(self.temperature) if whole and own else None
 
     def _ignores_padding(self, model: Any) -> bool:
-        """Whether padding in front of all prompts may go."""
-        unwrapped = self.accelerator.unwrap_model(model)
-        return find_prompt_ties(unwrapped) is None and is_relative(self._bare(model))
+        """Whether padding in front of all prompts may go; the same on all processes."""
+        if find_prompt_ties(self.accelerator.unwrap_model(model)) is not None:
+            return False
+        training = model.training
+        model.eval()
+        try:
+            with self._reading(model) as setting:
+                return all(gather_object([ignores_padding(**setting)]))
+        finally:
+            model.train(training)
 
     def _bare(self, model: Any) -> Any:
         """The model without what wraps it: processes, adapters."""
@@ -322,7 +345,8 @@ def _read_plainly(
     attention_mask: torch.Tensor,
     width: int,
     *,
-    keep_left: bool,
+    cut_left: bool,
+    cut_right: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """TRL's own pass, over the rows that have a completion, and the columns that hold a token of one of them."""
     edge, shape = input_ids.shape[1] - width, (len(input_ids), width)
@@ -332,8 +356,8 @@ def _read_plainly(
         answered = torch.zeros(1, dtype=torch.long, device=input_ids.device)
     ids, mask = input_ids[answered], attention_mask[answered]
     present = mask.any(0).nonzero().flatten()
-    first = 0 if keep_left else min(int(present[0]), edge - 1)
-    behind = max(int(present[-1]) + 1, edge + 1)
+    first = min(int(present[0]), edge - 1) if cut_left else 0
+    behind = max(int(present[-1]) + 1, edge + 1) if cut_right else edge + width
     log_probs, entropies, _ = compute(ids[:, first:behind], mask[:, first:behind], behind - edge)
 
     def put_back(values: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Whether a model may read prompts once: looked up in its settings, and tried on itself.
+"""Whether a model may read prompts once, and without padding: looked up in its settings, and tried on itself.
 
 Owns the reasons against that only a loaded model tells. Those of the recipe are `recipe/fast.py`'s.
 """
@@ -10,12 +10,26 @@ import torch
 from torch.nn.functional import pad
 
 from grpo_cli.models.adapters import find_prompt_ties
-from grpo_cli.models.reading import has_dropout, has_moving_positions
+from grpo_cli.models.reading import (
+    chooses_tokens,
+    find_batch_tie,
+    has_dropout,
+    has_moving_positions,
+    layer_kinds,
+    longest_at_rest,
+    rotary_parameters,
+)
 
 _TOLERANCE = 1e-3
 """Largest difference of log-probabilities in float32, in nats; rounding makes 2e-5 (SmolLM2-135M)."""
 _NOISE = 3.0
 """By how much the mean difference in 16 bits may be above the one that other padding makes in TRL's own way."""
+
+_SHIFT = 0.3
+"""Largest mean difference in 16 bits that other places in the row may make, in nats; rounding makes 0.06
+(SmolLM2-135M in bfloat16)."""
+_SHIFTABLE = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers to which it is nothing where in the row its tokens begin."""
 
 Reader = Callable[[torch.Tensor, torch.Tensor, int], Any]
 """Token ids and mask, both `[rows, width]`, and the columns of completions, to log-probabilities first."""
@@ -29,8 +43,7 @@ def find_obstacle(model: Any, bare: Any) -> str | None:
         bare: The `PreTrainedModel` itself.
     """
     config = bare.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
-    if kinds:
+    if kinds := layer_kinds(config) - {"full_attention"}:
         return f"the model has layers of the kind {', '.join(sorted(kinds))}"
     if getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None):
         return "the model has sliding windows"
@@ -41,15 +54,53 @@ def find_obstacle(model: Any, bare: Any) -> str | None:
             "dropout draws anew for each copy of a prompt (training.disable_dropout: true ends that of "
             "layers made for it)"
         )
-    if has_moving_positions(config):
-        return "positions depend on the longest row of a batch"
-    return None
+    return find_batch_tie(config)
+
+
+def keeps_width(bare: Any, width: int) -> bool:
+    """Whether tokens hang on how wide their row is, so that no padding may go.
+
+    Args:
+        bare: The model.
+        width: Columns of the rows, with their padding.
+    """
+    config = bare.config.get_text_config()
+    rest = longest_at_rest(config)
+    return chooses_tokens(config) or (rest is not None and width > rest)
 
 
 def is_relative(bare: Any) -> bool:
-    """Whether positions count only relative to each other, so that padding in front is free to go."""
+    """Whether positions count only relative to each other, or nearly so."""
     config = bare.config.get_text_config()
     return hasattr(config, "rope_parameters") and not has_moving_positions(config)
+
+
+def ignores_padding(plain: Reader, *, bare: Any, coarse: bool) -> bool:
+    """Whether padding in front of all prompts may go: by the settings, and by a trial with more of it.
+
+    Args:
+        plain: TRL's way, without dropout.
+        bare: The model, for its settings, vocabulary and device.
+        coarse: Whether it computes in 16 bits.
+    """
+    config = bare.config.get_text_config()
+    if (
+        not is_relative(bare)
+        or layer_kinds(config) - _SHIFTABLE
+        # Convolutions read the padding before a token, in recurrent layers too.
+        or any(isinstance(module, torch.nn.Conv1d) for module in bare.modules())
+        or getattr(config, "attn_temperature_tuning", None)
+        or any(each.get("llama_4_scaling_beta") for each in rotary_parameters(config))
+    ):
+        return False
+    ids, mask, width = _make_rows(config.vocab_size, bare.device)
+    with torch.no_grad():
+        wanted = plain(ids, mask, width)[0]
+        found = plain(pad(ids, (3, 0)), pad(mask, (3, 0)), width)[0]
+    differences = (wanted - found)[mask[:, -width:].bool()].abs()
+    if coarse:
+        return float(differences.mean()) <= _SHIFT
+    return float(differences.max()) <= _TOLERANCE
 
 
 def compare(plain: Reader, packed: Reader, *, bare: Any, coarse: bool) -> str | None:

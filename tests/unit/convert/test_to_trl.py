@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from grpo_cli.convert.to_trl import flatten_recipe
+from grpo_cli.recipe.grpo_fields import read_grpo_fields
 from grpo_cli.recipe.recipe import Recipe
 
 BASE = {
@@ -141,3 +142,20 @@ def test_a_strategy_is_a_config_of_trls(strategy, config):
     flat, lost, _ = flatten(launch={"strategy": strategy})
     assert flat["accelerate_config"] == config
     assert "8" in lost["launch.num_processes"]
+
+
+def test_what_grpo_alone_knows_is_no_key_of_trls():
+    known = read_grpo_fields().keys()
+    for name in ("generation", "training", "logging"):
+        section = getattr(Recipe.model_validate(BASE), name)
+        assert set(type(section).model_fields) - section.OURS <= known
+        assert not section.OURS & known
+    flat, lost, _ = flatten(
+        generation={"sampling_parts": 2},
+        training={"fast": {"max_tokens_per_micro_batch": 200}, "mode": "sync"},
+    )
+    assert flat.keys() <= flatten()[0].keys()
+    assert lost.keys() == {
+        "generation.sampling_parts",
+        "training.fast.max_tokens_per_micro_batch",
+    }

@@ -7,10 +7,12 @@ import pytest
 
 from grpo_cli.errors import UsageError
 from grpo_cli.preflight.checks import check_recipe
+from grpo_cli.preflight.trial import table
 from grpo_cli.preflight.trial.answers import all_forms, wrong_answers
 from grpo_cli.preflight.trial.findings import judge_golds
 from grpo_cli.preflight.trial.procedure import try_recipe
 from grpo_cli.preflight.trial.table import Table
+from grpo_cli.rewards.contract import Score
 from grpo_cli.rewards.kinds.overlong import CosineLengthParams
 from grpo_cli.rewards.scoring import Reward
 
@@ -258,3 +260,12 @@ def test_the_gold_of_a_nested_reward_is_shown_with_its_column():
     [problem] = judge_golds(Table([reward], columns, None, lambda what: None))
     assert "the first in row 7: 'hard to say" in problem.message
     assert "`gold: {from: gold" in problem.fix
+
+
+def test_a_reward_is_slow_when_it_was_so_twice(monkeypatch):
+    monkeypatch.setattr(table, "SLOW_S", 0.0)
+    params = CosineLengthParams.model_validate({"of": {"kind": "math", "answer": "gold"}})
+    reward = Reward("mine", 1.0, "cosine_length", params, lambda batch: [Score(1.0)])
+    tried = Table([reward], {"prompt": ["p"], "gold": ["12"]}, None, lambda what: None)
+    values = [tried.score(["12"], "forms", costly=False)[0][0].value for _ in range(3)]
+    assert values == [1.0, 1.0, None]

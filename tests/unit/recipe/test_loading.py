@@ -128,6 +128,7 @@ def test_overrides_are_typed_and_reach_into_lists(tmp_path):
         ("training.maxsteps=3", "--set training.maxsteps=3: training.maxsteps: unknown key"),
         ("rewards.5.weight=1", "the list has 1 entries, numbered from 0"),
         ("name.x=1", "leads through a value that holds no keys"),
+        ("dataset.kind.x=1", "set the whole of it: --set 'dataset.kind={…}'"),
         ("training.max_steps=[1", "--set training.max_steps=[1: is not valid YAML"),
     ],
 )
