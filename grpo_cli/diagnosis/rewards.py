@@ -22,6 +22,8 @@ LEAST_FALL, LEAST_RISE = 0.2, 0.1
 """Of a reward's best, and of the size of its scores."""
 CONSTANT, _FLAT = 20, 1e-6
 """Records in which a reward must say nothing; below what two scores are the same."""
+ABSENT = 10
+"""Records in which a reward must not be there."""
 SLOW = 0.5
 """Share of a step's time."""
 
@@ -132,6 +134,27 @@ def _look_for_constancy(history: History) -> Sighting | None:
     return None
 
 
+def _look_for_absence(history: History) -> Sighting | None:
+    absent = [
+        (place, name)
+        for place, name, _ in history.rewards()
+        if not history.last(f"rewards/{name}/mean", ABSENT)
+        and history.count(f"rewards/{name}/mean") >= ABSENT
+    ]
+    if not absent:
+        return None
+    place, name = absent[0]
+    seen = f"`{name}` gave no score to any completion of the last {ABSENT} records"
+    fix = (
+        f"{try_rewards(history)} shows what `{name}` gives; a reward is None where it does not apply, by "
+        f"`rewards.{place}.when` or by its own word"
+    )
+    if len(absent) == len(history.recipe.rewards):
+        others = ", nor did any other reward" if len(absent) > 1 else ""
+        return Sighting("error", f"{seen}{others}: nothing is learned", fix)
+    return Sighting("warning", seen, fix)
+
+
 def _look_for_slowness(history: History) -> Sighting | None:
     steps = history.series.get("step_time", [])[-10:]
     seconds = _usual_sum(steps)
@@ -231,6 +254,18 @@ RULES = (
         "A reward that gives every answer the same has no part in what is learned.",
         _look_for_constancy,
         _is_single,
+    ),
+    Rule(
+        "absent_reward",
+        "a reward gives no scores",
+        ("rewards/NAME/mean",),
+        ABSENT,
+        ABSENT,
+        "no score at all; an error where no other reward gives one",
+        "by definition: TRL leaves a reward that is None out of the sum; the records are ours",
+        "The reward says of each completion that it does not apply.",
+        _look_for_absence,
+        _has_none,
     ),
     Rule(
         "slow_reward",

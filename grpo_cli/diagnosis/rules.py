@@ -13,9 +13,9 @@ from grpo_cli.diagnosis import (
 from grpo_cli.diagnosis.rule import Rule
 
 _ORDER = """nan_loss too_high_learning_rate too_low_learning_rate sampling_mismatch kl_runaway
-    entropy_collapse entropy_explosion gradient_spike clip_share no_signal constant_reward reward_swamped
-    rewards_apart held_out_collapse held_out_loss held_out_gap early_peak falling_reward repeated_answers
-    length_explosion length_collapse truncation all_solved slow_reward sampling_starves""".split()
+    entropy_collapse entropy_explosion gradient_spike clip_share absent_reward no_signal constant_reward
+    reward_swamped rewards_apart held_out_collapse held_out_loss held_out_gap early_peak falling_reward
+    repeated_answers length_explosion length_collapse truncation all_solved slow_reward sampling_starves""".split()
 _ALL = (
     *stability.RULES,
     *rates.RULES,

@@ -25,6 +25,7 @@ StoppingRule = Literal[
     "length_collapse",
     "rewards_apart",
     "reward_swamped",
+    "absent_reward",
     "constant_reward",
     "early_peak",
     "falling_reward",

@@ -61,6 +61,11 @@ SHOWN = {
         "`form` gave every completion of the last 20 records the same score, 0",
         "take `rewards.1` away",
     ),
+    "absent_reward": (
+        make_history({"rewards/right/mean": [None] * 10, "reward": [None] * 10}),
+        "`right` gave no score to any completion of the last 10 records: nothing is learned",
+        "shows what `right` gives",
+    ),
     "held_out_collapse": (
         make_history(
             {"reward": HALF},
@@ -272,6 +277,10 @@ SILENT = {
             **rewards(right=HALF, form=UP[:20] + [1.0] * 20),
             "rewards/form/std": [0.3] * 20 + [0.0] * 20,
         },
+    ],
+    "absent_reward": [
+        {"rewards/right/mean": [None] * 9},
+        {"rewards/right/mean": [0.0] + [None] * 9},
     ],
     "held_out_collapse": [{"reward": HALF}],
     "held_out_loss": [{"reward": HALF}],
@@ -487,6 +496,17 @@ def test_a_form_that_gives_way_to_the_answer_is_a_note():
     assert symptom.level == "warning"
     assert "`form` fell from 0.3 to 0 (95% interval of the change -0.3 to -0.3)" in symptom.seen
     assert "`training.learning_rate: 2e-06`, or fewer steps" in symptom.fix
+
+
+def test_an_absent_reward_among_others_is_a_warning():
+    series = {"rewards/right/mean": HALF[:10], "rewards/form/mean": [None] * 10}
+    symptom = find("absent_reward", make_history(series, make_recipe(rewards=TWO)))
+    assert symptom.level == "warning"
+    assert symptom.seen.startswith("`form` gave no score")
+    both = dict.fromkeys(series, [None] * 10)
+    symptom = find("absent_reward", make_history(both, make_recipe(rewards=TWO)))
+    assert symptom.level == "error"
+    assert "nor did any other reward" in symptom.seen
 
 
 def test_a_constant_reward_matters_by_what_it_gives():
