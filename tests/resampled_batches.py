@@ -22,8 +22,9 @@ from grpo_cli.train.trainer import RunTrainer
 ROWS = 24
 
 
-def by_tokens(completions, completion_ids, teaches, **_):
-    """Tells completions apart on rows that teach, and on no others."""
+def by_tokens(completions, completion_ids, teaches, log_metric, **_):
+    """Tells completions apart on rows that teach, and on no others; says that it took a second."""
+    log_metric("rewards/by_tokens/seconds", 1.0)
     pairs = zip(completion_ids, teaches, strict=True)
     return [(sum(ids) % 97) / 97 if useful else 0.3 for ids, useful in pairs]
 

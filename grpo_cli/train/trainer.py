@@ -157,12 +157,15 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
         return filled.batch
 
     def _sample(self, rows: list[Any], *, fresh: bool) -> Sampled:
-        """Samples rows as TRL does; its metrics are of the first sampling alone, but for the tokens."""
+        """Samples rows as TRL does; its metrics are of the first sampling alone, but for tokens and seconds."""
         metrics = self._metrics["train"]
         before = {name: list(values) for name, values in metrics.items()} if fresh else None
         batch = self._sample_and_score(rows)
         if before is not None:
             before["num_tokens"] = metrics["num_tokens"]
+            for name in before:
+                if name.endswith("/seconds"):
+                    before[name][-1] += metrics[name][-1]
             metrics.clear()
             metrics.update(before)
         return Sampled(batch, self._rewards)

@@ -117,6 +117,7 @@ def test_metrics_are_of_the_first_sampling_and_counts_of_all(tmp_path, chat_mode
     assert left in (2 / 3, 1.0)
     assert (metrics["dynamic_sampling/rounds"], metrics["frac_reward_zero_std"]) == ([3], [1.0])
     assert len(metrics["reward"]) == len(metrics["completions/mean_length"]) == 1
+    assert metrics["rewards/by_tokens/seconds"] == [4.0]
     resampled = metrics["dynamic_sampling/resampled_groups"][0]
     assert 6 <= resampled <= 9
     assert metrics["dynamic_sampling/prompts_seen"] == [3 + resampled]
