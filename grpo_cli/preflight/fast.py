@@ -11,6 +11,8 @@ def describe_fast(recipe: Recipe) -> str:
         return "as TRL's asynchronous trainer does"
     settled, left_off = settle_fast(recipe), _find_left_off(recipe)
     on = [part for part in PARTS if getattr(settled, part)]
+    if settled.max_tokens_per_micro_batch:
+        on.append(f"{BUDGET} {settled.max_tokens_per_micro_batch}")
     off: dict[str, list[str]] = {}
     for part in (*PARTS, *([BUDGET] if BUDGET in left_off else [])):
         if part not in on:

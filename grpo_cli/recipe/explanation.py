@@ -81,7 +81,7 @@ def unknown_key(tree: Node, path: Path, valid: Sequence[str], hint: str | None =
     elif close:
         fix = f"write `{close}`"
     else:
-        fix = f"remove it; {owner} takes {', '.join(sorted(valid)[:12])}{' …' if len(valid) > 12 else ''}"
+        fix = f"remove it; {owner} takes {', '.join(sorted({*valid})[:12])}{' …' if len({*valid}) > 12 else ''}"
     what = f"`{name}` does not belong here" if hint else f"unknown key `{name}`"
     return Problem(what, fix, path=dotted(path), location=locate(tree, path, key=True))
 

@@ -119,8 +119,9 @@ def _why_no_repacking(given: Mapping[str, Any]) -> str | None:
     optimizer = given.get("optim")
     # A recipe has its name, `TrainingArguments` an enumeration.
     optimizer = str(getattr(optimizer, "value", optimizer))
-    if given.get("entropy_coef") or given.get("use_adaptive_entropy"):
-        return "the entropy of every completion is learned from (entropy_coef)"
+    for name in ("entropy_coef", "use_adaptive_entropy"):
+        if given.get(name):
+            return f"the entropy of every completion is learned from ({name})"
     if given.get("top_entropy_quantile", 1.0) < 1:
         return "top_entropy_quantile chooses among all tokens of a micro-batch"
     if given.get("beta") and given.get("loss_type") == "bnpo":

@@ -22,7 +22,7 @@ from grpo_cli.report.reward_change import count_averaged
 from grpo_cli.runs.files import SCHEMA_VERSION
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
-from grpo_cli.runs.series import StepRecord, read_step
+from grpo_cli.runs.series import PHASES, StepRecord, read_step
 from grpo_cli.runs.status import Status, StatusFile
 
 _NO_SETTINGS = ("name", "description", "expect")
@@ -75,7 +75,7 @@ class ComparedRun:
     folder: RunFolder
     status: Status
     trends: dict[str, Trend]
-    """By metric: `reward`, `rewards/NAME`, and fields of `StepRecord`."""
+    """By metric: `reward`, `rewards/NAME`, fields of `StepRecord`, and `step_time` and `time/PHASE` in seconds."""
     held_out: dict[str, Metric]
     """The measurement after training, with 95 % intervals; empty where there is none."""
     held_out_reason: str | None
@@ -161,7 +161,15 @@ def list_settings(recipes: Sequence[Recipe]) -> list[SettingRow]:
 
 def read_trends(steps: Sequence[StepRecord]) -> dict[str, Trend]:
     """The course of each main metric, those that were logged."""
-    fields = ("zero_signal", "completion_length", "clipped", "entropy", "kl", "grad_norm")
+    fields = (
+        "zero_signal",
+        "completion_length",
+        "clipped",
+        "entropy",
+        "kl",
+        "grad_norm",
+        "tokens_per_s",
+    )
     columns = {
         "reward": [(each.step, each.reward) for each in steps],
         **{
@@ -169,6 +177,11 @@ def read_trends(steps: Sequence[StepRecord]) -> dict[str, Trend]:
             for name in dict.fromkeys(name for each in steps for name in each.rewards)
         },
         **{name: [(each.step, getattr(each, name)) for each in steps] for name in fields},
+        "step_time": [(each.step, each.step_time_s) for each in steps],
+        **{
+            f"time/{phase}": [(each.step, each.phases_s.get(phase)) for each in steps]
+            for phase in PHASES
+        },
     }
     found = {name: _read_trend(name, points) for name, points in columns.items()}
     return {name: trend for name, trend in found.items() if trend is not None}

@@ -80,6 +80,10 @@ ON = "no_signal, shared_prompts, sampling"
     [
         ("", ON),
         ("  fast: false\n", f"off: {ON} (switched off)"),
+        (
+            "  fast: {sampling: false, max_tokens_per_micro_batch: 512}\n",
+            "no_signal, shared_prompts, max_tokens_per_micro_batch 512; off: sampling (switched off)",
+        ),
         ("  fast: {sampling: false}\n", "no_signal, shared_prompts; off: sampling (switched off)"),
         (
             "  beta: 0.04\n",

@@ -51,8 +51,11 @@ def test_what_the_first_steps_move_begins_with_the_first_record(tmp_path):
     run = make_finished_run(tmp_path, rewards=[])
     for step in range(1, 41):
         record = {"event": "train", "step": step, "entropy": 6.0 if step == 1 else 0.1}
-        append_record(run.metrics, {**record, "completions/mean_length": float(step)})
+        times = {"step_time": 9.0, "time/sampling": 5.0}
+        append_record(run.metrics, {**record, **times, "completions/mean_length": float(step)})
     trends = compare(run).runs[0].trends
+    assert (trends["step_time"].last, trends["time/sampling"].last) == (9.0, 5.0)
+    assert "time/learning" not in trends
     assert (trends["entropy"].first, trends["entropy"].last) == (6.0, pytest.approx(0.1))
     assert trends["completion_length"].first == 2.5
 
