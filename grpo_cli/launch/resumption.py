@@ -43,8 +43,8 @@ _FREE = (
     "training.save_",
     "training.eval_",
 )
-"""Settings that change nothing of what was trained so far, and at most rounding from here. The processes are
-compared as planned."""
+"""Settings that change nothing of what was trained so far, nor in distribution what is trained from there. The
+processes are compared as planned."""
 
 
 @dataclass(frozen=True)

@@ -65,12 +65,12 @@ def find_batch_tie(config: Any) -> str | None:
     if has_moving_positions(config):
         return "positions depend on the longest row of a batch"
     if chooses_tokens(config):
-        return "attention chooses among the tokens of a row, and its padding"
+        return "which tokens attention chooses depends on the width of a batch"
     return None
 
 
 def chooses_tokens(config: Any) -> bool:
-    """Whether attention takes the best few tokens of a row, among which its padding counts.
+    """Whether attention takes the best few tokens of a row: which of equals, hangs on its width.
 
     Args:
         config: A `PreTrainedConfig` of a language model.

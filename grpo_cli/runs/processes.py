@@ -29,37 +29,39 @@ def start_bound(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         argv: The command.
         options: What `subprocess.Popen` takes.
     """
-    with _signals_kept() as received:
-        process = subprocess.Popen(argv, preexec_fn=stop_with_parent, **options)
+    process = None
     try:
-        for number in received:
-            signal.raise_signal(number)
+        with _signals_kept():
+            process = subprocess.Popen(argv, preexec_fn=stop_with_parent, **options)
     except BaseException:
-        process.kill()
-        process.wait()
+        if process is not None:
+            process.kill()
+            process.wait()
         raise
     return process
 
 
 @contextmanager
-def _signals_kept() -> Iterator[list[int]]:
-    """Puts signals off; gives those that have come.
+def _signals_kept() -> Iterator[None]:
+    """Puts signals off until the end.
 
     Forking a process that has loaded PyTorch takes long enough to be hit, and Python throws away what a
     handler raises in the hooks that run there: Ctrl-C would be lost.
     """
-    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         # Handlers run in the main thread, whatever this one does.
-        yield received
+        yield
         return
+    received: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, frame: received.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
         if callable(signal.getsignal(number))
     }
     try:
-        yield received
+        yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        for kept in received:
+            signal.raise_signal(kept)

@@ -163,8 +163,8 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
         batch = self._sample_and_score(rows)
         if before is not None:
             before["num_tokens"] = metrics["num_tokens"]
-            for name in before:
-                if name.endswith("/seconds"):
+            for reward in self.reward_func_names:
+                if (name := f"rewards/{reward}/seconds") in before:
                     before[name][-1] += metrics[name][-1]
             metrics.clear()
             metrics.update(before)

@@ -29,7 +29,7 @@ from grpo_cli.models.reading import has_dropout
 from grpo_cli.recipe.fast import FastConfig
 from grpo_cli.train.fast import log_probs
 from grpo_cli.train.fast.trainer import FastTrainer
-from grpo_cli.train.fast.verification import find_obstacle, keeps_width
+from grpo_cli.train.fast.verification import find_obstacle, widest_cut
 from tests.tiny_models import make_tiny_model
 
 GROUP = 4
@@ -369,13 +369,23 @@ def test_a_model_with_dropout_is_read_as_trl_does(folders, tmp_path):
 def test_padding_is_cut_where_prompts_are_not_shared(folders, tmp_path, off):
     """The columns that the model reads are those with a token that is learned from."""
     tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
-    model, widths = load(folders["llama"]), []
-    model.base_model.register_forward_pre_hook(
-        lambda module, args, named: widths.append(named["input_ids"].shape[1]), with_kwargs=True
-    )
+    model = load(folders["llama"])
+    shapes = note_shapes(model)
     fast = FastConfig(**off, shared_prompts=False, max_tokens_per_micro_batch=40)
     train(FastTrainer, model, tokenizer, tmp_path, fast=fast, max_steps=1)
-    assert len(set(widths)) > 2
+    assert len({width for _, width in shapes}) > 2
+
+
+def note_shapes(model):
+    """Rows and columns of each pass that is learned from."""
+    shapes = []
+
+    def note(module, args, named):
+        if module.training:
+            shapes.append(tuple(named["input_ids"].shape))
+
+    model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    return shapes
 
 
 RECURRENT = RecurrentGemmaConfig(
@@ -433,11 +443,19 @@ def test_padding_that_is_read_stays(folders, tmp_path, config):
     same(plain, found, "loss", "grad_norm")
 
 
+def test_padding_that_is_read_counts_for_the_budget(folders, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
+    model = AutoModelForCausalLM.from_config(RECURRENT)
+    shapes = note_shapes(model)
+    fast = FastConfig(max_tokens_per_micro_batch=150)
+    train(FastTrainer, model, tokenizer, tmp_path, fast=fast, max_steps=1)
+    assert max(rows for rows, _ in shapes) > 1
+    assert all(rows == 1 or rows * width <= 150 for rows, width in shapes)
+
+
 def test_positions_that_move_do_so_beyond_a_length():
     longrope = {"rope_type": "longrope", "original_max_position_embeddings": 20, "factor": 4.0}
     longrope |= {"rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     config = LlamaConfig(**SIZES, vocab_size=64, rope_parameters=longrope)
-    model = LlamaForCausalLM(config)
-    assert not keeps_width(model, 20)
-    assert keeps_width(model, 21)
-    assert not keeps_width(LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=64)), 1000)
+    assert widest_cut(LlamaForCausalLM(config)) == 20
+    assert widest_cut(LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=64))) is None

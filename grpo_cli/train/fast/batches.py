@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from grpo_cli.train.fast.layout import group_rows
-from grpo_cli.train.fast.packing import pack_groups, pack_padded
+from grpo_cli.train.fast.packing import Cut, pack_groups, pack_padded
 
 Rows = Mapping[str, Any]
 """What TRL hands to its loss: tensors with one entry a row, and numbers of the whole generation batch."""
@@ -90,7 +90,13 @@ def can_repack(window: Sequence[Rows]) -> bool:
 
 
 def make_micro_batches(
-    window: Sequence[Rows], *, loss_type: str, leave_out: bool, share: bool, budget: int | None
+    window: Sequence[Rows],
+    *,
+    loss_type: str,
+    leave_out: bool,
+    share: bool,
+    budget: int | None,
+    cut: Cut,
 ) -> list[MicroBatch]:
     """Makes the micro-batches of one optimizer step.
 
@@ -100,6 +106,7 @@ def make_micro_batches(
         leave_out: Whether rows without signal are.
         share: Whether equal prompts are computed once, and no padding.
         budget: Tokens of a micro-batch at most; those of TRL's with their padding where it is None.
+        cut: What padding is not read where prompts are not shared.
 
     Returns:
         As few as the budget allows; none where no row is learned from.
@@ -114,7 +121,7 @@ def make_micro_batches(
         places = kept.nonzero().flatten().tolist()
         if places:
             most = budget or _padded_tokens(family[0])
-            for chosen in _pack(rows, places, most, share=share):
+            for chosen in _pack(rows, places, most, None if share else cut):
                 batch = _select(rows, chosen)
                 found.append(MicroBatch(batch, loss_type=loss_type, share=part))
     return found
@@ -159,15 +166,19 @@ def _join(family: Sequence[Rows], loss_type: str) -> dict[str, Any]:
     return rows
 
 
-def _pack(rows: Rows, places: Sequence[int], budget: int, *, share: bool) -> list[list[int]]:
+def _pack(rows: Rows, places: Sequence[int], budget: int, cut: Cut | None) -> list[list[int]]:
+    """Places of rows that travel together: sharing prompts where there is nothing to cut, else padded."""
     ids = rows["prompt_ids"][places].cpu().numpy()
     prompt_lengths = rows["prompt_mask"][places].sum(1).cpu().numpy()
     lengths = rows["completion_mask"][places].sum(1).tolist()
-    if share:
+    if cut is None:
         groups = group_rows(ids, prompt_lengths)
         packs = pack_groups(groups, prompt_lengths.tolist(), lengths, budget)
     else:
-        packs = pack_padded(prompt_lengths.tolist(), lengths, budget)
+        edge, width = rows["prompt_ids"].shape[1], rows["completion_ids"].shape[1]
+        fronts = prompt_lengths.tolist() if cut.front else [edge] * len(places)
+        behind = lengths if cut.behind(edge + width) else [width] * len(places)
+        packs = pack_padded(fronts, behind, budget)
     return [[places[row] for row in pack.rows] for pack in packs]
 
 

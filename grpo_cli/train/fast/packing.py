@@ -12,6 +12,20 @@ and values. In 16 bits a layer keeps 34 bytes × hidden size of a token (Korthik
 which keys and values for all heads are 4."""
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Which padding of a batch is not read."""
+
+    front: bool = True
+    """That which stands before all prompts."""
+    widest: int | None = None
+    """Columns of a batch up to which that behind all completions is not read; None where it never is."""
+
+    def behind(self, width: int) -> bool:
+        """Whether padding behind all completions is cut from a batch of so many columns."""
+        return self.widest is None or width <= self.widest
+
+
 @dataclass
 class Pack:
     """Rows of one micro-batch."""

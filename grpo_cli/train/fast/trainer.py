@@ -31,11 +31,12 @@ from grpo_cli.train import sampling
 from grpo_cli.train.fast.batches import MicroBatch, loss_mask, make_filler, make_micro_batches
 from grpo_cli.train.fast.log_probs import PackedModel, chunk_rows
 from grpo_cli.train.fast.metrics import ENTROPY, merge
+from grpo_cli.train.fast.packing import Cut
 from grpo_cli.train.fast.verification import (
     compare,
     find_obstacle,
     ignores_padding,
-    keeps_width,
+    widest_cut,
 )
 
 _OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
@@ -54,7 +55,7 @@ class FastTrainer(GRPOTrainer):
         self._window: list[dict[str, Any]] = []
         self._learned_from: list[dict[str, Any]] = []
         self._readers: dict[int, PackedModel] = {}
-        self._cuts_left = False
+        self._cut = Cut(front=False, widest=0)
         self._read_entropies: torch.Tensor | None = None
         self._sampled_entropies: list[list[float]] = []
         super().__init__(*args, **given)
@@ -94,7 +95,8 @@ class FastTrainer(GRPOTrainer):
         if self._fast.sampling and (obstacle := sampling.find_obstacle(self)):
             found["sampling"] = obstacle
         self._fast = leave_off(self._fast, found)
-        self._cuts_left = self._repacks and self._ignores_padding(model)
+        if self._repacks:
+            self._cut = Cut(self._ignores_padding(model), widest_cut(self._bare(model)))
         tell({part: why for part, why in found.items() if getattr(self._wanted, part)})
 
     def _find_obstacle(self, model: Any) -> str | None:
@@ -156,6 +158,7 @@ class FastTrainer(GRPOTrainer):
             leave_out=self._fast.no_signal,
             share=self._fast.shared_prompts,
             budget=self._fast.max_tokens_per_micro_batch,
+            cut=self._cut,
         )
         self._fill_up(batches, window)
         losses, found = [], []
@@ -296,12 +299,7 @@ class FastTrainer(GRPOTrainer):
             with self.accelerator.autocast():
                 found = reader.read(model, *chunk) if reader else None
             if found is None:
-                found = _read_plainly(
-                    plainly,
-                    *chunk,
-                    cut_left=self._cuts_left,
-                    cut_right=not keeps_width(self._bare(model), input_ids.shape[1]),
-                )
+                found = _read_plainly(plainly, *chunk, cut=self._cut)
             log_probs = log_probs.index_copy(0, rows, found[0])
             if found[1] is not None:
                 entropies = entropies.index_copy(0, rows, found[1].detach())
@@ -345,8 +343,7 @@ def _read_plainly(
     attention_mask: torch.Tensor,
     width: int,
     *,
-    cut_left: bool,
-    cut_right: bool,
+    cut: Cut,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """TRL's own pass, over the rows that have a completion, and the columns that hold a token of one of them."""
     edge, shape = input_ids.shape[1] - width, (len(input_ids), width)
@@ -356,8 +353,8 @@ def _read_plainly(
         answered = torch.zeros(1, dtype=torch.long, device=input_ids.device)
     ids, mask = input_ids[answered], attention_mask[answered]
     present = mask.any(0).nonzero().flatten()
-    first = min(int(present[0]), edge - 1) if cut_left else 0
-    behind = max(int(present[-1]) + 1, edge + 1) if cut_right else edge + width
+    first = min(int(present[0]), edge - 1) if cut.front else 0
+    behind = max(int(present[-1]) + 1, edge + 1) if cut.behind(edge + width) else edge + width
     log_probs, entropies, _ = compute(ids[:, first:behind], mask[:, first:behind], behind - edge)
 
     def put_back(values: torch.Tensor) -> torch.Tensor:

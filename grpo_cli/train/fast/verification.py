@@ -57,16 +57,10 @@ def find_obstacle(model: Any, bare: Any) -> str | None:
     return find_batch_tie(config)
 
 
-def keeps_width(bare: Any, width: int) -> bool:
-    """Whether tokens hang on how wide their row is, so that no padding may go.
-
-    Args:
-        bare: The model.
-        width: Columns of the rows, with their padding.
-    """
+def widest_cut(bare: Any) -> int | None:
+    """Columns up to which padding behind all completions may go; None where it always may."""
     config = bare.config.get_text_config()
-    rest = longest_at_rest(config)
-    return chooses_tokens(config) or (rest is not None and width > rest)
+    return 0 if chooses_tokens(config) else longest_at_rest(config)
 
 
 def is_relative(bare: Any) -> bool:
@@ -86,6 +80,7 @@ def ignores_padding(plain: Reader, *, bare: Any, coarse: bool) -> bool:
     config = bare.config.get_text_config()
     if (
         not is_relative(bare)
+        or chooses_tokens(config)
         or layer_kinds(config) - _SHIFTABLE
         # Convolutions read the padding before a token, in recurrent layers too.
         or any(isinstance(module, torch.nn.Conv1d) for module in bare.modules())

@@ -1,8 +1,14 @@
 """Micro-batches made anew: which rows can stand together, and which are left out."""
 
+from functools import partial
+
 import torch
 
-from grpo_cli.train.fast.batches import can_repack, has_signal, make_micro_batches
+from grpo_cli.train.fast import batches
+from grpo_cli.train.fast.batches import can_repack, has_signal
+from grpo_cli.train.fast.packing import Cut
+
+make_micro_batches = partial(batches.make_micro_batches, cut=Cut())
 
 
 def rows(advantages, lengths, **more):
@@ -76,3 +82,16 @@ def test_rows_for_other_processes_add_nothing_and_divide_by_nothing():
     assert made["old_per_token_logps"][2:].eq(0).all()
     assert made["old_per_token_logps"][:2].eq(-200).all()
     assert made["completion_mask"][2:].eq(0).all()
+
+
+def test_padding_that_stays_counts_for_the_budget():
+    window = [rows([1.0] * 4, [1, 1, 1, 1])]
+    window[0]["prompt_mask"][:, 0] = 0
+    sizes = {}
+    for cut in (Cut(), Cut(front=False), Cut(widest=5), Cut(widest=4), Cut(front=False, widest=0)):
+        made = batches.make_micro_batches(
+            window, loss_type="dapo", leave_out=True, share=False, budget=8, cut=cut
+        )
+        sizes[cut] = sorted(batch.size for batch in made)
+    # A row is read as 1 + 1, 2 + 1, 1 + 1, 1 + 3 and 2 + 3 tokens.
+    assert list(sizes.values()) == [[4], [2, 2], [4], [2, 2], [1, 1, 1, 1]]
