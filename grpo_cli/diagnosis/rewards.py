@@ -146,8 +146,8 @@ def _look_for_absence(history: History) -> Sighting | None:
     place, name = absent[0]
     seen = f"`{name}` gave no score to any completion of the last {ABSENT} records"
     fix = (
-        f"{try_rewards(history)} shows what `{name}` gives; a reward is None where it does not apply, by "
-        f"`rewards.{place}.when` or by its own word"
+        f"{try_rewards(history)} shows what `{name}` gives; correct it, the columns that it reads, or the "
+        f"`rewards.{place}.when` that keeps it out"
     )
     if len(absent) == len(history.recipe.rewards):
         others = ", nor did any other reward" if len(absent) > 1 else ""

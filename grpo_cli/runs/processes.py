@@ -1,6 +1,7 @@
 """What the processes of a run have in common: that each stops when the one above it dies.
 
-Owns the call to the kernel. What a process does with the signal is its own affair.
+Owns the start of such a process and the call to the kernel. What a process does with the signal is its own
+affair.
 """
 
 import ctypes
