@@ -1,6 +1,11 @@
 """What every test starts from."""
 
+import os
 import signal
+
+# Read by torch and the hub's client as they are imported. Tests run side by side, one thread each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from hypothesis import settings
 

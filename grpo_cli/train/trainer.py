@@ -11,6 +11,7 @@ where scoring beside sampling begins (`overlap.py`); where TRL no longer calls t
 afterwards, and `tests/integration/test_overlap.py` fails.
 """
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -220,6 +221,7 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
         torch.save(saved, _generations(staged, self.accelerator.process_index))
 
 
+@functools.cache
 def take_numbered_cpus() -> None:
     """Lets torch load to `cpu:0`: so the Trainer calls the device of a process among several on a CPU.
 

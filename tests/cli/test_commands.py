@@ -1,6 +1,7 @@
-"""The commands as a person runs them: real processes, what they print, and how they end."""
+"""The commands as a person runs them: what they print, and how they end."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -8,21 +9,28 @@ import jsonschema
 import pytest
 import yaml
 
+from tests.in_process import run_command
 from tests.recipe_texts import GOOD, write_recipe
 
 
 def grpo(*arguments, cwd, **environment):
+    """Run a command in this process."""
+    return run_command(list(map(str, arguments)), cwd, environment)
+
+
+def process(*arguments, cwd, **environment):
+    """Run a command in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-c", "from grpo_cli.cli.app import main; main()", *map(str, arguments)],
+        [sys.executable, "-m", "grpo_cli", *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=cwd,
-        env={**__import__("os").environ, **environment},
+        env={**os.environ, "PYTHONPATH": os.getcwd(), **environment},
     )
 
 
 def test_help_names_every_command(tmp_path):
-    done = grpo("--help", cwd=tmp_path)
+    done = process("--help", cwd=tmp_path)
     assert done.returncode == 0
     for command in ("init", "check", "check-batch", "train", "schema"):
         assert command in done.stdout
@@ -34,7 +42,7 @@ def test_version(tmp_path):
 
 def test_a_misspelt_command_or_option_is_exit_code_2_without_a_traceback(tmp_path):
     for arguments in (["trian"], ["check", "--jsn", "x"], ["check"]):
-        done = grpo(*arguments, cwd=tmp_path)
+        done = process(*arguments, cwd=tmp_path)
         assert done.returncode == 2, arguments
         assert "Traceback" not in done.stderr
 
@@ -68,7 +76,7 @@ def test_check_says_what_a_recipe_comes_to(tmp_path):
 
 def test_check_prints_problems_on_stderr_and_ends_with_2(tmp_path):
     path = write_recipe(tmp_path, GOOD.replace("max_steps", "max_step").replace("math", "maths"))
-    done = grpo("check", path, cwd=tmp_path)
+    done = process("check", path, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Fix: write `max_steps`" in done.stderr
     assert "Fix: write `math`" in done.stderr
@@ -284,7 +292,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_debug_shows_the_traceback_of_our_own_errors(tmp_path):
-    done = grpo("check", "nowhere.yaml", cwd=tmp_path, GRPO_DEBUG="1")
+    done = process("check", "nowhere.yaml", cwd=tmp_path, GRPO_DEBUG="1")
     assert "Traceback" in done.stderr
 
 

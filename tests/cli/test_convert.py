@@ -1,12 +1,11 @@
 """`grpo convert` as a person runs it: what goes where, how it ends, what it leaves alone."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import yaml
 
+from tests.cli.test_commands import grpo
 from tests.recipe_texts import GOOD, write_recipe
 
 WHOLE = """\
@@ -28,17 +27,6 @@ learning_rate: 1e-6
 trl: {num_generations: 4, reward_funcs: [scores.right]}
 datasets: [{path: org/rows, type: scores.transform}]
 """
-
-
-def grpo(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, "-c", "from grpo_cli.cli.app import main; main()", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
 
 
 def test_a_recipe_on_stdout_the_account_on_stderr_and_nothing_left_behind(tmp_path):

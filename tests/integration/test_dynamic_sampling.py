@@ -18,7 +18,6 @@ from grpo_cli.train.sampled_rows import cut_rows, join_rows
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import assert_same, train
 from tests.resampled_batches import ROWS, assert_same_batch, make_trainer, sample
-from tests.tiny_models import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -205,14 +204,11 @@ def test_a_killed_run_draws_the_same_fresh_prompts(tmp_path, chat_model):
 @pytest.mark.vllm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
 @pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_groups_are_replaced_with_vllm(tmp_path, mode):
-    # vLLM's CPU kernels want heads of 32 and more.
-    model = make_tiny_model(tmp_path / "wide", hidden_size=128)
-    workshop = workshop_of(tmp_path / "run", model)
-    vllm = f"{{mode: {mode}, gpu_memory_utilization: 0.05, max_model_length: 256}}"
-    flags = ["--set", "model.dtype=bfloat16", "--set", "evaluation.limit=0"]
-    flags += ["--set", "generation.backend=vllm", "--set", f"generation.vllm={vllm}"]
-    train(workshop, *flags, steps=3)
+def test_groups_are_replaced_with_vllm(request, mode):
+    if mode == "colocate":
+        workshop = request.getfixturevalue("colocated_run")
+    else:
+        workshop = request.getfixturevalue("shared_server").first
     records = workshop.records("train")
     assert sum(each["dynamic_sampling/resampled_groups"] for each in records) > 0
     assert all(each["sampling/sampling_logp_difference/mean"] < 0.06 for each in records)

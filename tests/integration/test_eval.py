@@ -1,4 +1,4 @@
-"""`grpo eval` on real runs of tiny models, in real processes."""
+"""`grpo eval` on real runs of tiny models."""
 
 import importlib.util
 import json
@@ -10,35 +10,14 @@ import time
 import psutil
 import pytest
 
-from tests.integration.conftest import RECIPE, Workshop
+from tests.integration.conftest import RECIPE, Workshop, with_held_out_rows
 from tests.tiny_models import make_tiny_model
-
-LORA = "dtype: float32\n  lora: {{r: 4, lora_alpha: 8}}"
-MANY = """\
-  eval_rows:
-""" + "".join(f'    - {{{{question: "held out {n}", answer: "{n}"}}}}\n' for n in range(12))
-
-
-def with_rows(text):
-    """The recipe with 12 held-out rows and a reward that judges answers."""
-    head, _, rest = text.partition("  eval_rows:\n")
-    return (
-        head
-        + MANY
-        + rest[rest.index("rewards:") :].replace(
-            "rewards:\n", "rewards:\n  - {{kind: contains, answer: answer}}\n"
-        )
-    )
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, chat_model):
+def trained(tmp_path_factory, lora_run, chat_model):
     """A workshop in which a run with adapters has ended; every test measures into folders of its own."""
-    workshop = Workshop(tmp_path_factory.mktemp("trained"), chat_model)
-    text = with_rows(RECIPE).replace("dtype: float32", LORA)
-    done = workshop.grpo("train", workshop.write(text), "--set", "training.save_steps=1")
-    assert done.returncode == 0, done.stderr
-    return workshop
+    return Workshop.copy(lora_run, tmp_path_factory.mktemp("trained"), chat_model)
 
 
 def evaluate(workshop, *arguments, code=0):
@@ -168,7 +147,9 @@ def test_an_interrupted_evaluation_goes_on(trained):
     ],
 )
 def test_what_cannot_be_measured_is_refused(workshop, arguments, message):
-    assert message in evaluate(workshop, workshop.write(with_rows(RECIPE)), *arguments, code=2)
+    assert message in evaluate(
+        workshop, workshop.write(with_held_out_rows(RECIPE)), *arguments, code=2
+    )
 
 
 def test_a_recipe_without_held_out_rows_says_what_to_do(workshop):
@@ -265,6 +246,7 @@ def test_a_comparison_names_what_else_differs(trained):
     assert "note: temperature of the two differ: 0.0 → 0.5" in shown
 
 
+@pytest.mark.slow
 def test_a_terminated_evaluation_leaves_no_process_and_what_it_sampled(trained):
     flags = ["--batch-size", "2", "--num-processes", "2", "--out", "ended"]
     many = ["--samples", "200", "--temperature", "1"]
@@ -304,7 +286,7 @@ def test_several_processes_end_as_one_does(trained):
 
 @pytest.mark.slow
 def test_a_baseline_is_measured_without_what_an_adapter_left(trained, tmp_path):
-    text = with_rows(RECIPE).replace(
+    text = with_held_out_rows(RECIPE).replace(
         "dtype: float32",
         "dtype: bfloat16\n  lora: {{r: 4, lora_alpha: 8, modules_to_save: [lm_head]}}",
     )

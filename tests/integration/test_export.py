@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from grpo_cli.export.exporting import run_verification
 from grpo_cli.export.request import ExportOptions, make_request
 from tests.hub_server import TOKEN, HubServer
+from tests.in_process import verify_export
 from tests.integration.conftest import RECIPE, Workshop
 from tests.tiny_models import make_tiny_model
 
@@ -29,16 +30,17 @@ def train(folder, model, text):
 
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory, chat_model):
+def adapted(tmp_path_factory, once, chat_model):
     """Two steps of LoRA on bfloat16 weights."""
     text = RECIPE.replace("dtype: float32", LORA).replace(*FAST)
-    return train(tmp_path_factory.mktemp("adapted"), chat_model, text)
+    run = once("bfloat16_lora_run", lambda folder: train(folder, chat_model, text))
+    return Workshop.copy(run, tmp_path_factory.mktemp("adapted"), chat_model)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, chat_model):
+def whole(tmp_path_factory, full_run, chat_model):
     """Two steps of all weights."""
-    return train(tmp_path_factory.mktemp("whole"), chat_model, RECIPE)
+    return Workshop.copy(full_run, tmp_path_factory.mktemp("whole"), chat_model)
 
 
 def export(workshop, *arguments, code=0):
@@ -61,6 +63,10 @@ def logits(model, tokenizer):
 def test_merged_weights_are_the_trained_model(adapted):
     told = export(adapted, "--to", "merged")
     assert told["verification"]["ok"]
+    # A process of its own finds the same.
+    request = make_request(adapted.run, ExportOptions())
+    apart = run_verification(request, adapted.folder / "merged", lambda what: None)
+    assert apart == told["verification"]
     assert told["verification"]["tensors"]["changed"] == 14
     assert told["verification"]["kept"] > 0.9
     folder = adapted.folder / "merged"
@@ -120,7 +126,7 @@ def test_weights_that_are_the_base_models_are_found_out(adapted, tmp_path):
     base = AutoModelForCausalLM.from_pretrained(adapted.model, dtype=torch.bfloat16)
     base.save_pretrained(folder)
     request = make_request(adapted.run, ExportOptions())
-    found = run_verification(request, folder, lambda what: None)
+    found = verify_export(request, folder)
     assert not found["ok"]
     assert found["kept"] == pytest.approx(0, abs=0.01)
     subjects = {each["subject"] for each in found["findings"]}
@@ -136,7 +142,7 @@ def test_another_template_or_stop_token_is_found_out(adapted):
     told = json.loads(settings.read_text())
     settings.write_text(json.dumps({**told, "eos_token_id": [0, 5]}))
     request = make_request(adapted.run, ExportOptions())
-    found = run_verification(request, folder, lambda what: None)
+    found = verify_export(request, folder)
     subjects = {each["subject"] for each in found["findings"]}
     assert {"chat template", "stop tokens"} <= subjects
 
@@ -147,7 +153,7 @@ def test_another_vocabulary_is_found_out(adapted):
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.resize_token_embeddings(300)
     model.save_pretrained(folder)
-    found = run_verification(make_request(adapted.run, ExportOptions()), folder, lambda what: None)
+    found = verify_export(make_request(adapted.run, ExportOptions()), folder)
     assert not found["ok"]
     (finding,) = found["findings"]
     assert finding["seen"] == "the export knows 300 tokens, the trained model 261"
@@ -309,8 +315,8 @@ def hub():
 
 
 def push(workshop, hub, to, **environment):
-    """Exports and uploads to the stand-in; no token and no cache of this machine can interfere."""
-    return workshop.grpo(
+    """Export and upload to the stand-in, in a process: the hub's client reads these variables on import."""
+    return workshop.process(
         *("export", workshop.run, "--to", to, "--no-verify", "--push", "team/model", "--json"),
         **{
             "HF_ENDPOINT": hub.url,
@@ -342,6 +348,7 @@ def test_a_push_without_a_token_is_refused_beforehand(adapted, hub):
         assert not (adapted.folder / "unpushed").exists()
 
 
+@pytest.mark.slow
 def test_a_push_that_fails_keeps_the_export(adapted, hub):
     hub.refuse_commits = True
     done = push(adapted, hub, "stays", HF_TOKEN=TOKEN)

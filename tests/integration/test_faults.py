@@ -33,12 +33,12 @@ def write(workshop, body, **changes):
 
 def test_a_run_that_hangs_is_ended_and_every_stack_is_written_down(workshop):
     recipe = write(workshop, HANGS)
-    flags = ["--set", "launch.stall_timeout_s=20", *sets(save_steps=1)]
-    done = workshop.grpo("train", recipe, *flags)
+    flags = ["--set", "launch.stall_timeout_s=5", *sets(save_steps=1)]
+    done = workshop.process("train", recipe, *flags, "--set", "evaluation.limit=0")
     assert done.returncode == 1
     status = workshop.status()
     assert status["state"] == "failed"
-    assert status["reason"].startswith("no progress for 20s while training")
+    assert status["reason"].startswith("no progress for 5s while training")
     log = (workshop.run / "logs" / "attempt_1" / "worker.log").read_text()
     assert 'mine.py", line' in log
     assert (workshop.run / "checkpoints" / "checkpoint-1" / "trainer_state.json").is_file()
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, chat_model):
         workshop = Workshop(disk, chat_model)
         recipe = workshop.write()
         flags = sets(max_steps=60, save_steps=1)
-        done = workshop.grpo("train", recipe, *flags)
+        done = workshop.process("train", recipe, *flags)
         assert done.returncode == 1
         assert "is full: " in workshop.status()["reason"]
         kept = sorted((workshop.run / "checkpoints").glob("checkpoint-*"))

@@ -1,4 +1,4 @@
-"""`grpo probe`, and `grpo train` with its probe, as processes: what is printed, kept and left behind."""
+"""`grpo probe`, and `grpo train` with its probe: what is printed, kept and left behind."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo_cli.models.counting import read_shape
 from grpo_cli.recipe.model import ModelConfig
+from tests.in_process import run_command
 from tests.integration.conftest import RECIPE
 from tests.tiny_models import make_tiny_model
 
@@ -33,11 +34,9 @@ def probe(workshop, path, *flags):
     return done, json.loads(done.stdout)
 
 
-def train(workshop, *arguments, **options):
+def train(workshop, *arguments):
     """`grpo train` as a user types it, with the probe."""
-    command = workshop.command("probe", *arguments)
-    command["args"][command["args"].index("probe")] = "train"
-    return subprocess.run(**command, capture_output=True, **options)
+    return run_command(["train", *map(str, arguments)], workshop.folder)
 
 
 def test_what_a_reward_prints_does_not_get_into_the_json(workshop):
@@ -75,6 +74,13 @@ def test_a_reward_that_works_in_training_does_not_stop_it(workshop, body):
     assert workshop.status()["state"] == "completed"
 
 
+def with_probe(workshop, path):
+    """The same in a process of its own: arguments for `subprocess`."""
+    command = workshop.command("probe", path)
+    command["args"][command["args"].index("probe")] = "train"
+    return command
+
+
 def test_training_is_not_started_where_the_probe_finds_an_error(workshop):
     path = own_reward(
         workshop, "def own(completions, **kwargs):\n    raise ValueError('broken here')\n"
@@ -88,13 +94,15 @@ def test_training_is_not_started_where_the_probe_finds_an_error(workshop):
 
 def test_a_probe_that_breaks_is_not_passed_over(workshop):
     path = own_reward(workshop, "import os\ndef own(completions, **kwargs):\n    os._exit(0)\n")
-    done = train(workshop, path)
+    done = subprocess.run(**with_probe(workshop, path), capture_output=True)
     assert done.returncode != 0
     assert "the probe ended without a result" in done.stderr
     assert not (workshop.folder / "runs").exists()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_the_probe_ends_with_its_training(workshop, sent):
     path = own_reward(
         workshop,
@@ -103,10 +111,11 @@ def test_the_probe_ends_with_its_training(workshop, sent):
         "    pathlib.Path('asked').touch()\n"
         "    time.sleep(600)\n",
     )
-    command = workshop.command("probe", path)
-    command["args"][command["args"].index("probe")] = "train"
     process = subprocess.Popen(
-        **command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        **with_probe(workshop, path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         deadline = time.monotonic() + 240

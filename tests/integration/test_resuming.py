@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -49,7 +48,9 @@ def workshop_of(folder, model, die_at=None):
 
 def train(workshop, *flags, steps=STEPS, code=0):
     common = ["--set", f"training.max_steps={steps}", "--set", "logging.log_completions=true"]
-    done = workshop.grpo("train", workshop.folder / "recipe.yaml", *common, *flags)
+    # A worker that is to die is a process of its own.
+    run = workshop.process if (workshop.folder / "die").exists() else workshop.grpo
+    done = run("train", workshop.folder / "recipe.yaml", *common, *flags)
     assert done.returncode == code, done.stderr
     return done
 
@@ -137,20 +138,10 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, chat_model, settin
     assert (record["step"], record["attempt"]) == (settings["save_steps"], 2)
 
 
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory, chat_model):
-    """A run of two steps, both saved."""
-    workshop = Workshop(tmp_path_factory.mktemp("stopped"), chat_model)
-    workshop.write()
-    train(workshop, *sets(save_steps=1), steps=2)
-    return workshop
-
-
 @pytest.fixture
-def copied(stopped, tmp_path):
-    """The same run in a folder of its own."""
-    shutil.copytree(stopped.folder, tmp_path / "copied")
-    return Workshop(tmp_path / "copied", stopped.model)
+def copied(full_run, tmp_path, chat_model):
+    """A run of two steps, both saved, in a folder of its own."""
+    return Workshop.copy(full_run, tmp_path / "copied", chat_model)
 
 
 def test_a_completed_run_is_left_alone_and_may_be_prolonged(copied):

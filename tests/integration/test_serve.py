@@ -10,25 +10,21 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.integration.conftest import RECIPE, Workshop
-from tests.tiny_models import make_tiny_model
-
-LORA = "dtype: float32\n  lora: {{r: 4, lora_alpha: 8}}"
+from tests.in_process import run_command
+from tests.integration.conftest import LORA, RECIPE, Workshop
+from tests.integration.vllm_runs import EAGER, ENVIRONMENT, sets, workshop_of
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, chat_model):
+def trained(tmp_path_factory, lora_run, chat_model):
     """A run with an adapter, and a `vllm` that is none."""
-    workshop = Workshop(tmp_path_factory.mktemp("trained"), chat_model)
-    text = RECIPE.replace("dtype: float32", LORA)
-    assert workshop.grpo("train", workshop.write(text)).returncode == 0
+    workshop = Workshop.copy(lora_run, tmp_path_factory.mktemp("trained"), chat_model)
     command = workshop.folder / "bin" / "vllm"
     command.parent.mkdir()
     standin = Path(__file__).parent.parent / "vllm_standin.py"
@@ -119,26 +115,24 @@ def test_what_cannot_be_served_is_said(trained, tmp_path):
 
 
 def test_a_model_is_talked_to_in_this_process(trained):
-    command = trained.command("chat", trained.run, "--max-tokens", "6", "--temperature", "0")
-    done = subprocess.run(**command, input="one\ntwo\n", capture_output=True, check=False)
+    command = ["chat", str(trained.run), "--max-tokens", "6", "--temperature", "0"]
+    done = run_command(command, trained.folder, stdin="one\ntwo\n")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split("\n")) >= 3
-    again = subprocess.run(**command, input="one\ntwo\n", capture_output=True, check=False)
+    again = run_command(command, trained.folder, stdin="one\ntwo\n")
     assert again.stdout == done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
-def test_vllm_serves_the_adapter(tmp_path):
-    # vLLM's kernels know no heads as small as those of the other tests' model.
-    make_tiny_model(tmp_path / "wide", kind="llama", chat=True, hidden_size=128)
-    trained = Workshop(tmp_path, tmp_path / "wide")
+def test_vllm_serves_the_adapter_and_a_training_refuses_the_server(tmp_path, wide_model):
+    trained = Workshop(tmp_path, wide_model)
     text = RECIPE.replace("dtype: float32", LORA)
     assert trained.grpo("train", trained.write(text)).returncode == 0
     port = free_port()
     flags = ["--port", str(port), "--max-model-len", "256", "--gpu-memory-utilization", "0.1"]
-    process = start(trained, *flags, VLLM_CPU_KVCACHE_SPACE="1")
+    process = start(trained, *flags, **ENVIRONMENT, **EAGER)
     try:
         said = process.stdout.readline()
         assert "answers at" in said, process.stderr.read()[-3000:]
@@ -150,9 +144,24 @@ def test_vllm_serves_the_adapter(tmp_path):
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert json.load(answer)["choices"][0]["message"]["role"] == "assistant"
+        check_that_training_refuses(tmp_path / "refused", wide_model, port)
     finally:
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
-    time.sleep(1)
-    assert not [child for child in children if child.is_running()]
+    _, left = psutil.wait_procs(children, timeout=10)
+    assert not left
+
+
+def check_that_training_refuses(folder, model, port):
+    """A server that answers chats has no development endpoints; the message has the command of one that does."""
+    folder.mkdir()
+    workshop = workshop_of(folder, model, f"mode: server, base_url: http://127.0.0.1:{port}")
+    recipe = folder / "recipe.yaml"
+    command = workshop.grpo("serve", recipe, "--dry-run", "--port", port).stdout.split()
+    assert "VLLM_SERVER_DEV_MODE=1" in command
+    done = workshop.grpo("train", recipe, *sets(1))
+    assert done.returncode == 3
+    assert "has no development endpoints" in done.stderr
+    assert f"grpo serve {recipe} --port {port}" in done.stderr
+    assert not (folder / "runs").exists()

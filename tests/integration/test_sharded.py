@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from grpo_cli.errors import RunError, UsageError
 from grpo_cli.models.sharded import is_sharded, make_whole, refuse_sharded
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
-from tests.integration.conftest import RECIPE, Workshop
+from tests.integration.conftest import Workshop
 from tests.tiny_models import make_tiny_model
 
 DEEPSPEED = Path(sys.prefix) / "deepspeed"
@@ -63,6 +63,7 @@ def fsdp(models, chat_model):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "file", "lora"),
     [("all", "model.safetensors", None), ("adapter", "adapter_model.safetensors", LORA)],
@@ -82,6 +83,7 @@ def test_fsdp_shards_become_what_one_process_saves(
         peft.PeftModel.from_pretrained(base, tmp_path)
 
 
+@pytest.mark.slow
 def test_shards_that_are_torn_or_of_another_model_are_told(models, fsdp, chat_model, tmp_path):
     config = ModelConfig(path=str(chat_model), dtype="float32")
     torn = tmp_path / "checkpoint-2"
@@ -102,13 +104,9 @@ def test_shards_that_are_torn_or_of_another_model_are_told(models, fsdp, chat_mo
 
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory, chat_model):
+def adapted(tmp_path_factory, lora_run, chat_model):
     """Two steps of LoRA."""
-    workshop = Workshop(tmp_path_factory.mktemp("adapted"), chat_model)
-    text = RECIPE.replace("float32", "float32\n  lora: {{r: 4, lora_alpha: 8}}")
-    done = workshop.grpo("train", workshop.write(text), "--set", "training.save_steps=2")
-    assert done.returncode == 0, done.stderr
-    return workshop
+    return Workshop.copy(lora_run, tmp_path_factory.mktemp("adapted"), chat_model)
 
 
 def sharded_run(workshop, kind, target):
@@ -141,7 +139,8 @@ def test_a_checkpoint_in_shards_is_exported(adapted, tmp_path, kind):
         done = adapted.grpo("export", run, "--to", tmp_path / "out", *flags)
         assert done.returncode == 3
         assert 'pip install "grpo-cli[deepspeed]"' in done.stderr
-    done = adapted.grpo("export", run, "--to", tmp_path / "out", *flags, PYTHONPATH=str(DEEPSPEED))
+    environment = {"PYTHONPATH": str(DEEPSPEED)}
+    done = adapted.process("export", run, "--to", tmp_path / "out", *flags, **environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["verification"]["difference"]["largest"] == 0
     name = "adapter_model.safetensors"

@@ -17,6 +17,11 @@ from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import sets
 
 DEEPSPEED = Path(sys.prefix) / "deepspeed"
+pytestmark = pytest.mark.xdist_group("strategies")
+
+
+def nightly(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 # The members of a group take the likeliest token and the next one, whatever the process: what is drawn
@@ -103,7 +108,7 @@ def shared_by(strategy, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", nightly("zero1"), nightly("zero2"), "zero3"])
 def test_two_processes_learn_what_one_does(tmp_path, chat_model, alone, strategy):
     flags, more = shared_by(strategy, tmp_path)
     settings = sets(max_steps=3, optim="sgd", per_device_train_batch_size=2, save_steps=2)
@@ -113,6 +118,7 @@ def test_two_processes_learn_what_one_does(tmp_path, chat_model, alone, strategy
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["zero1", "zero2"])
 def test_processes_with_whole_weights_sample_for_themselves(tmp_path, chat_model, strategy):
     places = []
@@ -147,12 +153,12 @@ def spread(completion_ids, trainer_state=None, **kwargs):
 @pytest.mark.parametrize(
     ("strategy", "lora"),
     [
-        ("fsdp2", False),
+        nightly("fsdp2", False),
         ("fsdp2", True),
-        ("zero2", False),
-        ("zero2", True),
+        nightly("zero2", False),
+        nightly("zero2", True),
         ("zero3", False),
-        ("zero3", True),
+        nightly("zero3", True),
     ],
 )
 def test_a_shared_training_that_was_killed_goes_on(tmp_path, chat_model, strategy, lora):
@@ -232,7 +238,7 @@ def spread(completion_ids, trainer_state=None, **kwargs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", nightly("fsdp2"), nightly("zero2"), "zero3"])
 def test_processes_leave_out_different_numbers_of_rows(tmp_path, chat_model, strategy):
     flags, more = shared_by(strategy, tmp_path)
     flags += ["--set", "rewards.1.weight=0", "--set", "rewards.2.weight=0"]

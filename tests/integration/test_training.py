@@ -1,4 +1,4 @@
-"""Trainings from recipe to weights: real processes, a tiny random model, on the CPU."""
+"""Trainings from recipe to weights, with a tiny random model on the CPU."""
 
 import json
 import os
@@ -11,10 +11,9 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.integration.conftest import RECIPE, Workshop
+from tests.integration.conftest import LORA, RECIPE, Workshop
 
 PHASES = ("sampling", "scoring", "learning")
-LORA = "dtype: float32\n  lora: {{r: 4, lora_alpha: 8}}"
 
 
 def weights_of(folder):
@@ -23,7 +22,7 @@ def weights_of(folder):
 
 
 def test_a_recipe_trains_a_model_and_leaves_everything_in_the_run_folder(workshop):
-    done = workshop.grpo("train", workshop.write(), "--json")
+    done = workshop.process("train", workshop.write(), "--json")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     run = workshop.run
@@ -181,14 +180,26 @@ def own_reward(workshop, body):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("os._exit(0)", "ended before the run was finished"),
+        pytest.param("os._exit(0)", "ended before the run was finished", marks=pytest.mark.slow),
         ("os.kill(os.getpid(), 9)", "was killed (signal 9)"),
+    ],
+)
+def test_a_worker_process_that_ends_badly_is_a_failed_run(workshop, body, said):
+    done = workshop.process("train", own_reward(workshop, body), "--set", "evaluation.limit=0")
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert workshop.status()["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
         ("raise KeyboardInterrupt", "reward 'f' (python) failed"),
         ("return [float('nan')] * len(completions)", "reward 'f' (python) returned nan"),
         ("return [1.0]", "returned 1 scores for"),
     ],
 )
-def test_a_worker_that_ends_badly_is_a_failed_run(workshop, body, said):
+def test_a_reward_that_breaks_is_a_failed_run(workshop, body, said):
     done = workshop.grpo("train", own_reward(workshop, body), "--set", "evaluation.limit=0")
     assert done.returncode == 1
     assert said in done.stderr
@@ -209,7 +220,7 @@ def test_a_forgiven_reward_goes_on_and_its_failures_are_counted(workshop):
 
 
 def test_a_reader_that_goes_away_does_not_end_the_run(workshop):
-    command = workshop.command("train", workshop.write())
+    command = workshop.command("train", workshop.write(), "--set", "evaluation.limit=0")
     process = subprocess.Popen(**command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     process.stderr.readline()
     process.stderr.close()
@@ -264,9 +275,16 @@ def alive_workers(run):
     return found.stdout.split()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(workshop, processes, number):
+@pytest.mark.parametrize(
+    ("number", "processes"),
+    [
+        (signal.SIGINT, 1),
+        (signal.SIGTERM, 2),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(workshop, number, processes):
     text = RECIPE.replace("use_cpu: true", f"use_cpu: true, num_processes: {processes}")
     text = text.replace("max_steps: 2", "max_steps: 100000")
     process = subprocess.Popen(
@@ -284,7 +302,7 @@ def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(workshop, processe
     assert alive_workers(workshop.run) == []
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_worker_outlives_a_killed_supervisor(workshop, processes):
     text = RECIPE.replace("use_cpu: true", f"use_cpu: true, num_processes: {processes}")
     text = text.replace("max_steps: 2", "max_steps: 100000")

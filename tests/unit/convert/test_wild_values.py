@@ -11,6 +11,7 @@ from grpo_cli.convert.conversion import translate
 from grpo_cli.convert.writing import write_recipe
 from grpo_cli.errors import ProblemsError
 from grpo_cli.recipe.yaml_tree import read_text
+from tests.nightly import scale
 from tests.unit.convert.readings import NAMES, read
 
 WILD = st.recursive(
@@ -40,7 +41,7 @@ def keys_of(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scale(20, 200), deadline=None)
 @given(data=st.data())
 def test_any_value_at_any_key_is_answered(name, data):
     recognition, before = read(name)

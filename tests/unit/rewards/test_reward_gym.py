@@ -1,3 +1,4 @@
+import functools
 import json
 
 import pytest
@@ -21,13 +22,24 @@ def score(row, completion, **params):
 
 
 def judge(row, completion, **params):
+    [judged] = judge_all([(row, completion)], make_reward(**params))
+    return judged
+
+
+def judge_all(pairs, reward):
+    rows, completions = zip(*pairs, strict=True)
+    columns = {name: [row[name] for row in rows] for name in ("question", "answer", "metadata")}
+    columns["metadata"] = [
+        each if isinstance(each, str) else json.dumps(each) for each in columns["metadata"]
+    ]
+    return reward.score(Batch([""] * len(rows), list(completions), columns=columns))
+
+
+@functools.cache
+def make_reward(**params):
+    """A reward whose processes, which import all tasks, are started once."""
     [reward] = build_rewards([RewardConfig(kind="reasoning_gym", **params)], CONTEXT)
-    columns = {"question": [row["question"]], "answer": [row["answer"]]}
-    metadata = row["metadata"]
-    if not isinstance(metadata, str):
-        metadata = json.dumps(metadata)
-    batch = Batch([""], [completion], columns={**columns, "metadata": [metadata]})
-    return reward.score(batch)[0]
+    return reward
 
 
 def tasks():
@@ -52,10 +64,11 @@ def test_scores_survive_the_way_through_json():
     assert not differ
 
 
-@pytest.mark.parametrize("text", ["", "garbage", "1", "[1", "{}", "-", "1 2\n3", "(", "\\boxed{"])
-def test_malformed_answers_never_raise(text):
-    for task in ("prime_factorization", "game_of_life", "boxnet", "chain_sum", "countdown"):
-        assert score(entry(task), text) <= 0.5
+def test_malformed_answers_never_raise():
+    texts = ["", "garbage", "1", "[1", "{}", "-", "1 2\n3", "(", "\\boxed{"]
+    names = ("prime_factorization", "game_of_life", "boxnet", "chain_sum", "countdown")
+    pairs = [(entry(name), text) for name in names for text in texts]
+    assert all(judged.value <= 0.5 for judged in judge_all(pairs, make_reward()))
 
 
 def test_extraction_and_task():
@@ -64,7 +77,7 @@ def test_extraction_and_task():
     assert score(row, said) < 1.0
     assert score(row, said, extract="last_number") == 1.0
     tagged = f"<answer>{row['answer']}</answer>"
-    assert score(row, tagged, extract=["boxed", "answer_tag"]) == 1.0
+    assert score(row, tagged, extract=("boxed", "answer_tag")) == 1.0
     assert score(row, f"  {row['answer']}\n", task="chain_sum") == 1.0
     assert score(row, f"<think>hm</think>{row['answer']}") == 1.0
 
@@ -98,19 +111,20 @@ def test_unknown_task_is_refused_at_once():
         build_rewards([RewardConfig(kind="reasoning_gym", task="count_down")], CONTEXT)
 
 
-@pytest.mark.parametrize(
-    ("task", "code"),
-    [
-        ("spiral_matrix", "open('PWNED', 'w').write('')"),
-        ("n_queens", "[open('PWNED', 'w')]"),
-        ("countdown", "exec(chr(111)+chr(112))"),
-        ("countdown", "9**9**9**9"),
-        ("puzzle24", "factorial(99999999)"),
-        ("simple_integration", "().__class__"),
-    ],
-)
-def test_answers_run_no_code(task, code, tmp_path, monkeypatch):
+CODE = [
+    ("spiral_matrix", "open('PWNED', 'w').write('')"),
+    ("n_queens", "[open('PWNED', 'w')]"),
+    ("countdown", "exec(chr(111)+chr(112))"),
+    ("countdown", "9**9**9**9"),
+    ("puzzle24", "factorial(99999999)"),
+    ("simple_integration", "().__class__"),
+]
+
+
+def test_answers_run_no_code(tmp_path, monkeypatch):
+    # Processes of its own, which start in this folder.
     monkeypatch.chdir(tmp_path)
-    judged = judge(entry(task), code)
-    assert (judged.value, judged.reason) == (0.0, "answer is not one the scorer may evaluate")
+    [reward] = build_rewards([RewardConfig(kind="reasoning_gym")], CONTEXT)
+    for judged in judge_all([(entry(task), code) for task, code in CODE], reward):
+        assert (judged.value, judged.reason) == (0.0, "answer is not one the scorer may evaluate")
     assert not list(tmp_path.iterdir())

@@ -29,7 +29,7 @@ CONTAINER = tuple(each for each in ("landlock", "seccomp") if each in FULL)
 """What is left in a container that forbids namespaces."""
 
 
-@pytest.fixture(params=["full", "container"])
+@pytest.fixture(params=["full", pytest.param("container", marks=pytest.mark.slow)])
 def level(request, monkeypatch):
     protections = {"full": FULL, "container": CONTAINER}[request.param]
     if request.param == "container" and len(CONTAINER) < 2:

@@ -1,0 +1,181 @@
+"""Run `grpo` commands in the test process, which has torch and TRL loaded already.
+
+The command line, the checks, the run folder and the worker are the real ones. What is left out is the process
+boundary: `supervise` is replaced by a call of the worker's `main`, and so are the processes of the probe and of
+an export's verification. Launches of several processes, and those that sample with vLLM, still start real ones.
+"""
+
+import contextlib
+import faulthandler
+import functools
+import gc
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+from unittest import mock
+
+from grpo_cli.cli import app, training
+from grpo_cli.export import exporting
+from grpo_cli.export.request import ExportRequest
+from grpo_cli.launch import supervisor
+from grpo_cli.launch.plan import LaunchPlan
+from grpo_cli.launch.supervisor import Outcome
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.heartbeat import clear_beats
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_command(
+    arguments: list[str],
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    stdin: str = "",
+) -> subprocess.CompletedProcess[str]:
+    """Run a `grpo` command to its end.
+
+    Args:
+        arguments: The command line, without `grpo`.
+        folder: The working directory.
+        environment: Variables set meanwhile. Those that libraries read when they are imported
+            (`HF_HOME`, `OMP_NUM_THREADS`) have no effect: start a process for them.
+        stdin: What the command reads from standard input.
+
+    Returns:
+        Exit code and output, as `subprocess.run` gives them.
+    """
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        with (
+            _restored_state(),
+            contextlib.chdir(folder),
+            mock.patch.dict(os.environ, environment or {}),
+            mock.patch.object(sys, "argv", ["grpo", *arguments]),
+            mock.patch.object(sys, "stdin", io.StringIO(stdin)),
+            mock.patch.object(training, "supervise", _supervise),
+            mock.patch.object(training, "_run_apart", _probe),
+            mock.patch.object(exporting, "run_verification", verify_export),
+            _redirected(stdout, stderr),
+        ):
+            code = _exit_code(app.main)
+        texts = []
+        for stream in (stdout, stderr):
+            stream.seek(0)
+            texts.append(stream.read())
+    return subprocess.CompletedProcess(["grpo", *arguments], code, *texts)
+
+
+def _probe(command: list[str]) -> tuple[int, str, str]:
+    """Run the probe that `grpo train` begins with; `command` starts with `python -m grpo_cli`."""
+    done = run_command(command[3:], Path.cwd())
+    return done.returncode, done.stdout, done.stderr
+
+
+def verify_export(
+    request: ExportRequest, folder: Path, tell: Callable[[str], object] = lambda what: None
+) -> dict[str, Any]:
+    """Verify an export as `run_verification` does, in this process."""
+    from grpo_cli.export.verification import verify
+
+    return json.loads(json.dumps(verify(request, folder)))
+
+
+def _supervise(
+    plan: LaunchPlan,
+    folder: RunFolder,
+    on_tick: Callable[[], None],
+    on_stopping: Callable[[], None],
+    on_notice: Callable[[str], None],
+) -> Outcome:
+    """Run the worker of a single-process plan here, and settle its status as the supervisor does."""
+    if plan.num_processes > 1 or folder.read_recipe().generation.backend == "vllm":
+        return supervisor.supervise(plan, folder, on_tick, on_stopping, on_notice)
+    worker = _load_worker()
+    clear_beats(folder)
+    with (
+        folder.log.open("a") as log,
+        _restored_state(),
+        mock.patch.dict(os.environ, plan.add_environment(os.environ)),
+        _redirected(log, log),
+    ):
+        code = _exit_code(lambda: sys.exit(worker.main([str(folder.path)])))
+    status = supervisor._settle(plan, folder, code, supervisor._Signals(), None)
+    on_tick()
+    return Outcome(status, None)
+
+
+@functools.cache
+def _load_worker() -> ModuleType:
+    """The worker's module, with all that it imports."""
+    from grpo_cli.train import training, worker  # noqa: F401
+
+    # Every training collects garbage, which takes half a second over the objects of torch and transformers.
+    gc.collect()
+    gc.freeze()
+    return worker
+
+
+def _exit_code(act: Callable[[], object]) -> int:
+    """What a process that does nothing else would end with."""
+    try:
+        act()
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def _redirected(stdout: IO[str], stderr: IO[str]) -> Iterator[None]:
+    """Send what this process and its children write to two files."""
+    with contextlib.ExitStack() as undo:
+        for number, name, file in ((1, "stdout", stdout), (2, "stderr", stderr)):
+            getattr(sys, name).flush()
+            saved = os.dup(number)
+            undo.callback(os.close, saved)
+            undo.callback(os.dup2, saved, number)
+            os.dup2(file.fileno(), number)
+            stream = open(number, "w", buffering=1, closefd=False)  # noqa: SIM115
+            undo.callback(stream.flush)
+            undo.enter_context(mock.patch.object(sys, name, stream))
+        yield
+
+
+@contextlib.contextmanager
+def _restored_state() -> Iterator[None]:
+    """Undo what a process leaves to its end: signal handlers, environment, imports, accelerate's world."""
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    environment, modules, path = dict(os.environ), set(sys.modules), list(sys.path)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        faulthandler.unregister(signal.SIGUSR1)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            # A recipe's own files: another test's are other files, of the same names.
+            if name.startswith("grpo_own_"):
+                del sys.modules[name]
+        _reset_accelerate()
+
+
+def _reset_accelerate() -> None:
+    if "accelerate" not in sys.modules:
+        return
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
