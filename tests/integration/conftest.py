@@ -5,11 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from tests.in_process import run_command
 from tests.tiny_models import make_tiny_model
@@ -103,29 +101,6 @@ class Workshop:
 def _without_probe(arguments) -> list[str]:
     more = ["--no-probe"] if arguments[0] == "train" else []
     return [*map(str, arguments), *more]
-
-
-@pytest.fixture(scope="session")
-def once(tmp_path_factory) -> Callable[..., Path]:
-    """Make something in a folder once for all workers of pytest-xdist: `once(name, make)`.
-
-    The folder is shared: who changes something works on a copy.
-    """
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent
-
-    def get(name: str, make: Callable[[Path], object]) -> Path:
-        folder, complete = root / "once" / name, root / "once" / f"{name}.complete"
-        folder.parent.mkdir(exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            if not complete.exists():
-                folder.mkdir()
-                make(folder)
-                complete.touch()
-        return folder
-
-    return get
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from grpo_cli.errors import GrpoError
+from grpo_cli.models import counting
+from grpo_cli.models.counting import read_shape
 from grpo_cli.models.sampling import Completion, sample_completions
 from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.preflight.probe import device as device_module
@@ -62,6 +64,23 @@ def changed(**changes):
         else:
             at[last] = value
     return recipe
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    """The shapes that were read: most recipes here have one model, and reading it takes two seconds."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def _read_shapes_once(monkeypatch, shapes):
+    def read(model, **sizes):
+        key = (model.model_dump_json(), *sizes.items())
+        if key not in shapes:
+            shapes[key] = read_shape(model, **sizes)
+        return shapes[key]
+
+    monkeypatch.setattr(counting, "read_shape", read)
 
 
 @pytest.fixture

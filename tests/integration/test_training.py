@@ -177,10 +177,11 @@ def own_reward(workshop, body):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        pytest.param("os._exit(0)", "ended before the run was finished", marks=pytest.mark.slow),
+        ("os._exit(0)", "ended before the run was finished"),
         ("os.kill(os.getpid(), 9)", "was killed (signal 9)"),
     ],
 )
@@ -256,6 +257,7 @@ def test_the_held_out_answers_are_kept(workshop):
     assert {"row", "prompt", "text", "rewards", "clipped"} <= first.keys()
 
 
+@pytest.mark.slow
 def test_two_processes_share_one_training(workshop):
     text = RECIPE.replace("use_cpu: true", "use_cpu: true, num_processes: 2")
     text = text.replace("per_device_train_batch_size: 4", "per_device_train_batch_size: 2")
@@ -302,7 +304,7 @@ def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(workshop, number, 
     assert alive_workers(workshop.run) == []
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_no_worker_outlives_a_killed_supervisor(workshop, processes):
     text = RECIPE.replace("use_cpu: true", f"use_cpu: true, num_processes: {processes}")
     text = text.replace("max_steps: 2", "max_steps: 100000")

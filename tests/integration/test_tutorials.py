@@ -1,8 +1,6 @@
 """The tutorials' systems, as far as they run without a hub: the shipped recipes themselves, whole."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,14 +8,6 @@ import pytest
 from tests.integration.conftest import Workshop
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made")
-    maker = ROOT / "recipes" / "offline" / "make.py"
-    subprocess.run([sys.executable, str(maker), str(folder)], check=True, capture_output=True)
-    return folder
 
 
 def train(workshop, name, made, model, rows):

@@ -1,8 +1,6 @@
 """Every shipped recipe passes the checks, fits the published schema, and names the schema."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
@@ -27,17 +25,6 @@ def named(path):
     return {"recipes": path.stem, "offline": f"{path.stem}-offline"}.get(
         folder, f"{folder}-{path.stem}"
     )
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory):
-    """What `recipes/offline/make.py` makes, and rows as GSM8K has them."""
-    folder = tmp_path_factory.mktemp("made")
-    maker = ROOT / "recipes" / "offline" / "make.py"
-    subprocess.run([sys.executable, str(maker), str(folder)], check=True, capture_output=True)
-    rows = "".join(f'{{"question": "{i}", "answer": "so #### {i}"}}\n' for i in range(40))
-    (folder / "rows.jsonl").write_text(rows)
-    return folder
 
 
 def flags_for(path, made):

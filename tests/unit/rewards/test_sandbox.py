@@ -77,7 +77,7 @@ def attack(program, tests=PRINTS, **params):
     started = time.monotonic()
     batch = Batch([""], [f"```python\n{program}\n```"], columns={"tests": [tests]})
     [score] = reward.score(batch)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     return score
 
 
@@ -149,7 +149,8 @@ SIMPLE = {
 @pytest.mark.parametrize("name", SIMPLE)
 def test_a_program_harms_nothing(name, level):
     program, reason = SIMPLE[name]
-    score = attack(program, seconds_per_test=0.3 if reason == SLOW else 3 if reason else 1)
+    # Only what is to be ended by the clock may be: a busy machine takes its time over the others.
+    score = attack(program, seconds_per_test=0.3 if reason == SLOW else 20 if reason else 1)
     if reason is None:
         return
     assert score.value == 0.0
