@@ -4,6 +4,7 @@
 #                 CPU wheels. Without it pip takes torch from where it takes everything else, which
 #                 on Linux may be a CUDA build of several gigabytes.
 #   PYTHON, VENV  the interpreter to start from, and where the virtual environment goes.
+#   PYTEST_FLAGS  more arguments of pytest, for `make test` and `make test-all`.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -45,10 +46,10 @@ quickstart: setup
 	$(BIN)/grpo train recipes/quickstart.yaml
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 15 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 15 -m "not slow and not gpu" $(PYTEST_FLAGS)
 
 test-all: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 15 -m "slow and not nightly and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 15 -m "slow and not nightly and not gpu" $(PYTEST_FLAGS)
 
 # Everything but GPUs, with every setting, strategy and protection, and the quickstart of three seeds.
 test-nightly: setup

@@ -17,6 +17,9 @@ from hypothesis import settings
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and their children would too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# `nohup` has a hang-up ignored, which commands inherit; a handler they do not.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 # How long an example takes depends on what else the machine is doing.
 settings.register_profile("here", deadline=None)
 settings.load_profile("here")

@@ -1,10 +1,18 @@
-"""How much a test tries: little by default, everything in `make test-nightly`, which sets `NIGHTLY=1`."""
+"""What `make test-nightly` tries, which sets `NIGHTLY=1`, and the other targets do not."""
 
 import os
+from typing import Any
+
+import pytest
 
 NIGHTLY = os.environ.get("NIGHTLY") == "1"
 
 
-def scale(usually: int, nightly: int) -> int:
+def scale(usually: int, at_night: int) -> int:
     """Return how many cases or examples to try."""
-    return nightly if NIGHTLY else usually
+    return at_night if NIGHTLY else usually
+
+
+def nightly(*values: Any) -> Any:
+    """Mark a set of parameters as one that only `make test-nightly` tries."""
+    return pytest.param(*values, marks=pytest.mark.nightly)

@@ -11,16 +11,15 @@ import torch
 
 from tests.integration.conftest import Workshop
 from tests.integration.test_strategies import assert_same, train
-from tests.integration.test_vllm_training import (
+from tests.integration.vllm_runs import (
     AGREEMENT,
+    descendants,
     differences,
-    family,
-    servers,
     sets,
     start,
     workshop_of,
 )
-from tests.integration.test_vllm_training import train as train_with_vllm
+from tests.integration.vllm_runs import train as train_with_vllm
 from tests.tiny_models import make_tiny_model
 
 GPUS = torch.cuda.device_count()
@@ -70,15 +69,15 @@ def test_colocated_vllm_has_the_weights_of_the_step(tmp_path, model, lora):
 @needs_vllm
 def test_a_managed_server_that_dies_is_started_again_with_the_weights(tmp_path, model):
     workshop = workshop_of(tmp_path, model, "mode: server")
-    process, reach = start(workshop, *ON_GPU, *sets(24))
-    reach(4)
-    (server,) = [each for each in servers() if "serve" in each.cmdline()[2:4]]
-    server.send_signal(signal.SIGKILL)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said[-3000:]
-    assert "is back, and gets the weights again" in said
+    with start(workshop, *ON_GPU, *sets(24)) as training:
+        training.reach(4)
+        started = training.descendants()
+        (server,) = [each for each in started if "serve" in each.cmdline()[2:4]]
+        server.send_signal(signal.SIGKILL)
+        assert training.process.wait(timeout=300) == 0, training.output[-3000:]
+    assert "is back, and gets the weights again" in training.output
     assert max(differences(workshop)) < AGREEMENT
-    assert family() == []
+    assert descendants() == []
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["all weights", "lora"])
@@ -93,4 +92,4 @@ def test_an_asynchronous_training_hands_weights_to_the_server_by_nccl(tmp_path, 
     assert min(step["grad_norm"] for step in steps) > 0
     assert min(step["time/sync"] for step in steps[1:]) > 0
     assert max(abs(step["ratio"] - 1) for step in steps) < 0.5
-    assert family() == []
+    assert descendants() == []

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.vllm_runs import (
     MANAGED,
     NEEDS_VLLM,
-    descendants,
+    assert_ended,
     sets,
     start,
     train,
@@ -33,16 +33,16 @@ def test_a_server_samples_with_the_weights_as_they_move(tmp_path, wide_model, sh
     # As the learning rate falls, weights two steps old are close to the end's: 0.07 of the largest distance at
     # most, where a server that was never sent any came to 0.38 at least.
     assert steps[-1]["kl"] < 0.2 * max(step["kl"] for step in steps)
-    assert descendants() == []
 
 
 def test_a_request_to_stop_saves_and_ends_the_managed_server(tmp_path, wide_model):
     workshop = workshop_of(tmp_path, wide_model, MANAGED)
-    process, reach = start(workshop, *sets(500), *ASYNC)
-    reach(1)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=180)
-    assert workshop.status()["state"] == "stopped"
-    step = workshop.status()["step"]
-    assert (workshop.run / "checkpoints" / f"checkpoint-{step}").is_dir()
-    assert descendants() == []
+    with start(workshop, *sets(500), *ASYNC) as training:
+        training.reach(1)
+        processes = training.descendants()
+        training.process.send_signal(signal.SIGTERM)
+        training.process.wait(timeout=180)
+        assert workshop.status()["state"] == "stopped"
+        step = workshop.status()["step"]
+        assert (workshop.run / "checkpoints" / f"checkpoint-{step}").is_dir()
+        assert_ended(processes)

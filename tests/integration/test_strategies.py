@@ -15,13 +15,10 @@ from grpo_cli.launch.accelerate_config import build_config
 from grpo_cli.recipe.launch import LaunchConfig
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import sets
+from tests.nightly import nightly
 
 DEEPSPEED = Path(sys.prefix) / "deepspeed"
 pytestmark = pytest.mark.xdist_group("strategies")
-
-
-def nightly(*values):
-    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 # The members of a group take the likeliest token and the next one, whatever the process: what is drawn

@@ -37,7 +37,58 @@ SPREAD = """\
 def spread(completion_ids, **kwargs):
     return [sum(ids) / 1000 for ids in completion_ids]
 """
-_shared: list[psutil.Process] = []
+# Kills the server while it samples, the guardian of the next one between two steps, and the engine of the third
+# while it takes weights. The first and the last are suspended first, so that a request is under way when they die.
+DEATHS = """\
+import json, os, signal, threading
+from pathlib import Path
+
+import psutil
+from grpo_cli.train.vllm_generation import RunClient
+
+post, planned = RunClient._post, set()
+
+
+def find(word):
+    family = psutil.Process(os.getppid()).children(recursive=True)
+    (process,) = [each for each in family if word in " ".join(each.cmdline())]
+    return process
+
+
+def suspend_and_kill(process):
+    process.suspend()
+    threading.Timer(1.0, process.kill).start()
+
+
+def post_to_the_dying(self, url, **kwargs):
+    if "server" in planned and url.endswith("/completions"):
+        planned.remove("server")
+        suspend_and_kill(psutil.Process(find("EngineCore").ppid()))
+    if "engine" in planned and url.endswith("/collective_rpc"):
+        planned.remove("engine")
+        suspend_and_kill(find("EngineCore"))
+    return post(self, url, **kwargs)
+
+
+RunClient._post = post_to_the_dying
+
+
+def spread(completion_ids, trainer_state, **kwargs):
+    step = trainer_state.global_step
+    if step == 1:
+        planned.add("server")
+    if step == 5:
+        planned.add("engine")
+    if step % 2:
+        guardian = find("grpo_cli.runs.guardian")
+        family = [(each.pid, each.create_time()) for each in guardian.children(recursive=True)]
+        Path(__file__).with_name(f"family_{step}.json").write_text(json.dumps(family))
+        if step == 3:
+            guardian.kill()
+    return [sum(ids) / 1000 for ids in completion_ids]
+"""
+_background: list[psutil.Process] = []
+"""Commands whose processes outlive a test."""
 
 
 def workshop_of(folder: Path, model: Path, vllm: str) -> Workshop:
@@ -68,24 +119,59 @@ def train(workshop: Workshop, *flags: str, **environment: str) -> subprocess.Com
     return done
 
 
-def start(workshop: Workshop, *flags: str):
-    """Start a training in the background; return its process and a function that waits for a step."""
-    recipe = workshop.folder / "recipe.yaml"
-    command = workshop.command("train", recipe, *flags, **ENVIRONMENT)
-    process = subprocess.Popen(**command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+@dataclass
+class Training:
+    """A training that runs in the background."""
 
-    def reach(step: int, limit_s: float = 240) -> None:
+    workshop: Workshop
+    process: subprocess.Popen[str]
+    """The `grpo train` command."""
+
+    @property
+    def output(self) -> str:
+        """What the command has printed."""
+        return (self.workshop.folder / "output").read_text()
+
+    def reach(self, step: int, limit_s: float = 600) -> None:
+        """Wait for a step to be recorded."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
-            if process.poll() is not None:
-                pytest.fail(process.communicate()[1][-3000:])
-            written = list((workshop.folder / "runs").glob("*/*/metrics.jsonl"))
-            if written and any(record["step"] >= step for record in workshop.records("train")):
+            if self.process.poll() is not None:
+                pytest.fail(self.output[-3000:])
+            written = list((self.workshop.folder / "runs").glob("*/*/metrics.jsonl"))
+            if written and any(each["step"] >= step for each in self.workshop.records("train")):
                 return
             time.sleep(0.2)
         pytest.fail(f"step {step} was not reached")
 
-    return process, reach
+    def wait_for(self, text: str, limit_s: float = 600) -> None:
+        """Wait for the command to print something."""
+        deadline = time.monotonic() + limit_s
+        while text not in self.output:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"{text!r} was not printed: {self.output[-3000:]}")
+            time.sleep(0.1)
+
+    def descendants(self) -> list[psutil.Process]:
+        """All processes that the command has started, and theirs."""
+        return _children(psutil.Process(self.process.pid))
+
+
+@contextlib.contextmanager
+def start(workshop: Workshop, *flags: str) -> Iterator[Training]:
+    """Start a training in the background; kill the command if it still runs at the end."""
+    recipe = workshop.folder / "recipe.yaml"
+    command = workshop.command("train", recipe, *flags, **ENVIRONMENT)
+    with (workshop.folder / "output").open("w") as output:
+        process = subprocess.Popen(**command, stdout=output, stderr=subprocess.STDOUT)
+    root = psutil.Process(process.pid)
+    _background.append(root)
+    try:
+        yield Training(workshop, process)
+    finally:
+        process.kill()
+        process.wait()
+        _background.remove(root)
 
 
 def differences(workshop: Workshop) -> list[float]:
@@ -96,10 +182,34 @@ def differences(workshop: Workshop) -> list[float]:
 
 
 def descendants() -> list[psutil.Process]:
-    """All living processes that the tests' commands started, without those of the shared server."""
-    shared = [each for root in _shared for each in (root, *root.children(recursive=True))]
-    children = psutil.Process().children(recursive=True)
-    return [each for each in children if each not in shared and is_alive(each)]
+    """The living processes that the test's commands started in this process.
+
+    Those of the shared server and of commands in the background are left out, and so are the helpers of
+    `multiprocessing`, which this process keeps to its end.
+    """
+    others = [each for root in _background for each in (root, *_children(root))]
+    started = [each for each in _children(psutil.Process()) if each not in others]
+    return [each for each in started if is_alive(each) and not _is_helper(each)]
+
+
+def _is_helper(process: psutil.Process) -> bool:
+    command = " ".join(process.cmdline())
+    return any(f"multiprocessing.{name}" in command for name in ("forkserver", "resource_tracker"))
+
+
+def _children(root: psutil.Process) -> list[psutil.Process]:
+    try:
+        return root.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def assert_ended(processes: list[psutil.Process], limit_s: float = 60) -> None:
+    """Fail if one of the processes does not end in time."""
+    deadline = time.monotonic() + limit_s
+    while (left := [each for each in processes if is_alive(each)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -139,18 +249,17 @@ def serving(folder: Path, model: Path) -> Iterator[SharedServer]:
     command = workshop.command("serve", folder / "recipe.yaml", *flags, **ENVIRONMENT)
     process = subprocess.Popen(**command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     root = psutil.Process(process.pid)
-    _shared.append(root)
+    _background.append(root)
     try:
         assert not answers(f"{address}/health")
         first = train_dynamic(folder / "first", model, f"mode: server, base_url: {address}")
         yield SharedServer(process, process.stdout.readline(), address, first)
     finally:
-        children = root.children(recursive=True)
+        children = _children(root)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
-        _shared.remove(root)
-    _, left = psutil.wait_procs(children, timeout=10)
-    assert not left
+        _background.remove(root)
+    assert_ended(children)
 
 
 def train_dynamic(

@@ -127,9 +127,9 @@ def test_an_empty_value_is_never_printed_as_the_word_none() -> None:
     ],
 )
 def test_runaway_templates_fail_fast(user) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     problem = problem_of(ROW, user=user)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert problem.path == "dataset.prompt.user"
     assert problem.fix == "shorten the loop in the template"
 

@@ -241,11 +241,11 @@ def test_hostile_completions_are_fast():
         "A, " * 20000,
         "answer is " * 9000,
     ]
-    started = time.monotonic()
+    started = time.process_time()
     for text in hostile:
         for params in (ExactParams(), ContainsParams(), ChoiceParams()):
             assert score(params, "B", text) == 0.0
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_a_missing_column_is_an_error():

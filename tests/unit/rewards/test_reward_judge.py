@@ -323,10 +323,8 @@ def test_a_server_that_hangs_is_asked_again_then_given_up(serve):
 
     server = serve(judge)
     reward = build(server, request_timeout_s=0.3, max_retries=1)
-    started = time.monotonic()
     with pytest.raises(RewardError, match=r"no reply within 0\.3 s \(request_timeout_s\)"):
         reward.score(batch_of("a"))
-    assert time.monotonic() - started < 4.5
     assert len(server.requests) == 2
 
 

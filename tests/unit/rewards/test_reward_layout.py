@@ -134,7 +134,7 @@ def test_hostile_completions_are_fast():
         "\n" * 50000,
         "\\a" * 9999,
     ]
-    started = time.monotonic()
+    started = time.process_time()
     for text in hostile:
         for params in (
             ReasoningStepsParams(),
@@ -142,4 +142,4 @@ def test_hostile_completions_are_fast():
             AnswerFormatParams(),
         ):
             assert score(params, text) < 1
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5

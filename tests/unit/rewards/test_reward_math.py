@@ -203,9 +203,9 @@ def test_other_threads_work_without_warnings(caplog):
 
 def test_hostile_completions_are_fast():
     hostile = [r"\boxed{" * 3000, "1," * 10_000, "<answer>" * 3000, "9" * 30_000, "-" * 30_000]
-    started = time.monotonic()
+    started = time.process_time()
     assert [score("72", text) for text in hostile] == [0.0] * len(hostile)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.slow
