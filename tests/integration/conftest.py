@@ -65,7 +65,12 @@ class Workshop:
         return path
 
     def grpo(self, *arguments, **environment) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end in this process; `train` without the probe, which has its own tests."""
+        """Run a command to its end in this process; `train` without the probe, which has its own tests.
+
+        With a `PYTHONPATH` it gets a process of its own: what is found there is not for other tests.
+        """
+        if "PYTHONPATH" in environment:
+            return self.process(*arguments, **environment)
         return run_command(_without_probe(arguments), self.folder, environment)
 
     def process(self, *arguments, **environment) -> subprocess.CompletedProcess[str]:

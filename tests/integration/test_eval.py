@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.integration.conftest import RECIPE, Workshop, with_held_out_rows
+from tests.nightly import nightly
 from tests.tiny_models import make_tiny_model
 
 
@@ -161,7 +162,7 @@ def test_a_recipe_without_held_out_rows_says_what_to_do(workshop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use_cpu", [True, False])
+@pytest.mark.parametrize("use_cpu", [True, nightly(False)])
 def test_two_processes_give_the_same_numbers(trained, use_cpu):
     recipe = trained.folder / "recipe.yaml"
     flags = ["--batch-size", "4", "--samples", "2", "--temperature", "1", "--seed", "5"]

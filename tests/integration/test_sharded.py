@@ -24,6 +24,7 @@ from tests.integration.conftest import Workshop
 from tests.tiny_models import make_tiny_model
 
 DEEPSPEED = Path(sys.prefix) / "deepspeed"
+pytestmark = pytest.mark.xdist_group("sharded")
 LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 ROOT = Path(__file__).parents[2]
 LORA = LoraConfig(r=4, target_modules="all-linear")
@@ -139,8 +140,7 @@ def test_a_checkpoint_in_shards_is_exported(adapted, tmp_path, kind):
         done = adapted.grpo("export", run, "--to", tmp_path / "out", *flags)
         assert done.returncode == 3
         assert 'pip install "grpo-cli[deepspeed]"' in done.stderr
-    environment = {"PYTHONPATH": str(DEEPSPEED)}
-    done = adapted.process("export", run, "--to", tmp_path / "out", *flags, **environment)
+    done = adapted.grpo("export", run, "--to", tmp_path / "out", *flags, PYTHONPATH=str(DEEPSPEED))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["verification"]["difference"]["largest"] == 0
     name = "adapter_model.safetensors"
