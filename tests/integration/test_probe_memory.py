@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.integration.test_probe import SMOLLM2
+from tests.nightly import nightly
 
 ROWS = [{"question": "word " * 60, "answer": "1"}] * 32
 CASES = {
@@ -36,7 +37,14 @@ def differ(completions, **_):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adapters on bfloat16",
+        "checkpointing, accumulation and a reference",
+        nightly("all weights in float32"),
+    ],
+)
 def test_the_estimate_is_near_the_measured_peak(name, tmp_path):
     model, training = CASES[name]
     recipe = {
