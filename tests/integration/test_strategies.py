@@ -18,7 +18,6 @@ from tests.integration.test_resuming import sets
 from tests.nightly import nightly
 
 DEEPSPEED = Path(sys.prefix) / "deepspeed"
-pytestmark = pytest.mark.xdist_group("strategies")
 
 
 # The members of a group take the likeliest token and the next one, whatever the process: what is drawn

@@ -26,7 +26,6 @@ from tests.run_folders import make_finished_run
 
 TRACKERS = Path(sys.prefix) / "trackers"
 TESTED = ("tensorboard", "wandb", "trackio", "mlflow")
-pytestmark = pytest.mark.xdist_group("trackers")
 needs_trackers = pytest.mark.skipif(
     not TRACKERS.is_dir(), reason="`make setup` has not installed the trackers"
 )
