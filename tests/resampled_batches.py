@@ -56,6 +56,7 @@ def make_trainer(model: Path, folder: Path, *, share: int = 2, **settings: Any) 
         bf16=False,
         gradient_checkpointing=False,
         report_to=[],
+        save_strategy="no",
         disable_tqdm=True,
         max_completion_length=8,
         learning_rate=1e-3,

@@ -220,6 +220,7 @@ def test_a_forgiven_reward_goes_on_and_its_failures_are_counted(workshop):
     assert "always" in group["reasons"]["f"][0]
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_does_not_end_the_run(workshop):
     command = workshop.command("train", workshop.write(), "--set", "evaluation.limit=0")
     process = subprocess.Popen(**command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
@@ -281,9 +282,9 @@ def alive_workers(run):
     ("number", "processes"),
     [
         (signal.SIGINT, 1),
-        (signal.SIGTERM, 2),
+        (signal.SIGTERM, 1),
         pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(workshop, number, processes):

@@ -207,6 +207,7 @@ def test_forgiven_failures_are_told(attempt, tmp_path):
     assert "division by zero" in message
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_is_not_asked_for_every_form(attempt, tmp_path):
     (tmp_path / "own.py").write_text("import time\ndef f(completions, **kw):\n    time.sleep(60)\n")
     own = "{kind: python, path: ./own.py:f, timeout_s: 0.6, on_error: zero}"
