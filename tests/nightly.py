@@ -15,4 +15,4 @@ def scale(usually: int, at_night: int) -> int:
 
 def nightly(*values: Any) -> Any:
     """Mark a set of parameters as one that only `make test-nightly` tries."""
-    return pytest.param(*values, marks=pytest.mark.nightly)
+    return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.nightly])

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,17 @@ class Workshop:
             "env": {**os.environ, "HF_HUB_OFFLINE": "1", **environment},
             "text": True,
         }
+
+    def wait_for_step(self, process: subprocess.Popen[str]) -> None:
+        """Wait until a training in another process has taken a step; fail if it ends before."""
+        for _ in range(1200):
+            if process.poll() is not None:
+                pytest.fail(f"no step was trained: {process.returncode}, {process.communicate()}")
+            if list(self.folder.glob("runs/*/*/metrics.jsonl")) and self.records("train"):
+                return
+            time.sleep(0.2)
+        process.kill()
+        pytest.fail(f"no step was trained in four minutes: {process.communicate()}")
 
     @property
     def run(self) -> Path:

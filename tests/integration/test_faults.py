@@ -11,7 +11,7 @@ import torch
 
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import sets
-from tests.integration.test_training import alive_workers, wait_for_step
+from tests.integration.test_training import alive_workers
 
 HANGS = """\
 import time
@@ -47,7 +47,7 @@ def test_a_run_that_hangs_is_ended_and_every_stack_is_written_down(workshop):
 def test_a_second_signal_ends_a_step_that_does_not(workshop):
     command = workshop.command("train", write(workshop, HANGS))
     process = subprocess.Popen(**command, stderr=subprocess.PIPE)
-    wait_for_step(workshop, process)
+    workshop.wait_for_step(process)
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=2)

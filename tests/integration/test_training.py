@@ -293,7 +293,7 @@ def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(workshop, number, 
     process = subprocess.Popen(
         **workshop.command("train", workshop.write(text)), stderr=subprocess.PIPE
     )
-    wait_for_step(workshop, process)
+    workshop.wait_for_step(process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + number, errors
@@ -312,19 +312,10 @@ def test_no_worker_outlives_a_killed_supervisor(workshop, processes):
     process = subprocess.Popen(
         **workshop.command("train", workshop.write(text)), stderr=subprocess.DEVNULL
     )
-    wait_for_step(workshop, process)
+    workshop.wait_for_step(process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     deadline = time.monotonic() + 60
     while alive_workers(workshop.run) and time.monotonic() < deadline:
         time.sleep(0.5)
     assert alive_workers(workshop.run) == []
-
-
-def wait_for_step(workshop, process):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if list(workshop.folder.glob("runs/*/*/metrics.jsonl")) and workshop.records("train"):
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"no step was trained: {process.poll()} {process.stderr}")

@@ -1,4 +1,5 @@
 import json
+import subprocess
 
 import pytest
 
@@ -64,6 +65,19 @@ def test_a_manifest_says_what_a_run_was_made_of(tmp_path):
     assert manifest["seed"] == 7
     assert manifest["hardware"]["cpus"] >= 1
     json.dumps(manifest)
+
+
+def test_a_manifest_names_the_checkout_and_whether_it_was_changed(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.touch()
+    person = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    for command in (["init", "-q"], ["add", "."], [*person, "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    clean = describe_origin(["grpo"], recipe, seed=7)["git"]
+    assert len(clean["revision"]) == 40
+    assert clean["dirty"] is False
+    recipe.write_text("name: changed")
+    assert describe_origin(["grpo"], recipe, seed=7)["git"] == {**clean, "dirty": True}
 
 
 def test_files_of_the_workers_are_found_again_by_rank(tmp_path):
