@@ -1,6 +1,7 @@
 """What every test starts from."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +41,8 @@ def once(tmp_path_factory) -> Callable[..., Path]:
         folder.parent.mkdir(exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not complete.exists():
+                # What another worker failed to make is made again, and fails there with its own cause.
+                shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
                 make(folder)
                 complete.touch()

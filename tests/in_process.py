@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.launch.supervisor import Outcome
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.heartbeat import clear_beats
+from grpo_cli.train import stopping
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -54,9 +56,10 @@ def run_command(
         Exit code and output, as `subprocess.run` gives them.
     """
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        threads = set(threading.enumerate())
         with (
-            _restored_state(),
             contextlib.chdir(folder),
+            _restored_state(),
             mock.patch.dict(os.environ, environment or {}),
             mock.patch.object(sys, "argv", ["grpo", *arguments]),
             mock.patch.object(sys, "stdin", io.StringIO(stdin)),
@@ -66,6 +69,8 @@ def run_command(
             _redirected(stdout, stderr),
         ):
             code = _exit_code(app.main)
+        left = [each for each in threading.enumerate() if not (each.daemon or each in threads)]
+        assert not left, f"a process would not end before these threads: {left}"
         texts = []
         for stream in (stdout, stderr):
             stream.seek(0)
@@ -104,6 +109,8 @@ def _supervise(
         folder.log.open("a") as log,
         _restored_state(),
         mock.patch.dict(os.environ, plan.add_environment(os.environ)),
+        # It would end with the process that started pytest, which may be a shell in the background.
+        mock.patch.object(stopping, "stop_with_parent"),
         _redirected(log, log),
     ):
         code = _exit_code(lambda: sys.exit(worker.main([str(folder.path)])))
@@ -166,8 +173,9 @@ def _restored_state() -> Iterator[None]:
         os.environ.update(environment)
         sys.path[:] = path
         for name in set(sys.modules) - modules:
-            # A recipe's own files: another test's are other files, of the same names.
-            if name.startswith("grpo_own_"):
+            # A recipe's own files and what they import: another test's are other files of the same names.
+            file = getattr(sys.modules[name], "__file__", None)
+            if name.startswith("grpo_own_") or (file and Path.cwd() in Path(file).parents):
                 del sys.modules[name]
         _reset_accelerate()
 

@@ -74,15 +74,17 @@ class Workshop:
             return self.process(*arguments, **environment)
         return run_command(_without_probe(arguments), self.folder, environment)
 
-    def process(self, *arguments, **environment) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end in a process of its own."""
-        return subprocess.run(**self.command(*arguments, **environment), capture_output=True)
+    def process(self, *arguments, probe: bool = False, **environment):
+        """Run a command to its end in a process of its own; `train` with its probe where asked to."""
+        command = self.command(*arguments, probe=probe, **environment)
+        return subprocess.run(**command, capture_output=True)
 
-    def command(self, *arguments, **environment):
+    def command(self, *arguments, probe: bool = False, **environment):
         """Arguments for `subprocess`."""
         code = "from grpo_cli.cli.app import main; main()"
+        words = map(str, arguments) if probe else _without_probe(arguments)
         return {
-            "args": [sys.executable, "-c", code, *_without_probe(arguments)],
+            "args": [sys.executable, "-c", code, *words],
             "cwd": self.folder,
             "env": {**os.environ, "HF_HUB_OFFLINE": "1", **environment},
             "text": True,

@@ -133,7 +133,9 @@ def test_an_interrupted_evaluation_goes_on(trained):
     assert "other settings" in evaluate(
         trained, recipe, *flags, "--seed", "9", "--out", "torn", "--resume", code=2
     )
-    resumed = evaluate(trained, recipe, *flags, "--out", "torn", "--resume")
+    done = trained.process("eval", recipe, *flags, "--out", "torn", "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    resumed = json.loads(done.stdout)
     assert resumed["subjects"]["model"]["metrics"] == whole["subjects"]["model"]["metrics"]
     assert kept <= lines.read_text().count("\n") == 24
 

@@ -74,13 +74,6 @@ def test_a_reward_that_works_in_training_does_not_stop_it(workshop, body):
     assert workshop.status()["state"] == "completed"
 
 
-def with_probe(workshop, path):
-    """The same in a process of its own: arguments for `subprocess`."""
-    command = workshop.command("probe", path)
-    command["args"][command["args"].index("probe")] = "train"
-    return command
-
-
 def test_training_is_not_started_where_the_probe_finds_an_error(workshop):
     path = own_reward(
         workshop, "def own(completions, **kwargs):\n    raise ValueError('broken here')\n"
@@ -95,7 +88,7 @@ def test_training_is_not_started_where_the_probe_finds_an_error(workshop):
 @pytest.mark.slow
 def test_a_probe_that_breaks_is_not_passed_over(workshop):
     path = own_reward(workshop, "import os\ndef own(completions, **kwargs):\n    os._exit(0)\n")
-    done = subprocess.run(**with_probe(workshop, path), capture_output=True)
+    done = workshop.process("train", path, probe=True)
     assert done.returncode != 0
     assert "the probe ended without a result" in done.stderr
     assert not (workshop.folder / "runs").exists()
@@ -113,7 +106,7 @@ def test_the_probe_ends_with_its_training(workshop, sent):
         "    time.sleep(600)\n",
     )
     process = subprocess.Popen(
-        **with_probe(workshop, path),
+        **workshop.command("train", path, probe=True),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
