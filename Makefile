@@ -73,7 +73,7 @@ $(VENV)/vllm/.ready: pyproject.toml constraints.txt
 	touch $@
 
 test-vllm: $(VENV)/vllm/.ready
-	$(VENV)/vllm/bin/python -m pytest -m "vllm and not gpu" tests/integration
+	$(VENV)/vllm/bin/python -m pytest --durations 15 -m "vllm and not gpu" tests/integration
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu

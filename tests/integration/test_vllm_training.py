@@ -65,27 +65,18 @@ def test_colocated_vllm_has_the_merged_weights_of_an_adapter(colocated_run):
     assert min(record["time/sync"] for record in records) > 0
 
 
-def test_signals_end_the_wait_for_the_server(tmp_path, wide_model):
-    numbers = (signal.SIGINT, signal.SIGHUP)
-    with contextlib.ExitStack() as stack:
-        trainings = []
-        for number in numbers:
-            folder = tmp_path / number.name
-            folder.mkdir()
-            workshop = workshop_of(folder, wide_model, MANAGED)
-            trainings.append(stack.enter_context(start(workshop, *sets(4))))
-        processes = []
-        for number, training in zip(numbers, trainings, strict=True):
-            training.wait_for("waiting for vLLM")
-            processes += training.descendants()
-            training.process.send_signal(number)
-        for number, training in zip(numbers, trainings, strict=True):
-            assert training.process.wait(timeout=120) == 128 + number
-            assert training.workshop.status()["state"] == "stopped"
-            # The command did not wait for the server to be ready.
-            log = training.workshop.run / "logs" / "attempt_1" / "server.log"
-            assert "startup complete" not in log.read_text()
-        assert_ended(processes)
+def test_a_signal_ends_the_wait_for_the_server(tmp_path, wide_model):
+    workshop = workshop_of(tmp_path, wide_model, MANAGED)
+    with start(workshop, *sets(4)) as training:
+        training.wait_for("waiting for vLLM")
+        processes = training.descendants()
+        training.process.send_signal(signal.SIGINT)
+        assert training.process.wait(timeout=120) == 130
+    assert workshop.status()["state"] == "stopped"
+    # The command did not wait for the server to be ready.
+    log = workshop.run / "logs" / "attempt_1" / "server.log"
+    assert "startup complete" not in log.read_text()
+    assert_ended(processes)
 
 
 def test_a_managed_server_that_cannot_start_ends_the_run_with_its_output(tmp_path, wide_model):
