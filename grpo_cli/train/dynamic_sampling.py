@@ -95,7 +95,7 @@ class DynamicSampling:
         self._trainer = trainer
         self._max_resample = max_resample
         self._log = log
-        self._signal = GroupSignal.of(trainer)
+        self._signal = GroupSignal.of(trainer, trainer.num_generations)
         self._data = trainer.train_dataset
         self._places = {row: place for place, row in enumerate(self._data["row_id"])}
         self._fresh: FreshPrompts | None = None

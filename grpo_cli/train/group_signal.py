@@ -1,8 +1,12 @@
 """Which groups have a signal, and the advantages of a batch that was put together from several.
 
-Source: trl 1.16.0, `GRPOTrainer._generate_and_score_completions`. TRL makes the advantages of all that it
-samples at once; where they are scaled over a whole batch, those of a batch that was put together are made
-here. `tests/integration/test_dynamic_sampling.py` compares them with TRL's.
+Source: trl 1.16.0, `GRPOTrainer._generate_and_score_completions`. TRL computes the advantages of one sampling;
+if they are scaled over the whole batch, those of a batch from several samplings are computed here.
+`tests/integration/test_dynamic_sampling.py` compares them with TRL's.
+
+TRL looks for a standard deviation of 0 in float32: the mean of eight totals of 1.3 is not 1.3 there, so that
+equal totals get advantages of about 1e-3 and are learned from. Here totals are compared in float64, and
+differences that rounding explains are none.
 """
 
 from dataclasses import dataclass
@@ -11,8 +15,8 @@ from typing import Any
 import torch
 from trl.trainer.utils import nanstd
 
-_LEAST_SPREAD = 1e-8
-"""What TRL takes for zero in `frac_reward_zero_std`."""
+from grpo_cli.rewards.totals import ROUNDING
+
 _EPSILON = 1e-4
 """What TRL adds to a standard deviation that it divides by."""
 
@@ -30,23 +34,29 @@ class GroupSignal:
     """Whether the standard deviation of the whole batch scales the advantages."""
 
     @classmethod
-    def of(cls, trainer: Any) -> "GroupSignal":
-        """As a `GRPOTrainer` has it."""
+    def of(cls, trainer: Any, group_size: int) -> "GroupSignal":
+        """Return that of a `GRPOTrainer`."""
         first = trainer.multi_objective_aggregation == "normalize_then_sum"
         by_batch = first or trainer.scale_rewards == "batch"
         weights = trainer.reward_weights.to(trainer.accelerator.device)
-        return cls(trainer.num_generations, weights, first, by_batch)
+        return cls(group_size, weights, first, by_batch)
 
     def find_silent(self, rewards: torch.Tensor) -> list[int]:
-        """The groups whose scored completions all have the same total, so that all advantages are 0.
+        """Return the groups whose scored completions all have the same total, up to rounding.
 
         Args:
-            rewards: [completions, rewards] float32, whole groups; NaN where a reward gave none.
+            rewards: [completions, rewards] float32, whole groups; NaN if a reward gave none.
         """
-        grouped = self._totals(rewards).view(-1, self.group_size)
-        most = grouped.nan_to_num(nan=-torch.inf).amax(dim=1)
-        least = grouped.nan_to_num(nan=torch.inf).amin(dim=1)
-        return (~(most - least > _LEAST_SPREAD)).nonzero().flatten().tolist()
+        grouped = rewards.double().view(-1, self.group_size, rewards.shape[1])
+        if self.normalizes_first:
+            grouped = _normalize(grouped, least=ROUNDING * grouped.abs().nan_to_num().amax(1, True))
+        parts = grouped * self.weights.double()
+        unscored = rewards.isnan().all(dim=1).view(-1, self.group_size)
+        totals = parts.nansum(dim=2)
+        most = totals.masked_fill(unscored, -torch.inf).amax(dim=1)
+        least = totals.masked_fill(unscored, torch.inf).amin(dim=1)
+        scale = parts.abs().nansum(dim=2).amax(dim=1)
+        return (~(most - least > ROUNDING * scale)).nonzero().flatten().tolist()
 
     def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
         """Advantages scaled by the whole batch, [completions] float32, of [completions, rewards]."""
@@ -56,15 +66,28 @@ class GroupSignal:
         else:
             grouped = totals.view(-1, self.group_size)
             centred = (grouped - grouped.nanmean(dim=1, keepdim=True)).flatten()
-        return (centred / (nanstd(totals) + _EPSILON)).nan_to_num(nan=0.0)
+        scaled = (centred / (nanstd(totals) + _EPSILON)).nan_to_num(nan=0.0)
+        for group in self.find_silent(rewards):
+            scaled[group * self.group_size : (group + 1) * self.group_size] = 0.0
+        return scaled
 
     def _totals(self, rewards: torch.Tensor) -> torch.Tensor:
         """What completions of a group are compared by; NaN where no reward scored one."""
         scored = rewards
         if self.normalizes_first:
             grouped = rewards.view(-1, self.group_size, rewards.shape[1])
-            centred = grouped - grouped.nanmean(dim=1, keepdim=True)
-            spread = nanstd(grouped, dim=1, keepdim=True)
-            scored = (centred / (spread + _EPSILON)).view_as(rewards)
+            scored = _normalize(grouped).view_as(rewards)
         totals = (scored * self.weights).nansum(dim=1)
         return totals.masked_fill(rewards.isnan().all(dim=1), torch.nan)
+
+
+def _normalize(grouped: torch.Tensor, least: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """Return each reward normalized within its group, [groups, completions, rewards].
+
+    Args:
+        grouped: Rewards; NaN if there is none.
+        least: Deviations from the mean up to this are taken for 0.
+    """
+    centred = grouped - grouped.nanmean(dim=1, keepdim=True)
+    centred = torch.where(centred.abs() <= least, 0.0, centred)
+    return centred / (nanstd(grouped, dim=1, keepdim=True) + _EPSILON)

@@ -24,6 +24,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from grpo_cli.errors import RunError
 from grpo_cli.rewards.contract import Batch, Score
 from grpo_cli.rewards.scoring import Reward
+from grpo_cli.rewards.totals import add_up, are_equal
 
 _LOOK_S = 0.05
 _TINY = 1e-4
@@ -215,7 +216,11 @@ class Rollouts:
             scores[reward.name] = [score.value for score in found]
         weights = [reward.weight for reward in self.rewards]
         totals = [add_up(weights, values) for values in zip(*scores.values(), strict=True)]
-        advantages, spread = compare(totals)
+        scale = max(
+            sum(abs(weight * (value or 0.0)) for weight, value in zip(weights, values, strict=True))
+            for values in zip(*scores.values(), strict=True)
+        )
+        advantages, spread = compare(totals, scale)
         return [
             _as_sample(
                 group,
@@ -236,20 +241,18 @@ class Rollouts:
         ]
 
 
-def add_up(weights: Sequence[float], values: Sequence[float | None]) -> float:
-    """The weighted sum of one completion's rewards that apply; NaN where none does."""
-    known = [w * value for w, value in zip(weights, values, strict=True) if value is not None]
-    return sum(known) if known else math.nan
-
-
-def compare(totals: Sequence[float]) -> tuple[list[float], float]:
+def compare(totals: Sequence[float], scale: float | None = None) -> tuple[list[float], float]:
     """The advantages of a group, and its deviation; 0 for completions without a reward.
+
+    Args:
+        totals: Of each completion; NaN if no reward scored it.
+        scale: As `are_equal` takes it.
 
     Source: `GRPOTrainer` (trl 1.16.0) with `scale_rewards: group`.
     """
-    known = [total for total in totals if not math.isnan(total)]
-    if len(known) < 2:
+    if are_equal(totals, scale):
         return [0.0] * len(totals), 0.0
+    known = [total for total in totals if not math.isnan(total)]
     mean, spread = fmean(known), stdev(known)
     return [
         0.0 if math.isnan(total) else (total - mean) / (spread + _TINY) for total in totals

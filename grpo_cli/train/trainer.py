@@ -3,8 +3,8 @@
 The only file that touches private names of TRL and transformers: `_save_checkpoint`, `_get_output_dir`,
 `_get_train_sampler`, `_load_from_checkpoint`, `_step` and `_buffered_inputs`, as read in trl 1.16.0 and
 transformers 5.17. `tests/integration/test_resuming.py` fails where one of them changes its meaning.
-For dynamic sampling `_generate_and_score_completions`, `_calculate_rewards` and `_metrics`, with
-`tests/integration/test_dynamic_sampling.py`.
+For groups without a signal `_generate_and_score_completions`, `_calculate_rewards`, `_metrics` and `_logs`,
+with `tests/integration/test_dynamic_sampling.py`.
 `_generate` and `_calculate_rewards` are timed; where TRL no longer calls them, no phases are logged, and
 `tests/integration/test_training.py` fails. `_generate_and_score_completions` and `_generate_single_turn` are
 where scoring beside sampling begins (`overlap.py`); where TRL no longer calls them, rewards are asked
@@ -27,6 +27,7 @@ from grpo_cli.runs.folder import RunFolder
 from grpo_cli.train.dynamic_sampling import DynamicSampling, Sampled
 from grpo_cli.train.failures import whole_or_nothing
 from grpo_cli.train.fast.trainer import FastTrainer
+from grpo_cli.train.group_signal import GroupSignal
 from grpo_cli.train.overlap import EarlyScoring
 from grpo_cli.train.phases import PhaseClock
 
@@ -173,7 +174,30 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
 
     def _sample_and_score(self, rows: Any) -> Any:
         with self._early.expecting(rows if self.model.training else None, self.state):
-            return super()._generate_and_score_completions(rows)
+            batch = super()._generate_and_score_completions(rows)
+        self._clear_equal_groups(batch["advantages"])
+        return batch
+
+    def _clear_equal_groups(self, advantages: torch.Tensor) -> None:
+        """Set the advantages of groups whose totals are equal to exactly 0, and count these groups.
+
+        Args:
+            advantages: Of this process's completions, [completions] float32.
+        """
+        training = self.model.training
+        mode, size = (
+            ("train", self.num_generations) if training else ("eval", self.num_generations_eval)
+        )
+        silent = GroupSignal.of(self, size).find_silent(self._rewards)
+        completions = len(self._rewards)
+        self._metrics[mode]["frac_reward_zero_std"][-1] = len(silent) * size / completions
+        first = self.accelerator.process_index * len(advantages)
+        logged = self._logs["advantages"]
+        for place in (group * size + member for group in silent for member in range(size)):
+            if 0 <= place - first < len(advantages):
+                advantages[place - first] = 0.0
+            if completions - place <= len(logged):
+                logged[place - completions] = 0.0
 
     def _generate(self, prompts: Any) -> Any:
         synced_s = self._synced_s()

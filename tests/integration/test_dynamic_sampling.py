@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grpo_cli.errors import RunError
 from grpo_cli.train.fast.batches import loss_mask
@@ -75,6 +78,53 @@ def test_a_group_has_a_signal_where_two_scored_completions_differ_in_total(first
     # What differs in the second group has no weight.
     unweighted = GroupSignal(3, torch.tensor([1.0, 0.0]), first, True)
     assert unweighted.find_silent(torch.tensor(groups).view(-1, 2)) == [0, 1, 2, 3, 5]
+
+
+DECIMALS = st.integers(-30, 30).map(lambda tenths: Fraction(tenths, 10))
+
+
+@given(
+    st.lists(DECIMALS, min_size=1, max_size=4),
+    st.integers(2, 16),
+    st.sampled_from([1, 1000]),
+    st.randoms(use_true_random=False),
+)
+def test_totals_that_are_equal_but_for_rounding_give_no_signal(weights, size, unit, random):
+    values = [random.choice([Fraction(k, 10) for k in range(4)]) * unit for _ in weights]
+    flat = [values] * size
+    varied = [[random.choice([value, value + unit]) for value in values] for _ in range(size)]
+    sums = {sum(w * r for w, r in zip(weights, row, strict=True)) for row in varied}
+    expected = [0] if len(sums) > 1 else [0, 1]
+    rewards = torch.tensor([[float(r) for r in row] for row in flat + varied])
+    factors = torch.tensor([float(weight) for weight in weights])
+    assert GroupSignal(size, factors, False, False).find_silent(rewards) == expected
+    # Normalized first, totals of different rewards may cancel: one reward alone cannot.
+    alone = rewards[:, :1]
+    differs = len({row[0] for row in varied}) > 1 and weights[0] != 0
+    assert GroupSignal(size, factors[:1], True, True).find_silent(alone) == (
+        [0] if differs else [0, 1]
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scale_rewards": "group"},
+        {"scale_rewards": "batch"},
+        {"scale_rewards": "none"},
+        {"multi_objective_aggregation": "normalize_then_sum"},
+    ],
+    ids=lambda settings: next(iter(settings.values())),
+)
+def test_a_constant_reward_is_not_learned_from(tmp_path, chat_model, settings):
+    trainer = make_trainer(chat_model, tmp_path, num_generations=6, **settings)
+    trainer.dynamic_sampling = None
+    # In float32 the mean of twelve times 0.7 × 0.3 is not 0.7 × 0.3.
+    trainer.reward_weights[:] = 0.7
+    batch = sample(trainer, [1, 3])
+    assert batch["advantages"].tolist() == [0.0] * 12
+    assert list(trainer._logs["advantages"]) == [0.0] * 12
+    assert trainer._metrics["train"]["frac_reward_zero_std"] == [1.0]
 
 
 def test_every_tensor_that_vllm_adds_is_padded_as_trl_pads_it():

@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo_cli.estimates import proportion_interval
 from grpo_cli.measure.samples import ScoredCompletion
+from grpo_cli.rewards.totals import are_equal
 
 FLAT = 1e-9
 """Differences that are none."""
@@ -94,7 +95,7 @@ def read_signal(scored: Sequence[ScoredCompletion], right: dict[str, float]) -> 
             name: _spread([[c.rewards[name] for c in group] for group in groups]) for name in names
         },
         total=_spread([[c.total for c in group] for group in groups]),
-        frac_reward_zero_std=fmean(float(_is_flat([c.total for c in group])) for group in groups),
+        frac_reward_zero_std=fmean(float(are_equal([c.total for c in group])) for group in groups),
         alike_groups=fmean(float(len({c.text for c in group}) == 1) for group in groups),
         pass_rates=tuple(
             rate for name, value in right.items() if (rate := _pass_rate(groups, name, value))
@@ -124,10 +125,6 @@ def _spread(groups: Sequence[Sequence[float | None]]) -> Spread:
         return Spread(None, 0.0, 0.0)
     within = fmean(pstdev(group) for group in known if group)
     return Spread(fmean(values), pstdev(values), within)
-
-
-def _is_flat(totals: Sequence[float]) -> bool:
-    return max(totals) - min(totals) <= FLAT
 
 
 def _pass_rate(

@@ -42,7 +42,7 @@ _NOTES = (
     (r"rewards/.+/mean", "before its weight"),
     (r"rewards/.+/seconds", "seconds of scoring"),
     (r"rewards/.+/error_share", "share of completions it failed on"),
-    (r"frac_reward_zero_std", "share of completions in groups that teach nothing"),
+    (r"frac_reward_zero_std", "share of groups whose totals are all equal"),
     (r"dynamic_sampling/frac_reward_zero_std", "the same after groups were replaced"),
     (r"dynamic_sampling/resampled_groups", "groups sampled to replace others"),
     (r"dynamic_sampling/rounds", "how often groups of a batch were replaced"),
