@@ -68,6 +68,8 @@ def _zero(stage: int) -> dict[str, Any]:
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto",
         "offload_optimizer_device": "none",
+        # Each machine starts its own processes. By default DeepSpeed reaches the others with pdsh and a hostfile.
+        "deepspeed_multinode_launcher": "standard",
     }
     if stage == 3:
         # The last one lets checkpoints hold whole weights, as with FSDP2.

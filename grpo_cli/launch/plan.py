@@ -179,8 +179,12 @@ def _environment(
     }
     if recipe.launch.use_cpu:
         environment[_DEVICES] = ""
-    elif not cpu and recipe.generation.managed_gpus:
-        environment[_DEVICES] = ",".join(_split_devices(recipe, hardware)[0])
+    elif not cpu:
+        devices, _ = _split_devices(recipe, hardware)
+        # A process of its own that sees several would train on all of them with DataParallel, which TRL refuses.
+        used = devices[:1] if processes == 1 else devices
+        if used != hardware.devices:
+            environment[_DEVICES] = ",".join(used)
     if not cpu:
         return environment
     if recipe.generation.backend == "vllm":

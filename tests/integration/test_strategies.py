@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from accelerate.commands import launch
+from accelerate.utils.launch import prepare_deepspeed_cmd_env
 from safetensors.torch import load_file
 
 from grpo_cli.launch.accelerate_config import build_config
@@ -38,6 +40,24 @@ def spread(completion_ids, **kwargs):
 RECIPE_OF_IT = RECIPE.replace(
     "rewards:\n", "rewards:\n  - {{kind: python, path: ./spread.py:spread, name: spread}}\n"
 ).replace("training:\n", "training:\n  fast: {{sampling: false}}\n")
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_each_of_several_machines_starts_its_own_processes(tmp_path, monkeypatch, strategy):
+    monkeypatch.setattr(launch, "is_deepspeed_available", lambda: True)
+    values = {"num_machines": 2, "num_processes": 16, "main_process_ip": "node0"}
+    machines = LaunchConfig(machine_rank=1, main_process_port=29511, strategy=strategy, **values)
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(yaml.safe_dump(build_config(machines, strategy, 16, mixed_precision="bf16")))
+    words = ["--config_file", str(path), "-m", "grpo_cli.train.worker", "run"]
+    arguments = launch.launch_command_parser().parse_args(words)
+    arguments, _, _ = launch._validate_launch_command(arguments)
+    arguments.deepspeed_fields_from_accelerate_config = ""
+    # No command of DeepSpeed's: accelerate calls torchrun.
+    command, _ = prepare_deepspeed_cmd_env(arguments)
+    assert command is None
+    assert (arguments.nnodes, arguments.nproc_per_node, arguments.node_rank) == ("2", "8", 1)
+    assert arguments.rdzv_endpoint == "node0:29511"
 
 
 def train(workshop, *flags, more="", code=0):

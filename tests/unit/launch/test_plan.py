@@ -185,6 +185,15 @@ def test_a_managed_server_has_gpus_of_its_own(tmp_path):
     assert "--gpu-memory-utilization" not in line
 
 
+@pytest.mark.parametrize("launch", ["{num_processes: 1}", "{strategy: single, num_processes: 1}"])
+def test_a_single_process_sees_one_gpu(tmp_path, launch):
+    seen = Hardware(gpus=2, cpus=32, names=("GPU-a", "GPU-b"))
+    assert plan(tmp_path, launch, seen).environment["CUDA_VISIBLE_DEVICES"] == "GPU-a"
+    assert "CUDA_VISIBLE_DEVICES" not in plan(tmp_path, "{num_processes: 2}", seen).environment
+    alone = Hardware(gpus=1, cpus=32)
+    assert "CUDA_VISIBLE_DEVICES" not in plan(tmp_path, launch, alone).environment
+
+
 def test_the_devices_of_a_plan_win_over_those_that_were_visible(tmp_path):
     planned = plan_launch(recipe_of(tmp_path, "", MANAGED), RUN, FOUR_GPUS)
     added = planned.add_environment(
