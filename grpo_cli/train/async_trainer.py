@@ -3,9 +3,10 @@
 Owns building it with our rewards, our checkpoints and our way of sampling, and its metrics under the names
 that the rest reads. The algorithm is TRL's (trl 1.16.0, experimental). It loads the model by itself.
 
-Beside the protocols that TRL offers, three things of it are used that are none of its interface:
-`async_grpo_trainer.get_peak_flops_per_device` and `packing.TREE_ATTENTION`, on a CPU, and the names of its
-metrics. `tests/integration/test_async.py` fails where one of them changes.
+Beside the protocols that TRL offers, things of it are used that are none of its interface:
+`async_grpo_trainer.get_peak_flops_per_device` and `packing.TREE_ATTENTION`, on a CPU; `_sync_weight_merged` and
+`_streaming_iter`, so that merging an adapter leaves the base as it is; and the names of its metrics.
+`tests/integration/test_async.py` and `test_merging.py` fail where one of them changes.
 """
 
 import time
@@ -32,6 +33,7 @@ from grpo_cli.runs.checkpoints import STATE
 from grpo_cli.servers.process import answers
 from grpo_cli.train import tree_attention
 from grpo_cli.train.completion_log import CompletionLog
+from grpo_cli.train.merging import base_kept, merge_weights
 from grpo_cli.train.overlap import read_completions
 from grpo_cli.train.rollouts import RolloutPlan, Rollouts
 from grpo_cli.train.server_sampling import FolderTransfer, ServerSampler
@@ -75,6 +77,14 @@ class AsyncRunTrainer(WholeCheckpoints, AsyncGRPOTrainer):
         """Loads a checkpoint behind which nothing is left to train."""
         self._load_from_checkpoint(str(checkpoint))
         self.state = TrainerState.load_from_json(str(checkpoint / STATE))
+
+    def _sync_weight_merged(self, t0: float) -> Any:
+        with base_kept(self.accelerator.unwrap_model(self.model)):
+            return super()._sync_weight_merged(t0)
+
+    def _streaming_iter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        model = self.accelerator.unwrap_model(self.model)
+        yield from merge_weights(model, super()._streaming_iter())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """One micro-step; a loss that is not finite ends the training before it ruins the weights.

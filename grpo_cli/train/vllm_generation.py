@@ -30,6 +30,7 @@ from grpo_cli.errors import SetupError
 from grpo_cli.servers.examination import HERE
 from grpo_cli.servers.ports import pick_free_port
 from grpo_cli.servers.process import answers
+from grpo_cli.train.merging import base_kept, merge_weights
 
 _STARTED = "process_start_time_seconds"
 """What Prometheus' client tells of the process it runs in."""
@@ -186,6 +187,11 @@ class RunGeneration(VLLMGeneration):
     """Told on the main process when a server came back and was given the weights again."""
     synced_s = 0.0
     """Seconds spent on giving vLLM the weights, since the start."""
+
+    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Iterate over the weights as vLLM names them, with adapters merged in copies."""
+        with base_kept(self.model):
+            yield from merge_weights(self.model, super()._iter_named_params())
 
     def sync_weights(self) -> None:
         """Gives vLLM the present weights; all processes take part."""
