@@ -67,8 +67,7 @@ class GroupSignal:
             grouped = totals.view(-1, self.group_size)
             centred = (grouped - grouped.nanmean(dim=1, keepdim=True)).flatten()
         scaled = (centred / (nanstd(totals) + _EPSILON)).nan_to_num(nan=0.0)
-        for group in self.find_silent(rewards):
-            scaled[group * self.group_size : (group + 1) * self.group_size] = 0.0
+        scaled.view(-1, self.group_size)[self.find_silent(rewards)] = 0.0
         return scaled
 
     def _totals(self, rewards: torch.Tensor) -> torch.Tensor:

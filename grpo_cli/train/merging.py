@@ -72,7 +72,10 @@ def merge_weights(model: Any, weights: Weights) -> Weights:
         yield name, merged.pop(address, tensor)
         layers.pop(address, None)
     if layers:
-        raise RunError(f"{len(layers)} weights with an adapter were not sent to vLLM")
+        raise RunError(
+            f"{len(layers)} weights with an adapter were not sent to vLLM. Fix: "
+            "`generation.backend: transformers`, or fewer modules in `model.lora.target_modules`"
+        )
 
 
 def _merge(layer: LoraLayer) -> dict[int, torch.Tensor]:

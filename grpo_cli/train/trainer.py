@@ -191,11 +191,12 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
         silent = GroupSignal.of(self, size).find_silent(self._rewards)
         completions = len(self._rewards)
         self._metrics[mode]["frac_reward_zero_std"][-1] = len(silent) * size / completions
+        places = [group * size + member for group in silent for member in range(size)]
         first = self.accelerator.process_index * len(advantages)
+        # One write: on a GPU each costs a kernel.
+        advantages[[at - first for at in places if 0 <= at - first < len(advantages)]] = 0.0
         logged = self._logs["advantages"]
-        for place in (group * size + member for group in silent for member in range(size)):
-            if 0 <= place - first < len(advantages):
-                advantages[place - first] = 0.0
+        for place in places:
             if completions - place <= len(logged):
                 logged[place - completions] = 0.0
 

@@ -119,7 +119,7 @@ def test_totals_that_are_equal_but_for_rounding_give_no_signal(weights, size, un
 def test_a_constant_reward_is_not_learned_from(tmp_path, chat_model, settings):
     trainer = make_trainer(chat_model, tmp_path, num_generations=6, **settings)
     trainer.dynamic_sampling = None
-    # In float32 the mean of twelve times 0.7 × 0.3 is not 0.7 × 0.3.
+    # In float32 the mean of six times 0.7 × 0.3 is not 0.7 × 0.3.
     trainer.reward_weights[:] = 0.7
     batch = sample(trainer, [1, 3])
     assert batch["advantages"].tolist() == [0.0] * 12
