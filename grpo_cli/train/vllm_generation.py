@@ -6,7 +6,7 @@ and a server that died and was started again, which has forgotten the weights. T
 The only file that touches private names of TRL's vLLM integration, as read in trl 1.16.0: the module
 attributes `grpo_trainer.VLLMGeneration` and `vllm_generation.VLLMClient`, and
 `VLLMGeneration._iter_named_params`. Where an attribute is missing, TRL works by itself.
-`tests/integration/test_vllm_training.py` fails where one of them changes its meaning.
+`tests/integration/test_vllm.py` and `test_vllm_server.py` fail if one of them changes its meaning.
 """
 
 import shutil

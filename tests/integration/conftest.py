@@ -169,36 +169,3 @@ def workshop(tmp_path, chat_model):
 def wide_model(once):
     """A model with heads of 32 and more, which vLLM's CPU kernels require."""
     return once("wide", lambda folder: make_tiny_model(folder, hidden_size=128))
-
-
-@pytest.fixture(scope="session")
-def run_with_deaths(tmp_path_factory, wide_model):
-    """A training in the background, whose managed vLLM server dies three times."""
-    from tests.integration.vllm_runs import DEATHS, MANAGED, sets, start, workshop_of
-
-    workshop = workshop_of(tmp_path_factory.mktemp("deaths"), wide_model, MANAGED)
-    (workshop.folder / "spread.py").write_text(DEATHS)
-    with start(workshop, *sets(8)) as training:
-        yield training
-
-
-@pytest.fixture(scope="session")
-def shared_server(tmp_path_factory, wide_model, run_with_deaths):
-    """A vLLM server for the trainings of several tests; none may stop it or depend on its weights.
-
-    A server loads on one core: the training that waits for new ones most of the time begins first.
-    """
-    from tests.integration.vllm_runs import serving
-
-    with serving(tmp_path_factory.mktemp("shared_server"), wide_model) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def colocated_run(tmp_path_factory, wide_model):
-    """A finished run with LoRA, colocated vLLM and dynamic sampling."""
-    from tests.integration.vllm_runs import EAGER, train_dynamic
-
-    folder = tmp_path_factory.mktemp("colocated") / "run"
-    lora = "model.lora={r: 8, target_modules: all-linear}"
-    return train_dynamic(folder, wide_model, "mode: colocate", "--set", lora, **EAGER)

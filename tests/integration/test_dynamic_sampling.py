@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from fractions import Fraction
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 
@@ -248,18 +247,3 @@ def test_a_killed_run_draws_the_same_fresh_prompts(tmp_path, chat_model):
     groups = groups_of(unbroken)
     assert sampled[-1]["dynamic_sampling/prompts_seen"] == len(groups)
     assert sorted(step for (step, _), learned in groups.items() if learned) == sorted([1, 3, 5] * 3)
-
-
-@pytest.mark.slow
-@pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
-@pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_groups_are_replaced_with_vllm(request, mode):
-    if mode == "colocate":
-        workshop = request.getfixturevalue("colocated_run")
-    else:
-        workshop = request.getfixturevalue("shared_server").first
-    records = workshop.records("train")
-    assert sum(each["dynamic_sampling/resampled_groups"] for each in records) > 0
-    assert all(each["sampling/sampling_logp_difference/mean"] < 0.06 for each in records)
-    assert records[-1]["dynamic_sampling/prompts_seen"] == len(groups_of(workshop))

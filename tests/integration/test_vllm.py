@@ -9,9 +9,35 @@ import pytest
 import yaml
 
 from tests.integration.test_probe import changed
-from tests.integration.vllm_runs import EAGER, ENVIRONMENT, NEEDS_VLLM, workshop_of
+from tests.integration.vllm_runs import (
+    AGREEMENT,
+    EAGER,
+    ENVIRONMENT,
+    NEEDS_VLLM,
+    SPREAD,
+    assert_dynamic_adapter_run,
+    differences,
+    sets,
+    train,
+    train_dynamic,
+    workshop_of,
+)
 
 pytestmark = NEEDS_VLLM
+# vLLM is given the weights of the first steps, and of no later one.
+SKIP_LATER_SYNCS = """\
+from grpo_cli.train.vllm_generation import RunGeneration
+
+sync_weights, calls = RunGeneration.sync_weights, []
+
+def sync_first_steps(self):
+    calls.append(self)
+    if len(calls) <= 4:
+        sync_weights(self)
+
+RunGeneration.sync_weights = sync_first_steps
+
+"""
 VLLM = {"gpu_memory_utilization": 0.1, "max_model_length": 512}
 
 
@@ -23,7 +49,7 @@ def recipe(workshop):
         dataset__eval_rows=[
             {"question": f"What is {a} + {b}?", "answer": str(a + b)}
             for a in range(11, 17)
-            for b in range(2, 6)
+            for b in (2, 5)
         ],
     )
     path = workshop.folder / "recipe.yaml"
@@ -37,11 +63,11 @@ def test_both_backends_measure_the_same(workshop, recipe):
         done = run("eval", recipe, *flags, **ENVIRONMENT, **EAGER)
         assert done.returncode == 0, done.stderr[-3000:]
     expected, actual = (sampled(workshop.folder / name) for name in ("transformers", "vllm"))
-    assert len(expected) == len(actual) == 24
+    assert len(expected) == len(actual) == 12
     same = {row for row in expected if expected[row]["text"] == actual[row]["text"]}
     # Kernels differ in their last bits, and greedy decoding follows the first difference: then the
     # texts part, and only then.
-    assert len(same) >= 20
+    assert len(same) >= 10
     for row in same:
         assert actual[row] == expected[row]
 
@@ -64,3 +90,22 @@ def test_the_probe_samples_with_vllm(tmp_path, wide_model):
     report = json.loads(done.stdout)
     assert report["signal"]["completions"] == 8
     assert report["time"]["total_s"] > 0
+
+
+def test_colocated_vllm_has_the_weights_of_the_step_and_a_skipped_sync_shows(tmp_path, wide_model):
+    workshop = workshop_of(tmp_path, wide_model, "mode: colocate")
+    (tmp_path / "spread.py").write_text(SKIP_LATER_SYNCS + SPREAD)
+    train(workshop, *sets(6, lr_scheduler_type="constant"))
+    assert len(differences(workshop)) == 6
+    assert max(differences(workshop)[:4]) < AGREEMENT
+    assert min(differences(workshop)[4:]) > AGREEMENT
+    # The weights that are compared moved in every step.
+    records = workshop.records("train")[:4]
+    assert min(record["grad_norm"] for record in records) > 0
+    assert min(record["time/sync"] for record in records) > 0
+
+
+def test_colocated_vllm_has_an_adapter_and_replaced_groups(tmp_path, wide_model):
+    assert_dynamic_adapter_run(
+        train_dynamic(tmp_path / "run", wide_model, "mode: colocate", **EAGER)
+    )

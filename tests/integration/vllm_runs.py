@@ -1,10 +1,12 @@
 """Trainings that sample with a real vLLM, on the CPU: recipes, commands, processes, and a server to share.
 
-The fixtures `wide_model`, `shared_server` and `colocated_run` in `conftest.py` use this.
+One file of tests for what each process of `make test-vllm` does at a time: `test_vllm_managed.py`, whose trainings
+start servers; `test_vllm_server.py`, whose trainings share one; and `test_vllm.py`, which needs none.
 """
 
 import contextlib
 import importlib.util
+import json
 import signal
 import subprocess
 import time
@@ -30,6 +32,7 @@ EAGER = {"VLLM_CPU_CI_ENV": "1"}
 """vLLM's own switch for tests on a CPU: no compilation, no warm-up."""
 MANAGED = "mode: server, server_args: {{enforce-eager: true}}"
 """For `workshop_of`: a server that `grpo train` starts, sooner without compilation."""
+ASYNC = ("--set", "training.mode=async", "--set", "training.asynchronous.max_staleness=2")
 AGREEMENT = 0.06
 """Mean absolute difference between vLLM's and the trainer's log-probabilities, in bf16."""
 # Every group has a signal, so that every step moves the weights.
@@ -37,55 +40,27 @@ SPREAD = """\
 def spread(completion_ids, **kwargs):
     return [sum(ids) / 1000 for ids in completion_ids]
 """
-# Kills the server while it samples, the guardian of the next one between two steps, and the engine of the third
-# while it takes weights. The first and the last are suspended first, so that a request is under way when they die.
-DEATHS = """\
-import json, os, signal, threading
+# Hands the weights over 50 times before the third sampling, when the adapters have moved, and writes how many
+# base weights there are, and how many of them have changed.
+FIFTY_HAND_OVERS = """\
+import json
 from pathlib import Path
+from grpo_cli.train.vllm_generation import RunGeneration
 
-import psutil
-from grpo_cli.train.vllm_generation import RunClient
+sync_weights, calls = RunGeneration.sync_weights, []
 
-post, planned = RunClient._post, set()
+def sync_fifty_times(self):
+    calls.append(self)
+    base = {name: weight for name, weight in self.model.named_parameters() if "lora_" not in name}
+    before = {name: weight.detach().clone() for name, weight in base.items()}
+    for _ in range(50 if len(calls) == 3 else 1):
+        sync_weights(self)
+    if len(calls) == 3:
+        changed = sum(not before[name].equal(weight) for name, weight in base.items())
+        Path(__file__).with_name("changed.json").write_text(json.dumps([len(base), changed]))
 
+RunGeneration.sync_weights = sync_fifty_times
 
-def find(word):
-    family = psutil.Process(os.getppid()).children(recursive=True)
-    (process,) = [each for each in family if word in " ".join(each.cmdline())]
-    return process
-
-
-def suspend_and_kill(process):
-    process.suspend()
-    threading.Timer(1.0, process.kill).start()
-
-
-def post_to_the_dying(self, url, **kwargs):
-    if "server" in planned and url.endswith("/completions"):
-        planned.remove("server")
-        suspend_and_kill(psutil.Process(find("EngineCore").ppid()))
-    if "engine" in planned and url.endswith("/collective_rpc"):
-        planned.remove("engine")
-        suspend_and_kill(find("EngineCore"))
-    return post(self, url, **kwargs)
-
-
-RunClient._post = post_to_the_dying
-
-
-def spread(completion_ids, trainer_state, **kwargs):
-    step = trainer_state.global_step
-    if step == 1:
-        planned.add("server")
-    if step == 5:
-        planned.add("engine")
-    if step % 2:
-        guardian = find("grpo_cli.runs.guardian")
-        family = [(each.pid, each.create_time()) for each in guardian.children(recursive=True)]
-        Path(__file__).with_name(f"family_{step}.json").write_text(json.dumps(family))
-        if step == 3:
-            guardian.kill()
-    return [sum(ids) / 1000 for ids in completion_ids]
 """
 _background: list[psutil.Process] = []
 """Commands whose processes outlive a test."""
@@ -262,16 +237,32 @@ def serving(folder: Path, model: Path) -> Iterator[SharedServer]:
     assert_ended(children)
 
 
-def train_dynamic(
-    folder: Path, model: Path, vllm: str, *flags: str, **environment: str
-) -> Workshop:
-    """Train with vLLM on rows of which three in four have no signal, and are replaced."""
+def train_dynamic(folder: Path, model: Path, vllm: str, **environment: str) -> Workshop:
+    """Train an adapter with vLLM on rows of which three in four have no signal, and are replaced."""
     from tests.integration.test_dynamic_sampling import workshop_of as workshop_of_silent_rows
 
     workshop = workshop_of_silent_rows(folder, model)
+    reward = folder / "mine.py"
+    reward.write_text(FIFTY_HAND_OVERS + reward.read_text())
     settings = f"{{gpu_memory_utilization: 0.05, max_model_length: 256, {vllm}}}"
     values = ["generation.backend=vllm", f"generation.vllm={settings}", "model.dtype=bfloat16"]
-    values.append("logging.log_completions=true")
+    values += ["logging.log_completions=true", "model.lora={r: 8, target_modules: all-linear}"]
     more = [part for value in values for part in ("--set", value)]
-    train(workshop, *sets(4), *more, *flags, **environment)
+    train(workshop, *sets(4), *more, **environment)
     return workshop
+
+
+def assert_dynamic_adapter_run(workshop: Workshop) -> None:
+    """Fail if vLLM had other weights, if the base changed, or if groups without signal were not replaced."""
+    from tests.integration.test_dynamic_sampling import groups_of
+
+    records = workshop.records("train")
+    assert len(differences(workshop)) == 4
+    assert max(differences(workshop)) < AGREEMENT
+    assert min(record["grad_norm"] for record in records) > 0
+    assert min(record["time/sync"] for record in records) > 0
+    weights, changed = json.loads((workshop.folder / "changed.json").read_text())
+    assert weights > 10
+    assert changed == 0
+    assert sum(each["dynamic_sampling/resampled_groups"] for each in records) > 0
+    assert records[-1]["dynamic_sampling/prompts_seen"] == len(groups_of(workshop))

