@@ -7,6 +7,7 @@ told by `runs/folder.py`; how it is watched, by `launch/supervisor.py`.
 
 import contextlib
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -42,7 +43,12 @@ def main(argv: list[str]) -> int:
         # Torch and its family take seconds to import; by now a stop or a failure is heard.
         from grpo_cli.train.training import train
 
-        train(folder, stop)
+        try:
+            train(folder, stop)
+        except Stopped:
+            _leave_group()
+            raise
+        _leave_group()
     except Stopped as stopped:
         # One process of every machine: their supervisors read folders of their own.
         if int(os.environ.get("LOCAL_RANK", rank)) == 0:
@@ -59,6 +65,20 @@ def main(argv: list[str]) -> int:
             status.update(state="failed", reason=reason, traceback=trace(error))
         return ExitCode.FAILED
     return ExitCode.OK
+
+
+def _leave_group() -> None:
+    """End the communication with the other processes, if there is any, before Python ends.
+
+    A thread of gloo that releases a tensor while the interpreter ends aborts the process (pytorch issue 179291),
+    and torchrun then kills the others, though this one has done its part. After an error nothing is ended: the
+    others may be in the middle of a collective.
+    """
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+        gc.collect()
 
 
 def _read_recipe(folder: RunFolder) -> Recipe | None:
