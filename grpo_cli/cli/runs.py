@@ -47,6 +47,8 @@ def list_(
         output.print_json([each.as_json() for each in listed])
     else:
         runs_view.print_runs(listed, runs, filtered=bool(name or state))
+        if sort == "accuracy":
+            runs_view.print_held_out_sets(listed)
 
 
 @app.command()

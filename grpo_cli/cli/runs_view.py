@@ -69,6 +69,17 @@ def print_runs(runs: "Sequence[ListedRun]", root: Path, *, filtered: bool) -> No
             stderr().print(told, markup=False, style="yellow")
 
 
+def print_held_out_sets(runs: "Sequence[ListedRun]") -> None:
+    """Say that results cannot be ranked if they were measured on different prompts."""
+    sets = {run.held_out_prompts for run in runs if run.held_out_prompts}
+    if len(sets) > 1:
+        told = (
+            f"measured on {len(sets)} different sets of held-out prompts: the order says little. Fix: the same "
+            "`dataset.eval_seed` and data, or `grpo eval` of all models on one recipe"
+        )
+        stderr().print(told, markup=False, style="yellow")
+
+
 def _say_steps(run: "ListedRun") -> Text:
     if run.step is None:
         return Text("–")

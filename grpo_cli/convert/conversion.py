@@ -169,9 +169,17 @@ def translate(
     folders = (output.resolve().parent if output else here, here, source.resolve().parent)
     ledger.recipe["name"] = _name(ledger, source)
     _CONVERTERS[recognition.dialect](ledger, folders)
+    _hold_all_weights_in_float32(ledger)
     for target in _PATHS:
         _anchor(ledger, target, here, folders[0])
     return recognition, ledger
+
+
+def _hold_all_weights_in_float32(ledger: Ledger) -> None:
+    """Keep a full fine-tuning from losing its updates to the rounding of bfloat16; autocast stays as it was."""
+    model = ledger.recipe.get("model", {})
+    if model.get("dtype") == "bfloat16" and not (model.get("lora") or model.get("quantization")):
+        ledger.add("model.dtype", "float32", "was bfloat16, which rounds most updates away")
 
 
 def _anchor(ledger: Ledger, target: str, here: Path, folder: Path) -> None:

@@ -16,7 +16,7 @@ from grpo_cli.data.encoding import EncodedRows, canonical_json, encode_rows
 from grpo_cli.data.prompts import Prompt, Renderer, resolve_style
 from grpo_cli.data.rows import Row
 from grpo_cli.data.scored import GroupReport, drop_single, make_groups, report_groups
-from grpo_cli.data.sources import divide, read_rows
+from grpo_cli.data.sources import hold_out, read_rows
 from grpo_cli.errors import Problem, RecipeError
 from grpo_cli.recipe.dataset import DatasetConfig, ReasoningGymDataset, ScoredDataset
 from grpo_cli.recipe.recipe import Recipe
@@ -112,12 +112,21 @@ def build_datasets(
     renderer = Renderer(dataset.prompt, resolve_style(dataset.prompt, has_chat_template))
     source = read_rows(dataset, recipe.seed)
 
-    train = _make_split(dataset, renderer, source.train, source.train_positions, "training")
+    train = _make_split(dataset, renderer, source.train, "training")
     held, groups = None, None
-    if source.eval is not None and source.eval_positions is not None:
-        held = _make_split(dataset, renderer, source.eval, source.eval_positions, "evaluation")
+    if source.eval is not None:
+        held = _make_split(dataset, renderer, source.eval, "evaluation")
+    single = 0
     if isinstance(dataset, ScoredDataset):
-        held, groups = _keep_groups(dataset, recipe.seed, train, held)
+        single = _drop_single(train, held)
+    if dataset.eval_fraction:
+        asked = [canonical_json(row["prompt"]) for row in train.rows]
+        train.rows, chosen = hold_out(train.rows, asked, dataset.eval_fraction, dataset.eval_seed)
+        held = _Split(chosen[: dataset.eval_limit])
+    if isinstance(dataset, ScoredDataset):
+        groups = report_groups(train.rows, single)
+    elif dataset.eval_fraction:
+        train.rows = train.rows[: dataset.limit]
     for split, name in ((train, "training"), (held, "evaluation")):
         if split is not None:
             _drop_long(split, dataset.max_prompt_length, count_tokens, name)
@@ -132,29 +141,19 @@ def build_datasets(
     )
 
 
-def _keep_groups(
-    dataset: ScoredDataset, seed: int, train: _Split, held: _Split | None
-) -> tuple[_Split | None, GroupReport]:
-    """Leaves out the prompts that teach nothing, and holds out a share of the others."""
+def _drop_single(train: _Split, held: _Split | None) -> int:
+    """Leave out scored prompts that teach nothing; return how many of them were to train on."""
     total = len(train.rows)
     train.rows = drop_single(train.rows, "training")
-    single = total - len(train.rows)
     if held is not None:
         held.rows = drop_single(held.rows, "evaluation")
-    if dataset.eval_fraction:
-        kept, chosen = divide(len(train.rows), dataset.eval_fraction, seed)
-        held = _Split([train.rows[place] for place in chosen[: dataset.eval_limit]])
-        train.rows = [train.rows[place] for place in kept]
-    return held, report_groups(train.rows, single)
+    return total - len(train.rows)
 
 
-def _make_split(
-    dataset: DatasetConfig, renderer: Renderer, rows: list[Row], positions: list[int], name: str
-) -> _Split:
+def _make_split(dataset: DatasetConfig, renderer: Renderer, rows: list[Row], name: str) -> _Split:
     """Applies columns, renders prompts and leaves out reserved names."""
-    numbers = [position + 1 for position in positions]
-    made = extract_columns(rows, dataset.columns, numbers=numbers, split=name)
-    kept = [(place, row) for place, row in zip(positions, made, strict=True) if row is not None]
+    made = extract_columns(rows, dataset.columns, split=name)
+    kept = [(place, row) for place, row in enumerate(made) if row is not None]
     if not kept:
         message = f"no {name} row is left: a pattern found nothing in all {len(rows)} of them"
         raise RecipeError([Problem(message, "correct its regex", "dataset.columns")])

@@ -36,7 +36,6 @@ def extract_columns(
     rows: Sequence[Row],
     columns: Mapping[str, ColumnConfig],
     *,
-    numbers: Sequence[int] | None = None,
     split: str = "training",
 ) -> list[Row | None]:
     """Adds the recipe's columns to the rows; the columns they come from stay.
@@ -44,7 +43,6 @@ def extract_columns(
     Args:
         rows: The source rows.
         columns: New name → source column and pattern.
-        numbers: What messages call the rows; 1, 2, … where not given.
         split: `training` or `evaluation`, for messages.
 
     Returns:
@@ -55,7 +53,6 @@ def extract_columns(
         RecipeError: With a problem for each column that cannot be made.
     """
     patterns = check_columns(columns, columns_of(rows), split)
-    numbered = numbers or range(1, len(rows) + 1)
     taken = {
         name: [_take(row.get(column.from_), patterns.get(name)) for row in rows]
         for name, column in columns.items()
@@ -64,7 +61,7 @@ def extract_columns(
     dropping = (missed[name] for name in patterns if columns[name].on_no_match == "drop")
     dropped: set[int] = set().union(*dropping)
     problems = [
-        _no_match(name, columns[name], [(numbered[at], rows[at]) for at in left], len(rows), split)
+        _no_match(name, columns[name], [(at + 1, rows[at]) for at in left], len(rows), split)
         for name in patterns
         if (left := sorted(missed[name] - dropped))
     ]

@@ -5,9 +5,10 @@ Formats of files belong to `files`, procedural tasks to `tasks`; prompts and col
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from grpo_cli.data.files import find_files, iterate_rows
 from grpo_cli.data.rows import Row, fill_missing
@@ -22,6 +23,8 @@ from grpo_cli.recipe.dataset import (
     ScoredDataset,
 )
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class SourceRows:
@@ -30,22 +33,17 @@ class SourceRows:
     train: list[Row]
     eval: list[Row] | None
     """None where nothing is held out."""
-    train_positions: list[int]
-    """Place of each training row in its source, from 0."""
-    eval_positions: list[int] | None
-    """The same for evaluation; with `eval_fraction`, places in the training source."""
 
 
 def read_rows(dataset: DatasetConfig, seed: int) -> SourceRows:
     """Reads the rows a recipe names and divides them.
 
-    `eval_fraction` chooses from all training rows, before `limit`: so the rows held out stay the
-    same while `limit` is varied. Of scored rows it is left to `build`, which knows their prompts.
+    With `eval_fraction` all rows are read, for `hold_out` to divide.
 
     Args:
         dataset: The section of the recipe; its paths are absolute or relative to the working
             directory.
-        seed: Chooses the rows of `eval_fraction` and draws the rows of reasoning-gym.
+        seed: Draws the training rows of reasoning-gym.
 
     Raises:
         RecipeError: A file, row or setting cannot be used.
@@ -54,19 +52,10 @@ def read_rows(dataset: DatasetConfig, seed: int) -> SourceRows:
     check_held_out(dataset)
     if isinstance(dataset, ScoredDataset):
         dataset = dataset.source
-    fraction = dataset.eval_fraction
-    train, held = _read(dataset, seed, None if fraction else dataset.limit)
-    if fraction:
-        kept, chosen = divide(len(train), fraction, seed)
-        held = train
-    else:
-        kept, chosen = list(range(len(train))), list(range(len(held or ())))
-    kept, chosen = kept[: dataset.limit], chosen[: dataset.eval_limit]
+    train, held = _read(dataset, seed, None if dataset.eval_fraction else dataset.limit)
+    train = train if dataset.eval_fraction else train[: dataset.limit]
     return SourceRows(
-        fill_missing([train[place] for place in kept]),
-        None if held is None else fill_missing([held[place] for place in chosen]),
-        kept,
-        None if held is None else chosen,
+        fill_missing(train), None if held is None else fill_missing(held[: dataset.eval_limit])
     )
 
 
@@ -91,12 +80,29 @@ def held_out_count(rows: int, fraction: float) -> int:
     return min(max(1, round(rows * fraction)), rows - 1)
 
 
-def divide(rows: int, fraction: float, seed: int) -> tuple[list[int], list[int]]:
-    """Places kept and places held out of `rows`, both in order; see `held_out_count`."""
+def hold_out(
+    rows: list[T], prompts: Sequence[str], fraction: float, seed: int
+) -> tuple[list[T], list[T]]:
+    """Divide rows into those to train on and those held out, both in order.
+
+    Args:
+        rows: All of them, so that limits do not change what is held out.
+        prompts: What each of them asks; rows that ask the same stay together.
+        fraction: `dataset.eval_fraction`, a share of the distinct prompts.
+        seed: `dataset.eval_seed`.
+
+    Raises:
+        RecipeError: There are fewer than two prompts.
+    """
+    asked: dict[str, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        asked.setdefault(prompt, []).append(place)
+    groups = list(asked.values())
     chooser = random.Random(f"eval_fraction:{seed}")
-    chosen = sorted(chooser.sample(range(rows), held_out_count(rows, fraction)))
-    held = set(chosen)
-    return [place for place in range(rows) if place not in held], chosen
+    chosen = chooser.sample(range(len(groups)), held_out_count(len(groups), fraction))
+    held = {place for group in chosen for place in groups[group]}
+    kept = [row for place, row in enumerate(rows) if place not in held]
+    return kept, [rows[place] for place in sorted(held)]
 
 
 def has_eval(dataset: DatasetConfig) -> bool:

@@ -124,7 +124,7 @@ def draw_rows(
 
     Args:
         dataset: The section of the recipe.
-        seed: Seed of both streams; what is held out does not depend on `size`.
+        seed: Seed of the training rows; what is held out depends on `dataset.eval_seed` alone.
         limit: Draw no more training rows than this.
 
     Returns:
@@ -138,7 +138,7 @@ def draw_rows(
     held: dict[str, Row] = {}
     size = min(dataset.size, limit or dataset.size)
     with redirect_stdout(io.StringIO()):  # some tasks print dots, which would break --json
-        for row in _draw(dataset, seed, "eval", dataset.eval_size, seen):
+        for row in _draw(dataset, dataset.eval_seed, "eval", dataset.eval_size, seen):
             held.setdefault(row["question"], row)
             if len(held) == dataset.eval_size:
                 break

@@ -21,8 +21,9 @@ from grpo_cli.eval.request import (
     name_subjects,
 )
 from grpo_cli.eval.result import build_result, write_result
+from grpo_cli.preflight.backend import choose_backend, read_vllm_version
 from grpo_cli.preflight.checks import check_recipe
-from grpo_cli.preflight.hardware import pick_device
+from grpo_cli.preflight.hardware import is_on_cpu, pick_device, read_hardware
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder, claim_folder
 from grpo_cli.runs.manifest import describe_origin
@@ -91,10 +92,18 @@ def _read_recipe(source: Path, overrides: list[str] | None) -> Recipe:
     return RunFolder(source).read_recipe()
 
 
+def _pick_backend(recipe: Recipe) -> str:
+    """Return what samples unless told: on a GPU what training samples with, if it is installed here."""
+    hardware = read_hardware()
+    if recipe.generation.backend != "vllm" or is_on_cpu(recipe.launch, hardware):
+        return "transformers"
+    return choose_backend(recipe, hardware, read_vllm_version()).backend
+
+
 def _make_request(source: Path, recipe: Recipe, options: EvalOptions) -> EvalRequest:
     for flag, value, known in (
         ("--split", options.split, get_args(Split)),
-        ("--backend", options.backend or "transformers", get_args(Backend)),
+        ("--backend", options.backend or _pick_backend(recipe), get_args(Backend)),
     ):
         if value not in known:
             raise UsageError(f"there is no {flag} {value}. Fix: {' or '.join(known)}")
@@ -123,7 +132,7 @@ def _make_request(source: Path, recipe: Recipe, options: EvalOptions) -> EvalReq
         samples=samples,
         temperature=temperature,
         seed=recipe.seed if options.seed is None else options.seed,
-        backend=options.backend or "transformers",
+        backend=options.backend or _pick_backend(recipe),
         batch_size=options.batch_size or evaluation.batch_size,
         inputs=stamp_inputs(
             recipe,

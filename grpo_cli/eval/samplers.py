@@ -20,8 +20,9 @@ from grpo_cli.models.loading import (
 )
 from grpo_cli.models.sampling import Completion, all_eos_token_ids, sample_completions
 from grpo_cli.models.source import model_folder_or_id
-from grpo_cli.preflight.settings import engine_settings
+from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.servers.engine import engine_settings
 
 Sample = Callable[[Sequence[Any], int], list[list[Completion]]]
 """Samples prompts with a seed: the completions of each."""
@@ -47,7 +48,7 @@ class VllmModels:
             stops=all_eos_token_ids(load_generation_config(subject.model), tokenizer),
             adapter=subject.adapter,
             seed=request.seed,
-            engine=engine_settings(of_subject),
+            engine=engine_settings(of_subject, pick_device(request.recipe.launch)),
         ) as engine:
             yield (
                 tokenizer,

@@ -81,7 +81,7 @@ def plan_launch(
     cpu = is_on_cpu(recipe.launch, hardware)
     strategy = _choose_strategy(recipe.launch, processes)
     single = strategy == "single"
-    precision = _mixed_precision(recipe, cpu=cpu)
+    precision = recipe.training.mixed_precision(cpu=cpu)
     written = not single and strategy != "custom"
     return LaunchPlan(
         argv=(
@@ -159,14 +159,6 @@ def _accelerate(launch: LaunchConfig, processes: int, config: Path) -> tuple[str
             flags["--main_process_ip"] = launch.main_process_ip or ""
     named = [str(part) for flag in flags.items() for part in flag]
     return ("-m", "accelerate.commands.launch", *named)
-
-
-def _mixed_precision(recipe: Recipe, *, cpu: bool) -> str:
-    """What TRL computes in: bf16 unless told otherwise, and the weights' own precision on a CPU."""
-    extras = recipe.training.extras
-    if extras.get("fp16"):
-        return "fp16"
-    return "bf16" if extras.get("bf16", not cpu) else "no"
 
 
 def _environment(

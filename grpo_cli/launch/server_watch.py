@@ -12,14 +12,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from grpo_cli.launch.plan import ManagedServer
-from grpo_cli.servers.process import answers, read_end, start
+from grpo_cli.servers.process import ask, read_end, start
 
 _LOOK_S = 0.1
 _EVERY_S = 5.0
 """Seconds between two questions after the server's health."""
-_SICK_S = 30.0
-"""Seconds without a good answer after which a server counts as dead: an engine that died may leave its
-server waiting for ever."""
+_SICK_S = {"gone": 30.0, "silent": 300.0}
+"""Seconds without a good answer after which a server counts as dead. One whose engine died refuses connections
+and may keep those that it has for ever; one that reads long prompts or new weights may be silent for a while."""
 
 
 class ServerWatch:
@@ -74,10 +74,12 @@ class ServerWatch:
         if self._answers and now - self._asked < _EVERY_S:
             return False
         self._asked = now
-        if answers(self._plan.health):
+        state = ask(self._plan.health)
+        if state == "well":
             self._answers = self._has_answered = True
             self._well = now
-        return self._answers and now - self._well > _SICK_S
+            return False
+        return self._answers and now - self._well > _SICK_S[state]
 
     def _kill(self) -> None:
         # Its guardian counts: the second signal is a SIGKILL to the family.

@@ -88,7 +88,7 @@ def sample_completions(
             batch = queue[start : start + batch_size]
             rows = sample(model, tokenizer, [encoded[index] for index in batch], config)
             for index, row in zip(batch, rows, strict=True):
-                results[index].append(_as_completion(tokenizer, row, ends))
+                results[index].append(as_completion(tokenizer, row, ends))
             if on_progress is not None:
                 on_progress(start + len(batch), len(queue))
     return [found * (samples_per_prompt // distinct) for found in results]
@@ -280,8 +280,8 @@ def _generate(
     return output[:, longest:].tolist()
 
 
-def _as_completion(tokenizer: Any, row: list[int], eos: list[int]) -> Completion:
-    """Cuts a generated row after its first end-of-sequence token."""
+def as_completion(tokenizer: Any, row: list[int], eos: list[int]) -> Completion:
+    """Cut a generated row of tokens after the first one that ends a completion."""
     end = next((place for place, token in enumerate(row) if token in eos), None)
     tokens = row if end is None else row[: end + 1]
     text = tokenizer.decode(tokens, skip_special_tokens=True)

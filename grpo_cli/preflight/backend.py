@@ -61,6 +61,9 @@ def settle_backend(
     choice = choose_backend(recipe, hardware, read_vllm_version())
     generation = recipe.generation.model_copy(update={"backend": choice.backend})
     settled = replace(loaded, recipe=recipe.model_copy(update={"generation": generation}))
+    if "backend" not in recipe.generation.model_fields_set and is_on_cpu(recipe.launch, hardware):
+        # The default, and nothing to choose from.
+        return settled, ()
     note = Problem(
         f"`auto` is {choice.backend} here: {choice.reason}",
         "nothing; write `transformers` or `vllm` to decide it yourself",

@@ -24,7 +24,7 @@ from grpo_cli.preflight.expectation import check_expect
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu, read_hardware, resolve_num_processes
 from grpo_cli.preflight.optimizer import check_optimizer
 from grpo_cli.preflight.overlap import check_overlap
-from grpo_cli.preflight.precision import check_precision
+from grpo_cli.preflight.precision import check_precision, settle_dtype
 from grpo_cli.preflight.scored import check_scored
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.preflight.slurm import check_slurm
@@ -94,7 +94,7 @@ def check_recipe(
         RecipeError: The YAML itself cannot be read.
     """
     found = hardware or read_hardware()
-    loaded, notes = settle_backend(load_tree(path, overrides), found)
+    loaded, notes = settle_backend(settle_dtype(load_tree(path, overrides)), found)
     problems = [*loaded.problems, *notes]
     params = check_rewards(loaded, problems)
     seen = check_data(loaded, params, problems)

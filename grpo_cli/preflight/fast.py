@@ -41,7 +41,7 @@ def settle_fast(recipe: Recipe) -> FastConfig:
 def wanted_parts(recipe: Recipe) -> FastConfig:
     """The switches, `sampling` where transformers samples alone."""
     fast = recipe.training.fast
-    if recipe.is_sampled and recipe.generation.backend == "transformers":
+    if recipe.is_sampled and recipe.generation.backend in ("transformers", "auto"):
         return fast
     return fast.model_copy(update={"sampling": False})
 

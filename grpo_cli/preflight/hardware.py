@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
 
 
+_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+_RENDERERS = Path("/dev/dri")
+
+
 @dataclass(frozen=True)
 class Hardware:
     """What a launch can use on this machine."""
 
     gpus: int
-    """Visible CUDA devices."""
+    """GPUs that torch sees."""
     cpus: int
     """Cores that computing threads can keep busy."""
     linux: bool = True
@@ -52,24 +57,53 @@ def read_hardware() -> Hardware:
     )
 
 
-def count_gpus(
-    driver: Path = Path("/proc/driver/nvidia/gpus"), devices: Path = Path("/dev")
-) -> int:
-    """Visible NVIDIA devices: those of the driver, less what `CUDA_VISIBLE_DEVICES` hides.
+def count_gpus(nodes: Path = _AMD_NODES, renderers: Path = _RENDERERS) -> int:
+    """Return how many GPUs torch will see: NVIDIA's or AMD's, less those that the environment hides.
 
     Args:
-        driver: The driver's list.
-        devices: Where the devices are; some containers show them and not the list.
+        nodes: What Linux tells of AMD's GPUs.
+        renderers: The devices that this machine, or container, may use.
     """
-    present = len(list(driver.iterdir())) if driver.is_dir() else 0
-    present = present or len(list(devices.glob("nvidia[0-9]*")))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not present:
-        return present
-    names = [name.strip() for name in visible.split(",")]
-    # CUDA stops at the first entry that names no device.
-    hidden = next((index for index, name in enumerate(names) if name in {"", "-1"}), len(names))
-    return min(present, hidden)
+    found, variables = _count_nvidia(), ["CUDA_VISIBLE_DEVICES"]
+    if not found:
+        found = _count_amd(nodes, renderers)
+        variables += ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"]
+    for variable in variables:
+        visible = os.environ.get(variable)
+        if visible is not None:
+            found = min(found, len(named_devices(visible)))
+    return found
+
+
+def named_devices(visible: str) -> list[str]:
+    """Return what a list like `CUDA_VISIBLE_DEVICES` names; it ends at the first entry that is empty or -1."""
+    return list(takewhile(lambda name: name not in {"", "-1"}, map(str.strip, visible.split(","))))
+
+
+def _count_nvidia() -> int:
+    """Ask the driver, which knows containers and WSL."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError:
+        return 0
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _count_amd(nodes: Path, renderers: Path) -> int:
+    found = 0
+    for properties in nodes.glob("*/properties"):
+        told = dict(line.split(maxsplit=1) for line in properties.read_text().splitlines())
+        # Processors are nodes too, without compute units. A container shows all nodes, but its own devices alone.
+        renderer = renderers / f"renderD{told.get('drm_render_minor')}"
+        found += int(told.get("simd_count", 0)) > 0 and renderer.exists()
+    return found
 
 
 def pick_device(launch: "LaunchConfig") -> Literal["cpu", "cuda"]:

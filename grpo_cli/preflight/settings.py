@@ -27,14 +27,3 @@ def read_setting(recipe: Recipe, name: str) -> Any:
         return ast.literal_eval(read_grpo_fields()[name].default or "None")
     except ValueError:
         return None
-
-
-def engine_settings(recipe: Recipe) -> dict[str, Any]:
-    """How the recipe wants vLLM's engine, as `vllm.LLM` takes it."""
-    return {
-        "dtype": recipe.model.dtype,
-        "gpu_memory_utilization": read_setting(recipe, "vllm_gpu_memory_utilization"),
-        "max_model_len": read_setting(recipe, "vllm_max_model_length"),
-        "trust_remote_code": recipe.model.trust_remote_code,
-        "revision": recipe.model.revision,
-    }

@@ -56,7 +56,10 @@ class _DatasetBase(Section):
     eval_limit: Integer | None = Field(default=None, ge=1)
     """Use only the first rows of the evaluation data."""
     eval_fraction: Number | None = Field(default=None, gt=0, lt=1)
-    """Hold out this share of the training rows for evaluation (chosen with the recipe's seed)."""
+    """Hold out this share of the training prompts for evaluation; the rows of one prompt stay together."""
+    eval_seed: Integer = Field(default=42, ge=0, lt=2**32)
+    """Seed of what is held out by `eval_fraction`, or drawn for evaluation. It is not the recipe's `seed`, so that
+    runs with different seeds are measured on the same rows."""
     max_prompt_length: Integer | None = Field(default=None, ge=1)
     """Rows whose prompt has more tokens are dropped, counted and reported."""
 

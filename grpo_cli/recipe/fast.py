@@ -31,6 +31,8 @@ class FastConfig(Section):
 
 ATTENTION = ("sdpa", "eager")
 """What attention shared prompts may stand in for: other kinds bring kernels with limits of their own."""
+MASK_BYTES = 64 * 2**20
+"""What the masks of shared prompts may take on a GPU, where attention without any needs none."""
 PARTS = ("no_signal", "shared_prompts", "sampling")
 BUDGET = "max_tokens_per_micro_batch"
 _SAMPLED_BY = frozenset(
@@ -69,6 +71,19 @@ def _read_switch(value: Any) -> Any:
 
 FastSwitch = Annotated[FastConfig, _Switch()]
 """`true`, `false`, or the section."""
+
+
+def find_large_masks(completions: int, tokens: int) -> str | None:
+    """Return why a GPU should not share prompts: their masks would be large. None if they are not.
+
+    Args:
+        completions: In one forward and backward pass.
+        tokens: Of the longest completion.
+    """
+    size = completions * tokens * tokens
+    if size <= MASK_BYTES:
+        return None
+    return f"the masks of {completions} completions of {tokens} tokens take {size / 2**20:.0f} MiB on a GPU"
 
 
 def leave_off(fast: FastConfig, parts: Iterable[str]) -> FastConfig:

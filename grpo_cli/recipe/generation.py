@@ -104,9 +104,7 @@ class DynamicSamplingConfig(Section):
 class GenerationConfig(OpenSection):
     """How completions are sampled; any sampling field of `GRPOConfig` goes here by its own name."""
 
-    backend: Literal["auto", "transformers", "transformers_continuous_batching", "vllm"] = (
-        "transformers"
-    )
+    backend: Literal["auto", "transformers", "transformers_continuous_batching", "vllm"] = "auto"
     """What samples the completions. `auto` is `vllm` where a server is asked for with `vllm.mode: server`, and
     where the training has GPUs, the model is not quantized and a supported vLLM is installed; otherwise it is
     `transformers`. It is decided before the run starts, and the run's `resolved.json` holds the answer."""

@@ -11,6 +11,8 @@ Strategy = Literal["auto", "single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 
 SHARED_WEIGHTS: frozenset[Strategy] = frozenset({"fsdp2", "zero3"})
 """With these no process holds the whole model."""
+KEEPS_FLOAT32: frozenset[Strategy] = frozenset({"fsdp2", "zero1", "zero2", "zero3"})
+"""With these the optimizer changes float32 weights, whatever the model is loaded in, if bf16 or fp16 is on."""
 
 
 class LaunchConfig(Section):

@@ -57,6 +57,8 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:
     if tree.value.keys() == {"schema_version", "recipe"}:
         # A run folder's resolved.json: the same run can be started again from it.
         tree = tree.value["recipe"]
+        # As in `RunFolder.read_recipe`: before there was `eval_seed`, rows were held out by the recipe's seed.
+        tree.value["dataset"].value.setdefault("eval_seed", tree.value["seed"])
     _drop_empty_sections(tree)
     apply_overrides(tree, overrides or [])
     anchor_paths(tree)

@@ -34,8 +34,9 @@ class ModelConfig(Section):
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the loaded weights; `auto` takes the checkpoint's own, and float32 in the place of a
-    bfloat16 that the processor would have to emulate."""
+    """Precision of the loaded weights. `auto` is float32 if all weights are trained (on a GPU they are computed in
+    bfloat16 all the same); with `lora` it is the checkpoint's own, or float32 in the place of a bfloat16 that the
+    processor would have to emulate."""
     lora: LoraConfig | None = None
     """Train low-rank adapters; leave out to train all weights."""
     quantization: Literal["4bit", "8bit"] | None = None

@@ -119,6 +119,15 @@ class TrainingConfig(OpenSection):
         {"early_stopping", "stop_when", "fast", "mode", "asynchronous"}
     )
 
+    def mixed_precision(self, *, cpu: bool) -> Literal["bf16", "fp16", "no"]:
+        """Return what the model is computed in, whatever its weights are in; `no` is their own precision.
+
+        That is bf16 unless told otherwise; on a CPU, which may only emulate it, it has to be asked for.
+        """
+        if self.extras.get("fp16"):
+            return "fp16"
+        return "bf16" if self.extras.get("bf16", not cpu) else "no"
+
     def trl_fields(self) -> dict[str, Any]:
         """Every `GRPOConfig` field this section sets, under TRL's names."""
         return self.model_dump(exclude=set(self.OURS))

@@ -42,6 +42,8 @@ class ListedRun:
     """Whether the records at both ends differ so much that it may be no change."""
     held_out: str | None = None
     """What was measured: `accuracy/NAME`, else `reward`."""
+    held_out_prompts: str | None = None
+    """Fingerprint of the prompts that it was measured on."""
     before: float | None = None
     after: float | None = None
     seconds: float | None = None
@@ -132,6 +134,7 @@ def read_listed(folder: RunFolder) -> ListedRun:
         change.last if change else None,
         change.is_noise if change else None,
         metric,
+        (after or before).get("held_out"),
         _read_metric(before, metric),
         _read_metric(after, metric),
         max(until - status.started_at, 0.0),

@@ -217,7 +217,8 @@ class RunFolder:
                     f"{self.path} is of version {version}, and this grpo knows up to {SCHEMA_VERSION}. "
                     "Fix: use the grpo that wrote it, or a newer one"
                 )
-            # What an older version did not write down yet has its default.
+            # What an older version did not write down has its default. It held out by the recipe's seed.
+            told["recipe"]["dataset"].setdefault("eval_seed", told["recipe"]["seed"])
             return Recipe.model_validate(told["recipe"])
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise UsageError(

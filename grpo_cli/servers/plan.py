@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.servers.engine import AUTOMATIC, CPU_MEMORY, model_length, pick_dtype
 
 GROUP_PORT = 51216
 """Where TRL's trainer and server meet to hand over weights, unless told otherwise (`vllm_group_port`)."""
@@ -19,8 +20,6 @@ UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """On a CPU training and sampling take turns, and each may use every core while it has the turn; vLLM would
 bind the process, and the training in it, to some: a step of SmolLM2-135M on 2 cores took two to three times
 as long."""
-_CPU_MEMORY = 0.2
-"""Share of the machine's memory for keys and values; vLLM itself would take nearly all."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +71,15 @@ def plan_training_server(
         device: Where it computes. On a CPU weights come in a folder, otherwise by NCCL.
         visible_devices: For `CUDA_VISIBLE_DEVICES`; None leaves it as it is.
     """
-    vllm = recipe.generation.vllm.extras
+    vllm, length = recipe.generation.vllm.extras, model_length(recipe)
     flags: dict[str, Any] = {
         "--host": host,
         "--port": port,
         "--dtype": pick_dtype(recipe, device),
         "--revision": recipe.model.revision,
-        "--max-model-len": vllm.get("max_model_length"),
+        "--max-model-len": "auto" if length == AUTOMATIC else length,
         "--gpu-memory-utilization": vllm.get(
-            "gpu_memory_utilization", _CPU_MEMORY if device == "cpu" else None
+            "gpu_memory_utilization", CPU_MEMORY if device == "cpu" else None
         ),
         "--logprobs-mode": "processed_logprobs",
         "--max-logprobs": -1,
@@ -103,16 +102,3 @@ def plan_training_server(
     if visible_devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible_devices
     return ServerPlan((*command, model, *named, *switches), host, port, environment)
-
-
-def pick_dtype(recipe: Recipe, device: Literal["cpu", "cuda"]) -> str | None:
-    """The precision to sample in: that which training computes in; None leaves it to the weights.
-
-    On a GPU that is the autocast's, bf16 unless told otherwise, also where the weights are float32.
-    """
-    extras = recipe.training.extras
-    if device == "cuda" and recipe.model.dtype == "float32":
-        if extras.get("fp16"):
-            return "float16"
-        return "bfloat16" if extras.get("bf16", True) else "float32"
-    return None if recipe.model.dtype == "auto" else recipe.model.dtype

@@ -5,13 +5,14 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http.client import HTTPException
 from importlib import metadata
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from grpo_cli.errors import RunError
 from grpo_cli.runs.guardian import guarded
@@ -98,13 +99,22 @@ def _wait(
 
 def answers(url: str) -> bool:
     """Whether a server of this machine says that it is well."""
+    return ask(url) == "well"
+
+
+def ask(url: str) -> Literal["well", "silent", "gone"]:
+    """Return how a server of this machine is: silent if it takes long to answer, gone if it refuses to."""
     try:
         # The address is this machine's: a proxy would not find it.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(url, timeout=2) as answer:
-            return bool(answer.status == 200)
+            return "well" if answer.status == 200 else "gone"
+    except urllib.error.URLError as error:
+        return "silent" if isinstance(error.reason, TimeoutError) else "gone"
+    except TimeoutError:
+        return "silent"
     except (OSError, HTTPException):
-        return False
+        return "gone"
 
 
 def read_end(log: Path, lines: int = _LAST_LINES) -> str:

@@ -53,7 +53,13 @@ from grpo_cli.train.tracking import track
 from grpo_cli.train.trainer import RunTrainer
 from grpo_cli.train.trl_args import build_trl_args
 from grpo_cli.train.vllm_generation import RunGeneration, mended
-from grpo_cli.train.world import check_machines, check_strategy, check_world, shares_weights
+from grpo_cli.train.world import (
+    check_device,
+    check_machines,
+    check_strategy,
+    check_world,
+    shares_weights,
+)
 
 if TYPE_CHECKING:
     from grpo_cli.train.async_trainer import AsyncRunTrainer
@@ -71,7 +77,9 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     recipe = folder.read_recipe()
-    cpu = pick_device(recipe.launch) == "cpu"
+    device = pick_device(recipe.launch)
+    check_device(folder.read_plan().get("device", device), device)
+    cpu = device == "cpu"
     # Building the arguments starts the process group, which everything after may use.
     args = _build_args(recipe, folder, cpu=cpu)
     processes = PartialState()
@@ -295,7 +303,9 @@ def _build_measurer(
         rows, ranker = select_rows(data.eval, session.recipe.evaluation.limit), trainer.ranker
         return ScoredMeasurer(session, rewards, rows, ranker) if rows and ranker else None
     rows = select_rows(data.eval, session.recipe.evaluation.limit)
-    return Measurer(session, rewards, rows) if rows is not None else None
+    generation = getattr(trainer, "vllm_generation", None)
+    vllm = generation if isinstance(generation, RunGeneration) else None
+    return Measurer(session, rewards, rows, vllm=vllm) if rows is not None else None
 
 
 def _go_on(

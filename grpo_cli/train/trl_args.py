@@ -10,6 +10,7 @@ from trl import GRPOConfig
 from grpo_cli.errors import RunError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.servers.engine import model_length
 from grpo_cli.trackers.contents import run_name
 
 
@@ -44,6 +45,8 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> GRPOConfi
     }
     if recipe.training.extras.get("beta") and recipe.model.lora is None:
         fields["model_init_kwargs"] = _reference_model(recipe)
+    if recipe.generation.backend == "vllm":
+        fields["vllm_max_model_length"] = model_length(recipe)
     if cpu:
         fields.setdefault("bf16", False)
         fields.setdefault("dataloader_pin_memory", False)

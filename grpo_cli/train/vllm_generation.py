@@ -11,7 +11,7 @@ attributes `grpo_trainer.VLLMGeneration` and `vllm_generation.VLLMClient`, and
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,20 @@ class RunClient(VLLMClient):
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _post(self, url: str, **given: Any) -> Any:
+        """Ask the server; where it fails to take weights, free the training from handing them over.
+
+        TRL reads the answer once the last weight is broadcast, and a broadcast to a server that has gone
+        never ends.
+        """
+        try:
+            return super()._post(url, **given)
+        except Exception:
+            communicator = self.communicator
+            if url.endswith("/update_weights") and communicator is not None:
+                communicator.nccl.ncclCommAbort(communicator.comm)
+            raise
+
     def reset_prefix_cache(self) -> None:
         """Forgets what was computed with the weights of before; sets `lost` where there is no server."""
         with self._noting_loss():
@@ -221,6 +235,40 @@ class RunGeneration(VLLMGeneration):
             self.sync_weights()
             found = super().generate(*args, **kwargs)
         return found
+
+    def sample_apart(
+        self, prompts: Sequence[list[int]], count: int, temperature: float
+    ) -> list[list[int]]:
+        """Sample outside of training, with the weights last given and the whole distribution.
+
+        All processes take part, each with equally many prompts.
+
+        Args:
+            prompts: Their tokens.
+            count: Completions of each prompt; 1 if `temperature` is 0.
+            temperature: 0 is greedy.
+
+        Returns:
+            The tokens of the completions, prompt by prompt.
+        """
+        whole: dict[str, Any] = {
+            "temperature": temperature,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": None,
+            "repetition_penalty": 1.0,
+            "generation_kwargs": {},
+        }
+        training = {name: getattr(self, name) for name in whole}
+        repeated = [prompt for prompt in prompts for _ in range(count)]
+        try:
+            for name, value in whole.items():
+                setattr(self, name, value)
+            _, completions, *_ = self.generate(repeated, None, count)
+        finally:
+            for name, value in training.items():
+                setattr(self, name, value)
+        return list(completions)
 
     def _is_lost(self) -> bool:
         """Whether the server has gone; all processes hear what the main one knows."""

@@ -1,5 +1,6 @@
 """The processes that train together, against those that were planned, and how they share the model."""
 
+import torch
 from accelerate import DistributedType
 from accelerate.utils import gather_object
 from transformers import Trainer
@@ -8,6 +9,31 @@ from grpo_cli.errors import SetupError
 from grpo_cli.train.session import Session
 
 _SHARED = {"fsdp": DistributedType.FSDP, "zero": DistributedType.DEEPSPEED}
+
+
+def check_device(planned: str, actual: str) -> None:
+    """Compare the device that was planned with what torch works on.
+
+    Args:
+        planned: `cpu` or `cuda`, from the run's plan.
+        actual: Likewise.
+
+    Raises:
+        SetupError: They differ.
+    """
+    if planned == actual:
+        return
+    if actual == "cpu":
+        has_kernels = torch.version.cuda or torch.version.hip
+        build = "sees none" if has_kernels else "is a build for CPUs"
+        raise SetupError(
+            f"the run was planned for GPUs, but torch {torch.__version__} {build}. Fix: install a build of torch "
+            "for this machine's GPUs (`grpo doctor` looks at both), or set `launch.use_cpu: true`"
+        )
+    raise SetupError(
+        f"no GPU was found when the run was planned, but torch sees {torch.cuda.device_count()}. Fix: see what "
+        "`grpo doctor` says of the driver; to train on the CPU, set `launch.use_cpu: true`"
+    )
 
 
 def check_world(session: Session) -> None:

@@ -51,6 +51,8 @@ PLAIN = {
 }
 """A recipe with nothing wrong in it."""
 
+ALL_WEIGHTS = {"model__lora": None, "model__dtype": "float32", "training__learning_rate": 1e-6}
+
 
 def changed(**changes):
     """PLAIN with `section__key=value` replaced; None takes a key away."""
@@ -121,7 +123,10 @@ CHEAP = {
         ("setting: learning rate", "error"),
     ),
     "nothing holds the policy": (
-        changed(model__lora=None, training__learning_rate=1e-6, training__max_grad_norm=0.0),
+        changed(
+            **ALL_WEIGHTS,
+            training__max_grad_norm=0.0,
+        ),
         ("setting: nothing holds the policy", "warning"),
     ),
     "groups of two": (
@@ -192,8 +197,7 @@ CHEAP = {
     ),
     "checkpoints for a larger disk": (
         changed(
-            model__lora=None,
-            training__learning_rate=1e-6,
+            **ALL_WEIGHTS,
             training__save_strategy="steps",
             training__save_steps=1,
             training__max_steps=2_000_000,
@@ -425,7 +429,7 @@ HEALTHY = {
     "sums with a number reward": changed(training=PLAIN["training"] | IN_SMALL_PARTS),
     "a length reward": changed(rewards=[{"kind": "length", "target": 12, "scale": 12}]),
     "full fine-tuning": changed(
-        model={"path": SMOLLM2, "dtype": "bfloat16"},
+        model={"path": SMOLLM2, "dtype": "float32"},
         training={**PLAIN["training"], **IN_SMALL_PARTS, "learning_rate": 1e-6},
     ),
     "a KL term and a format": changed(

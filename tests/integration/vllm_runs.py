@@ -248,7 +248,7 @@ def train_dynamic(folder: Path, model: Path, vllm: str, **environment: str) -> W
     values = ["generation.backend=vllm", f"generation.vllm={settings}", "model.dtype=bfloat16"]
     values += ["logging.log_completions=true", "model.lora={r: 8, target_modules: all-linear}"]
     more = [part for value in values for part in ("--set", value)]
-    train(workshop, *sets(4), *more, **environment)
+    train(workshop, *sets(4), *more, "--set", "evaluation.limit=3", **environment)
     return workshop
 
 
@@ -264,5 +264,8 @@ def assert_dynamic_adapter_run(workshop: Workshop) -> None:
     weights, changed = json.loads((workshop.folder / "changed.json").read_text())
     assert weights > 10
     assert changed == 0
+    for when in ("before", "after"):
+        measured = json.loads((workshop.run / "eval" / f"{when}.json").read_text())
+        assert (measured["backend"], measured["prompts"]) == ("vllm", 2)
     assert sum(each["dynamic_sampling/resampled_groups"] for each in records) > 0
     assert records[-1]["dynamic_sampling/prompts_seen"] == len(groups_of(workshop))

@@ -9,10 +9,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from grpo_cli.preflight.finding import Finding
-from grpo_cli.preflight.hardware import count_gpus
+from grpo_cli.preflight.hardware import count_gpus, named_devices
 
 _TIMEOUT_S = 15.0
 _BUSY_SHARE = 0.1
@@ -58,21 +57,13 @@ def count_visible(gpus: list[Gpu]) -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not gpus:
         return count_gpus()
-    return len(gpus) if visible is None else min(len(gpus), len(_named(visible)))
+    return len(gpus) if visible is None else min(len(gpus), len(named_devices(visible)))
 
 
-def _named(visible: str) -> list[str]:
-    """What a list names; CUDA stops at the first entry that is empty or -1."""
-    names = [name.strip() for name in visible.split(",")]
-    return names[: next((n for n, name in enumerate(names) if name in {"", "-1"}), len(names))]
-
-
-def check_gpus(
-    gpus: list[Gpu], driver: Path = Path("/proc/driver/nvidia/gpus")
-) -> Iterator[Finding]:
+def check_gpus(gpus: list[Gpu]) -> Iterator[Finding]:
     """Devices, what hides them, and who else uses them."""
     if not gpus:
-        yield from _explain_none(driver)
+        yield from _explain_none()
         return
     for gpu in gpus:
         memory = f"{gpu.total_mib / 1024:.0f} GiB, " if gpu.total_mib else ""
@@ -82,17 +73,17 @@ def check_gpus(
     yield from _check_neighbours(gpus)
 
 
-def _explain_none(driver: Path) -> Iterator[Finding]:
-    present = count_gpus(driver)
+def _explain_none() -> Iterator[Finding]:
+    present = count_gpus()
     if present:
         yield Finding(
             "GPU",
             "warning",
-            f"the driver lists {present}, but there is no nvidia-smi to ask about them",
-            "install nvidia-utils of the driver's version, or start the container with --gpus all",
+            f"there are {present}, but no nvidia-smi to ask about them",
+            "install nvidia-utils of the driver's version; AMD's are counted, and not looked at",
         )
     else:
-        yield Finding("GPU", "ok", "no NVIDIA GPU: training runs on the processor")
+        yield Finding("GPU", "ok", "no GPU: training runs on the processor")
 
 
 def explain_driver(error: DriverError) -> Finding:
@@ -110,7 +101,7 @@ def check_visibility(present: int) -> Iterator[Finding]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return
-    names = _named(visible)
+    names = named_devices(visible)
     wrong = [name for name in names if name.isdigit() and int(name) >= present]
     subject = "GPU visibility"
     if wrong:

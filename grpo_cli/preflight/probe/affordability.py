@@ -44,16 +44,16 @@ def judge_disk(disk: DiskEstimate, free: int) -> Iterator[Finding]:
 
 
 def judge_memory(
-    memory: MemoryEstimate, available: int | None, recipe: Recipe, plan: BatchPlan
+    memory: MemoryEstimate, available: int | None, recipe: Recipe, plan: BatchPlan, *, cuda: bool
 ) -> Iterator[Finding]:
-    """More memory than there is."""
+    """Find more memory than there is; on CUDA that is a warning, until the estimate has been measured there."""
     if available is None or memory.peak_bytes <= NEARLY_FULL * available:
         return
     over = memory.peak_bytes > available
     worst = memory.largest()
     yield Finding(
         "cost: memory",
-        "error" if over else "warning",
+        "error" if over and not cuda else "warning",
         f"about {memory.peak_bytes / 2**30:.1f} GiB a process, {available / 2**30:.1f} GiB available; the "
         f"largest part is {worst.name} ({worst.bytes / 2**30:.1f} GiB)",
         _shrink(worst.name, recipe, plan),

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Literal
 
 from grpo_cli.preflight.hardware import pick_device, read_available_memory
-from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 
 CUDA_CONTEXT = 600 * 2**20
@@ -25,7 +24,7 @@ class Device:
     """Bytes that one process can take; None where the system does not tell."""
     library_bytes: int
     autocast: bool
-    """Whether float32 weights are computed with in bf16."""
+    """Whether the model is computed in 16 bits, whatever its weights are in."""
 
 
 def find_device(recipe: Recipe) -> Device:
@@ -36,12 +35,12 @@ def find_device(recipe: Recipe) -> Device:
     processes = (local if isinstance(local, int) else 1) // recipe.launch.num_machines
     if pick_device(recipe.launch) == "cuda":
         free, total = torch.cuda.mem_get_info()
-        bf16, fp16 = read_setting(recipe, "bf16"), read_setting(recipe, "fp16")
-        half = (not fp16 if bf16 is None else bf16) and recipe.model.dtype in ("float32", "auto")
-        return Device("cuda", total, free, CUDA_CONTEXT, autocast=bool(half))
+        mixed = recipe.training.mixed_precision(cpu=False) != "no"
+        return Device("cuda", total, free, CUDA_CONTEXT, autocast=mixed)
     available, _ = read_available_memory()
     share = None if available is None else available // max(processes, 1)
-    return Device("cpu", None, share, _resident(), autocast=bool(read_setting(recipe, "bf16")))
+    mixed = recipe.training.mixed_precision(cpu=True) != "no"
+    return Device("cpu", None, share, _resident(), autocast=mixed)
 
 
 def _resident(status: Path = Path("/proc/self/status")) -> int:

@@ -99,7 +99,7 @@ def _advise(signal: Signal) -> tuple[str, str]:
             "set `temperature: 1.0` and `top_k: 0`: the completions of a group are the same text",
             "generation.temperature",
         )
-    if any(spread.within > FLAT for spread in signal.rewards.values()):
+    if signal.cancelled_groups > signal.frac_reward_zero_std / 2:
         return (
             "correct the weights: rewards differ within groups, their weighted sum does not",
             "rewards",

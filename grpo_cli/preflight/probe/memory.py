@@ -17,6 +17,8 @@ from grpo_cli.models.shape import ModelShape
 from grpo_cli.preflight.fast import settle_fast
 from grpo_cli.preflight.probe.device import Device
 from grpo_cli.preflight.settings import read_setting
+from grpo_cli.recipe.fast import find_large_masks
+from grpo_cli.recipe.launch import KEEPS_FLOAT32, SHARED_WEIGHTS, Strategy
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_bytes, format_count
 
@@ -40,6 +42,12 @@ _OPTIMIZER_STATES: dict[str, tuple[float, float]] = {
 }
 """(bytes for each trained weight, multiples of the trained weights' own size)."""
 _ADAM = (0.0, 2.0)
+_SHARED: dict[str, frozenset[Strategy]] = {
+    "weights": SHARED_WEIGHTS,
+    "gradients": SHARED_WEIGHTS | {"zero2"},
+    "states": KEEPS_FLOAT32,
+}
+"""What each process holds its share of, and with which strategies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +71,10 @@ class MemoryInputs:
     reference: bool = False
     """Whether a second copy of the weights gives the KL term."""
     autocast: bool = False
-    """Whether float32 weights are copied to 16 bits for the forward pass."""
-    replicas: int = 1
-    """Processes that hold the whole model and exchange gradients."""
+    """Whether the model is computed in 16 bits, whatever its weights are in."""
+    processes: int = 1
+    strategy: Strategy = "auto"
+    """How the processes share the model."""
     optimizer: str = "adamw_torch_fused"
     cpu: bool = False
     """Whether the C library's heap holds the tensors, and no Triton kernel runs."""
@@ -96,19 +105,22 @@ def memory_inputs(recipe: Recipe, device: Device, prompt_tokens: int, sampled: i
     colocated = recipe.generation.backend == "vllm" and recipe.generation.vllm.mode == "colocate"
     share = float(read_setting(recipe, "vllm_gpu_memory_utilization") or 0)
     processes = recipe.launch.num_processes
-    fast = settle_fast(recipe)
+    fast, length = settle_fast(recipe), recipe.generation.max_completion_length
+    size = recipe.training.per_device_train_batch_size, length
+    shares = fast.shared_prompts and not (device.kind == "cuda" and find_large_masks(*size))
     return MemoryInputs(
         micro_batch=recipe.training.per_device_train_batch_size,
         sampled=sampled,
         prompt_tokens=prompt_tokens,
-        completion_tokens=recipe.generation.max_completion_length,
+        completion_tokens=length,
         accumulation=recipe.training.gradient_accumulation_steps,
-        group=recipe.generation.num_generations if fast.shared_prompts else None,
+        group=recipe.generation.num_generations if shares else None,
         budget=fast.max_tokens_per_micro_batch,
         checkpointing=bool(read_setting(recipe, "gradient_checkpointing")),
         reference=bool(read_setting(recipe, "beta")) and recipe.model.lora is None,
         autocast=device.autocast,
-        replicas=processes if isinstance(processes, int) else 1,
+        processes=processes if isinstance(processes, int) else 1,
+        strategy=recipe.launch.strategy,
         optimizer=str(read_setting(recipe, "optim") or "adamw_torch_fused"),
         cpu=device.kind == "cpu",
         adapters=recipe.model.lora is not None,
@@ -168,35 +180,92 @@ def estimate_memory(shape: ModelShape, inputs: MemoryInputs) -> MemoryEstimate:
     return MemoryEstimate(parts, sums[worst], worst)
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Bytes that one process holds of the model, by the strategy.
+
+    Source: accelerate 1.15, `fsdp2_prepare_model`, which trains float32 shards; DeepSpeed 0.19,
+    `runtime/zero/stage_1_and_2.py` and `stage3.py`, which keep 16-bit weights and a float32 copy in shards.
+    """
+
+    weights: int
+    gradients: int
+    states: int
+    copy: int
+    """16-bit copies of float32 weights, made for the forward pass."""
+    gathered: int
+    """Weights of other processes that a pass needs at a time: the embeddings, and a layer and the next."""
+    whole: int
+    """Weights of other processes that sampling needs."""
+    share: str
+    """For formulas."""
+
+
+def _hold(shape: ModelShape, inputs: MemoryInputs) -> _Held:
+    weights, trained = shape.weight_bytes, shape.trainable_bytes
+    fixed, times = _OPTIMIZER_STATES.get(inputs.optimizer, _ADAM)
+    sharded = inputs.strategy in KEEPS_FLOAT32
+    zero = inputs.strategy.startswith("zero")
+    if sharded and inputs.autocast:
+        # Float32 shards with FSDP2; 16-bit weights with ZeRO, whose float32 copies belong to the optimizer.
+        size = 2 if zero else 4
+        weights += size * shape.trainable - trained
+        weights = min(weights, 2 * shape.parameters) if zero else weights
+        trained = size * shape.trainable
+    states = int(fixed * shape.trainable + times * max(trained, 4 * shape.trainable * sharded))
+    states += 4 * shape.trainable if zero else 0
+    float32 = shape.trainable_bytes == 4 * shape.trainable
+    copy = 2 * shape.trainable if inputs.autocast and float32 and not sharded else 0
+    parts = {kind: inputs.processes for kind, names in _SHARED.items() if inputs.strategy in names}
+    gathered = whole = 0
+    if inputs.strategy in SHARED_WEIGHTS:
+        size = 2 if inputs.autocast else shape.value_bytes
+        head = shape.vocabulary * shape.hidden
+        gathered = size * (head + 2 * max(shape.parameters - head, 0) // shape.layers)
+        # TRL gathers them before it samples (`ds3_gather_for_generation`).
+        whole = size * shape.parameters if zero and not _samples_elsewhere(inputs) else 0
+    return _Held(
+        weights // parts.get("weights", 1),
+        trained // parts.get("gradients", 1),
+        states // parts.get("states", 1),
+        copy,
+        gathered,
+        whole,
+        f", in {inputs.processes} shards" if parts else "",
+    )
+
+
+def _samples_elsewhere(inputs: MemoryInputs) -> bool:
+    return bool(inputs.vllm_bytes or inputs.elsewhere)
+
+
 def _held(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
     yield MemoryPart("libraries", "always", inputs.library_bytes, "measured before loading a model")
+    held = _hold(shape, inputs)
     count = f"{format_count(shape.parameters)} parameters"
-    yield MemoryPart(
-        "weights", "always", shape.weight_bytes, f"{count}, in the precision they have"
-    )
+    formula = f"{count}, in the precision they have{held.share}"
+    yield MemoryPart("weights", "always", held.weights, formula)
     if inputs.reference:
-        base = shape.weight_bytes
-        yield MemoryPart("reference model", "always", base, "the weights again, since beta > 0")
-    if inputs.autocast:
-        size = 2 * shape.parameters
-        yield MemoryPart("16-bit copies", "loss", size, f"{count} × 2 bytes (autocast)")
-    fixed, times = _OPTIMIZER_STATES.get(inputs.optimizer, _ADAM)
-    states = int(fixed * shape.trainable + times * shape.trainable_bytes)
-    each = f"{times:g} × {format_bytes(shape.trainable_bytes)}" if times else f"{fixed:g} bytes"
-    formula = f"{each} of {format_count(shape.trainable)} trained weights ({inputs.optimizer})"
-    yield MemoryPart("optimizer states", "always", states, formula)
-    if inputs.replicas > 1:
-        size = shape.trainable_bytes
-        yield MemoryPart(
-            "gradient exchange", "always", size, "one more copy of the gradients (DDP)"
-        )
+        formula = "the weights again, since beta > 0"
+        yield MemoryPart("reference model", "always", held.weights, formula)
+    formula = f"{format_count(shape.trainable)} trained parameters × 2 bytes (autocast)"
+    yield MemoryPart("16-bit copies", "loss", held.copy, formula)
+    formula = "the embeddings and two layers, from the other processes"
+    yield MemoryPart("gathered weights", "loss", held.gathered, formula)
+    formula = "all weights, from the other processes (ds3_gather_for_generation)"
+    yield MemoryPart("gathered weights", "sampling", held.whole, formula)
+    formula = f"of {format_count(shape.trainable)} trained weights ({inputs.optimizer}){held.share}"
+    yield MemoryPart("optimizer states", "always", held.states, formula)
+    if inputs.processes > 1 and inputs.strategy not in KEEPS_FLOAT32:
+        formula = "one more copy of the gradients (DDP)"
+        yield MemoryPart("gradient exchange", "always", held.gradients, formula)
     if inputs.vllm_bytes:
         yield MemoryPart("vLLM", "always", inputs.vllm_bytes, "gpu_memory_utilization × the device")
 
 
 def _sampling(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
     """What `generate` holds for one generation batch; the keys and values of vLLM are its own."""
-    if inputs.vllm_bytes or inputs.elsewhere:
+    if _samples_elsewhere(inputs):
         return
     cache = inputs.sampled * inputs.length * shape.cache_bytes_per_token
     # While one layer's cache grows by a token, the old and the new one exist side by side.
@@ -259,7 +328,7 @@ def _largest_pass(inputs: MemoryInputs) -> _Pass:
 def _loss(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
     largest = _largest_pass(inputs)
     if largest.several:
-        yield _gradients(shape, "loss")
+        yield _gradients(shape, inputs, "loss")
     per_token = shape.saved_bytes_per_token or 0.0
     how = f"kept of each token in {shape.layers} layers"
     if inputs.checkpointing:
@@ -281,7 +350,7 @@ def _loss(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
 def _logits(shape: ModelShape, inputs: MemoryInputs, largest: _Pass) -> MemoryPart:
     tokens, words = largest.scored, shape.vocabulary
     states = 4 * tokens * shape.hidden
-    if inputs.cpu and inputs.group and inputs.replicas == 1 and head.holds_logits(tokens, words):
+    if inputs.cpu and inputs.group and inputs.processes == 1 and head.holds_logits(tokens, words):
         formula = (
             f"{tokens} tokens × {words} words × {head.LOGIT_BYTES} bytes (5 float32 copies at once)"
         )
@@ -298,14 +367,15 @@ def _logits(shape: ModelShape, inputs: MemoryInputs, largest: _Pass) -> MemoryPa
 
 
 def _update(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
-    yield _gradients(shape, "update")
+    yield _gradients(shape, inputs, "update")
     if shape.head_trained:
         yield _head_gradient(shape, "update")
 
 
-def _gradients(shape: ModelShape, moment: Moment) -> MemoryPart:
-    formula = f"one for each of {format_count(shape.trainable)} trained weights"
-    return MemoryPart("gradients", moment, shape.trainable_bytes, formula)
+def _gradients(shape: ModelShape, inputs: MemoryInputs, moment: Moment) -> MemoryPart:
+    held = _hold(shape, inputs)
+    formula = f"one for each of {format_count(shape.trainable)} trained weights{held.share}"
+    return MemoryPart("gradients", moment, held.gradients, formula)
 
 
 def _head_gradient(shape: ModelShape, moment: Moment) -> MemoryPart:

@@ -27,8 +27,8 @@ from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.preflight.fast import settle_fast
 from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.preflight.probe.rehearsal import Rehearsal, prepare, rehearse
-from grpo_cli.preflight.settings import engine_settings
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.servers.engine import engine_settings
 from grpo_cli.units import format_duration
 
 _WARM_UP = {"max_new_tokens": 2, "samples_per_prompt": 2}
@@ -69,8 +69,7 @@ class Outcome:
     sample_s: float
     """Seconds a completion, as training samples it."""
     measure_s: float
-    """Seconds a completion, as measuring before and after training samples it; as `sample_s` with vLLM, though
-    measuring has transformers sample."""
+    """Seconds a completion, as measuring before and after training samples it; as `sample_s` with vLLM."""
     rehearsal: Rehearsal | None
 
 
@@ -192,7 +191,7 @@ def _sample_with_vllm(
         tokenizer,
         stops=all_eos_token_ids(load_generation_config(recipe.model), tokenizer),
         seed=recipe.seed,
-        engine=engine_settings(recipe),
+        engine=engine_settings(recipe, pick_device(recipe.launch)),
     ) as engine:
         watch(0, total)
         sampled = engine.sample(prompts, **_settings(recipe))

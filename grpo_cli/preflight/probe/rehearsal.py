@@ -78,9 +78,9 @@ def rehearse(
     ids, mask = ids.to(model.device), mask.to(model.device)
     labels = ids.masked_fill(mask == 0, -100)
     labels[:, :-width] = -100
-    autocast = torch.autocast(
-        model.device.type, dtype=torch.bfloat16, enabled=_autocasts(recipe, model.device.type)
-    )
+    kind = model.device.type
+    mixed = recipe.training.mixed_precision(cpu=kind == "cpu") == "bf16"
+    autocast = torch.autocast(kind, dtype=torch.bfloat16, enabled=mixed)
 
     def forward() -> Any:
         with autocast:
@@ -103,12 +103,6 @@ def rehearse(
         update_s=update_s,
         tokens=ids.numel(),
     )
-
-
-def _autocasts(recipe: Recipe, device: str) -> bool:
-    """Whether the trainer computes in bf16 whatever the weights are; on a CPU only when asked."""
-    wanted = read_setting(recipe, "bf16")
-    return device == "cuda" and not read_setting(recipe, "fp16") if wanted is None else bool(wanted)
 
 
 def _collate(

@@ -58,6 +58,8 @@ class Signal:
     total: Spread
     frac_reward_zero_std: float
     """Share of groups whose completions all have the same total; TRL logs it under this name."""
+    cancelled_groups: float
+    """Share of groups in which rewards differ, and the totals do not."""
     alike_groups: float
     """Share of groups whose completions are the same text."""
     pass_rates: tuple[PassRate, ...]
@@ -96,6 +98,7 @@ def read_signal(scored: Sequence[ScoredCompletion], right: dict[str, float]) -> 
         },
         total=_spread([[c.total for c in group] for group in groups]),
         frac_reward_zero_std=fmean(float(are_equal([c.total for c in group])) for group in groups),
+        cancelled_groups=fmean(float(_is_cancelled(group)) for group in groups),
         alike_groups=fmean(float(len({c.text for c in group}) == 1) for group in groups),
         pass_rates=tuple(
             rate for name, value in right.items() if (rate := _pass_rate(groups, name, value))
@@ -116,6 +119,14 @@ def _groups(scored: Sequence[ScoredCompletion]) -> list[list[ScoredCompletion]]:
     for completion in scored:
         groups.setdefault(completion.group, []).append(completion)
     return list(groups.values())
+
+
+def _is_cancelled(group: Sequence[ScoredCompletion]) -> bool:
+    known = (
+        [value for c in group if (value := c.rewards[name]) is not None]
+        for name in group[0].rewards
+    )
+    return are_equal([c.total for c in group]) and not all(are_equal(values) for values in known)
 
 
 def _spread(groups: Sequence[Sequence[float | None]]) -> Spread:

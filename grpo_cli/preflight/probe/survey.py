@@ -273,7 +273,9 @@ def _estimate(session: Session, runs: Path) -> None:
     inputs = memory_inputs(recipe, device, longest, session.sampled_at_once())
     session.probe.memory = estimate_memory(session.shape, inputs)
     session.probe.memory_available = device.available
-    session.add(affordability.judge_memory(session.probe.memory, device.available, recipe, plan))
+    cuda = device.kind == "cuda"
+    memory = session.probe.memory
+    session.add(affordability.judge_memory(memory, device.available, recipe, plan, cuda=cuda))
     session.probe.disk = cost.estimate_disk(recipe, plan, session.shape)
     session.add(affordability.judge_disk(session.probe.disk, _free_disk(runs)))
 

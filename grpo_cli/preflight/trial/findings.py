@@ -163,7 +163,7 @@ def _judge_gold(table: Table, gold: Scores) -> Iterator[Problem]:
 
 
 def _judge_forms(table: Table, scored: Mapping[str, Scores]) -> Iterator[Problem]:
-    """Rewards of form that no answer tried could satisfy."""
+    """Rewards of form that answers satisfy in part, but none in full; `_judge_variety` has those that give 0."""
     for index, reward in enumerate(table.rewards):
         best = reward.params.highest
         if best is None or index in table.judges:
@@ -172,7 +172,7 @@ def _judge_forms(table: Table, scored: Mapping[str, Scores]) -> Iterator[Problem
             scores[index].value for each in scored.values() for scores in each if scores is not None
         ]
         known = [value for value in values if value is not None]
-        if known and max(known) < table.rewards[index].clipped(best) - _CLOSE:
+        if any(known) and max(known) < table.rewards[index].clipped(best) - _CLOSE:
             yield Problem(
                 f"no answer tried gets the {best:g} that `{reward.name}` can give (most: {max(known):g})",
                 'try one in the form it wants: --answer "… {{ column }} …"',
@@ -248,8 +248,16 @@ def _judge_variety(table: Table, scored: Mapping[str, Scores]) -> Iterator[Probl
             fix = "correct its parameters; a reward of form may need an --answer in that form"
         else:
             continue
+        level: Level = "warning"
+        if values == {0.0} and reward.right_answer is None and reward.kind != "python":
+            # A reward of form: golds and wrong answers need not have it, and a model that is asked may.
+            level, message = (
+                "note",
+                "gives 0 to every answer tried: none has the form that it rewards",
+            )
+            fix = "try one that has: grpo rewards test --answer '…'"
         path = f"rewards.{index}"
-        yield Problem(f"`{reward.name}` {message}", fix, path=path, level="warning")
+        yield Problem(f"`{reward.name}` {message}", fix, path=path, level=level)
 
 
 def _count_failures(table: Table, scored: Mapping[str, Scores]) -> Iterator[Problem]:

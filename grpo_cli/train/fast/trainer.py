@@ -26,7 +26,7 @@ from transformers import Trainer
 from trl import GRPOTrainer
 
 from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
-from grpo_cli.recipe.fast import BUDGET, FastConfig, find_left_off, leave_off
+from grpo_cli.recipe.fast import BUDGET, FastConfig, find_large_masks, find_left_off, leave_off
 from grpo_cli.train import sampling
 from grpo_cli.train.fast.batches import MicroBatch, loss_mask, make_filler, make_micro_batches
 from grpo_cli.train.fast.log_probs import PackedModel, chunk_rows
@@ -102,6 +102,11 @@ class FastTrainer(GRPOTrainer):
     def _find_obstacle(self, model: Any) -> str | None:
         """Why prompts cannot be shared; the same on all processes."""
         unwrapped = self.accelerator.unwrap_model(model)
+        if self.accelerator.device.type == "cuda":
+            args = self.args
+            size = args.per_device_train_batch_size, args.max_completion_length
+            if large := find_large_masks(*size):
+                return large
         obstacle = find_obstacle(unwrapped, self._bare(model)) or self._try_out(model)
         found = [one for one in gather_object([obstacle]) if one is not None]
         return found[0] if found else None

@@ -22,7 +22,7 @@ def test_trl_math():
             "model": {
                 "path": "Qwen/Qwen2.5-0.5B-Instruct",
                 "attn_implementation": "sdpa",
-                "dtype": "bfloat16",
+                "dtype": "float32",
             },
             "dataset": {
                 "kind": "hub",
@@ -225,7 +225,7 @@ def test_axolotl_full():
             "name": "axolotl_full",
             "model": {
                 "path": "meta-llama/Llama-3.2-3B-Instruct",
-                "dtype": "bfloat16",
+                "dtype": "float32",
                 "init_kwargs": {"use_kernels": True},
             },
             "dataset": {"kind": "files", "train": "data/train.jsonl", "max_prompt_length": 700},

@@ -68,9 +68,9 @@ def test_numbers_are_searched_as_text() -> None:
 def test_a_pattern_that_finds_nothing_names_row_and_text() -> None:
     rows = [*ROWS, {"q": "c", "solution": "none"}, {"q": "d", "solution": None}]
     columns = {"answer": column("solution", regex=r"####\s*(.+)$")}
-    (problem,) = problems_of(rows, columns, numbers=[11, 12, 13, 14], split="evaluation")
+    (problem,) = problems_of(rows, columns, split="evaluation")
     assert problem.path == "dataset.columns.answer.regex"
-    assert "2 of 4 evaluation rows; the first is row 13: 'none'" in problem.message
+    assert "2 of 4 evaluation rows; the first is row 3: 'none'" in problem.message
 
 
 def test_nothing_but_white_space_counts_as_nothing() -> None:

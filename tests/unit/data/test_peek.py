@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from grpo_cli.data.peek import has_eval, peek
-from grpo_cli.data.sources import read_rows
+from grpo_cli.data.sources import hold_out, read_rows
 from grpo_cli.errors import RecipeError
 
 ROWS = [{"question": str(number), "answer": number} for number in range(37)]
@@ -46,9 +46,14 @@ def test_counts_are_those_read_rows_gives(section, rows_file, limits) -> None:
     for source in sources:
         dataset = section(**{**source, **limits})
         seen, read = peek(dataset, 3), read_rows(dataset, 3)
-        assert seen.train_rows == len(read.train)
-        assert seen.eval_rows == (None if read.eval is None else len(read.eval))
-        assert has_eval(dataset) is (read.eval is not None)
+        train, held = read.train, read.eval
+        if dataset.eval_fraction:
+            prompts = [str(place) for place in range(len(train))]
+            train, held = hold_out(train, prompts, dataset.eval_fraction, 1)
+            train, held = train[: dataset.limit], held[: dataset.eval_limit]
+        assert seen.train_rows == len(train)
+        assert seen.eval_rows == (None if held is None else len(held))
+        assert has_eval(dataset) is (held is not None)
         assert seen.columns == read.train[0].keys()
 
 

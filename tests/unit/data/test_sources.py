@@ -2,10 +2,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from grpo_cli.data.sources import held_out_count, read_rows
+from grpo_cli.data.sources import held_out_count, hold_out, read_rows
 from grpo_cli.errors import RecipeError, SetupError
 
 
@@ -32,34 +32,33 @@ def test_files_are_read_in_order_and_limited(tmp_path, section) -> None:
     held = write_rows(tmp_path / "c.jsonl", numbered(9))
     rows = read_rows(section(kind="files", train=paths, eval=held, limit=4, eval_limit=2), 0)
     assert [row["n"] for row in rows.train] == [0, 1, 2, 0]
-    assert rows.train_positions == [0, 1, 2, 3]
     assert rows.eval == numbered(2)
-    assert rows.eval_positions == [0, 1]
 
 
 def test_missing_values_become_none(section) -> None:
     rows = read_rows(section(kind="inline", rows=[{"a": 1}, {"b": 2}]), 0)
     assert rows.train == [{"a": 1, "b": None}, {"a": None, "b": 2}]
     assert rows.eval is None
-    assert rows.eval_positions is None
 
 
-def test_a_fraction_divides_the_rows_by_the_seed(section) -> None:
-    dataset = section(kind="inline", rows=numbered(100), eval_fraction=0.1)
-    rows = read_rows(dataset, 3)
-    places = [row["n"] for row in rows.eval]
-    assert places == rows.eval_positions == sorted(places)
-    assert len(places) == 10
-    assert sorted(places + [row["n"] for row in rows.train]) == list(range(100))
-    assert read_rows(dataset, 3) == rows
-    assert read_rows(dataset, 4).eval != rows.eval
+def test_a_fraction_divides_the_rows_by_the_seed_of_evaluation() -> None:
+    rows, prompts = numbered(100), [str(n) for n in range(100)]
+    kept, held = hold_out(rows, prompts, 0.1, 3)
+    assert len(held) == 10
+    assert sorted([*kept, *held], key=lambda row: row["n"]) == rows
+    assert held == sorted(held, key=lambda row: row["n"])
+    assert hold_out(rows, prompts, 0.1, 3) == (kept, held)
+    assert hold_out(rows, prompts, 0.1, 4)[1] != held
 
 
-def test_limits_do_not_change_what_is_held_out(section) -> None:
-    keys = {"kind": "inline", "rows": numbered(100), "eval_fraction": 0.1}
-    whole = read_rows(section(**keys), 3)
-    cut = read_rows(section(**keys, limit=5, eval_limit=4), 3)
-    assert (cut.train, cut.eval) == (whole.train[:5], whole.eval[:4])
+@given(st.lists(st.sampled_from("abcdefgh"), min_size=2), st.floats(0.01, 0.99), st.integers(0))
+def test_rows_that_ask_the_same_are_never_divided(prompts, fraction, seed) -> None:
+    assume(len(set(prompts)) > 1)
+    kept, held = hold_out(prompts, prompts, fraction, seed)
+    assert sorted([*kept, *held]) == sorted(prompts)
+    assert kept
+    assert held
+    assert not set(kept) & set(held)
 
 
 @given(st.integers(2, 5000), st.floats(0, 1, exclude_min=True, exclude_max=True))
@@ -69,9 +68,10 @@ def test_both_sides_of_a_fraction_have_rows(rows: int, fraction: float) -> None:
     assert abs(held - rows * fraction) <= 1
 
 
-def test_one_row_cannot_be_divided(section) -> None:
-    problem = problem_of(section(kind="inline", rows=numbered(1), eval_fraction=0.5))
-    assert problem.path == "dataset.eval_fraction"
+def test_one_row_cannot_be_divided() -> None:
+    with pytest.raises(RecipeError) as error:
+        hold_out(numbered(1), ["?"], 0.5, 0)
+    assert error.value.problems[0].path == "dataset.eval_fraction"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,11 @@ def test_held_out_questions_are_distinct_and_never_trained_on(section) -> None:
 def test_rows_depend_on_the_seed_alone(section) -> None:
     first = draw(section, size=600, eval_size=5)
     assert draw(section, size=600, eval_size=5) == first
-    assert draw(section, size=600, eval_size=5, seed=8)[0] != first[0]
+    other = draw(section, size=600, eval_size=5, seed=8)
+    assert other[0] != first[0]
+    # Runs with different seeds are measured on the same rows.
+    assert other[1] == first[1]
+    assert draw(section, size=600, eval_size=5, eval_seed=8)[1] != first[1]
 
 
 def test_what_is_held_out_does_not_depend_on_the_sizes(section) -> None:

@@ -3,6 +3,7 @@ import os
 import sys
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from grpo_cli.launch.cpu_environment import settle_threads
@@ -125,25 +126,55 @@ def test_plans_are_what_they_were(tmp_path):
     assert found == json.loads(GOLDEN.read_text())
 
 
+NO_GPU_HIDDEN = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Stands in for NVIDIA's driver: call it with the number of GPUs that it knows, as in a container or WSL."""
+    for name in NO_GPU_HIDDEN:
+        monkeypatch.delenv(name, raising=False)
+
+    def knows(gpus):
+        monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: gpus)
+
+    return knows
+
+
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [(None, 2), ("0", 1), ("0,1", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("0,1,2,3", 2)],
 )
-def test_hidden_gpus_do_not_count(tmp_path, monkeypatch, visible, expected):
-    for name in ("0000:01", "0000:02"):
-        (tmp_path / name).mkdir()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_hidden_gpus_do_not_count(driver, monkeypatch, visible, expected):
+    driver(2)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert count_gpus(tmp_path) == expected
+    assert count_gpus() == expected
 
 
-def test_a_container_may_show_its_gpus_as_devices_alone(tmp_path, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
-        (tmp_path / name).touch()
-    assert count_gpus(tmp_path / "nothing", tmp_path) == 2
-    assert count_gpus(tmp_path / "nothing", tmp_path / "nothing") == 0
+def test_a_machine_without_nvidias_driver_has_none_of_its_gpus(driver, tmp_path):
+    if Path("/proc/driver/nvidia").exists():
+        pytest.skip("this machine has NVIDIA's driver")
+    assert count_gpus(tmp_path, tmp_path) == 0
+
+
+def test_amds_gpus_are_those_that_the_container_may_use(driver, tmp_path, monkeypatch):
+    driver(0)
+    nodes, renderers = tmp_path / "nodes", tmp_path / "dri"
+    renderers.mkdir()
+    for number, units in enumerate((0, 304, 304, 304)):
+        node = nodes / str(number)
+        node.mkdir(parents=True)
+        node.joinpath("properties").write_text(
+            f"cpu_cores_count {0 if units else 64}\nsimd_count {units}\ndrm_render_minor {127 + number}\n"
+        )
+    for number in (128, 129):
+        (renderers / f"renderD{number}").touch()
+    assert count_gpus(nodes, renderers) == 2
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert count_gpus(nodes, renderers) == 1
 
 
 def test_a_given_number_of_processes_wins(tmp_path):

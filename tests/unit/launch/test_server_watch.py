@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -11,6 +12,7 @@ from grpo_cli.launch import server_watch
 from grpo_cli.launch.plan import ManagedServer
 from grpo_cli.launch.server_watch import watched
 from grpo_cli.servers.ports import pick_free_port
+from grpo_cli.servers.process import answers, ask
 
 SERVER = """\
 import os, sys
@@ -64,13 +66,13 @@ class Stage:
         return int((self.folder / "pid").read_text())
 
     def is_up(self):
-        return (self.folder / "pid").exists() and server_watch.answers(self.plan.health)
+        return (self.folder / "pid").exists() and answers(self.plan.health)
 
 
 @pytest.fixture
 def stage(tmp_path, monkeypatch):
     monkeypatch.setattr(server_watch, "_EVERY_S", 0.1)
-    monkeypatch.setattr(server_watch, "_SICK_S", 0.5)
+    monkeypatch.setattr(server_watch, "_SICK_S", {"gone": 0.5, "silent": 0.5})
     return Stage(tmp_path, max_restarts=1)
 
 
@@ -93,6 +95,16 @@ def test_a_server_is_ended_with_the_training(stage):
         pid = stage.pid()
     assert is_gone(pid)
     assert stage.told == []
+
+
+def test_a_server_that_is_busy_is_waited_for_and_one_whose_engine_died_is_not():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/health"
+        assert ask(address) == "gone"
+        listening.listen()
+        # The system takes the connection, and nobody reads from it.
+        assert ask(address) == "silent"
 
 
 def test_one_that_dies_is_started_again_up_to_a_limit(stage):

@@ -236,10 +236,9 @@ def test_memory_that_the_driver_does_not_tell(nvidia_smi):
     assert [(f.level, f.seen) for f in found] == [("ok", "NVIDIA GB10, driver 580.95")]
 
 
-def test_a_driver_without_its_tools(tmp_path, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (tmp_path / "0000:01:00.0").mkdir()
-    (found,) = accelerators.check_gpus([], driver=tmp_path)
+def test_a_driver_without_its_tools(monkeypatch):
+    monkeypatch.setattr(accelerators, "count_gpus", lambda: 1)
+    (found,) = accelerators.check_gpus([])
     assert found.level == "warning"
 
 

@@ -76,6 +76,33 @@ def test_groups_without_spread_are_counted_and_prompts_sorted_by_difficulty():
     assert found.total.within == pytest.approx((0 + 0 + 0.5 + 0.5) / 4)
 
 
+def two_rewards(*groups, weights):
+    """Groups of pairs of rewards, and their totals."""
+    return [
+        replace(each, rewards={"a": a, "b": b}, total=weights[0] * a + weights[1] * b)
+        for group, pairs in enumerate(groups)
+        for each, (a, b) in zip(scored(*[[0.0] * len(pairs)]), pairs, strict=True)
+        for each in [replace(each, group=group, text=f"{a} {b} {each.text}")]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pair", "weights", "advice"),
+    [
+        # They differ within the groups, and cancel each other.
+        ([(0, 1), (1, 0)], (1, 1), "correct the weights"),
+        # One is always 0, the other nearly always 1.
+        ([(0, 1), (0, 1)], (1, 1), "add a reward in which"),
+    ],
+)
+def test_weights_are_to_blame_only_where_rewards_differ_and_totals_do_not(pair, weights, advice):
+    groups = [*[pair] * 19, [(0, 1), (0, 0)]]
+    found = signal.read_signal(two_rewards(*groups, weights=weights), {})
+    findings = list(judgement.judge(found, signal.Lengths(5, 5, 5, 0.0, 64), masked=False))
+    (told,) = [each for each in findings if each.subject == "signal: groups without spread"]
+    assert told.fix.startswith(advice)
+
+
 @pytest.mark.parametrize(
     ("groups", "clipped", "masked", "expected"),
     [
@@ -139,7 +166,7 @@ def test_memory_is_the_sum_of_its_parts_at_the_worst_moment():
         ({"reference": True}, ("reference model", "always"), 4000),
         ({"optimizer": "adamw_8bit"}, ("optimizer states", "always"), 2000),
         ({"optimizer": "sgd"}, ("optimizer states", "always"), None),
-        ({"replicas": 2}, ("gradient exchange", "always"), 4000),
+        ({"processes": 2}, ("gradient exchange", "always"), 4000),
         ({"accumulation": 2}, ("gradients", "loss"), 4000),
         # A budget cuts passes of padded rows, and joins them.
         ({"budget": 9}, ("activations", "loss"), 10 * (40 + 300)),
@@ -155,6 +182,52 @@ def test_memory_is_the_sum_of_its_parts_at_the_worst_moment():
 )
 def test_each_setting_changes_its_part(change, part, size):
     assert parts(replace(INPUTS, **change)).get(part) == size
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weights", "gradients", "states", "gathered"),
+    [
+        ("ddp", 4000, 4000, 8000, {}),
+        ("fsdp2", 1000, 1000, 2000, {"loss": 2000}),
+        ("zero1", 2000, 2000, 3000, {}),
+        ("zero2", 2000, 500, 3000, {}),
+        ("zero3", 500, 500, 3000, {"loss": 2000, "sampling": 2000}),
+    ],
+)
+def test_each_process_holds_its_share(strategy, weights, gradients, states, gathered):
+    told = parts(replace(INPUTS, processes=4, strategy=strategy, autocast=True))
+    assert told["weights", "always"] == weights
+    assert told["gradients", "update"] == gradients
+    assert told["optimizer states", "always"] == states
+    assert {when: size for (name, when), size in told.items() if "gathered" in name} == gathered
+    assert (("gradient exchange", "always") in told) == (strategy == "ddp")
+    assert (("16-bit copies", "loss") in told) == (strategy == "ddp")
+
+
+def test_frozen_weights_are_not_copied_for_autocast():
+    adapters = replace(SHAPE, weight_bytes=2040, trainable=10, trainable_bytes=40)
+    assert parts(replace(INPUTS, autocast=True), adapters)["16-bit copies", "loss"] == 20
+
+
+def test_a_7b_model_fits_eight_gpus_that_share_it():
+    big = replace(
+        SHAPE,
+        parameters=7_615_616_512,
+        trainable=7_615_616_512,
+        weight_bytes=4 * 7_615_616_512,
+        trainable_bytes=4 * 7_615_616_512,
+        layers=28,
+        hidden=3584,
+        vocabulary=152_064,
+    )
+    peaks = {
+        strategy: estimate_memory(
+            big, replace(INPUTS, processes=8, strategy=strategy, autocast=True)
+        ).peak_bytes
+        for strategy in ("ddp", "fsdp2", "zero3")
+    }
+    assert peaks["ddp"] > 80 * 2**30
+    assert max(peaks["fsdp2"], peaks["zero3"]) < 32 * 2**30
 
 
 def test_a_cpu_holds_more_for_each_logit():
@@ -256,10 +329,15 @@ def test_checkpoints_are_counted(training, kept):
 
 def test_memory_that_is_not_there_is_an_error_with_an_edit():
     found = estimate_memory(SHAPE, INPUTS)
-    (over,) = affordability.judge_memory(found, found.peak_bytes - 1, recipe(), PLAN)
-    (near,) = affordability.judge_memory(found, int(found.peak_bytes * 1.05), recipe(), PLAN)
+
+    def judge(available, *, cuda=False):
+        return list(affordability.judge_memory(found, available, recipe(), PLAN, cuda=cuda))
+
+    (over,), (near,) = judge(found.peak_bytes - 1), judge(int(found.peak_bytes * 1.05))
     assert (over.level, near.level) == ("error", "warning")
-    assert list(affordability.judge_memory(found, 10 * found.peak_bytes, recipe(), PLAN)) == []
+    # The estimate has not been measured there yet.
+    assert judge(found.peak_bytes - 1, cuda=True)[0].level == "warning"
+    assert judge(10 * found.peak_bytes) == []
     assert "Fix:" in str(over)
 
 

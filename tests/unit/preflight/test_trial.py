@@ -118,6 +118,11 @@ def test_a_gold_that_does_not_win_is_an_error(attempt, tmp_path):
     assert found(trial, "warning") == [
         "`f` gives every answer tried the same score (0): it cannot teach anything"
     ]
+    trial = attempt("- {kind: math}\n- {kind: json}")
+    assert found(trial, "warning") == []
+    assert "`json` gives 0 to every answer tried: none has the form that it rewards" in found(
+        trial, "note"
+    )
     rows = [{**row, "answer": ["x", "y"][at % 2]} for at, row in enumerate(ROWS)]
     trial = attempt("- {kind: choice, choices: ABXY}", rows)
     assert not trial.failed
@@ -155,11 +160,14 @@ def test_answers_of_ones_own_are_templates(attempt):
         attempt("- {kind: math}", answers=["{{ nothing }}"])
 
 
-def test_a_form_that_no_answer_has_is_a_warning(attempt):
+def test_a_form_that_no_answer_has_is_a_note_and_one_that_they_have_in_part_a_warning(attempt):
     trial = attempt("- {kind: math}\n- {kind: regex, pattern: '^So: '}")
-    assert (
-        "no answer tried gets the 1 that `regex` can give (most: 0)" in found(trial, "warning")[0]
-    )
+    assert found(trial, "warning") == []
+    assert "`regex` gives 0 to every answer tried" in found(trial, "note")[0]
+    steps = [{**row, "answer": f"1. Add.\n2) Look: {row['answer']}"} for row in ROWS]
+    trial = attempt("- {kind: exact}\n- {kind: reasoning_steps, target: 400}", steps)
+    said = "no answer tried gets the 1 that `reasoning_steps` can give (most: "
+    assert any(said in each for each in found(trial, "warning"))
 
 
 def test_rewards_under_a_condition_are_tried_where_it_holds(attempt):
