@@ -19,6 +19,7 @@ from grpo_cli.measure.metrics import PerPrompt, compare, metric_names, per_promp
 from grpo_cli.measure.samples import ScoredCompletion, as_scored, group_by_row
 from grpo_cli.measure.sentences import primary_metric, say_difference
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import name_rewards, right_scores
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 
@@ -32,6 +33,8 @@ class Measured:
 
     groups: list[list[ScoredCompletion]]
     """By row of the data."""
+    right: dict[str, float]
+    """For each reward that judges answers, the score of a right one."""
     values: dict[str, PerPrompt]
     seconds: float
     """Spent on sampling, by all processes together."""
@@ -42,8 +45,13 @@ class Measured:
         return sum(each.tokens for group in self.groups for each in group)
 
 
-def read_measured(folder: EvalFolder, subject: str, right: Mapping[str, float]) -> Measured:
+def read_measured(folder: EvalFolder, subject: str, rewards: Sequence[RewardConfig]) -> Measured:
     """Reads a subject's samples back.
+
+    Args:
+        folder: Holds them.
+        subject: Its name.
+        rewards: The recipe's.
 
     Raises:
         UsageError: There are none.
@@ -53,7 +61,8 @@ def read_measured(folder: EvalFolder, subject: str, right: Mapping[str, float]) 
     if not groups:
         raise UsageError(f"{folder.path} holds no samples of `{subject}`. Fix: measure it anew")
     seconds = sum(records[0]["chunk_s"] for records in chunks.values())
-    return Measured(groups, per_prompt(groups, right), seconds)
+    right = right_scores(rewards, (each.rewards for group in groups for each in group))
+    return Measured(groups, right, per_prompt(groups, right), seconds)
 
 
 def build_result(
@@ -67,9 +76,9 @@ def build_result(
         about: What the data is.
         origin: Command, versions, git, machine.
     """
-    right = right_scores(request.recipe.rewards)
     measured = {
-        subject.name: read_measured(folder, subject.name, right) for subject in request.subjects
+        subject.name: read_measured(folder, subject.name, request.recipe.rewards)
+        for subject in request.subjects
     }
     for name, found in measured.items():
         _check_whole(name, found, request.samples, about["rows"])
@@ -78,7 +87,8 @@ def build_result(
         for name, found in measured.items()
         if request.baseline is not None and name != request.baseline
     }
-    primary = primary_metric(right)
+    first, *others = [found.right for found in measured.values()]
+    primary = primary_metric([name for name in first if all(name in each for each in others)])
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "grpo-eval",
@@ -232,8 +242,8 @@ def _read_side(given: str) -> tuple[str, Measured, dict[str, Any]]:
             f"{path} holds {', '.join(result['subjects'])}. Fix: name one of them, as {path}:{measured[0]}"
         )
     name = wanted or measured[0]
-    right = right_scores(Recipe.model_validate(result["recipe"]).rewards)
-    return name, read_measured(folder, name, right), result
+    recipe = Recipe.model_validate(result["recipe"])
+    return name, read_measured(folder, name, recipe.rewards), result
 
 
 def _tell_settings(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,7 +266,7 @@ def _prompts(groups: Sequence[Sequence[ScoredCompletion]]) -> dict[int, str]:
 
 
 def known_metrics(request: EvalRequest) -> list[str]:
-    """The metrics that the result will hold."""
+    """The metrics that the result may hold."""
     rewards = request.recipe.rewards
     return metric_names(name_rewards(rewards), right_scores(rewards), request.samples)
 

@@ -216,7 +216,7 @@ def _read_evaluation(request: ExportRequest, run: RunFolder) -> dict[str, Any] |
 
 
 def _read_own_measurement(request: ExportRequest, run: RunFolder) -> dict[str, Any] | None:
-    recipe, right = request.recipe, right_scores(request.recipe.rewards)
+    recipe = request.recipe
     sides = []
     for when in ("before", "after"):
         lines = _read_text(run.evaluations / f"{when}.jsonl").split("\n")
@@ -226,7 +226,8 @@ def _read_own_measurement(request: ExportRequest, run: RunFolder) -> dict[str, A
             return None
         if not groups:
             return None
-        values = per_prompt(groups, right)
+        scores = (each.rewards for group in groups for each in group)
+        values = per_prompt(groups, right_scores(recipe.rewards, scores))
         if not recipe.is_sampled:
             ranked = rank_by_prompt(read_ranked(run.evaluations / f"{when}_ranked.jsonl"))
             values = {f"accuracy/{RANKING}": ranked[RANKING], GAP: ranked[GAP], **values}

@@ -1,6 +1,6 @@
 """What a paired difference says in one sentence, of which metric, and numbers in it. Computes nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from grpo_cli.estimates import ALL_EQUAL
 from grpo_cli.measure.metrics import Metric
@@ -21,7 +21,7 @@ def say_number(value: float, sign: str = "") -> str:
     return f"{value:{sign},.0f}" if large else f"{value:{sign}.3g}"
 
 
-def primary_metric(right: Mapping[str, float]) -> str:
+def primary_metric(right: Iterable[str]) -> str:
     """The metric a verdict speaks of: accuracy of the first reward that judges answers, else the total."""
     return next((f"accuracy/{name}" for name in right), "reward")
 

@@ -31,6 +31,10 @@ class RewardConfig(Section):
     on_error: Literal["raise", "zero", "skip"] = "raise"
     """What a completion gets whose scoring fails: `raise` ends the run, `zero` scores 0, `skip` gives no
     score, so that the other rewards decide. Failures are logged and their share is a metric."""
+    accuracy: bool | None = None
+    """Whether its best score, or 1 where it has none, means that an answer is right: the share of such answers is
+    then measured as `accuracy/NAME`. Left out, this is so for kinds that judge answers, and for a `python`
+    function whose scores are all 0 or 1."""
     clip: tuple[Number, Number] | None = None
     """Lowest and highest score; what lies beyond is moved to the nearer of the two."""
 

@@ -191,7 +191,7 @@ def _score(
     run: RunFolder, recipe: Recipe, groups: Sequence[Sequence[ScoredCompletion]], when: When
 ) -> tuple[dict[str, PerPrompt], str]:
     """Every metric of every prompt, and the one that matters most."""
-    right = right_scores(recipe.rewards)
+    right = right_scores(recipe.rewards, (each.rewards for group in groups for each in group))
     values = per_prompt(groups, right)
     if recipe.is_sampled:
         return values, primary_metric(right)

@@ -5,7 +5,7 @@ Owns building, and the way of a row into another process and back. How scores ar
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -45,11 +45,35 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
     return [_limited(build_reward(origin), origin, pool) for origin in origins]
 
 
-def right_scores(configs: Sequence[RewardConfig]) -> dict[str, float]:
-    """For each reward that judges answers, by name, the score of a right one; builds none."""
-    named = zip(name_rewards(configs), configs, strict=True)
-    scores = {name: right_score(KINDS[each.kind].right_answer, each.clip) for name, each in named}
-    return {name: score for name, score in scores.items() if score is not None}
+def right_scores(
+    configs: Sequence[RewardConfig], scores: Iterable[Mapping[str, float | None]] = ()
+) -> dict[str, float]:
+    """Return for each reward that judges answers, by name, the score of a right one; build none.
+
+    Args:
+        configs: The recipe's `rewards`.
+        scores: Of completions, by reward: a `python` function that does not say whether it judges answers does so
+            if it gives them 0 and 1 alone.
+    """
+    seen = list(scores)
+    found = {}
+    for name, config in zip(name_rewards(configs), configs, strict=True):
+        score = _right_score(config)
+        if config.kind == "python" and config.accuracy is None:
+            judges = all(each.get(name) in (None, 0, 1) for each in seen)
+            score = right_score(1.0, config.clip) if judges else None
+        if score is not None:
+            found[name] = score
+    return found
+
+
+def _right_score(config: RewardConfig) -> float | None:
+    """The score of a right answer, as far as the recipe tells."""
+    schema = KINDS[config.kind]
+    best = schema.right_answer
+    if config.accuracy is not None:
+        best = (best or schema.highest or 1.0) if config.accuracy else None
+    return right_score(best, config.clip)
 
 
 def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
@@ -115,6 +139,7 @@ def build_reward(origin: Origin) -> Reward:
         config.clip,
         condition,
         waits,
+        _right_score(config),
     )
 
 

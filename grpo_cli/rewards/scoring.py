@@ -70,14 +70,8 @@ class Reward:
     """Which rows it applies to; None for all."""
     waits: bool = False
     """Whether it mostly waits for something outside of this process, and may do so on any thread."""
-
-    @property
-    def right_answer(self) -> float | None:
-        """The score of a right answer, as `clip` lets it be.
-
-        None for rewards that judge no answers, and where `clip` makes right and wrong the same.
-        """
-        return right_score(self.params.right_answer, self.clip)
+    right_answer: float | None = None
+    """The score of a right answer, for those that judge answers as far as the recipe tells."""
 
     def clipped(self, value: float) -> float:
         """A value as `clip` lets it be."""

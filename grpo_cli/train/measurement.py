@@ -26,6 +26,7 @@ from grpo_cli.models.sampling import (
     encode_prompt,
     sample_completions,
 )
+from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
 from grpo_cli.runs.metrics import append_record
@@ -130,9 +131,7 @@ class Measurer:
 
     def _summarize(self, scored: list[ScoredCompletion], seconds: float) -> dict[str, Any]:
         groups = group_by_row(scored)
-        right = {
-            each.name: best for each in self.rewards if (best := each.right_answer) is not None
-        }
+        right = right_scores(self.session.recipe.rewards, (each.rewards for each in scored))
         values = per_prompt(groups, right)
         asked = canonical_json(list(self.rows["prompt"])).encode("utf-8", "surrogatepass")
         return {

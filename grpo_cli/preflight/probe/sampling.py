@@ -11,6 +11,7 @@ from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.probe import affordability, cost, judgement, signal
 from grpo_cli.preflight.probe.session import Session, spread
 from grpo_cli.preflight.settings import read_setting
+from grpo_cli.rewards.building import right_scores
 from grpo_cli.runs.processors import usable_cpus
 
 _BUSY = 0.5
@@ -109,11 +110,7 @@ def _run(session: Session, prompts: list[Any]) -> Any:
 
 def _judge(session: Session, scored: list[ScoredCompletion]) -> None:
     probe, recipe = session.probe, session.recipe
-    right = {
-        reward.name: reward.right_answer
-        for reward in session.rewards
-        if reward.right_answer is not None
-    }
+    right = right_scores(recipe.rewards, (each.rewards for each in scored))
     probe.samples = scored
     probe.signal = signal.read_signal(scored, right)
     probe.lengths = signal.read_lengths(scored, recipe.generation.max_completion_length)

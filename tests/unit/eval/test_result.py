@@ -117,3 +117,25 @@ def test_a_right_answer_is_what_clip_lets_it_be():
     assert right_scores((merged,)) == {}
     assert primary_metric(right_scores(recipe.rewards)) == "accuracy/math"
     assert primary_metric({}) == "reward"
+
+
+def test_a_reward_says_that_it_judges_answers_or_its_scores_do():
+    rewards = [
+        {"kind": "python", "path": "a.py:own"},
+        {"kind": "python", "path": "a.py:form", "accuracy": False},
+        {"kind": "python", "path": "a.py:graded", "accuracy": True},
+        {"kind": "regex", "pattern": "^a", "accuracy": True},
+        {"kind": "exact", "accuracy": False},
+    ]
+    recipe = Recipe.model_validate(
+        {
+            "name": "x",
+            "model": {"path": "a/b"},
+            "dataset": {"kind": "inline", "rows": [{"prompt": "?", "answer": "!"}]},
+            "rewards": rewards,
+        }
+    )
+    said = {"graded": 1.0, "regex": 1.0}
+    seen = [{"own": 1.0, "form": 1.0}, {"own": None, "form": 0.0}, {"own": 0.0}]
+    assert right_scores(recipe.rewards, seen) == {"own": 1.0, **said}
+    assert right_scores(recipe.rewards, [*seen, {"own": 0.5}]) == said
