@@ -5,9 +5,11 @@ and the search for the nearest valid name. Does not print: that is `cli/errors.p
 """
 
 import difflib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Literal
 
 Level = Literal["error", "warning", "note"]
@@ -54,6 +56,11 @@ class Problem:
     location: Location | None = None
     level: Level = "error"
 
+    @property
+    def is_missing_package(self) -> bool:
+        """Whether this machine lacks a package; with it, the recipe may be right."""
+        return self.message.endswith("is not installed")
+
     def __str__(self) -> str:
         parts = [str(self.location) if self.location else "", self.path, self.message]
         return f"{': '.join(part for part in parts if part)}. Fix: {self.fix}"
@@ -85,6 +92,8 @@ class ProblemsError(GrpoError):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = sort_problems(problems)
+        if self.problems and all(problem.is_missing_package for problem in self.problems):
+            self.exit_code = ExitCode.ENVIRONMENT
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
@@ -110,6 +119,25 @@ class RunError(GrpoError):
 
 class RewardError(RunError):
     """A reward raised, or returned something that is not a list of numbers."""
+
+
+def install_extra(extra: str) -> str:
+    """Return the command that installs an extra of ours from where this grpo came from.
+
+    Source: PEP 610, `direct_url.json`.
+    """
+    checkout = Path(__file__).parent.parent
+    if (checkout / "pyproject.toml").is_file():
+        return f'pip install -e "{checkout}[{extra}]"'
+    # Importing it takes as long as all else in this module together.
+    from importlib import metadata
+
+    told = metadata.distribution("grpo-cli").read_text("direct_url.json")
+    origin = json.loads(told) if told else {}
+    url = origin.get("url", "")
+    if vcs := origin.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f'pip install "grpo-cli[{extra}]{f" @ {url}" if url else ""}"'
 
 
 def sort_problems(problems: Iterable[Problem]) -> list[Problem]:

@@ -32,6 +32,10 @@ app = typer.Typer(
 )
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe (YAML).")]
+Gpus = Annotated[
+    int | None,
+    typer.Option(min=0, help="GPUs of the machine that trains, if it is not this one."),
+]
 RunId = Annotated[
     str | None,
     typer.Option(
@@ -84,15 +88,28 @@ def init(
 
 
 @app.command()
-def check(recipe: RecipePath, set_: Overrides = None, json: AsJson = False) -> None:
-    """Check a recipe without loading a model: schema, batch sizes, columns, rewards, paths."""
-    from grpo_cli.cli import output, views
-    from grpo_cli.preflight.checks import check_recipe
+def check(
+    recipe: RecipePath,
+    set_: Overrides = None,
+    gpus: Gpus = None,
+    environment: Annotated[
+        bool, typer.Option(help="Whether a package that this machine lacks is an error.")
+    ] = True,
+    json: AsJson = False,
+) -> None:
+    """Check a recipe without loading a model: schema, batch sizes, columns, rewards, paths.
 
-    checked = check_recipe(recipe, set_)
+    `--gpus 8 --no-environment` checks it for another machine than this one.
+    """
+    from grpo_cli.cli import output, views
+    from grpo_cli.errors import RecipeError
+    from grpo_cli.preflight.checks import check_recipe
+    from grpo_cli.preflight.hardware import read_hardware
+
+    checked = check_recipe(recipe, set_, read_hardware(gpus), environment=environment)
     if json:
         output.print_json(checked.as_json())
-        raise typer.Exit(ExitCode.USAGE if checked.errors else ExitCode.OK)
+        raise typer.Exit(RecipeError(checked.errors).exit_code if checked.errors else ExitCode.OK)
     output.print_problems(problem for problem in checked.problems if problem.level != "error")
     views.print_check(checked)
 
@@ -110,6 +127,7 @@ def check_batch(
     steps_per_generation: Annotated[int | None, typer.Option()] = None,
     generation_batch_size: Annotated[int | None, typer.Option()] = None,
     num_iterations: Annotated[int | None, typer.Option()] = None,
+    gpus: Gpus = None,
     dataset_size: Annotated[int | None, typer.Option(help="Training prompts.")] = None,
     num_train_epochs: Annotated[float | None, typer.Option()] = None,
     max_steps: Annotated[int | None, typer.Option()] = None,
@@ -131,7 +149,7 @@ def check_batch(
     from grpo_cli.cli import batch_view, output
     from grpo_cli.preflight.arithmetic import plan_from_flags
 
-    plan = plan_from_flags(recipe, set_, given)
+    plan = plan_from_flags(recipe, set_, given, gpus)
     misread = find_misreadings(plan) if explain else []
     if json:
         told = {"misreadings": [each.as_json() for each in misread]} if explain else {}

@@ -48,15 +48,20 @@ def print_check(checked: "CheckedRecipe") -> None:
         table.add_row("batch", _describe_batch(checked.batch))
     table.add_row("fast", describe_fast(recipe))
     console.print(table)
-    console.print(
-        f"[green]✓[/] {checked.loaded.source} is ready: grpo train {checked.loaded.source}"
-    )
+    path = checked.loaded.source
+    if not checked.unseen:
+        console.print(f"[green]✓[/] {path} is ready: grpo train {path}")
+        return
+    console.print(f"[green]✓[/] {path} passes the checks; not checked:")
+    for each in checked.unseen:
+        console.print(f"  {each}", markup=False)
+    console.print(f"next: grpo probe --quick {path}, or grpo train {path}", markup=False)
 
 
 def _count_rows(checked: "CheckedRecipe") -> str:
     seen = checked.peek
     if seen is None or seen.train_rows is None:
-        return "not looked at (it is loaded when training starts)"
+        return "not looked at"
     held_out = f", {seen.eval_rows:,} held out" if seen.eval_rows else ""
     return f"{seen.train_rows:,} prompts{held_out}"
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from grpo_cli.data.rows import Row, suggest
-from grpo_cli.errors import Problem, RecipeError
+from grpo_cli.errors import Problem, RecipeError, install_extra
 from grpo_cli.recipe.dataset import ReasoningGymDataset
 
 COLUMNS = frozenset({"question", "answer", "metadata"})
@@ -69,7 +69,7 @@ def check_task(dataset: ReasoningGymDataset) -> None:
     if path is None:
         tasks = find_tasks()
         if not tasks:
-            fix = 'pip install "grpo-cli[reasoning-gym]"'
+            fix = install_extra("reasoning-gym")
             raise RecipeError([Problem("reasoning-gym is not installed", fix, "dataset.kind")])
         message = f"`{dataset.task}` is not one of reasoning-gym's {len(tasks)} tasks"
         fix = suggest(dataset.task, tasks, f"choose one of {', '.join(sorted(tasks))}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from grpo_cli.errors import SetupError, UsageError
+from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.inputs import stamp_inputs
 from grpo_cli.eval.request import (
@@ -62,7 +62,7 @@ def prepare(source: Path, overrides: list[str] | None, options: EvalOptions) -> 
     request = _make_request(source, recipe, options)
     if request.backend == "vllm" and importlib.util.find_spec("vllm") is None:
         raise SetupError(
-            'vllm is not installed. Fix: pip install "grpo-cli[vllm]", or --backend transformers'
+            f"vllm is not installed. Fix: {install_extra('vllm')}, or --backend transformers"
         )
     return request
 

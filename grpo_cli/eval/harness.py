@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.errors import SetupError, UsageError
+from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.eval.request import EvalRequest, Progress, Subject
 from grpo_cli.preflight.hardware import pick_device
 
@@ -35,7 +35,7 @@ def check_harness(name: str | None, tasks: Sequence[str]) -> None:
     if not tasks:
         raise UsageError("--harness lm-eval needs tasks. Fix: --tasks gsm8k,arc_easy")
     if importlib.util.find_spec("lm_eval") is None:
-        raise SetupError('lm-eval is not installed. Fix: pip install "grpo-cli[lm-eval]"')
+        raise SetupError(f"lm-eval is not installed. Fix: {install_extra('lm-eval')}")
 
 
 def run_harness(

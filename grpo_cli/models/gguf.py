@@ -21,7 +21,7 @@ from tokenizers import decoders, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
-from grpo_cli.errors import SetupError
+from grpo_cli.errors import SetupError, install_extra
 
 _FORMAT_VERSION = 2
 """Part of the cache key; raise it when the folders written here change."""
@@ -112,7 +112,7 @@ def _convert(path: Path, folder: Path) -> None:
             _convert_loudly(path, folder)
     except ImportError as error:
         message = "reading a GGUF file needs the `gguf` package"
-        raise SetupError(f'{message}. Fix: pip install "grpo-cli[gguf]"') from error
+        raise SetupError(f"{message}. Fix: {install_extra('gguf')}") from error
     except (ValueError, KeyError, IndexError) as error:
         why = str(error).rstrip(".")
         fix = "fetch the file anew (it may be cut short), or use the model's safetensors"

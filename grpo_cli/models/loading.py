@@ -18,7 +18,7 @@ from transformers import (
     GenerationConfig,
 )
 
-from grpo_cli.errors import Problem, RecipeError, SetupError
+from grpo_cli.errors import Problem, RecipeError, SetupError, install_extra
 from grpo_cli.loading_errors import explain_loading
 from grpo_cli.models.source import model_folder_or_id, read_chat_template, resolve_source
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
@@ -217,7 +217,7 @@ def _check_quantization_here(model: ModelConfig, cuda: bool) -> None:
         fix = "run on a machine with a GPU, or remove `quantization`"
         raise SetupError(f"{what} needs a CUDA device, and there is none. Fix: {fix}")
     if importlib.util.find_spec("bitsandbytes") is None:
-        fix = 'pip install "grpo-cli[quantization]"'
+        fix = install_extra("quantization")
         raise SetupError(f"{what} needs bitsandbytes. Fix: {fix}")
 
 

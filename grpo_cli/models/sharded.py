@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.errors import RunError, SetupError, UsageError
+from grpo_cli.errors import RunError, SetupError, UsageError, install_extra
 from grpo_cli.recipe.model import ModelConfig
 
 _FSDP = "pytorch_model_fsdp_0"
@@ -66,7 +66,7 @@ def _read_shards(folder: Path, scratch: Path, *, only_trained: bool) -> dict[str
     except ImportError:
         raise SetupError(
             f"{folder} is DeepSpeed's, and deepspeed is not installed. "
-            'Fix: pip install "grpo-cli[deepspeed]"'
+            f"Fix: {install_extra('deepspeed')}"
         ) from None
     try:
         with redirect_stdout(sys.stderr):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from grpo_cli.errors import Problem, RecipeError, nearest
+from grpo_cli.errors import Problem, RecipeError, install_extra, nearest
 from grpo_cli.recipe.model import ModelConfig
 
 _PACKAGE_SCHEME = "package://"
@@ -78,7 +78,7 @@ def check_model(model: ModelConfig) -> list[Problem]:
         return problems + error.problems
     if source.kind == "gguf" and importlib.util.find_spec("gguf") is None:
         message = "reading a GGUF file needs the `gguf` package"
-        problems.append(Problem(message, 'pip install "grpo-cli[gguf]"', "model.path"))
+        problems.append(Problem(message, install_extra("gguf"), "model.path"))
     return problems
 
 
@@ -193,7 +193,7 @@ def _check_quantization(model: ModelConfig) -> list[Problem]:
         problems.append(Problem("quantized weights cannot be trained without `lora`", fix, path))
     if importlib.util.find_spec("bitsandbytes") is None:
         message = f"{model.quantization} needs bitsandbytes (and a CUDA device)"
-        fix = 'pip install "grpo-cli[quantization]", or remove `quantization`'
+        fix = f"{install_extra('quantization')}, or remove `quantization`"
         problems.append(Problem(message, fix, path))
     return problems
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from grpo_cli.batch import BatchInputs, BatchPlan, plan_batch
 from grpo_cli.errors import UsageError
 from grpo_cli.preflight.hardware import (
+    Hardware,
     processes_per_machine,
     read_hardware,
     resolve_num_processes,
@@ -49,39 +50,45 @@ def batch_inputs(
 
 
 def plan_from_flags(
-    recipe_path: Path | None, overrides: list[str] | None, flags: dict[str, int | float | None]
+    recipe_path: Path | None,
+    overrides: list[str] | None,
+    flags: dict[str, int | float | None],
+    gpus: int | None = None,
 ) -> BatchPlan:
     """The batch plan of a recipe, of flags alone, or of a recipe with flags in place of some values.
 
-    The number of processes is the launch's on this machine, unless a flag gives it. Asking for
-    an evaluation batch size by flag asks for the evaluation rule.
+    The number of processes is the launch's on a machine with `gpus` GPUs, by default this one, unless a flag
+    gives it. Asking for an evaluation batch size by flag asks for the evaluation rule.
 
     Raises:
         RecipeError: The recipe cannot be read, or does not fit the schema.
         UsageError: Neither a recipe nor a flag was given.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    if recipe_path is None and not given:
+    if recipe_path is None and not given and gpus is None:
         raise UsageError(
             "there is nothing to check. Fix: name a recipe, or give flags such as "
             "--per-device-train-batch-size 8 --num-generations 8 --dataset-size 1000"
         )
     if recipe_path is None:
-        inputs, samples = BatchInputs(num_processes=processes_per_machine(read_hardware())), True
+        processes = processes_per_machine(read_hardware(gpus))
+        inputs, samples = BatchInputs(num_processes=processes), True
     else:
-        inputs, samples = _inputs_of(recipe_path, overrides)
+        inputs, samples = _inputs_of(recipe_path, overrides, read_hardware(gpus))
     if samples and given.keys() & {"per_device_eval_batch_size", "num_generations_eval"}:
         given["evaluates"] = True
     return plan_batch(replace(inputs, **given))  # type: ignore[arg-type]
 
 
-def _inputs_of(recipe_path: Path, overrides: list[str] | None) -> tuple[BatchInputs, bool]:
+def _inputs_of(
+    recipe_path: Path, overrides: list[str] | None, hardware: Hardware
+) -> tuple[BatchInputs, bool]:
     """The inputs, and whether the recipe samples, without which there is no rule for evaluation."""
     # The schema takes half of a command's time to import, and flags alone do without it.
     from grpo_cli.data.peek import peek
     from grpo_cli.recipe.loading import load_recipe
 
     recipe = load_recipe(recipe_path, overrides)
-    processes = resolve_num_processes(recipe, read_hardware())
+    processes = resolve_num_processes(recipe, hardware)
     seen = peek(recipe.dataset, recipe.seed)
     return batch_inputs(recipe, processes, seen.train_rows, seen.eval_rows), recipe.is_sampled

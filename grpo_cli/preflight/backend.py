@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Literal
 
-from grpo_cli.errors import Problem
+from grpo_cli.errors import Problem, install_extra
 from grpo_cli.preflight.hardware import Hardware, is_on_cpu
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
@@ -45,7 +45,7 @@ def choose_backend(recipe: Recipe, hardware: Hardware, vllm: str | None) -> Choi
     if recipe.model.quantization is not None:
         return Choice("transformers", "vLLM does not take new weights into a quantized model")
     if vllm is None:
-        return Choice("transformers", 'vLLM is not installed (pip install "grpo-cli[vllm]")')
+        return Choice("transformers", f"vLLM is not installed ({install_extra('vllm')})")
     if not _is_supported(vllm):
         return Choice("transformers", f"vLLM {vllm} is not in {SUPPORTED_VLLM}")
     return Choice("vllm", f"vLLM {vllm} is installed and there are {hardware.gpus} GPUs")

@@ -6,7 +6,8 @@ that a person sees all of them at once.
 
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from grpo_cli.batch import BatchPlan, plan_batch
 from grpo_cli.batch import as_json as batch_as_json
 from grpo_cli.data.peek import Peek
 from grpo_cli.data.prompts import resolve_style
-from grpo_cli.errors import Problem, RecipeError, sort_problems
+from grpo_cli.errors import Problem, RecipeError, install_extra, sort_problems
 from grpo_cli.models.source import check_model, known_chat_template, resolve_source
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.asynchronous import check_async
@@ -48,6 +49,8 @@ class CheckedRecipe:
     batch: BatchPlan | None
     """None where the recipe does not fit the schema."""
     num_processes: int
+    unseen: tuple[str, ...] = ()
+    """What the training depends on and no check looked at, in words."""
 
     @property
     def errors(self) -> list[Problem]:
@@ -76,6 +79,7 @@ class CheckedRecipe:
         return {
             "recipe": str(self.loaded.source),
             "valid": not self.errors,
+            "not_checked": list(self.unseen),
             "problems": [problem.as_json() for problem in self.problems],
             "num_processes": self.num_processes,
             "train_rows": self.peek.train_rows if self.peek else None,
@@ -86,9 +90,19 @@ class CheckedRecipe:
 
 
 def check_recipe(
-    path: Path, overrides: list[str] | None = None, hardware: Hardware | None = None
+    path: Path,
+    overrides: list[str] | None = None,
+    hardware: Hardware | None = None,
+    *,
+    environment: bool = True,
 ) -> CheckedRecipe:
     """Loads a recipe and runs every check that needs no model.
+
+    Args:
+        path: The recipe.
+        overrides: `--set` texts.
+        hardware: Of the machine that trains; None for this one.
+        environment: Whether a package that this machine lacks is an error, rather than a note.
 
     Raises:
         RecipeError: The YAML itself cannot be read.
@@ -98,7 +112,7 @@ def check_recipe(
     problems = [*loaded.problems, *notes]
     params = check_rewards(loaded, problems)
     seen = check_data(loaded, params, problems)
-    batch, processes = None, 1
+    batch, processes, unseen = None, 1, ()
     if loaded.recipe is not None:
         recipe = loaded.recipe
         processes = resolve_num_processes(recipe, found)
@@ -106,7 +120,7 @@ def check_recipe(
         if not loaded.problems:
             # A misspelt key leaves its default behind, and sums of defaults would only confuse.
             problems += batch.problems
-        problems += [*_check_model(recipe), *_check_launch(recipe, processes)]
+        problems += [*_check_model(recipe), *_check_launch(recipe, processes, found)]
         problems += _check_strategy(recipe.launch, cpu=is_on_cpu(recipe.launch, found))
         problems += [*_check_packages(recipe), *check_vllm(recipe, found), *check_slurm(recipe)]
         problems += [
@@ -119,8 +133,25 @@ def check_recipe(
         problems += [*check_trackers(recipe), *check_precision(recipe, found)]
         problems += check_optimizer(recipe)
         problems += check_expect(recipe.expect, batch.total_optimizer_steps)
+        unseen = tuple(_find_unseen(recipe, seen, processes, found))
     placed = [loaded.place(problem) for problem in problems]
-    return CheckedRecipe(loaded, tuple(sort_problems(placed)), seen, batch, processes)
+    if not environment:
+        placed = [
+            replace(each, level="note") if each.is_missing_package else each for each in placed
+        ]
+    return CheckedRecipe(loaded, tuple(sort_problems(placed)), seen, batch, processes, unseen)
+
+
+def _find_unseen(
+    recipe: Recipe, seen: Peek | None, processes: int, hardware: Hardware
+) -> Iterator[str]:
+    if seen is None or seen.train_rows is None:
+        yield "the rows of the dataset, which are loaded when training starts"
+    with suppress(RecipeError):
+        if resolve_source(recipe.model).kind == "hub":
+            yield f"the model {recipe.model.path}, which is on the hub"
+    if processes > 1 and not recipe.launch.use_cpu and hardware.gpus == 0:
+        yield f"GPUs for the {processes} processes: this machine has none"
 
 
 def _plan(recipe: Recipe, processes: int, seen: Peek | None) -> BatchPlan:
@@ -139,13 +170,36 @@ def _check_model(recipe: Recipe) -> Iterator[Problem]:
         yield from collect(lambda: resolve_style(recipe.dataset.prompt, known))
 
 
-def _check_launch(recipe: Recipe, processes: int) -> Iterator[Problem]:
+def _check_launch(recipe: Recipe, processes: int, hardware: Hardware) -> Iterator[Problem]:
     launch = recipe.launch
+    gpus = hardware.gpus - recipe.generation.managed_gpus
+    if (
+        launch.slurm is None
+        and not is_on_cpu(launch, hardware)
+        and 0 < gpus * launch.num_machines < processes
+    ):
+        yield Problem(
+            f"{processes} processes need a GPU each, and there are {gpus * launch.num_machines} to train on",
+            f"set `num_processes: {gpus * launch.num_machines}`, or `auto`; `grpo check --gpus N` checks a "
+            "recipe for another machine",
+            path="launch.num_processes",
+        )
     if launch.strategy == "single" and processes > 1:
         yield Problem(
             f"`single` is one process, but num_processes is {processes}",
             "set `strategy: ddp`, or `num_processes: 1`",
             path="launch.strategy",
+        )
+    if launch.machine_rank >= launch.num_machines:
+        last = launch.num_machines - 1
+        yield Problem(
+            f"{launch.num_machines} machines are numbered 0 to {last} (got {launch.machine_rank})"
+            if last
+            else f"there is one machine, number 0 (got {launch.machine_rank})",
+            "give each machine its own number with --set launch.machine_rank=N"
+            if last
+            else "remove it, or set `num_machines`",
+            path="launch.machine_rank",
         )
     if launch.num_machines > 1:
         for key in ("main_process_ip", "main_process_port"):
@@ -159,13 +213,6 @@ def _check_launch(recipe: Recipe, processes: int) -> Iterator[Problem]:
                     path=f"launch.{key}",
                     level="note" if by_job else "error",
                 )
-        if launch.machine_rank >= launch.num_machines:
-            yield Problem(
-                f"{launch.num_machines} machines are numbered 0 to {launch.num_machines - 1} "
-                f"(got {launch.machine_rank})",
-                "give each machine its own number with --set launch.machine_rank=N",
-                path="launch.machine_rank",
-            )
         if processes % launch.num_machines:
             yield Problem(
                 f"{processes} processes do not spread evenly over {launch.num_machines} machines",
@@ -185,9 +232,7 @@ def _check_strategy(launch: LaunchConfig, *, cpu: bool) -> Iterator[Problem]:
             message = f"there is no file {config}"
             yield Problem(message, "correct the path", "launch.accelerate_config")
     elif launch.strategy.startswith("zero") and not _installed("deepspeed"):
-        yield Problem(
-            "deepspeed is not installed", 'pip install "grpo-cli[deepspeed]"', "launch.strategy"
-        )
+        yield Problem("deepspeed is not installed", install_extra("deepspeed"), "launch.strategy")
     elif launch.strategy == "fsdp2" and cpu:
         yield Problem(
             "fsdp2 shares a model among GPUs; without one accelerate trains copies of it, in silence",
@@ -200,7 +245,7 @@ def _check_packages(recipe: Recipe) -> Iterator[Problem]:
     if recipe.generation.backend == "vllm" and not _installed("vllm"):
         yield Problem(
             "vllm is not installed",
-            'pip install "grpo-cli[vllm]", or set `generation.backend: transformers`',
+            f"{install_extra('vllm')}, or set `generation.backend: transformers`",
             path="generation.backend",
         )
     if read_setting(recipe, "use_liger_kernel") and not _installed("liger_kernel"):

@@ -43,8 +43,10 @@ class Hardware:
         return self.names or tuple(map(str, range(self.gpus)))
 
 
-def read_hardware() -> Hardware:
-    """Looks at this machine."""
+def read_hardware(gpus: int | None = None) -> Hardware:
+    """Look at this machine; with `gpus`, as if it had so many GPUs."""
+    if gpus is not None:
+        return Hardware(gpus, count_cores(), bfloat16=has_bfloat16())
     gpus = count_gpus()
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     visible = tuple(name for name in names if name)[:gpus]

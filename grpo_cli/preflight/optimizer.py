@@ -6,12 +6,11 @@ Source: `transformers.trainer_optimizer`, 5.17, which asks for it only once the 
 import importlib.util
 from collections.abc import Iterator
 
-from grpo_cli.errors import Problem
+from grpo_cli.errors import Problem, install_extra
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 
-_BITSANDBYTES = 'pip install "grpo-cli[quantization]"'
-_PACKAGES = {
+_PACKAGES: dict[str, tuple[str, str | None]] = {
     "galore_": ("galore_torch", "pip install galore-torch"),
     "apollo_": ("apollo_torch", "pip install apollo-torch"),
     "schedule_free_": ("schedulefree", "pip install schedulefree"),
@@ -22,20 +21,23 @@ _PACKAGES = {
     "adamw_anyprecision": ("torchdistx", "pip install torchdistx"),
     "adamw_torch_4bit": ("torchao", "pip install torchao"),
     "adamw_torch_8bit": ("torchao", "pip install torchao"),
-    "adamw_8bit": ("bitsandbytes", _BITSANDBYTES),
-    "adamw_bnb_": ("bitsandbytes", _BITSANDBYTES),
-    "ademamix": ("bitsandbytes", _BITSANDBYTES),
-    "lion_": ("bitsandbytes", _BITSANDBYTES),
-    "paged_": ("bitsandbytes", _BITSANDBYTES),
-    "rmsprop_bnb": ("bitsandbytes", _BITSANDBYTES),
+    "adamw_8bit": ("bitsandbytes", None),
+    "adamw_bnb_": ("bitsandbytes", None),
+    "ademamix": ("bitsandbytes", None),
+    "lion_": ("bitsandbytes", None),
+    "paged_": ("bitsandbytes", None),
+    "rmsprop_bnb": ("bitsandbytes", None),
 }
-"""Of optimizers whose names begin so: the module, and how to get it. All others need nothing more."""
+"""Of optimizers whose names begin so: the module, and how to get it; None for our own extra. All others need
+nothing more."""
 
 
 def find_package(optimizer: str) -> tuple[str, str] | None:
     """The module that brings an optimizer, and how to get it; None where nothing more is needed."""
-    found = [about for beginning, about in _PACKAGES.items() if optimizer.startswith(beginning)]
-    return found[0] if found else None
+    for beginning, (module, install) in _PACKAGES.items():
+        if optimizer.startswith(beginning):
+            return module, install or install_extra("quantization")
+    return None
 
 
 def check_optimizer(recipe: Recipe) -> Iterator[Problem]:

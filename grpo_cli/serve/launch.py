@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from grpo_cli.errors import SetupError, UsageError
+from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.preflight.hardware import is_on_cpu, read_hardware
 from grpo_cli.recipe.loading import load_recipe
@@ -101,7 +101,7 @@ def _with_limits(recipe: Recipe, listening: Listening) -> Recipe:
 def _find_command(*, needed: bool) -> tuple[str, ...]:
     command = find_vllm()
     if command is None and needed:
-        raise SetupError('vllm is not installed. Fix: pip install "grpo-cli[vllm]"')
+        raise SetupError(f"vllm is not installed. Fix: {install_extra('vllm')}")
     return command or VLLM_SERVE
 
 

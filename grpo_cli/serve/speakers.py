@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from grpo_cli.errors import RunError, SetupError
+from grpo_cli.errors import RunError, SetupError, install_extra
 from grpo_cli.serve.plan import Served
 
 Message = dict[str, str]
@@ -117,9 +117,7 @@ def open_server(url: str, name: str | None, manner: Manner) -> Speaker:
     try:
         import openai
     except ImportError:
-        raise SetupError(
-            'the openai package is missing. Fix: pip install "grpo-cli[judge]"'
-        ) from None
+        raise SetupError(f"the openai package is missing. Fix: {install_extra('judge')}") from None
     try:
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         model = name or list(client.models.list())[-1].id

@@ -7,6 +7,8 @@ Source: `INTEGRATION_TO_CALLBACK` and the `is_…_available` functions of transf
 import importlib.util
 from collections.abc import Iterable
 
+from grpo_cli.errors import install_extra
+
 MODULES = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
@@ -45,7 +47,7 @@ def is_installed(tracker: str) -> bool:
 def install_command(tracker: str) -> str:
     """What installs a tracker."""
     if tracker in _EXTRAS:
-        return f'pip install "grpo-cli[{tracker}]"'
+        return install_extra(tracker)
     return f"pip install {_PACKAGES.get(tracker, tracker.replace('_', '-'))}"
 
 

@@ -66,6 +66,51 @@ def test_init_suggests_the_template_that_was_meant(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_check_names_what_it_did_not_look_at(tmp_path):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text('{"model_type": "llama"}')
+    path = write_recipe(tmp_path, GOOD.replace("path: tiny", "path: ./tiny"))
+    assert "is ready" in grpo("check", path, cwd=tmp_path).stdout
+    text = "model: {path: a/b}\n" + GOOD.replace("model:\n  path: tiny\n", "")
+    path = write_recipe(tmp_path, text + "launch: {num_processes: 2}\n")
+    done = grpo("check", path, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0
+    assert "is ready" not in done.stdout
+    assert "the model a/b, which is on the hub" in done.stdout
+    assert "GPUs for the 2 processes: this machine has none" in done.stdout
+    hub = text.partition("dataset:")[0] + "dataset: {kind: hub, path: c/d, prompt: {user: hm}}\n"
+    hub += "rewards:" + text.partition("rewards:")[2]
+    told = json.loads(grpo("check", write_recipe(tmp_path, hub), "--json", cwd=tmp_path).stdout)
+    assert any("rows of the dataset" in each for each in told["not_checked"])
+
+
+def test_a_recipe_for_a_cluster_is_checked_on_a_laptop(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
+    launch = "launch: {num_processes: 8, strategy: zero2}\n"
+    path = write_recipe(tmp_path, GOOD.replace("batch_size: 4", "batch_size: 1") + launch)
+    lacking = grpo("check", path, "--gpus", 8, cwd=tmp_path)
+    assert (lacking.returncode, lacking.stderr.count("error:")) == (3, 1)
+    assert "deepspeed is not installed" in lacking.stderr
+    done = grpo("check", path, "--gpus", 8, "--no-environment", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "launch.strategy: deepspeed is not installed" in done.stderr
+    few = grpo("check", path, "--gpus", 4, "--no-environment", cwd=tmp_path)
+    assert few.returncode == 2
+    assert "8 processes need a GPU each, and there are 4 to train on" in few.stderr
+    lonely = grpo("check", path, "--set", "launch.machine_rank=1", "--no-environment", cwd=tmp_path)
+    assert "there is one machine, number 0 (got 1)" in lonely.stderr
+
+
+def test_check_batch_leaves_the_servers_gpus_out(tmp_path):
+    server = "  backend: auto\n  vllm: {mode: server, managed: true, tensor_parallel_size: 4}\n"
+    path = write_recipe(tmp_path, GOOD.replace("generation:\n", f"generation:\n{server}"))
+    done = grpo("check-batch", path, "--gpus", 8, "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["num_processes"] == 4
+    flags = ["--per-device-train-batch-size", 4, "--num-generations", 4]
+    done = grpo("check-batch", "--gpus", 8, *flags, "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["num_processes"] == 8
+
+
 def test_check_says_what_a_recipe_comes_to(tmp_path):
     done = grpo("check", write_recipe(tmp_path), cwd=tmp_path)
     assert done.returncode == 0

@@ -24,7 +24,7 @@ NOT_RUN = {
     "make quickstart": "it trains recipes/quickstart.yaml after `make setup`; see the next but one",
     "make test": ".ci/run runs it; it runs this",
     "make test-vllm": ".ci/run runs it, where vLLM can be had",
-    'pip install "grpo-cli @ git+<this repository>"': "`make setup` installs the same package",
+    'pip install -e ".[vllm,judge]"': "`make setup` installs extras",
     'pip install "grpo-cli[vllm,judge] @ git+<this repository>"': "`make setup` installs extras",
     "grpo train recipes/quickstart.yaml": "five minutes: tests/integration/test_quickstart.py trains it",
     "grpo train first.yaml": "five minutes; the same training, as a test below shows",

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from grpo_cli.errors import install_extra
 from tests.integration.conftest import RECIPE, Workshop, with_held_out_rows
 from tests.nightly import nightly
 from tests.tiny_models import make_tiny_model
@@ -317,7 +318,7 @@ def test_mistakes_are_found_before_anything_is_sampled(trained):
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
 def test_a_missing_vllm_is_said(trained):
     said = evaluate(trained, trained.folder / "recipe.yaml", "--backend", "vllm", code=3)
-    assert 'pip install "grpo-cli[vllm]"' in said
+    assert install_extra("vllm") in said
 
 
 @pytest.mark.slow

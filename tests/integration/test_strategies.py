@@ -13,6 +13,7 @@ from accelerate.commands import launch
 from accelerate.utils.launch import prepare_deepspeed_cmd_env
 from safetensors.torch import load_file
 
+from grpo_cli.errors import install_extra
 from grpo_cli.launch.accelerate_config import build_config
 from grpo_cli.recipe.launch import LaunchConfig
 from tests.integration.conftest import RECIPE, Workshop
@@ -235,7 +236,7 @@ def test_a_strategy_that_cannot_be_had_is_refused(workshop):
     assert "fsdp2 shares a model among GPUs" in done.stderr
     done = workshop.grpo("train", workshop.write(), *flags, "launch.strategy=zero3")
     assert done.returncode == 2
-    assert 'pip install "grpo-cli[deepspeed]"' in done.stderr
+    assert install_extra("deepspeed") in done.stderr
 
 
 UNEVEN = """

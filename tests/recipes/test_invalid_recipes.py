@@ -9,6 +9,7 @@ from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.preflight.hardware import Hardware
 
 FOLDER = Path(__file__).parent / "invalid"
+ROOT = FOLDER.parents[2]
 RECIPES = sorted(FOLDER.glob("*.yaml"))
 
 
@@ -18,7 +19,10 @@ def read_messages(path: Path) -> str:
     except RecipeError as error:
         problems = error.problems
     text = "\n".join(str(problem) for problem in problems)
-    return text.replace(f"{FOLDER}/", "").replace(str(FOLDER), "FOLDER") + "\n"
+    return (
+        text.replace(f"{FOLDER}/", "").replace(str(FOLDER), "FOLDER").replace(str(ROOT), "CHECKOUT")
+        + "\n"
+    )
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

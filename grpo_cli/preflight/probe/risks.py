@@ -6,6 +6,7 @@ Owns the rules that need no model and no data: a recipe and a machine are enough
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from grpo_cli.errors import install_extra
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.rates import LORA, rates_of
@@ -173,7 +174,7 @@ def _check_backend(setting: Setting) -> Iterator[Finding]:
             "setting: generation backend",
             "warning",
             f"backend is {recipe.generation.backend} on {setting.num_processes} GPUs",
-            'set `generation.backend: vllm` (pip install "grpo-cli[vllm]")',
+            f"set `generation.backend: vllm` ({install_extra('vllm')})",
             "sampling takes most of a step, and every GPU waits for the slowest one's generate()",
             "generation.backend",
         )

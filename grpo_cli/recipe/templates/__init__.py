@@ -4,7 +4,7 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from grpo_cli.errors import UsageError, nearest
+from grpo_cli.errors import UsageError, install_extra, nearest
 
 
 def list_templates() -> list[str]:
@@ -34,7 +34,8 @@ def write_template(template: str, name: str) -> Path:
     text = (files(__name__) / f"{template}.yaml").read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(text.replace("NAME", path.stem))
+            install = install_extra("reasoning-gym,gguf")
+            file.write(text.replace("NAME", path.stem).replace("INSTALL", install))
     except FileExistsError:
         raise UsageError(f"{path} exists. Fix: give another name: grpo init NAME") from None
     except OSError as error:

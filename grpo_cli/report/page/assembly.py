@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.batch import derive
-from grpo_cli.errors import SetupError, UsageError
+from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.report.comparison import compare_runs, name_runs
 from grpo_cli.report.page import gain_table, origin, phases, reward_table, values
 from grpo_cli.report.page.charts import build_charts
@@ -73,7 +73,7 @@ def _read_plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise SetupError('plotly is not installed. Fix: pip install "grpo-cli[report]"') from error
+        raise SetupError(f"plotly is not installed. Fix: {install_extra('report')}") from error
     return str(get_plotlyjs())
 
 

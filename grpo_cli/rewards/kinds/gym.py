@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from grpo_cli.errors import RewardError, SetupError, nearest
+from grpo_cli.errors import RewardError, SetupError, install_extra, nearest
 from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
 from grpo_cli.rewards.reading.expressions import is_explosive
@@ -23,7 +23,6 @@ from grpo_cli.rewards.rows import score_rows
 
 TaskScorer = Callable[[str | None, dict[str, Any]], float]
 
-_INSTALL = "pip install 'grpo-cli[reasoning-gym]'"
 _LITERAL_TASKS = frozenset({"string_insertion", "spiral_matrix", "binary_matrix", "n_queens"})
 """Tasks whose scorers call `eval` on an answer (reasoning-gym 0.1.25)."""
 _ARITHMETIC_TASKS = frozenset(
@@ -70,7 +69,7 @@ class ReasoningGymParams(RewardParams):
         """Reports reasoning-gym where it is not installed."""
         if importlib.util.find_spec("reasoning_gym") is not None:
             return []
-        return [("kind", "reasoning-gym is not installed", _INSTALL)]
+        return [("kind", "reasoning-gym is not installed", install_extra("reasoning-gym"))]
 
     def default_timeout_s(self) -> float:
         """Some scorers evaluate an answer, which may take for ever."""
@@ -127,7 +126,7 @@ class _Scorers:
             from reasoning_gym import factory
         except ImportError as error:
             raise SetupError(
-                f"reasoning-gym cannot be imported: {error}. Fix: {_INSTALL}"
+                f"reasoning-gym cannot be imported: {error}. Fix: {install_extra('reasoning-gym')}"
             ) from error
         self._factory = factory
         self._found: dict[str, TaskScorer] = {}

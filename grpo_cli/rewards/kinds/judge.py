@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.errors import RewardError, SetupError
+from grpo_cli.errors import RewardError, SetupError, install_extra
 from grpo_cli.recipe.base import Integer, Number
 from grpo_cli.rewards.contract import RewardContext, RewardParams, Scorer
 from grpo_cli.rewards.judging.cache import VerdictCache, cache_folder
@@ -22,7 +22,6 @@ from grpo_cli.rewards.judging.replies import ReplyForm
 if TYPE_CHECKING:
     from grpo_cli.rewards.judging.refusals import Access
 
-_INSTALL = "pip install 'grpo-cli[judge]'"
 _OPENAI = "https://api.openai.com/v1"
 _NO_KEY = "none"
 """What servers get that need no key; the library insists on one."""
@@ -125,7 +124,7 @@ class JudgeParams(RewardParams):
         """Reports a missing library and a missing key; sends nothing."""
         found = []
         if importlib.util.find_spec("openai") is None:
-            found.append(("kind", "openai is not installed", _INSTALL))
+            found.append(("kind", "openai is not installed", install_extra("judge")))
         try:
             self._read_access()
         except RewardError as error:
@@ -142,7 +141,9 @@ class JudgeParams(RewardParams):
         try:
             import openai  # noqa: F401
         except ImportError as error:
-            raise SetupError(f"openai cannot be imported: {error}. Fix: {_INSTALL}") from error
+            raise SetupError(
+                f"openai cannot be imported: {error}. Fix: {install_extra('judge')}"
+            ) from error
         from grpo_cli.rewards.judging.endpoint import Endpoint, Sampling
         from grpo_cli.rewards.judging.scorer import JudgeScorer, Showing
 

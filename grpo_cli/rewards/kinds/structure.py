@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.errors import RewardError, SetupError
+from grpo_cli.errors import RewardError, SetupError, install_extra
 from grpo_cli.recipe.base import Number, OneOrMany
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
 from grpo_cli.rewards.reading.extraction import after_thinking
@@ -25,7 +25,6 @@ JsonPlace = Literal["block", "answer_tag", "text"]
 Check = Callable[[Any], str]
 """What keeps a value from matching; empty where it matches."""
 
-_INSTALL = 'pip install "grpo-cli[json]"'
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 
 
@@ -75,7 +74,7 @@ class JsonParams(RewardParams):
         if self.json_schema is None and self.path is None and self.column is None:
             return []
         if importlib.util.find_spec("jsonschema") is None:
-            return [("kind", "jsonschema is not installed", _INSTALL)]
+            return [("kind", "jsonschema is not installed", install_extra("json"))]
         try:
             self._read_check()
         except RewardError as error:
@@ -201,5 +200,7 @@ def _import_jsonschema() -> tuple[Any, Any]:
         import jsonschema
         from referencing import Registry
     except ImportError as error:
-        raise SetupError(f"jsonschema cannot be imported: {error}. Fix: {_INSTALL}") from error
+        raise SetupError(
+            f"jsonschema cannot be imported: {error}. Fix: {install_extra('json')}"
+        ) from error
     return jsonschema, Registry()

@@ -4,7 +4,7 @@ import pytest
 
 from grpo_cli.data import tasks
 from grpo_cli.data.tasks import check_task, draw_rows, find_tasks
-from grpo_cli.errors import RecipeError
+from grpo_cli.errors import RecipeError, install_extra
 
 pytest.importorskip("reasoning_gym")
 
@@ -147,4 +147,4 @@ def test_a_missing_package_names_the_install(section, monkeypatch) -> None:
         problem = problem_of(section, task="chain_sum")
     finally:
         find_tasks.cache_clear()
-    assert problem.fix == 'pip install "grpo-cli[reasoning-gym]"'
+    assert problem.fix == install_extra("reasoning-gym")

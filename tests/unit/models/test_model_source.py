@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.errors import Problem, RecipeError
+from grpo_cli.errors import Problem, RecipeError, install_extra
 from grpo_cli.models import source as source_module
 from grpo_cli.models.source import (
     ModelSource,
@@ -216,14 +216,14 @@ def test_quantization_needs_lora_and_bitsandbytes(monkeypatch: pytest.MonkeyPatc
     assert lora.path == package.path == "model.quantization"
     assert "without `lora`" in lora.message
     assert "bitsandbytes" in package.message
-    assert 'pip install "grpo-cli[quantization]"' in package.fix
+    assert install_extra("quantization") in package.fix
 
 
 def test_gguf_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     hide_packages(monkeypatch, "gguf")
     path = make_gguf(tmp_path / "tiny.gguf")
     (problem,) = check_model(ModelConfig(path=str(path)))
-    assert (problem.path, problem.fix) == ("model.path", 'pip install "grpo-cli[gguf]"')
+    assert (problem.path, problem.fix) == ("model.path", install_extra("gguf"))
 
 
 def test_init_kwargs_with_a_place_of_their_own():

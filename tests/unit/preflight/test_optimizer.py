@@ -56,4 +56,4 @@ def test_a_missing_package_is_told_before_anything_is_loaded(tmp_path, monkeypat
     found = [problem for problem in check_recipe(recipe).problems if "optim" in problem.path]
     assert [problem.path for problem in found] == [path for path, _ in told]
     assert all(text in problem.message for problem, (_, text) in zip(found, told, strict=True))
-    assert all("grpo-cli[quantization]" in problem.fix for problem in found)
+    assert all("[quantization]" in problem.fix for problem in found)

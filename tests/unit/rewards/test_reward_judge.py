@@ -3,6 +3,7 @@ import gc
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.errors import RewardError, SetupError
+from grpo_cli.errors import RewardError, SetupError, install_extra
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext
@@ -621,11 +622,9 @@ def test_a_missing_key_is_a_problem_only_where_no_endpoint_is_named(monkeypatch)
 def test_openai_that_is_not_installed(monkeypatch):
     found = JudgeParams(model="m", rubric="r")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert found.problems() == [
-        ("kind", "openai is not installed", "pip install 'grpo-cli[judge]'")
-    ]
+    assert found.problems() == [("kind", "openai is not installed", install_extra("judge"))]
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(SetupError, match=r"pip install 'grpo-cli\[judge\]'"):
+    with pytest.raises(SetupError, match=re.escape(install_extra("judge"))):
         build(None, base_url="http://localhost:1/v1")
 
 
