@@ -112,7 +112,8 @@ def check_recipe(
     problems = [*loaded.problems, *notes]
     params = check_rewards(loaded, problems)
     seen = check_data(loaded, params, problems)
-    batch, processes, unseen = None, 1, ()
+    batch, processes = None, 1
+    unseen: tuple[str, ...] = ()
     if loaded.recipe is not None:
         recipe = loaded.recipe
         processes = resolve_num_processes(recipe, found)
