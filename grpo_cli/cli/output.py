@@ -6,28 +6,39 @@ Owns the two consoles, JSON and problems; how results look is `views.py`.
 import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.text import Text
 
 from grpo_cli.errors import Level, Problem
+from grpo_cli.report.live.terminal import clean_lines
 from grpo_cli.runs.files import finite
 
 _STYLES: dict[Level, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _PIPE_WIDTH = 160
 """Columns where there is no terminal to ask."""
+_CONTROLS = re.compile("[\x7f-\x9f]")
 _QUIET_S = 10.0
 """Seconds between lines of progress where there is no terminal."""
 
 
 class _Console(Console):
-    """A console that falls silent when its reader has gone; rich would end the program."""
+    """A console that prints text alone, and falls silent when its reader has gone; rich would end the program."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Render without what a terminal would obey: models, data and file names may hold anything."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else clean_lines(text), style, control)
 
     def on_broken_pipe(self) -> None:
         """Says no more: a run must not die with the pipe it is watched through."""
@@ -106,7 +117,8 @@ def print_words(console: Console, text: Text) -> None:
 def print_json(value: Any) -> None:
     """Prints a result as JSON; numbers that JSON does not have become null."""
     told = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str)
-    write_line(told)
+    # JSON escapes the lower half of what a terminal obeys by itself.
+    write_line(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", told))
 
 
 def write_line(line: str) -> bool:

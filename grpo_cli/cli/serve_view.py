@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from grpo_cli.cli.output import stderr, stdout
 from grpo_cli.errors import RunError
+from grpo_cli.report.live.terminal import clean_lines
 from grpo_cli.serve.plan import ServePlan
 from grpo_cli.serve.speakers import Message, Speaker
 from grpo_cli.servers.plan import ServerPlan
@@ -98,7 +99,7 @@ def _answer(speaker: Speaker, messages: list[Message]) -> str:
     try:
         for piece in stream:
             pieces.append(piece)
-            sys.stdout.write(piece)
+            sys.stdout.write(clean_lines(piece) if sys.stdout.isatty() else piece)
             sys.stdout.flush()
     except KeyboardInterrupt:
         stream.close()  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from grpo_cli.cli.output import print_json, print_problems, print_words, stderr,
 from grpo_cli.measure.sentences import PLAIN_FROM, say_number
 from grpo_cli.preflight.fast import describe_fast
 from grpo_cli.report.live import wording
-from grpo_cli.report.live.terminal import clean_lines, clean_text
+from grpo_cli.report.live.terminal import clean_text
 
 if TYPE_CHECKING:
     from grpo_cli.cli.submission import SubmittedJob
@@ -266,7 +266,7 @@ def print_summary(summary: "RunSummary", *, lost: str | None = None) -> None:
     if summary.expected:
         print_verdicts(summary.expected, indent="  ")
     if status.state == "completed" and status.reason:
-        console.print(f"  {clean_lines(status.reason)}", markup=False)
+        console.print(f"  {status.reason}", markup=False)
     # Outside the table, which would cut long paths short.
     if summary.folder.model.is_dir():
         console.print(f"  model  {summary.folder.model}", markup=False)
@@ -331,9 +331,9 @@ def print_failure(summary: "RunSummary") -> None:
 
     console, status = stderr(), summary.status
     if status.traceback:
-        console.print(clean_lines(status.traceback.rstrip()), markup=False, style="dim")
+        console.print(status.traceback.rstrip(), markup=False, style="dim")
     style = "bold red" if status.state == "failed" else "yellow"
-    reason = clean_lines(status.reason or "no reason was recorded")
+    reason = status.reason or "no reason was recorded"
     print_words(console, Text(reason, style=style))
     if status.state == "failed":
         console.print(f"The worker's log: {summary.folder.log}", markup=False)

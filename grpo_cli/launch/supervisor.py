@@ -20,7 +20,7 @@ from grpo_cli.errors import RunError
 from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.launch.server_watch import watched
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.heartbeat import clear_beats, seconds_since_beat
+from grpo_cli.runs.heartbeat import BeatWatch, clear_beats
 from grpo_cli.runs.liveness import live_workers
 from grpo_cli.runs.processes import start_bound
 from grpo_cli.runs.status import FINAL, Status, StatusFile
@@ -132,7 +132,7 @@ def _watch(
     on_stopping: Callable[[], None],
 ) -> str | None:
     """Waits for the end; gives the reason where a stall or the server is one."""
-    handled = 0
+    handled, beats = 0, BeatWatch(folder)
     while process.poll() is None:
         if signals.count > handled:
             handled = signals.count
@@ -141,8 +141,8 @@ def _watch(
             with contextlib.suppress(OSError):
                 folder.stop_request.touch()
             on_stopping()
-        still_s = seconds_since_beat(folder)
-        if plan.stall_timeout_s is not None and (still_s or 0) > plan.stall_timeout_s:
+        still_s = beats.look()
+        if plan.stall_timeout_s is not None and still_s > plan.stall_timeout_s:
             return _explain_stall(folder, plan.stall_timeout_s)
         if (reason := look_at_server()) is not None:
             return reason

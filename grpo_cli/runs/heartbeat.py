@@ -10,6 +10,8 @@ from pathlib import Path
 from grpo_cli.runs.folder import RunFolder
 
 _EVERY_S = 1.0
+_LONGEST_LOOK_S = 5.0
+"""More between two looks was not spent awake."""
 
 
 class Heartbeat:
@@ -27,21 +29,42 @@ class Heartbeat:
             self._file.touch()
 
 
-def seconds_since_beat(run: RunFolder) -> float | None:
-    """How long every worker has been still; None where none has begun."""
-    times = []
-    for file in run.launch.glob("rank_*.beat"):
-        try:
-            times.append(file.stat().st_mtime)
-        except FileNotFoundError:
-            continue
-    return time.time() - max(times) if times else None
+class BeatWatch:
+    """How long every worker has been still, by the time that the watcher itself was awake.
+
+    Neither a step of the clock counts, nor the time for which the machine, or this process with its workers, was
+    suspended.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._seen: set[tuple[str, int]] = set()
+        self._still_s = 0.0
+        self._looked = time.monotonic()
+
+    def look(self) -> float:
+        """Return the seconds since the last sign; 0 if no worker has begun. To be called every second or so."""
+        now = time.monotonic()
+        beats = {(file.name, _read_time(file)) for file in self._run.launch.glob("rank_*.beat")}
+        if beats != self._seen or not beats:
+            self._seen, self._still_s = beats, 0.0
+        else:
+            self._still_s += min(now - self._looked, _LONGEST_LOOK_S)
+        self._looked = now
+        return self._still_s
 
 
 def clear_beats(run: RunFolder) -> None:
     """Forgets the signs of an earlier attempt."""
     for file in run.launch.glob("rank_*.beat"):
         file.unlink(missing_ok=True)
+
+
+def _read_time(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _beat(run: RunFolder, rank: int) -> Path:

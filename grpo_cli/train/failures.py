@@ -25,6 +25,7 @@ _FIXES = (
 """What torch and transformers say, and what mends it."""
 _FULL_BYTES = 2**26
 """With less than this left, or than what was written, a failed write is the disk's fault."""
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
@@ -80,7 +81,10 @@ def whole_or_nothing(partial: Path) -> Iterator[None]:
 
 
 def _is_no_space(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, OSError):
+        return error.errno in _NO_SPACE
+    # Safetensors reserves the room for a file first, so that much may be left, and is written in Rust.
+    return any(f"(os error {number})" in str(error) for number in _NO_SPACE)
 
 
 def list_savings(recipe: Recipe) -> list[str]:

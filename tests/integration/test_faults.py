@@ -8,7 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from grpo_cli.errors import RunError
+from grpo_cli.train.failures import whole_or_nothing
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import sets
 from tests.integration.test_training import alive_workers
@@ -101,6 +104,20 @@ def small_disk(folder, size):
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_too_small_for_a_file_of_weights_is_full(tmp_path):
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount")
+    with small_disk(tmp_path / "disk", "3m") as disk:
+        partial = disk / "partial"
+        partial.mkdir()
+        with (
+            pytest.raises(RunError, match=r"is full: .*Fix: free some space"),
+            whole_or_nothing(partial),
+        ):
+            save_file({"weight": torch.zeros(2**20)}, partial / "model.safetensors")
+        assert not partial.exists()
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, chat_model):

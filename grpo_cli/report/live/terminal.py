@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 _OBEYED = {"Cc", "Cf", "Cs"}
 """Unicode's categories of characters that are no text."""
+_KEPT = "\n\t\u200c\u200d"
+"""Of these, what text needs: line ends, tabs, and what joins or parts letters in Persian, Hindi and emoji."""
 
 
 @contextlib.contextmanager
@@ -40,6 +42,8 @@ def clean_lines(text: str) -> str:
 
     Control characters, and those that turn the direction of writing or are not seen at all, are dropped.
     """
+    if text.isprintable():
+        return text
     return "".join(
-        each for each in text if each == "\n" or unicodedata.category(each) not in _OBEYED
+        each for each in text if each in _KEPT or unicodedata.category(each) not in _OBEYED
     )

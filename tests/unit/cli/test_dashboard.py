@@ -1,11 +1,12 @@
 """What `--dashboard` makes of a recipe's trackers."""
 
+import re
 import sys
 
 import pytest
 
 from grpo_cli.cli.dashboard import add_trackio
-from grpo_cli.errors import SetupError
+from grpo_cli.errors import SetupError, install_extra
 from tests.recipe_texts import GOOD, write_recipe
 
 
@@ -39,5 +40,5 @@ def test_what_is_wrong_with_the_recipe_is_left_to_the_check(tmp_path, installed)
 
 def test_without_trackio_nothing_is_started(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(SetupError, match=r'pip install "grpo-cli\[trackio\]"'):
+    with pytest.raises(SetupError, match=re.escape(install_extra("trackio"))):
         add_trackio(write_recipe(tmp_path), None, starts=True)

@@ -1,12 +1,15 @@
 import io
 import json
+import re
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli import views
-from grpo_cli.cli.output import print_words, stdout
+from grpo_cli.cli.output import print_json, print_problems, print_words, stdout
 from grpo_cli.cli.views import print_marked
+from grpo_cli.errors import Problem
 from grpo_cli.report.summary import read_summary
 from tests.run_folders import make_finished_run, make_run
 
@@ -83,3 +86,16 @@ def test_text_breaks_at_words_on_a_terminal_and_not_at_all_in_a_file():
 def test_findings_stand_under_the_mark_of_their_level(capsys):
     print_marked(stdout(), [("error", Text("bad")), ("warning", Text("less")), ("note", Text("x"))])
     assert capsys.readouterr().out == "✗ bad\n! less\n· x\n"
+
+
+def test_nothing_that_a_terminal_obeys_is_printed(capsys):
+    shown = Table("column \x1b[2J")
+    shown.add_row("می\u200cخواهم \x9b31m\u202e", Text("ends\x07"))
+    stdout().print(shown)
+    print_problems([Problem("was \x1b]52;c;x\x07", "mend \x1b[A it")])
+    print_json({"text": "\x1b[2J \x9b31m"})
+    printed = capsys.readouterr()
+    assert "می\u200cخواهم 31m" in printed.out
+    assert "mend [A it" in printed.err
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed.out + printed.err)
+    assert json.loads(printed.out[printed.out.index("{") :]) == {"text": "\x1b[2J \x9b31m"}

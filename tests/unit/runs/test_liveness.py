@@ -10,6 +10,7 @@ import time
 import pytest
 
 from grpo_cli.runs.files import write_json
+from grpo_cli.runs.heartbeat import BeatWatch
 from grpo_cli.runs.liveness import live_workers, look_at_life, was_started
 from grpo_cli.runs.status import StatusFile
 from tests.run_folders import make_finished_run
@@ -100,3 +101,22 @@ def test_a_folder_that_a_dry_run_left_was_never_started(tmp_path):
     run.attempt(1).mkdir(parents=True)
     run.log.write_text("")
     assert was_started(run, status)
+
+
+def test_only_time_awake_without_a_sign_is_a_stall(tmp_path, monkeypatch):
+    run = make_running(tmp_path)
+    clock = iter([0, 1, 2, 3, 90_000, 90_001, 90_002])
+    monkeypatch.setattr("grpo_cli.runs.heartbeat.time.monotonic", lambda: next(clock))
+    watch = BeatWatch(run)
+    assert watch.look() == 0
+    beat = run.launch / "rank_0.beat"
+    # The wall clock was set back meanwhile: what counts is that the sign is another one.
+    for age in (0, 5_000):
+        beat.touch()
+        os.utime(beat, (time.time() - age,) * 2)
+        assert watch.look() == 0
+    # The machine slept for a day.
+    assert watch.look() == 5
+    assert watch.look() == 6
+    beat.touch()
+    assert watch.look() == 0
