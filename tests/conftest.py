@@ -11,6 +11,8 @@ from pathlib import Path
 # Read by torch and the hub's client as they are imported. Tests run side by side, one thread each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# It would hide output that a command forgets to flush.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 import pytest
 from filelock import FileLock

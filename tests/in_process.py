@@ -11,6 +11,7 @@ import functools
 import gc
 import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -31,7 +32,6 @@ from grpo_cli.launch import supervisor
 from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.launch.supervisor import Outcome
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.heartbeat import clear_beats
 from grpo_cli.train import stopping
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -70,7 +70,8 @@ def run_command(
         ):
             code = _exit_code(app.main)
         left = [each for each in threading.enumerate() if not (each.daemon or each in threads)]
-        assert not left, f"a process would not end before these threads: {left}"
+        left += multiprocessing.active_children()
+        assert not left, f"a process would not end before these: {left}"
         texts = []
         for stream in (stdout, stderr):
             stream.seek(0)
@@ -79,8 +80,8 @@ def run_command(
 
 
 def _probe(command: list[str]) -> tuple[int, str, str]:
-    """Run the probe that `grpo train` begins with; `command` starts with `python -m grpo_cli`."""
-    done = run_command(command[3:], Path.cwd())
+    """Run the probe that `grpo train` begins with; `command` starts with `python -P -m grpo_cli`."""
+    done = run_command(command[command.index("grpo_cli") + 1 :], Path.cwd())
     return done.returncode, done.stdout, done.stderr
 
 
@@ -104,7 +105,6 @@ def _supervise(
     if plan.num_processes > 1 or folder.read_recipe().generation.backend == "vllm":
         return supervisor.supervise(plan, folder, on_tick, on_stopping, on_notice)
     worker = _load_worker()
-    clear_beats(folder)
     with (
         folder.log.open("a") as log,
         _restored_state(),
@@ -152,7 +152,8 @@ def _redirected(stdout: IO[str], stderr: IO[str]) -> Iterator[None]:
             undo.callback(os.close, saved)
             undo.callback(os.dup2, saved, number)
             os.dup2(file.fileno(), number)
-            stream = open(number, "w", buffering=1, closefd=False)  # noqa: SIM115
+            # As a pipe has it: what is not flushed comes late.
+            stream = open(number, "w", buffering=-1 if number == 1 else 1, closefd=False)  # noqa: SIM115
             undo.callback(stream.flush)
             undo.enter_context(mock.patch.object(sys, name, stream))
         yield
@@ -171,11 +172,12 @@ def _restored_state() -> Iterator[None]:
         faulthandler.unregister(signal.SIGUSR1)
         os.environ.clear()
         os.environ.update(environment)
+        own = {Path.cwd(), *(Path(each) for each in set(sys.path) - set(path))}
         sys.path[:] = path
         for name in set(sys.modules) - modules:
             # A recipe's own files and what they import: another test's are other files of the same names.
             file = getattr(sys.modules[name], "__file__", None)
-            if name.startswith("grpo_own_") or (file and Path.cwd() in Path(file).parents):
+            if name.startswith("grpo_own_") or (file and own.intersection(Path(file).parents)):
                 del sys.modules[name]
         _reset_accelerate()
 

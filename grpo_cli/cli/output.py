@@ -3,7 +3,6 @@
 Owns the two consoles, JSON and problems; how results look is `views.py`.
 """
 
-import io
 import json
 import os
 import re
@@ -43,7 +42,14 @@ class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Says no more: a run must not die with the pipe it is watched through."""
         self.quiet = True
-        self.file = io.StringIO()
+        _silence(2 if self.stderr else 1)
+
+
+def _silence(number: int) -> None:
+    """Point a stream without a reader to nowhere: Python would fail to flush it, and end with exit code 120."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def stdout() -> Console:
@@ -127,8 +133,8 @@ def write_line(line: str) -> bool:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # Nothing is wrong (`grpo … | head`). What Python would flush at its end has nowhere to go either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # Nothing is wrong (`grpo … | head`).
+        _silence(1)
         return False
     return True
 

@@ -27,7 +27,7 @@ from grpo_cli.report.live.following import Follower
 from grpo_cli.report.live.progress import ProgressView, SilentView, choose_view
 from grpo_cli.report.summary import RunSummary, read_summary
 from grpo_cli.runs.folder import check_writable
-from grpo_cli.runs.processes import start_bound
+from grpo_cli.runs.processes import run_module, start_bound
 from grpo_cli.units import format_duration
 
 
@@ -43,7 +43,7 @@ def probe_first(path: Path, overrides: list[str] | None, root: Path) -> None:
     _ = check_recipe(path, overrides).recipe
     check_writable(root)
     flags = [part for text in overrides or [] for part in ("--set", text)]
-    command = [sys.executable, "-m", "grpo_cli", "probe", str(path), *flags]
+    command = [*run_module("grpo_cli"), "probe", str(path), *flags]
     started = time.monotonic()
     with progress("probing the recipe (--no-probe leaves it out)"):
         code, told, said = _run_apart([*command, "--quick", "--json", "--runs", str(root)])

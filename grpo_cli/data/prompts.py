@@ -22,7 +22,7 @@ Prompt = str | list[dict[str, Any]]
 
 _PLAIN_COLUMN = re.compile(r"\{\{-?\s*([A-Za-z_]\w*)\s*-?\}\}")
 _NOT_COLUMNS = frozenset(
-    "true false none True False None range dict cycler joiner namespace".split()
+    "true false none True False None range dict cycler joiner namespace self".split()
 )
 """Names that mean something of their own in a template."""
 USER = "dataset.prompt.user"
@@ -57,6 +57,9 @@ def template_columns(text: str, path: str = USER) -> frozenset[str]:
     sandbox = environment()
     try:
         found = meta.find_undeclared_variables(sandbox.parse(text))
+        if "self" in found:
+            fix = "give the column another name under `dataset.columns`"
+            raise _error("`self` is Jinja's name for the template itself", fix, path)
         return frozenset(found - sandbox.globals.keys())
     except RecursionError as error:
         raise _error("the template is nested too deep", "flatten it", path) from error

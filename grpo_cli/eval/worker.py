@@ -4,6 +4,7 @@ Run by `accelerate launch -m grpo_cli.eval.worker FOLDER`; `grpo eval` does. It 
 folder's request.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def main(argv: list[str]) -> int:
         argv: The folder, and how many processes were planned.
     """
     stop_with_parent()
+    # As in a training's worker.
+    os.environ.pop("PYTHONSAFEPATH", None)
     folder = EvalFolder(Path(argv[0]))
     try:
         _work(folder, planned=int(argv[1]))

@@ -7,7 +7,6 @@ way leaves nothing behind, and an export that was there before stays as it was.
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from grpo_cli.preflight.finding import Finding
 from grpo_cli.recipe.writing import write_yaml
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
 from grpo_cli.runs.folder import RunFolder, unwritable
-from grpo_cli.runs.processes import start_bound
+from grpo_cli.runs.processes import run_module, start_bound
 from grpo_cli.units import format_bytes
 
 Tell = Callable[[str], None]
@@ -213,7 +212,7 @@ def run_verification(request: ExportRequest, folder: Path, tell: Tell) -> dict[s
     tell("verifying in a fresh process")
     with tempfile.TemporaryFile("w+") as said:
         process = start_bound(
-            [sys.executable, "-m", _VERIFIER, str(folder)],
+            [*run_module(_VERIFIER), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,

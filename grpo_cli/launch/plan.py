@@ -1,7 +1,6 @@
 """The plan of a launch: argv, environment and who runs where. Pure; nothing is started here."""
 
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from grpo_cli.preflight.hardware import Hardware, is_on_cpu, resolve_num_process
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.processes import run_module
 from grpo_cli.servers.plan import UNBOUND, ServerPlan, plan_training_server
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -85,10 +85,8 @@ def plan_launch(
     written = not single and strategy != "custom"
     return LaunchPlan(
         argv=(
-            sys.executable,
             *(() if single else _accelerate(recipe.launch, processes, RunFolder(run).accelerate)),
-            "-m",
-            worker,
+            *(run_module(worker) if single else ("-m", worker)),
             str(run),
         ),
         environment=_environment(recipe, processes, hardware, cpu=cpu),
@@ -158,7 +156,7 @@ def _accelerate(launch: LaunchConfig, processes: int, config: Path) -> tuple[str
         if launch.num_machines > 1:
             flags["--main_process_ip"] = launch.main_process_ip or ""
     named = [str(part) for flag in flags.items() for part in flag]
-    return ("-m", "accelerate.commands.launch", *named)
+    return (*run_module("accelerate.commands.launch"), *named)
 
 
 def _environment(
@@ -166,6 +164,8 @@ def _environment(
 ) -> dict[str, str]:
     environment = {
         "PYTHONUNBUFFERED": "1",
+        # As `-P` for what the launcher starts: no file in the working directory takes a library's place.
+        "PYTHONSAFEPATH": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }

@@ -20,7 +20,7 @@ from grpo_cli.errors import RunError
 from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.launch.server_watch import watched
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.heartbeat import BeatWatch, clear_beats
+from grpo_cli.runs.heartbeat import BeatWatch
 from grpo_cli.runs.liveness import live_workers
 from grpo_cli.runs.processes import start_bound
 from grpo_cli.runs.status import FINAL, Status, StatusFile
@@ -91,7 +91,7 @@ def supervise(
     """
     signals = _Signals()
     cause = None
-    clear_beats(folder)
+    beats = BeatWatch(folder)
     with (
         signals.installed(),
         folder.log.open("ab") as output,
@@ -100,7 +100,7 @@ def supervise(
         process = _start(plan, output)
         look = server.look if server else lambda: None
         try:
-            cause = _watch(process, plan, folder, signals, look, on_tick, on_stopping)
+            cause = _watch(process, plan, folder, beats, signals, look, on_tick, on_stopping)
         finally:
             # Whatever broke the watch, nothing stays behind and the status tells the end.
             _end(process, folder)
@@ -126,13 +126,14 @@ def _watch(
     process: subprocess.Popen[bytes],
     plan: LaunchPlan,
     folder: RunFolder,
+    beats: BeatWatch,
     signals: _Signals,
     look_at_server: Callable[[], str | None],
     on_tick: Callable[[], None],
     on_stopping: Callable[[], None],
 ) -> str | None:
     """Waits for the end; gives the reason where a stall or the server is one."""
-    handled, beats = 0, BeatWatch(folder)
+    handled = 0
     while process.poll() is None:
         if signals.count > handled:
             handled = signals.count

@@ -39,7 +39,13 @@ class Condition:
             raise RewardError(f"`when` cannot be read: {self._explain(error)}") from error
         except RecursionError as error:
             raise RewardError(f"`when` is nested too deep. {_FIX}") from error
-        return frozenset(name.name for name in found) - {"range"}
+        names = frozenset(name.name for name in found)
+        if "self" in names:
+            raise RewardError(
+                "`self` in `when` is Jinja's name for the template itself. "
+                "Fix: give the column another name under `dataset.columns`"
+            )
+        return names - {"range"}
 
     def _explain(self, error: "TemplateSyntaxError") -> str:
         """What is wrong with its syntax, and the edit."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grpo_cli.runs.processes import start_bound
+from grpo_cli.runs.processes import run_module, start_bound
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 20.0
@@ -40,7 +40,7 @@ def guarded(argv: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[A
     group, told = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "grpo_cli.runs.guardian", str(told), *argv],
+            [*run_module("grpo_cli.runs.guardian"), str(told), *argv],
             stdin=theirs,
             pass_fds=(told,),
             # Ctrl-C reaches it through us.

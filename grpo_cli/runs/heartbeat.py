@@ -37,6 +37,9 @@ class BeatWatch:
     """
 
     def __init__(self, run: RunFolder) -> None:
+        """Forget the signs of an earlier attempt: those of this one's workers come only once they have begun."""
+        for file in run.launch.glob("rank_*.beat"):
+            file.unlink(missing_ok=True)
         self._run = run
         self._seen: set[tuple[str, int]] = set()
         self._still_s = 0.0
@@ -52,12 +55,6 @@ class BeatWatch:
             self._still_s += min(now - self._looked, _LONGEST_LOOK_S)
         self._looked = now
         return self._still_s
-
-
-def clear_beats(run: RunFolder) -> None:
-    """Forgets the signs of an earlier attempt."""
-    for file in run.launch.glob("rank_*.beat"):
-        file.unlink(missing_ok=True)
 
 
 def _read_time(file: Path) -> int:

@@ -16,6 +16,11 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 
 
+def run_module(name: str) -> tuple[str, ...]:
+    """Return the command that runs a module, in whose way no file of the working directory stands (`-P`)."""
+    return sys.executable, "-P", "-m", name
+
+
 def stop_with_parent() -> None:
     """Asks the kernel for a SIGTERM when the parent dies, however that happens; Linux alone can."""
     if not sys.platform.startswith("linux"):

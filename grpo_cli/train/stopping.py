@@ -10,16 +10,23 @@ from types import FrameType
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.processes import stop_with_parent
 
+_ALONE_S = 600
+"""Seconds for a step and its checkpoint, after the death of the supervisor."""
+
 
 class StopRequest:
     """Whether somebody asked this run to stop."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._file = folder.stop_request
-        self._signalled = False
+        self._signalled = self._alone = False
+        self._parent = os.getppid()
 
     def listen(self) -> None:
-        """Takes SIGINT, SIGTERM and the parent's death as a request instead of an end."""
+        """Take SIGINT, SIGTERM and the parent's death as a request instead of an end.
+
+        Once the parent is gone nobody else can end a step that does not: the next signal does, or time.
+        """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._receive)
         stop_with_parent()
@@ -29,6 +36,12 @@ class StopRequest:
         return self._signalled or self._file.exists()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if os.getppid() != self._parent:
+            if self._alone:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            self._alone = True
+            signal.alarm(_ALONE_S)
         self._signalled = True
 
 

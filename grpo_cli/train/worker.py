@@ -28,6 +28,8 @@ from grpo_cli.train.stopping import Stopped, StoppedByRule, StopRequest, write_p
 def main(argv: list[str]) -> int:
     """Trains the run in the folder `argv[0]`; returns the exit code."""
     folder = RunFolder(Path(argv[0]).resolve())
+    # It is for the workers: what a reward starts has its own folder on the path, as ever.
+    os.environ.pop("PYTHONSAFEPATH", None)
     rank = int(os.environ.get("RANK", "0"))
     stop = StopRequest(folder)
     stop.listen()

@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from grpo_cli.report.live.progress import PlainView
 from tests.integration.conftest import LORA, RECIPE, Workshop
 
 PHASES = ("sampling", "scoring", "learning")
@@ -22,6 +23,8 @@ def weights_of(folder):
 
 
 def test_a_recipe_trains_a_model_and_leaves_everything_in_the_run_folder(workshop):
+    # A file that happens to have a library's name stands in nobody's way.
+    (workshop.folder / "datasets.py").write_text("raise SystemExit('not the library')")
     done = workshop.process("train", workshop.write(), "--json", probe=True)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
@@ -48,6 +51,13 @@ def test_a_recipe_trains_a_model_and_leaves_everything_in_the_run_folder(worksho
     assert manifest["data"]["train_rows"] == 8
     assert len(manifest["data"]["fingerprint"]) == 64
     assert "step 2/2" in done.stderr
+
+
+def test_a_display_that_breaks_does_not_end_the_training(workshop, monkeypatch):
+    monkeypatch.setattr(PlainView, "refresh", lambda view: 1 / 0)
+    done = workshop.grpo("train", workshop.write())
+    assert done.returncode == 0
+    assert done.stderr.count("the display failed and is off (ZeroDivisionError") == 1
 
 
 def test_the_weighted_sum_is_what_trl_reports(workshop):

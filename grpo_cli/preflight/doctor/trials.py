@@ -9,12 +9,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
+
+from grpo_cli.runs.processes import run_module
 
 _WORKBENCH = "grpo_cli.preflight.doctor.workbench"
 IMPORT_TIMEOUT_S = 180.0
@@ -83,7 +84,7 @@ def _run_child(
 ) -> Iterator[TrialResult]:
     with tempfile.TemporaryFile() as noise:
         child = subprocess.Popen(
-            [sys.executable, "-m", _WORKBENCH, *names],
+            [*run_module(_WORKBENCH), *names],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=noise,

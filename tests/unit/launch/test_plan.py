@@ -29,7 +29,7 @@ def plan(tmp_path, launch="", hardware=CPU):
 
 def test_one_process_is_started_without_a_launcher(tmp_path):
     planned = plan(tmp_path)
-    assert planned.argv == (sys.executable, "-m", "grpo_cli.train.worker", str(RUN))
+    assert planned.argv == (sys.executable, "-P", "-m", "grpo_cli.train.worker", str(RUN))
     assert (planned.strategy, planned.device, planned.num_processes) == ("single", "cpu", 1)
     assert planned.environment["OMP_NUM_THREADS"] == "8"
 
