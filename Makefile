@@ -47,7 +47,7 @@ quickstart: setup
 	$(BIN)/grpo train recipes/quickstart.yaml
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 15 -m "not slow and not gpu" $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -rs --durations 15 -m "not slow and not gpu" $(PYTEST_FLAGS)
 
 # Each file in one worker, in order: what its fixtures train is trained once, and short files come last.
 test-all: setup

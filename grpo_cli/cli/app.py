@@ -259,8 +259,8 @@ def train(
         views.print_job(job, as_json=json)
         return
     if not (no_probe or dry_run or earlier.wanted):
-        probe_first(recipe, set_, runs)
-    prepared = prepare(recipe, set_, runs, earlier, dry_run=dry_run)
+        probe_first(recipe, set_, runs, quiet=quiet)
+    prepared = prepare(recipe, set_, runs, earlier, dry_run=dry_run, quiet=quiet)
     if dry_run:
         views.print_plan(prepared.folder, prepared.plan, as_json=json)
         return

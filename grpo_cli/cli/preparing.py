@@ -73,11 +73,18 @@ class PreparedRun:
 
 
 def prepare(
-    path: Path, overrides: list[str] | None, root: Path, earlier: Earlier, *, dry_run: bool
+    path: Path,
+    overrides: list[str] | None,
+    root: Path,
+    earlier: Earlier,
+    *,
+    dry_run: bool,
+    quiet: bool,
 ) -> PreparedRun:
     """Checks a recipe and writes its run folder, or finds the run that goes on.
 
-    Leaves nothing behind where a check fails, and an earlier run as it is.
+    Leaves nothing behind where a check fails, and an earlier run as it is. With `quiet` it prints no notes and
+    warnings.
 
     Raises:
         ProblemsError: The recipe cannot be trained.
@@ -89,7 +96,8 @@ def prepare(
     recipe = checked.recipe
     _check_meeting_point(recipe)
     check_writable(root)
-    print_problems(problem for problem in checked.problems if problem.level != "error")
+    if not quiet:
+        print_problems(problem for problem in checked.problems if problem.level != "error")
     if not dry_run:
         _look_at_server(recipe, path, cpu=is_on_cpu(recipe.launch, hardware))
     plan_for = partial(plan_launch, recipe, hardware=hardware, places=find_places(recipe))

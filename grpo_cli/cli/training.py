@@ -31,8 +31,8 @@ from grpo_cli.runs.processes import run_module, start_bound
 from grpo_cli.units import format_duration
 
 
-def probe_first(path: Path, overrides: list[str] | None, root: Path) -> None:
-    """Runs the cheap part of the probe, prints what it found, and stops where that is an error.
+def probe_first(path: Path, overrides: list[str] | None, root: Path, *, quiet: bool) -> None:
+    """Runs the cheap part of the probe, prints what it found, with `quiet` errors alone, and stops at an error.
 
     In a process of its own: what rewards and libraries load there must not stay beside the training.
 
@@ -53,11 +53,14 @@ def probe_first(path: Path, overrides: list[str] | None, root: Path) -> None:
         if code in (ExitCode.OK, ExitCode.FAILED) or not said:
             stderr().print(f"the probe ended without a result (exit code {code})", style="red")
         raise typer.Exit(code or ExitCode.FAILED)
-    print_findings(stderr(), [each for each in found if each.level in ("error", "warning")])
+    shown = {"error"} if quiet else {"error", "warning"}
+    print_findings(stderr(), [each for each in found if each.level in shown])
     warnings = sum(each.level == "warning" for each in found)
     if code:
         stderr().print("nothing was started; --no-probe trains all the same", style="red")
         raise typer.Exit(ExitCode.FAILED)
+    if quiet:
+        return
     took = format_duration(time.monotonic() - started)
     others = f", {count_noun(warnings, 'warning')}" if warnings else " found"
     stderr().print(f"probed in {took}: no error{others}", style="dim")

@@ -13,7 +13,7 @@ import datasets
 import torch
 import transformers
 from accelerate import PartialState
-from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, PrinterCallback
 
 from grpo_cli.batch import plan_batch
 from grpo_cli.data.build import BuiltData, build_datasets
@@ -234,6 +234,8 @@ def _build_async_trainer(
 
 def _add_callbacks(session: Session, trainer: "AnyTrainer") -> tuple[RunCallback, RuleStop]:
     """Those that write, and those that stop."""
+    # It fills the log with what `metrics.jsonl` holds.
+    trainer.remove_callback(PrinterCallback)
     rules, training = RuleStop(session), session.recipe.training
     callback = RunCallback(session, listeners=[rules.take] if training.stop_when else [])
     trainer.add_callback(callback)

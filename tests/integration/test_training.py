@@ -331,3 +331,13 @@ def test_no_worker_outlives_a_killed_supervisor(workshop, processes):
     while alive_workers(workshop.run) and time.monotonic() < deadline:
         time.sleep(0.5)
     assert alive_workers(workshop.run) == []
+
+
+def test_a_quiet_training_prints_its_end_alone(workshop):
+    # The probe warns: every answer gets the same reward.
+    text = RECIPE.replace('pattern: "a"', 'pattern: "^"')
+    done = workshop.process("train", workshop.write(text), "--quiet", probe=True)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout.startswith("✓ completed")
+    assert "'reward': " not in next(workshop.run.rglob("worker.log")).read_text()
