@@ -31,15 +31,25 @@ class Terminated(BaseException):
     """A SIGTERM or SIGHUP, on its way past every `finally`; Typer would take a KeyboardInterrupt for Ctrl-C."""
 
 
+_received: list[int] = []
+"""Signals that this command got."""
+
+
 def run_guarded(command: Callable[[], int | None]) -> int:
     """Runs a command; what is not an error of ours keeps its traceback. `GRPO_DEBUG=1` shows all."""
+    _received.clear()
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     # `nohup` has it ignored, and means it.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _terminate)
     _mend_streams()
     try:
-        return int(command() or ExitCode.OK)
+        code = int(command() or ExitCode.OK)
+        # Typer makes an exit code of a Ctrl-C that nothing else has answered.
+        said = code == ExitCode.INTERRUPTED and signal.SIGINT in _received
+        return _say("interrupted", ExitCode.INTERRUPTED) if said else code
     except GrpoError as error:
         if os.environ.get("GRPO_DEBUG") == "1":
             raise
@@ -68,6 +78,13 @@ def run_guarded(command: Callable[[], int | None]) -> int:
             raise
         stderr().print(_say_os_error(error), style="red", markup=False)
         return ExitCode.ENVIRONMENT
+    except Exception:
+        # Libraries that load parts of themselves late make errors of their own of whatever breaks in there.
+        if not _received or os.environ.get("GRPO_DEBUG") == "1":
+            raise
+        if _received[0] == signal.SIGINT:
+            return _say("interrupted", ExitCode.INTERRUPTED)
+        return _say("terminated", ExitCode.TERMINATED)
 
 
 def _mend_streams() -> None:
@@ -82,8 +99,14 @@ def _mend_streams() -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     """The first signal lets every `finally` clean up; the next one ends at once."""
+    _received.append(number)
     signal.signal(number, signal.SIG_DFL)
     raise Terminated
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    _received.append(number)
+    raise KeyboardInterrupt
 
 
 def _say_os_error(error: OSError) -> str:

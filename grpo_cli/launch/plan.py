@@ -145,7 +145,11 @@ def _choose_strategy(launch: LaunchConfig, processes: int) -> str:
 
 def _accelerate(launch: LaunchConfig, processes: int, config: Path) -> tuple[str, ...]:
     """Arguments of `accelerate launch`; a config of the user's own leaves the world to us."""
-    flags: dict[str, Any] = {"--config_file": launch.accelerate_config or config}
+    flags: dict[str, Any] = {
+        "--config_file": launch.accelerate_config or config,
+        # Otherwise it leaves a temporary folder behind wherever it is killed.
+        "--log_dir": config.parent / "torchelastic",
+    }
     if launch.accelerate_config is not None:
         flags |= {
             "--num_processes": processes,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
+from grpo_cli.cli.errors import run_guarded
 from tests.in_process import run_command
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -377,3 +379,39 @@ def test_a_dashboard_is_refused_where_no_training_starts(tmp_path):
         assert (done.returncode, done.stdout) == (2, "")
         assert "Fix: remove it" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_while_the_command_is_loaded_is_no_traceback(tmp_path):
+    (tmp_path / "typer.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "grpo_cli", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGHUP, 143, "terminated\n")],
+)
+def test_a_signal_that_a_library_takes_for_an_error_of_its_own_is_a_signal(
+    number, code, word, capsys
+):
+    def command():
+        try:
+            signal.raise_signal(number)
+        except BaseException:
+            raise ModuleNotFoundError("Could not import module") from None
+
+    handlers = {
+        each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        assert run_guarded(command) == code
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    assert capsys.readouterr().err == word

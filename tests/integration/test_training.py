@@ -300,8 +300,11 @@ def alive_workers(run):
 def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(workshop, number, processes):
     text = RECIPE.replace("use_cpu: true", f"use_cpu: true, num_processes: {processes}")
     text = text.replace("max_steps: 2", "max_steps: 100000")
+    temporary = workshop.folder / "temporary"
+    temporary.mkdir()
     process = subprocess.Popen(
-        **workshop.command("train", workshop.write(text)), stderr=subprocess.PIPE
+        **workshop.command("train", workshop.write(text), TMPDIR=str(temporary)),
+        stderr=subprocess.PIPE,
     )
     workshop.wait_for_step(process)
     # A terminal's Ctrl-C reaches the supervisor alone, which passes it on.
@@ -315,6 +318,7 @@ def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(workshop, number, 
     checkpoint = workshop.run / "checkpoints" / f"checkpoint-{status['step']}"
     assert (checkpoint / "trainer_state.json").exists()
     assert alive_workers(workshop.run) == []
+    assert list(temporary.glob("torchelastic_*")) == []
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -331,6 +335,10 @@ def test_no_worker_outlives_a_killed_supervisor(workshop, processes):
     while alive_workers(workshop.run) and time.monotonic() < deadline:
         time.sleep(0.5)
     assert alive_workers(workshop.run) == []
+    if processes == 1:
+        # It ends as if it had been asked to: with what it learned. torchrun gives its processes 30 seconds.
+        assert workshop.status()["state"] == "stopped"
+        assert list((workshop.run / "checkpoints").glob("checkpoint-*"))
 
 
 def test_a_quiet_training_prints_its_end_alone(workshop):

@@ -96,7 +96,8 @@ def test_a_config_of_ones_own_is_taken_and_the_world_is_still_ours(tmp_path):
     planned = plan(tmp_path, "{accelerate_config: mine.yaml, num_processes: 2}")
     assert (planned.strategy, planned.accelerate) == ("custom", None)
     line = planned.command_line()
-    assert f"--config_file {tmp_path}/mine.yaml --num_processes 2 --num_machines 1" in line
+    assert f"--config_file {tmp_path}/mine.yaml --log_dir " in line
+    assert " --num_processes 2 --num_machines 1" in line
 
 
 GOLDEN = Path(__file__).parent / "plans.json"
