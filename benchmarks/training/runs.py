@@ -100,10 +100,13 @@ def _grpo_command(bench: Bench, case: Case, folder: Path) -> list[str]:
 
 def _environment(bench: Bench, case: Case, folder: Path) -> dict[str, str]:
     replay = bench.replay_settings(case)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "TOKENIZERS_PARALLELISM": "false",
+        # One process a side, which would train on all GPUs that it sees.
+        **({"CUDA_VISIBLE_DEVICES": visible.partition(",")[0]} if bench.gpu else {}),
         **({} if replay is None else {VARIABLE: replay.as_text()}),
         **({"GRPO_BENCH_COMPLETIONS": str(folder / "completions.txt")} if case.compares else {}),
     }

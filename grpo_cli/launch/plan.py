@@ -170,6 +170,8 @@ def _environment(
         "PYTHONUNBUFFERED": "1",
         # As `-P` for what the launcher starts: no file in the working directory takes a library's place.
         "PYTHONSAFEPATH": "1",
+        # Whatever the locale: recipes, data and prompts are UTF-8.
+        "PYTHONUTF8": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }

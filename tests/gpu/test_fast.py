@@ -16,6 +16,12 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _one_gpu(monkeypatch):
+    """This process trains on one, however many there are."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
 def make(tokenizer, dtype):
     torch.manual_seed(0)
     config = Qwen2Config(
