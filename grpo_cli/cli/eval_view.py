@@ -27,7 +27,7 @@ def progress(folder: EvalFolder) -> Iterator[Callable[[str, int, int], None]]:
         yield _plain_progress()
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("completions, left"),

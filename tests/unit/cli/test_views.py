@@ -1,5 +1,6 @@
 import io
 import json
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -7,7 +8,9 @@ from rich.text import Text
 from grpo_cli.cli import views
 from grpo_cli.cli.output import print_words, stdout
 from grpo_cli.cli.views import print_marked
+from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.report.summary import read_summary
+from tests.recipe_texts import GOOD, write_recipe
 from tests.run_folders import make_finished_run, make_run
 
 
@@ -83,3 +86,13 @@ def test_text_breaks_at_words_on_a_terminal_and_not_at_all_in_a_file():
 def test_findings_stand_under_the_mark_of_their_level(capsys):
     print_marked(stdout(), [("error", Text("bad")), ("warning", Text("less")), ("note", Text("x"))])
     assert capsys.readouterr().out == "✗ bad\n! less\n· x\n"
+
+
+def test_names_of_users_are_printed_as_they_are(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = GOOD.replace('answer: "4"}', 'answer: "4", ":x:[red]": 1}')
+    path = write_recipe(Path(), text, "a:100:[i]b.yaml")
+    views.print_check(check_recipe(path))
+    printed = capsys.readouterr().out
+    for name in ("✓ a:100:[i]b.yaml passes", ":x:[red]"):
+        assert name in printed
