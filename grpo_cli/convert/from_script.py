@@ -257,6 +257,8 @@ class _Reader:
     def _take_model(self, value: ast.expr) -> None:
         literal = self._names.read_literal(value)
         made = self._names.follow(value)
+        if isinstance(made, ast.Call) and _callee(made) in ("to", "cuda"):
+            made = self._names.follow(getattr(made.func, "value", made))
         if literal is not None:
             self._put("model_name_or_path", literal, value)
         elif not isinstance(made, ast.Call) or _callee(made) != "from_pretrained":
@@ -419,7 +421,9 @@ class _Reader:
         keys = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
         for name, value in given.items():
             literal = literals[name]
-            if name in keys and literal is not None:
+            if literal is not None and literal.value is None:
+                continue
+            if name in keys and literal is not None and isinstance(literal.value, str):
                 self._put(keys[name], literal, value)
             elif name in ("name", "split", "revision", "data_dir", "data_files"):
                 target = name if name in ("name", "split", "revision") else "path"

@@ -180,6 +180,7 @@ def test_a_mapping_that_is_changed_later_is_not_read(change):
         ("load_dataset('d/x', split='train[:9]')", {"path": "d/x", "split": "train[:9]"}, set()),
         ("load_dataset('d/x')['train'].shuffle()", {"path": "d/x", "split": "train"}, {"prompt"}),
         ("load_dataset('d/x', name=N)", {"path": "d/x"}, {"name"}),
+        ("load_dataset('d/x', None, split=['train', 'test'])", {"path": "d/x"}, {"split"}),
         ("load_dataset('d/x', revision='v1')", {"path": "d/x"}, {"revision"}),
         ("prepare(load_dataset('d/x'))", {"path": "d/x"}, {"prompt"}),
         (
@@ -207,7 +208,7 @@ def test_held_out_rows_are_a_split_of_the_same_dataset():
 
 def test_a_model_that_the_script_loads_is_named_and_keeps_its_precision():
     text = (
-        "model = AutoModelForCausalLM.from_pretrained('m/x', device_map='auto', a=1, revision=R)\n"
+        "model = AutoModel.from_pretrained('m/x', device_map='auto', a=1, revision=R).to('cuda')\n"
         "GRPOTrainer(model, 'r/m', peft_config=LoraConfig())\n"
     )
     ledger = convert(text)
