@@ -155,3 +155,13 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
         return folded[key]
     close = difflib.get_close_matches(key, folded, n=1, cutoff=0.7)
     return folded[close[0]] if close else None
+
+
+def sort_by_likeness(name: str, valid: Iterable[str]) -> list[str]:
+    """Return the valid names, the most similar to `name` first."""
+    key = name.lower()
+
+    def unlikeness(candidate: str) -> tuple[float, str]:
+        return -difflib.SequenceMatcher(None, key, candidate.lower()).ratio(), candidate
+
+    return sorted({*valid}, key=unlikeness)

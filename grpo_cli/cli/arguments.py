@@ -34,6 +34,14 @@ RunOrRecipe = Annotated[
         metavar="RUN|RECIPE", help="A run, by path or name, or a recipe.", parser=_as_run
     ),
 ]
+RunOrResult = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN|FILE",
+        help="A run, by path or name, for its newest result; or a result, or its folder.",
+        parser=_as_run,
+    ),
+]
 Served = Annotated[
     Path,
     typer.Argument(

@@ -10,7 +10,13 @@ from grpo_cli.errors import ExitCode
 
 
 def convert(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Another tool's YAML, or a recipe.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Another tool's YAML, a Python script that trains with TRL, or a recipe.",
+        ),
+    ],
     from_: Annotated[
         str | None,
         typer.Option("--from", help="trl, open-r1 or axolotl; by default told by the keys."),
@@ -23,8 +29,8 @@ def convert(
 ) -> None:
     """Turn a GRPO config of TRL, open-r1 or axolotl into a recipe, or a recipe into TRL's.
 
-    Every key is mapped, or listed as dropped with the reason. Exit code 1 where the result is written
-    and cannot be used as it is.
+    A script (`train.py`) is read, not run. Every key is mapped, left to do, or listed as dropped with the
+    reason. Exit code 1 where the result is written and cannot be used as it is.
     """
     from grpo_cli.cli import conversion_view
     from grpo_cli.cli import output as streams

@@ -27,7 +27,7 @@ def progress(folder: EvalFolder) -> Iterator[Callable[[str, int, int], None]]:
         yield _plain_progress()
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("completions, left"),
@@ -129,9 +129,17 @@ def _result_table(result: Mapping[str, Any], gap: str) -> Table:
         cells = [_cell(subject["metrics"].get(metric), gap) for subject in subjects.values()]
         gains = [_cell(each.get(metric), gap, "+") for each in result["differences"].values()]
         table.add_row(name, *cells, *gains)
-    speeds = [f"{subject['tokens_per_s'] or 0:.0f}" for subject in subjects.values()]
+    speeds = [_speed(subject) for subject in subjects.values()]
     table.add_row(Text("tokens/s", style="dim"), *speeds)
     return table
+
+
+def _speed(subject: Mapping[str, Any]) -> str:
+    if subject["tokens_per_s"] is None:
+        return "–"
+    # Results of earlier versions do not say it, and always include the warm-up.
+    warm_up = " with warm-up" if subject.get("warm_up_included", True) else ""
+    return f"{subject['tokens_per_s']:.0f}{warm_up}"
 
 
 def _harness_table(harness: Mapping[str, Any]) -> Table:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from grpo_cli.cli.arguments import AsJson, Overrides, RunOrRecipe
+from grpo_cli.cli.arguments import AsJson, Overrides, RunOrRecipe, RunOrResult
 from grpo_cli.errors import ExitCode
 
 
@@ -78,7 +78,7 @@ def measure(
     """Measure the models of a run, or a model with a recipe, and the gain over a baseline.
 
     Greedy, unless the recipe or --temperature says otherwise. The result goes to RUN/eval/TIME, or to
-    evals/NAME/TIME for a recipe. See also: grpo eval show FILE, grpo eval compare A B.
+    evals/NAME/TIME for a recipe. See also: grpo eval show RUN, grpo eval compare A B.
     """
     from grpo_cli.cli import eval_view, output
     from grpo_cli.cli.measuring import kept_for_resume, run_request
@@ -109,11 +109,11 @@ def measure(
 
 @app.command()
 def show(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A result, or its folder.")],
+    path: RunOrResult,
     fail_under: FailUnder = None,
     json: AsJson = False,
 ) -> None:
-    """Show a result again."""
+    """Show a result again: a run's newest, or the one that is named."""
     from grpo_cli.eval.result import read_result
 
     folder, result = read_result(path)
@@ -125,7 +125,8 @@ def compare(
     first: Annotated[
         str,
         typer.Argument(
-            metavar="A", help="A result or its folder; A:NAME for one of several models."
+            metavar="A",
+            help="A result, its folder or its run; A:NAME for one of several models.",
         ),
     ],
     second: Annotated[str, typer.Argument(metavar="B", help="Another, on the same prompts.")],

@@ -24,7 +24,7 @@ def progress() -> Iterator[Callable[[str], None]]:
             f"· {what} ({time.monotonic() - started:.0f}s)", markup=False
         )
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:
         task = bars.add_task("starting")
         yield lambda what: bars.update(task, description=what)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.markup import escape
 from rich.segment import Segment
 from rich.text import Text
 
@@ -64,7 +63,8 @@ def stderr() -> Console:
 
 def _console(terminal: bool, *, stderr: bool = False) -> Console:
     width = None if terminal else _PIPE_WIDTH
-    return _Console(stderr=stderr, highlight=False, soft_wrap=True, width=width)
+    # Without emoji: the `:100:` of `recipe.yaml:100:1` is a line.
+    return _Console(stderr=stderr, highlight=False, soft_wrap=True, width=width, emoji=False)
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
@@ -108,8 +108,8 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
     if not console.is_terminal:
         yield _PlainProgress(what)
         return
-    with console.status(what) as status:
-        yield lambda what: status.update(escape(what))
+    with console.status(Text(what)) as status:
+        yield lambda what: status.update(Text(what))
 
 
 def print_words(console: Console, text: Text) -> None:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.markup import escape
+from rich.text import Text
 
 from grpo_cli.cli.output import stderr, stdout
 from grpo_cli.errors import RunError
@@ -44,7 +44,7 @@ def _run(plan: ServerPlan, timeout_s: float, hint: str) -> None:
     with contextlib.ExitStack() as stack:
         with console.status("starting") as status:
             process = stack.enter_context(
-                running(plan, log, timeout_s, lambda line: status.update(escape(line)))
+                running(plan, log, timeout_s, lambda line: status.update(Text(line)))
             )
         stdout().print(hint, markup=False)
         with contextlib.suppress(KeyboardInterrupt):
@@ -55,7 +55,7 @@ def _run(plan: ServerPlan, timeout_s: float, hint: str) -> None:
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[None]:
     """Shows what is being waited for."""
-    with stderr().status(what):
+    with stderr().status(Text(what)):
         yield
 
 

@@ -34,12 +34,13 @@ def print_check(checked: "CheckedRecipe") -> None:
     """Prints what a recipe that passed comes to."""
     console, recipe, seen = stdout(), checked.recipe, checked.peek
     table = Table.grid(padding=(0, 2))
-    table.add_row(
-        "model", f"{recipe.model.path} ({'LoRA' if recipe.model.lora else 'all weights'})"
-    )
+    trained = "LoRA" if recipe.model.lora else "all weights"
+    table.add_row("model", Text(f"{recipe.model.path} ({trained})"))
     table.add_row("dataset", f"{recipe.dataset.kind}: {_count_rows(checked)}")
     if seen is not None and seen.columns is not None:
-        table.add_row("columns", ", ".join(sorted(seen.columns | set(recipe.dataset.columns))))
+        table.add_row(
+            "columns", Text(", ".join(sorted(seen.columns | set(recipe.dataset.columns))))
+        )
     rewards = ", ".join(
         f"{reward.name or reward.kind} × {reward.weight:g}" for reward in recipe.rewards
     )
@@ -50,9 +51,9 @@ def print_check(checked: "CheckedRecipe") -> None:
     console.print(table)
     path = checked.loaded.source
     if not checked.unseen:
-        console.print(f"[green]✓[/] {path} is ready: grpo train {path}")
+        console.print(Text.assemble(("✓ ", "green"), f"{path} is ready: grpo train {path}"))
         return
-    console.print(f"[green]✓[/] {path} passes the checks; not checked:")
+    console.print(Text.assemble(("✓ ", "green"), f"{path} passes the checks; not checked:"))
     for each in checked.unseen:
         console.print(f"  {each}", markup=False)
     console.print(f"next: grpo probe --quick {path}, or grpo train {path}", markup=False)

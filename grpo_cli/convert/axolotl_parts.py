@@ -6,7 +6,12 @@ Source: axolotl, `src/axolotl/utils/schemas/` (model, peft, datasets) and docs/r
 from pathlib import Path as FilePath
 from typing import Any
 
-from grpo_cli.convert.from_trl import BUILDERS, take_prompt_length, take_source
+from grpo_cli.convert.from_trl import (
+    BUILDERS,
+    PROMPT_EXAMPLE,
+    take_prompt_length,
+    take_source,
+)
 from grpo_cli.convert.ledger import Ledger, find
 from grpo_cli.convert.weights import take_dtype, take_plain, take_quantization
 from grpo_cli.recipe.explanation import Path
@@ -163,9 +168,7 @@ def _take_transform(ledger: Ledger, key: Path) -> None:
         )
     made = f"what `{said}` made" if isinstance(given, str) else "what axolotl made"
     ledger.to_do["dataset.prompt"] = (
-        f"write {made} of a row, as Jinja over its columns\n"
-        'prompt: {system: "Think step by step.", user: "{{ question }}"}\n'
-        r"columns: {answer: {from: answer, regex: '####\s*(.+)$'}}   # what rewards receive"
+        f"write {made} of a row, as Jinja over its columns\n{PROMPT_EXAMPLE}"
     )
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_cli.convert.dialects import TOOLS, Recognition, recognise
+from grpo_cli.convert.dialects import TOOLS, Dialect, Recognition, recognise
 from grpo_cli.convert.from_axolotl import convert_axolotl
 from grpo_cli.convert.from_open_r1 import convert_open_r1
-from grpo_cli.convert.from_trl import convert_trl
+from grpo_cli.convert.from_script import read_script
+from grpo_cli.convert.from_trl import PROMPT_EXAMPLE, convert_trl
 from grpo_cli.convert.ledger import Entry, Ledger, find, put
 from grpo_cli.convert.to_trl import flatten_recipe
 from grpo_cli.convert.writing import write_recipe, write_trl
@@ -31,6 +32,12 @@ _NOT_TELLING = frozenset(
 )
 """Folders that say nothing of a training; the file's own name does."""
 _NAME_KEYS = ("hub_model_id", "output_dir")
+_STAND_INS = {
+    "model.path": "to/choose",
+    "dataset": "{kind: hub, path: to/choose, eval_split: test}",
+    "rewards": "[{kind: think_format}]",
+}
+"""What is checked in the place of a part that is left to a person."""
 _PATHS = ("model.path", "dataset.train", "dataset.eval", "launch.accelerate_config")
 """Keys of a recipe that may hold local paths, which are relative to it."""
 
@@ -129,11 +136,17 @@ def convert_file(source: Path, dialect: str | None, to: str, output: Path | None
 
 def _convert_over(source: Path, dialect: str | None, output: Path | None) -> Conversion:
     recognition, ledger = translate(read_source(source), source, dialect, output)
-    text = write_recipe(ledger, recognition.dialect, source.name)
-    with _written(text, output) as path:
-        checked = check_recipe(path)
-        shown = output or Path("the recipe")
-        problems = tuple(_rename(problem, path, shown) for problem in checked.problems)
+    text, problems, columns = _write_and_check(ledger, recognition.dialect, source, output)
+    if _lacks_prompt(ledger, columns):
+        ledger.to_do.setdefault(
+            "dataset.prompt",
+            f"the rows have no column `prompt` (columns: {', '.join(sorted(columns or ()))}); write the "
+            f"prompt as Jinja over their columns\n{PROMPT_EXAMPLE}",
+        )
+        text, problems, _ = _write_and_check(ledger, recognition.dialect, source, output)
+        problems = tuple(each for each in problems if each.path != "dataset.prompt")
+    if output is not None:
+        _write_new(output, text)
     return Conversion(
         source,
         "recipe",
@@ -147,32 +160,80 @@ def _convert_over(source: Path, dialect: str | None, output: Path | None) -> Con
     )
 
 
+def _write_and_check(
+    ledger: Ledger, dialect: Dialect, source: Path, output: Path | None
+) -> tuple[str, tuple[Problem, ...], frozenset[str] | None]:
+    """Return the recipe's text, what `grpo check` says of it, and the data's columns if they are known.
+
+    What is to do and absent is stood in for, so that the rest is checked all the same.
+    """
+    text = write_recipe(ledger, dialect, source.name)
+    lacking = [
+        key for key in _STAND_INS if key in ledger.to_do and find(ledger.recipe, key) is None
+    ]
+    with _written(text, output.parent if output else Path.cwd()) as path:
+        checked = check_recipe(path, [f"{key}={_STAND_INS[key]}" for key in lacking])
+        problems = tuple(
+            _rename(problem, path, output or Path("the recipe"))
+            for problem in checked.problems
+            if not any(f"{problem.path}.".startswith(f"{key}.") for key in lacking)
+        )
+    return text, problems, checked.peek.columns if checked.peek else None
+
+
+def _lacks_prompt(ledger: Ledger, columns: frozenset[str] | None) -> bool:
+    made = (
+        find(ledger.recipe, "dataset.prompt.user"),
+        find(ledger.recipe, "dataset.columns.prompt"),
+    )
+    return columns is not None and "prompt" not in columns and made == (None, None)
+
+
 def translate(
     text: str, source: Path, dialect: str | None = None, output: Path | None = None
 ) -> tuple[Recognition, Ledger]:
     """Translates a config's text into a recipe; writes and checks nothing.
 
     Args:
-        text: The YAML.
+        text: The YAML, or the Python of a file that ends in `.py`.
         source: Its file, for messages, and where reward modules may lie.
         dialect: Whose config it is; None to tell by its keys.
         output: Where the recipe will be written, which its paths are relative to.
 
     Raises:
         UsageError: There is no such dialect.
-        RecipeError: The text is no YAML, or no config of a known tool.
+        RecipeError: The text is no YAML (or Python), or no config of a known tool.
     """
-    tree = read_text(text, str(source))
-    recognition = recognise(tree, dialect, str(source))
-    ledger = Ledger(tree, TOOLS[recognition.dialect])
     here = Path.cwd()
     folders = (output.resolve().parent if output else here, here, source.resolve().parent)
+    if source.suffix == ".py":
+        recognition, ledger = _translate_script(text, source, dialect, folders)
+    else:
+        tree = read_text(text, str(source))
+        recognition = recognise(tree, dialect, str(source))
+        ledger = Ledger(tree, TOOLS[recognition.dialect])
+        _CONVERTERS[recognition.dialect](ledger, folders)
     ledger.recipe["name"] = _name(ledger, source)
-    _CONVERTERS[recognition.dialect](ledger, folders)
+    if "path" not in ledger.recipe.get("model", {}):
+        ledger.to_do.setdefault("model.path", "name the model: a hub id or a folder")
     _hold_all_weights_in_float32(ledger)
     for target in _PATHS:
         _anchor(ledger, target, here, folders[0])
     return recognition, ledger
+
+
+def _translate_script(
+    text: str, source: Path, dialect: str | None, folders: tuple[Path, ...]
+) -> tuple[Recognition, Ledger]:
+    if dialect not in (None, "trl"):
+        raise UsageError(f"{source} is a Python script, which only TRL has. Fix: leave --from out")
+    script = read_script(text, source, folders[0])
+    ledger = Ledger(script.tree, TOOLS["trl"])
+    for key, reason in script.dropped.items():
+        ledger.drop((key,), reason)
+    convert_trl(ledger, folders, script.rewards)
+    ledger.to_do.update(script.to_do)
+    return Recognition("trl", tuple(f"{sign}(…)" for sign in script.signs)), ledger
 
 
 def _hold_all_weights_in_float32(ledger: Ledger) -> None:
@@ -231,16 +292,11 @@ def _convert_back(source: Path, output: Path | None) -> Conversion:
 
 
 @contextmanager
-def _written(text: str, output: Path | None) -> Iterator[Path]:
-    """The file with a text: the one asked for, or one in the working folder that is gone afterwards."""
-    if output is not None:
-        _write_new(output, text)
-        yield output
-        return
-    here = Path.cwd()
-    folder = here if os.access(here, os.W_OK) else None
+def _written(text: str, folder: Path) -> Iterator[Path]:
+    """A file with a text, in a folder that its paths are relative to, and gone afterwards."""
+    writable = folder if os.access(folder, os.W_OK) else None
     with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=folder, prefix=".convert-", suffix=".yaml"
+        "w", encoding="utf-8", dir=writable, prefix=".convert-", suffix=".yaml"
     ) as file:
         file.write(text)
         file.flush()

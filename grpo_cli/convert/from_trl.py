@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_cli.convert.launching import LAUNCH_KEYS, take_launch
 from grpo_cli.convert.ledger import Ledger, find
-from grpo_cli.convert.rewards import take_rewards, trl_rewards
+from grpo_cli.convert.rewards import Table, take_rewards, trl_rewards
 from grpo_cli.convert.sampling import SAMPLING_KEYS, take_sampling
 from grpo_cli.convert.trl_table import drop_known, drop_unknown, field_names, take_field
 from grpo_cli.convert.weights import MODEL_KEYS, take_model, take_plain
@@ -22,20 +22,29 @@ _SCRIPT = frozenset(
     streaming test_split_size reward_funcs reward_weights reward_model_name_or_path
     max_prompt_length warmup_ratio env seed adafactor""".split()
 )
+PROMPT_EXAMPLE = (
+    'prompt: {system: "Think step by step.", user: "{{ question }}"}\n'
+    r"columns: {answer: {from: answer, regex: '####\s*(.+)$'}}   # what rewards receive"
+)
+"""What a person may write in the place of code that makes prompts."""
 TRL_LOGGING_STEPS = 10
 """TRL's own default; transformers evaluates as often where `eval_steps` is not given."""
 
 
-def convert_trl(ledger: Ledger, folders: tuple[FilePath, ...]) -> None:
+def convert_trl(
+    ledger: Ledger, folders: tuple[FilePath, ...], rewards: Table | None = None
+) -> None:
     """Takes every key of a TRL config.
 
     Args:
         ledger: The account, nothing taken yet.
         folders: Where modules with rewards may lie, the recipe's folder first.
+        rewards: Names that stand for rewards beside TRL's own.
     """
     take_model(ledger)
     take_dataset(ledger)
-    take_rewards(ledger, trl_rewards(), model_key="reward_model_name_or_path", folders=folders)
+    table = {**trl_rewards(), **(rewards or {})}
+    take_rewards(ledger, table, model_key="reward_model_name_or_path", folders=folders)
     take_training(ledger)
     take_rest(ledger, _SCRIPT)
 
@@ -51,6 +60,7 @@ def take_training(ledger: Ledger, *, server_first: bool = False) -> None:
     take_prompt_length(ledger, ("max_prompt_length",))
     take_launch(ledger)
     take_sampling(ledger, server_first=server_first)
+    take_batch(ledger)
     take_warmup_ratio(ledger, ("warmup_ratio",))
     if ledger.is_on("adafactor"):
         ledger.keep(("adafactor",), "training.optim", "adafactor", "removed from transformers")
@@ -76,6 +86,15 @@ def take_prompt_length(ledger: Ledger, key: Path) -> None:
     """Takes the longest prompt, which today's TRL no longer has."""
     note = "removed from TRL, which cut longer prompts; their rows are dropped here"
     take_plain(ledger, key, "dataset.max_prompt_length", note)
+
+
+def take_batch(ledger: Ledger) -> None:
+    """Takes one of the two sizes of a generation batch where both are given, as `GRPOConfig.to_dict()` does."""
+    key = ("generation_batch_size",)
+    if ledger.get(*key) is not None and ledger.get("steps_per_generation") is not None:
+        ledger.drop(
+            key, "`steps_per_generation` is given too, and says the same for any number of GPUs"
+        )
 
 
 def take_warmup_ratio(ledger: Ledger, key: Path) -> None:

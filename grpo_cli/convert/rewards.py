@@ -138,6 +138,9 @@ def _take_weights(ledger: Ledger, key: Path, count: int) -> list[float] | None:
             ledger.drop(key, "empty, so the default holds")
         return None
     if not isinstance(weights, list) or len(weights) != count:
+        if not count:
+            ledger.drop(key, "no rewards are named; set `weight` on each entry of `rewards`")
+            return None
         have = len(weights) if isinstance(weights, list) else 1
         ledger.drop(key, f"{have} weights for {count} rewards, which {ledger.tool} refuses too")
         return None
@@ -158,6 +161,12 @@ def _translate(name: str, table: Table, tool: str, folders: tuple[FilePath, ...]
     return Translated(None, f"unknown to {tool}{hint}")
 
 
+def name_file(file: FilePath, folder: FilePath) -> str:
+    """Return how a recipe in a folder names a file."""
+    text = os.path.relpath(file, folder)
+    return text if text.startswith(".") else f"./{text}"
+
+
 def place_function(module: str, function: str, folders: tuple[FilePath, ...]) -> str:
     """How a recipe names a function: by its file where that lies at hand, else by its module.
 
@@ -170,8 +179,7 @@ def place_function(module: str, function: str, folders: tuple[FilePath, ...]) ->
     for folder in folders:
         for file in (folder / relative.with_suffix(".py"), folder / relative / "__init__.py"):
             if file.is_file():
-                text = os.path.relpath(file, folders[0])
-                return f"{text if text.startswith('.') else f'./{text}'}:{function}"
+                return f"{name_file(file, folders[0])}:{function}"
     top = module.partition(".")[0]
     if importlib.util.find_spec(top) is not None:
         return f"{module}:{function}"

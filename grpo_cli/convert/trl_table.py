@@ -11,20 +11,6 @@ from grpo_cli.errors import nearest
 from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.explanation import Path
 
-RENAMED: dict[str, str] = {
-    "evaluation_strategy": "eval_strategy",
-    "vllm_importance_sampling_cap": "vllm_importance_sampling_clip_max",
-    "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
-    "vllm_max_model_len": "vllm_max_model_length",
-    "vllm_colocation_tensor_parallel_size": "vllm_tensor_parallel_size",
-    "use_liger_loss": "use_liger_kernel",
-    "use_liger": "use_liger_kernel",
-    "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-    "epsilon_low": "epsilon",
-}
-"""Names of earlier versions, and today's."""
-
 _NOT_NOW = "nothing is pushed while training; `grpo export RUN --push org/name` does it afterwards"
 _OWN_PREFIX = "it has no meaning for GRPO"
 GONE: dict[str, str] = {
@@ -73,7 +59,7 @@ def take_field(ledger: Ledger, key: Path, name: str, note: str = "") -> bool:
     Returns:
         Whether it was taken, or dropped with a reason; False where it is no such field.
     """
-    today = RENAMED.get(name, name)
+    today = grpo_fields.RENAMED.get(name, name)
     if today not in grpo_fields.read_grpo_fields() or grpo_fields.home_of(today) is None:
         return False
     if today != name and ledger.node(*key[:-1], today) is not None:
@@ -122,4 +108,4 @@ def drop_unknown(ledger: Ledger, key: Path, known: set[str]) -> None:
 
 def field_names() -> set[str]:
     """The names that a config may give fields of `GRPOConfig`, today's and earlier ones."""
-    return {*grpo_fields.read_grpo_fields(), *RENAMED}
+    return {*grpo_fields.read_grpo_fields(), *grpo_fields.RENAMED}

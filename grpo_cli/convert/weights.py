@@ -27,8 +27,10 @@ _LORA = {
     "use_rslora": "use_rslora",
     "use_dora": "use_dora",
 }
+LORA_NAMES = {target: name for name, target in _LORA.items()}
+"""Arguments of peft's `LoraConfig` that a recipe takes → their names in TRL's `ModelConfig`."""
 _DTYPES = frozenset({"auto", "float32", "bfloat16", "float16"})
-_INIT_KWARGS = {
+INIT_KWARGS = {
     "dtype": "model.dtype",
     "torch_dtype": "model.dtype",
     "revision": "model.revision",
@@ -49,6 +51,8 @@ def take_model(ledger: Ledger) -> None:
         take_plain(ledger, (name,), target)
     _take_dtype(ledger)
     _take_init_kwargs(ledger)
+    if "dtype" not in ledger.recipe.get("model", {}) and not _given_dtypes(ledger):
+        ledger.add("model.dtype", "float32", f"{ledger.tool}'s default")
     _take_lora(ledger)
     take_quantization(ledger)
 
@@ -65,13 +69,15 @@ def take_plain(ledger: Ledger, key: Path, target: str, note: str = "") -> None:
 
 
 def _take_dtype(ledger: Ledger) -> None:
-    given = [name for name in ("torch_dtype", "dtype") if ledger.get(name) is not None]
+    given = _given_dtypes(ledger)
     for name in given:
         take_dtype(ledger, (name,))
     for name in {"torch_dtype", "dtype"} - set(given):
         take_plain(ledger, (name,), "model.dtype")
-    if "dtype" not in ledger.recipe.get("model", {}) and not given:
-        ledger.add("model.dtype", "float32", f"the default of {ledger.tool}'s command line")
+
+
+def _given_dtypes(ledger: Ledger) -> list[str]:
+    return [name for name in ("torch_dtype", "dtype") if ledger.get(name) is not None]
 
 
 def take_dtype(ledger: Ledger, key: Path) -> None:
@@ -97,12 +103,12 @@ def _take_init_kwargs(ledger: Ledger) -> None:
     if not isinstance(given, dict):
         ledger.drop(key, "is neither a mapping nor JSON")
         return
-    rest = {name: value for name, value in given.items() if name not in _INIT_KWARGS}
+    rest = {name: value for name, value in given.items() if name not in INIT_KWARGS}
     for name, value in given.items():
-        if name in _INIT_KWARGS and value is not None:
+        if name in INIT_KWARGS and value is not None:
             plain = str(value).removeprefix("torch.") if "dtype" in name else value
-            put(ledger.recipe, _INIT_KWARGS[name], plain)
-            ledger.credit(key, _INIT_KWARGS[name], f"its {name}")
+            put(ledger.recipe, INIT_KWARGS[name], plain)
+            ledger.credit(key, INIT_KWARGS[name], f"its {name}")
     if rest:
         ledger.keep(key, "model.init_kwargs", rest)
     elif not ledger.done(*key):

@@ -44,8 +44,13 @@ def write_recipe(ledger: Ledger, dialect: Dialect, source: str) -> str:
             parts[-1] += _write_section(ledger, key)
         elif key in ledger.recipe:
             parts.append(list(_write_section(ledger, key)))
-        to_do = [text for target, text in ledger.to_do.items() if target == key]
-        parts += [list(_write_to_do(key, text, "")) for text in to_do]
+        # Those of single keys stand in their section, if there is one.
+        to_do = [
+            (target, text)
+            for target, text in ledger.to_do.items()
+            if target == key or (target.startswith(f"{key}.") and key not in ledger.recipe)
+        ]
+        parts += [list(_write_to_do(target, text, "")) for target, text in to_do]
     dropped = [(entry.key, entry.note) for entry in ledger.entries if entry.target is None]
     if dropped:
         parts.append(["# Not taken over:", *_list(dropped)])

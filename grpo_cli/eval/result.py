@@ -22,6 +22,8 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import name_rewards, right_scores
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.selection import is_run
 
 _HAIR = 1e-9
 _KEYS = ("subjects", "differences", "verdicts", "settings", "data", "recipe", "primary", "baseline")
@@ -38,6 +40,10 @@ class Measured:
     values: dict[str, PerPrompt]
     seconds: float
     """Spent on sampling, by all processes together."""
+    tokens_per_s: float | None
+    """Of one process; None if no time was measured."""
+    warm_up_included: bool
+    """Whether `tokens_per_s` counts each process's first batch, because there are no others."""
 
     @property
     def tokens(self) -> int:
@@ -60,9 +66,17 @@ def read_measured(folder: EvalFolder, subject: str, rewards: Sequence[RewardConf
     groups = group_by_row([as_scored(each) for records in chunks.values() for each in records])
     if not groups:
         raise UsageError(f"{folder.path} holds no samples of `{subject}`. Fix: measure it anew")
-    seconds = sum(records[0]["chunk_s"] for records in chunks.values())
     right = right_scores(rewards, (each.rewards for group in groups for each in group))
-    return Measured(groups, right, per_prompt(groups, right), seconds)
+    seconds = sum(records[0]["chunk_s"] for records in chunks.values())
+    warm = [records for records in chunks.values() if not records[0].get("chunk_warms_up", True)]
+    pace = _tokens_per_s(warm or list(chunks.values()))
+    return Measured(groups, right, per_prompt(groups, right), seconds, pace, not warm)
+
+
+def _tokens_per_s(chunks: Sequence[Sequence[Mapping[str, Any]]]) -> float | None:
+    seconds: float = sum(records[0]["chunk_s"] for records in chunks)
+    tokens: int = sum(each["tokens"] for records in chunks for each in records)
+    return tokens / seconds if seconds else None
 
 
 def build_result(
@@ -141,7 +155,8 @@ def _describe(request: EvalRequest, subject: Subject, found: Measured) -> dict[s
         "completions": sum(map(len, found.groups)),
         "tokens": found.tokens,
         "sampling_s": round(found.seconds, 2),
-        "tokens_per_s": round(found.tokens / found.seconds, 1) if found.seconds else None,
+        "tokens_per_s": None if found.tokens_per_s is None else round(found.tokens_per_s, 1),
+        "warm_up_included": found.warm_up_included,
         "failures": _count_failures(found.groups),
         "metrics": {name: metric.as_json() for name, metric in metrics.items()},
     }
@@ -158,11 +173,13 @@ def write_result(folder: EvalFolder, result: Mapping[str, Any]) -> None:
 
 
 def read_result(path: Path) -> tuple[EvalFolder, dict[str, Any]]:
-    """A result and the folder it lies in; `path` is either.
+    """Read a result and the folder it lies in; `path` is either, or a run, whose newest result it then is.
 
     Raises:
         UsageError: There is no result, or it is of another version.
     """
+    if is_run(path):
+        path = _newest_result(RunFolder(path))
     folder = EvalFolder(path if path.is_dir() else path.parent)
     file = folder.result if path.is_dir() else path
     try:
@@ -188,6 +205,16 @@ def read_result(path: Path) -> tuple[EvalFolder, dict[str, Any]]:
     if not all(key in result for key in _KEYS) or not result["subjects"]:
         raise UsageError(f"{file} is damaged: a part of it is missing. Fix: measure anew")
     return folder, result
+
+
+def _newest_result(run: RunFolder) -> Path:
+    finished = [path.parent for path in run.evaluations.glob("*/result.json")]
+    if not finished:
+        raise UsageError(
+            f"{run.path} has no finished evaluation. Fix: grpo eval {run.path}, with --resume for one that "
+            "was interrupted"
+        )
+    return max(finished)
 
 
 def compare_results(first: str, second: str, seed: int = 0) -> dict[str, Any]:

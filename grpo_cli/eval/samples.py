@@ -27,12 +27,26 @@ class SampleFiles:
         chunk: Chunk,
         seconds: float,
         scored: Sequence[ScoredCompletion],
+        *,
+        warms_up: bool,
     ) -> None:
-        """Appends one chunk, with how long it took to sample; in one write."""
-        lines = [
-            {**asdict(each), "chunk": chunk.number, "chunk_size": len(scored), "chunk_s": seconds}
-            for each in scored
-        ]
+        """Append one chunk in one write.
+
+        Args:
+            subject: Whose completions they are.
+            rank: The process that sampled them.
+            chunk: Their prompts.
+            seconds: How long sampling took.
+            scored: The completions.
+            warms_up: Whether it is the first that this process sampled from the subject.
+        """
+        about = {
+            "chunk": chunk.number,
+            "chunk_size": len(scored),
+            "chunk_s": seconds,
+            "chunk_warms_up": warms_up,
+        }
+        lines = [{**asdict(each), **about} for each in scored]
         # A lone surrogate, which UTF-8 cannot hold, is written as JSON's own escape of it.
         file = self.path / f"{subject}.{rank}.jsonl"
         with file.open("a", encoding="utf-8", errors="backslashreplace") as out:

@@ -137,14 +137,13 @@ def _measure_one(
     total = request.samples * sum(len(chunk.places) for chunk in mine)
     finished = request.samples * sum(len(chunk.places) for chunk in mine if chunk.number in done)
     tell(subject.name, finished, total)
-    for chunk in mine:
-        if chunk.number in done:
-            continue
+    to_do = [chunk for chunk in mine if chunk.number not in done]
+    for index, chunk in enumerate(to_do):
         chosen = rows.select(list(chunk.places))
         started = time.perf_counter()
         sampled = sample(list(chosen["prompt"]), chunk.seed)
         seconds = time.perf_counter() - started
         scored = score_samples(rewards, chosen.to_dict(), sampled)
-        folder.samples.append(subject.name, place.rank, chunk, seconds, scored)
+        folder.samples.append(subject.name, place.rank, chunk, seconds, scored, warms_up=index == 0)
         finished += len(scored)
         tell(subject.name, finished, total)

@@ -26,9 +26,9 @@ _GENERATION = frozenset(
 )
 """Our own keys of `generation` that do."""
 _UNREAD = frozenset(
-    """max_tool_calling_iterations num_completions_to_print log_completions use_liger_kernel
-    liger_kernel_config load_best_model_at_end metric_for_best_model greater_is_better eval_steps
-    ignore_data_skip eval_on_start eval_delay data_seed train_sampling_strategy length_column_name
+    """num_completions_to_print log_completions use_liger_kernel liger_kernel_config
+    load_best_model_at_end metric_for_best_model greater_is_better eval_steps ignore_data_skip
+    eval_on_start eval_delay data_seed train_sampling_strategy length_column_name
     label_smoothing_factor""".split()
 )
 """Fields of its configuration that its trainer refuses, or that would change nothing: it does not evaluate."""

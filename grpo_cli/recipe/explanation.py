@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from grpo_cli.errors import Location, Problem, nearest
+from grpo_cli.errors import Location, Problem, nearest, sort_by_likeness
 from grpo_cli.recipe.yaml_tree import Node
 
 Path = tuple[str | int, ...]
+_LISTED = 12
+"""Valid keys that a message names."""
 
 
 def explain(
@@ -81,9 +83,17 @@ def unknown_key(tree: Node, path: Path, valid: Sequence[str], hint: str | None =
     elif close:
         fix = f"write `{close}`"
     else:
-        fix = f"remove it; {owner} takes {', '.join(sorted({*valid})[:12])}{' …' if len({*valid}) > 12 else ''}"
+        fix = f"remove it; {owner} takes {_list_nearest(name, valid)}"
     what = f"`{name}` does not belong here" if hint else f"unknown key `{name}`"
     return Problem(what, fix, path=dotted(path), location=locate(tree, path, key=True))
+
+
+def _list_nearest(name: str, valid: Iterable[str]) -> str:
+    """Name the valid keys, the most similar first, and where all are if these are not."""
+    names = sort_by_likeness(name, valid)
+    if len(names) <= _LISTED:
+        return ", ".join(names)
+    return f"{', '.join(names[:_LISTED])} and others (all: `grpo schema`)"
 
 
 def _walk_into(tree: Node, at: Path, steps: Iterable[str | int], kind: str) -> Path:

@@ -45,7 +45,7 @@ _GENERATION = frozenset(
     """num_generations num_generations_eval max_completion_length temperature top_p top_k min_p
     repetition_penalty generation_kwargs chat_template_kwargs cache_implementation
     generation_batch_size steps_per_generation ds3_gather_for_generation
-    max_tool_calling_iterations transformers_continuous_batching_config""".split()
+    transformers_continuous_batching_config""".split()
 )
 _LOGGING = frozenset(
     """report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id
@@ -81,6 +81,7 @@ _REFUSED: dict[str, str] = {
     "enable_jit_checkpoint": "remove it: a stopped run saves a checkpoint anyway",
     "disable_tqdm": "remove it: the live view shows progress",
     "log_multimodal": "remove it: recipes train on text",
+    "max_tool_calling_iterations": "remove it: recipes train without tools",
     "num_completions_to_print": "remove it: completions go to the run folder",
     "log_unique_prompts": "remove it: completions go to the run folder",
     "log_completions_hub_repo": "remove it: nothing is pushed while training",
@@ -109,8 +110,30 @@ MOVED: dict[str, str] = {
     "lora_alpha": "set `model.lora.lora_alpha`",
     "load_in_4bit": "set `model.quantization: 4bit`",
     "load_in_8bit": "set `model.quantization: 8bit`",
+    "warmup_ratio": (
+        "set `training.warmup_steps` to the same value: below 1 it is a share of all steps, as in "
+        "`warmup_steps: 0.1`"
+    ),
+    "adafactor": "set `training.optim: adafactor`",
+    "no_cuda": "set `launch.use_cpu`",
 }
-"""Keys of other tools and older TRL versions, and where they went."""
+"""Keys of other tools and older versions, and where they went.
+
+Source: `warmup_steps` is `TrainingArguments.get_warmup_steps` of transformers 5.17.
+"""
+RENAMED: dict[str, str] = {
+    "evaluation_strategy": "eval_strategy",
+    "vllm_importance_sampling_cap": "vllm_importance_sampling_clip_max",
+    "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
+    "vllm_max_model_len": "vllm_max_model_length",
+    "vllm_colocation_tensor_parallel_size": "vllm_tensor_parallel_size",
+    "use_liger_loss": "use_liger_kernel",
+    "use_liger": "use_liger_kernel",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "epsilon_low": "epsilon",
+}
+"""Names of earlier versions, and today's."""
 
 Home = Literal["generation", "generation.vllm", "training", "logging"]
 

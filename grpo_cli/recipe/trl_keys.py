@@ -69,6 +69,9 @@ def _hint(key: str, home: grpo_fields.Home | None) -> str | None:
     refusal = grpo_fields.refusal_of(key)
     if refusal:
         return refusal
+    full = f"vllm_{key}" if home == "generation.vllm" else key
+    if full in grpo_fields.RENAMED:
+        return f"write it as `{grpo_fields.key_in_home(grpo_fields.RENAMED[full])}`"
     for section, model in _OPEN.items():
         if section != home and key in model.model_fields:
             return f"move it to `{section}.{key}`"

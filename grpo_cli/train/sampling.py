@@ -24,8 +24,6 @@ def find_obstacle(trainer: Any) -> str | None:
     """
     whole = trainer.accelerator.unwrap_model(trainer.model)
     model = without_wrapper(whole)
-    if trainer.tools:
-        return "tools are called"
     if shares_weights(trainer):
         # Reading a token takes all processes, and each would stop when its own rows have ended.
         return "each process holds a part of the weights"

@@ -93,6 +93,45 @@ def test_as_json_it_is_data(tmp_path):
     assert "dataset.prompt" in told["to_do"]
 
 
+def test_a_script_becomes_a_recipe_and_lines_to_do(tmp_path):
+    script = (
+        "from trl import GRPOConfig, GRPOTrainer\n"
+        "def right(completions):\n    return [1.0]\n"
+        'if __name__ == "__main__":\n'
+        '    args = GRPOConfig(output_dir="out/mine", learning_rate=float("1e-5"))\n'
+        '    GRPOTrainer("org/model", right, args, load_dataset("org/rows"))\n'
+    )
+    path = write_recipe(tmp_path, script, "train.py")
+    done = grpo("convert", path, "-o", "new.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "to do: training.learning_rate: train.py:5 has `float('1e-5')`" in done.stderr
+    recipe = yaml.safe_load((tmp_path / "new.yaml").read_text())
+    assert recipe["rewards"] == [{"kind": "python", "path": "./train.py:right"}]
+    assert grpo("check", "new.yaml", cwd=tmp_path).returncode == 0
+
+
+def test_a_dataset_without_prompts_is_a_line_to_do(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "one", "solution": "1"}\n' * 8)
+    files = "datasets: [{path: json, data_files: rows.jsonl}]"
+    path = write_recipe(tmp_path, WHOLE.replace("dataset_name: org/rows", files), "config.yaml")
+    done = grpo("convert", path, "-o", "new.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "to do: dataset.prompt: the rows have no column `prompt`" in done.stderr
+    text = (tmp_path / "new.yaml").read_text()
+    line = '  # prompt: {system: "Think step by step.", user: "{{ question }}"}\n'
+    assert line in text
+    (tmp_path / "new.yaml").write_text(text.replace(line, line.replace("# ", "")))
+    assert grpo("check", "new.yaml", cwd=tmp_path).returncode == 0
+
+
+def test_what_is_left_to_do_does_not_hide_what_is_wrong(tmp_path):
+    path = write_recipe(tmp_path, "use_vllm: false\nnum_generations: 3\n", "dump.yaml")
+    done = grpo("convert", path, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "num_generations" in done.stderr.partition("error: ")[2]
+    assert "is missing" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "said"),
     [

@@ -54,6 +54,18 @@ OF_TRL = {
     "per_device_train_batch_size": 8,
     "learning_rate": 1e-5,
 }
+SCRIPT = """\
+import trl
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+trainer = GRPOTrainer(
+    model="./tiny",
+    args=GRPOConfig(per_device_train_batch_size=8),
+    reward_funcs=trl.rewards.think_format_reward,
+    train_dataset=load_dataset("openai/gsm8k", "main", split="train"),
+)
+"""
 BROKEN = """\
 name: broken
 model: {path: ./tiny}
@@ -124,6 +136,7 @@ class Workshop:
         (self.folder / "gsm8k.yaml").write_text(readme["yaml"])
         (self.folder / "my_rewards.py").write_text(readme["python"])
         (self.folder / "broken.yaml").write_text(BROKEN)
+        (self.folder / "train.py").write_text(SCRIPT)
         launch = next(block.text for block in read_blocks("yaml") if "machine 0" in block.text)
         machines = {**TINY, **yaml.safe_load(launch)}
         written = {"recipe": TINY, "served": SERVED, "machines": machines, "trl": OF_TRL}

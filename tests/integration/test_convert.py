@@ -1,6 +1,9 @@
-"""TRL's own parser takes the configs that `grpo convert --to trl` writes, with every value in its place."""
+"""What `grpo convert` writes is taken by TRL's own parser, and a dump of TRL's own config is taken by it."""
+
+import json
 
 import pytest
+import yaml
 
 from tests.recipe_texts import write_recipe
 from tests.unit.convert.readings import NAMES, read
@@ -149,3 +152,37 @@ def test_trls_parser_takes_what_other_tools_configs_became(name, tmp_path):
     assert args.learning_rate == recipe.training.learning_rate
     assert args.num_train_epochs == recipe.training.num_train_epochs
     assert args.max_completion_length == recipe.generation.max_completion_length
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [json, yaml])
+def test_a_dump_of_trls_config_passes_check_once_what_it_lacks_is_written(form, tmp_path):
+    from trl import GRPOConfig
+
+    from grpo_cli.convert.conversion import convert_file
+    from grpo_cli.preflight.checks import check_recipe
+
+    config = GRPOConfig(
+        output_dir=str(tmp_path / "out"),
+        learning_rate=2e-6,
+        gradient_accumulation_steps=4,
+        warmup_steps=0.1,
+        report_to="none",
+        bf16=False,
+        use_cpu=True,
+    ).to_dict()
+    assert config["generation_batch_size"] == 32
+    path = tmp_path / f"dump.{form.__name__}"
+    path.write_text((json.dumps if form is json else yaml.safe_dump)(config), encoding="utf-8")
+    output = tmp_path / "new.yaml"
+    converted = convert_file(path, None, "recipe", output)
+    assert converted.valid
+    assert set(converted.to_do) == {"model.path", "dataset", "rewards"}
+    missing = [
+        "model.path=org/model",
+        "dataset={kind: hub, path: org/rows}",
+        "rewards=[{kind: think_format}]",
+    ]
+    recipe = check_recipe(output, missing).recipe
+    assert (recipe.generation.steps_per_generation, recipe.training.warmup_steps) == (4, 0.1)
+    assert (recipe.training.learning_rate, recipe.launch.use_cpu) == (2e-6, True)

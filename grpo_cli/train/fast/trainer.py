@@ -86,8 +86,8 @@ class FastTrainer(GRPOTrainer):
             return
         self._fast = self._wanted
         found = find_left_off(self._fast, vars(self.args))
-        if self.aux_loss_enabled or self.tools:
-            why = "tools are called" if self.tools else "a loss for the balance of experts is added"
+        if self.aux_loss_enabled:
+            why = "a loss for the balance of experts is added"
             found |= dict.fromkeys(("no_signal", "shared_prompts", BUDGET), why)
         self._fast = leave_off(self._fast, found)
         if self._fast.shared_prompts and (obstacle := self._find_obstacle(model)):

@@ -1,6 +1,7 @@
 import io
 import json
 import re
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +11,9 @@ from grpo_cli.cli import views
 from grpo_cli.cli.output import print_json, print_problems, print_words, stdout
 from grpo_cli.cli.views import print_marked
 from grpo_cli.errors import Problem
+from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.report.summary import read_summary
+from tests.recipe_texts import GOOD, write_recipe
 from tests.run_folders import make_finished_run, make_run
 
 
@@ -99,3 +102,13 @@ def test_nothing_that_a_terminal_obeys_is_printed(capsys):
     assert "mend [A it" in printed.err
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed.out + printed.err)
     assert json.loads(printed.out[printed.out.index("{") :]) == {"text": "\x1b[2J \x9b31m"}
+
+
+def test_names_of_users_are_printed_as_they_are(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = GOOD.replace('answer: "4"}', 'answer: "4", ":x:[red]": 1}')
+    path = write_recipe(Path(), text, "a:100:[i]b.yaml")
+    views.print_check(check_recipe(path))
+    printed = capsys.readouterr().out
+    for name in ("✓ a:100:[i]b.yaml passes", ":x:[red]"):
+        assert name in printed

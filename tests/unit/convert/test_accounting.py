@@ -72,9 +72,9 @@ def test_problems_carry_the_place_in_the_source():
     assert entry.note == "unknown to TRL; did you mean `learning_rate`?"
 
 
-def test_an_empty_config_leaves_the_dataset_and_the_rewards_to_do():
+def test_an_empty_config_leaves_the_model_the_dataset_and_the_rewards_to_do():
     ledger = Ledger(read_text("dataset_prompt_column: p\n", "x"), "open-r1")
     convert_open_r1(ledger, ())
     assert "dataset" in ledger.to_do
     assert [reward["kind"] for reward in ledger.recipe["rewards"]] == ["math", "regex", "tag_count"]
-    assert set(convert("use_vllm: true\n").to_do) == {"dataset", "rewards"}
+    assert set(convert("use_vllm: true\n").to_do) == {"dataset", "rewards", "model.path"}

@@ -19,7 +19,7 @@ def test_texts_with_every_kind_of_line_end_are_read_back(tmp_path):
     folder = SampleFiles(tmp_path)
     texts = ["a\u2028b", "a\u2029b", "a\u0085b", "a\r\nb", "a\x0bb\x0c", "\x1c\x1d\x1e", "\ud800"]
     given = [completion(row, text) for row, text in enumerate(texts)]
-    folder.append("final", 0, Chunk(0, tuple(range(7)), 1), 0.5, given)
+    folder.append("final", 0, Chunk(0, tuple(range(7)), 1), 0.5, given, warms_up=True)
     (records,) = folder.read("final").values()
     assert [as_scored(record) for record in records] == given
 
@@ -28,7 +28,7 @@ def test_a_torn_chunk_is_left_out_and_taken_away(tmp_path):
     folder = SampleFiles(tmp_path)
     for number in (0, 1):
         rows = [completion(2 * number, "x"), completion(2 * number + 1, "y")]
-        folder.append("final", 0, Chunk(number, (0, 1), 1), 0.5, rows)
+        folder.append("final", 0, Chunk(number, (0, 1), 1), 0.5, rows, warms_up=True)
     path = tmp_path / "final.0.jsonl"
     path.write_text(path.read_text()[:-40])
     assert list(folder.read("final")) == [0]
@@ -41,7 +41,7 @@ def test_a_torn_chunk_is_left_out_and_taken_away(tmp_path):
 @pytest.mark.parametrize("tail", [b'{"text": "\xc3', b"5\n{}\n", b"\xff\xfe"])
 def test_what_is_no_record_is_passed_over(tmp_path, tail):
     files = SampleFiles(tmp_path)
-    files.append("final", 0, Chunk(0, (0,), 1), 0.5, [completion(0, "x")])
+    files.append("final", 0, Chunk(0, (0,), 1), 0.5, [completion(0, "x")], warms_up=True)
     path = tmp_path / "final.0.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + tail)
@@ -62,7 +62,7 @@ def test_samples_without_their_data_are_not_taken_up(tmp_path):
     folder = EvalFolder(tmp_path)
     folder.samples.path.mkdir()
     folder.check_about({"rows": 1})
-    folder.samples.append("final", 0, Chunk(0, (0,), 1), 0.5, [completion(0, "x")])
+    folder.samples.append("final", 0, Chunk(0, (0,), 1), 0.5, [completion(0, "x")], warms_up=True)
     with pytest.raises(UsageError, match="missing, damaged"):
         folder.check_about({"rows": 1})
     folder.write_about({"rows": 1})

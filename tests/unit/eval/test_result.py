@@ -1,13 +1,21 @@
 """What a result says in words, and which floors it reaches."""
 
+import json
+
 import pytest
 
+from grpo_cli.cli.eval_view import print_result
 from grpo_cli.errors import UsageError
-from grpo_cli.eval.result import falls_short
+from grpo_cli.eval.folder import EvalFolder
+from grpo_cli.eval.result import falls_short, read_measured, read_result
+from grpo_cli.measure.chunks import Chunk
 from grpo_cli.measure.metrics import Metric
+from grpo_cli.measure.samples import ScoredCompletion
 from grpo_cli.measure.sentences import primary_metric, say_difference
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores
+from grpo_cli.runs.files import SCHEMA_VERSION
+from tests.run_folders import make_finished_run
 
 
 @pytest.mark.parametrize(
@@ -139,3 +147,44 @@ def test_a_reward_says_that_it_judges_answers_or_its_scores_do():
     seen = [{"own": 1.0, "form": 1.0}, {"own": None, "form": 0.0}, {"own": 0.0}]
     assert right_scores(recipe.rewards, seen) == {"own": 1.0, **said}
     assert right_scores(recipe.rewards, [*seen, {"own": 0.5}]) == said
+
+
+def test_the_rate_leaves_out_the_first_batch_of_each_process_unless_there_is_no_other(tmp_path):
+    folder = EvalFolder(tmp_path)
+    folder.samples.path.mkdir()
+    number = 0
+    for rank in (0, 1):
+        for seconds, warms_up in ((10.0, True), (2.0, False)):
+            one = ScoredCompletion(
+                number, number, "q", "a", 100, False, {"m": 1.0}, {}, [], {}, 1.0
+            )
+            chunk = Chunk(number, (number,), 1)
+            folder.samples.append("final", rank, chunk, seconds, [one], warms_up=warms_up)
+            if number == 0:
+                alone = read_measured(folder, "final", ())
+                assert (alone.tokens_per_s, alone.warm_up_included) == (10.0, True)
+            number += 1
+    measured = read_measured(folder, "final", ())
+    assert (measured.tokens_per_s, measured.warm_up_included) == (50.0, False)
+    assert (measured.tokens, measured.seconds) == (400, 24.0)
+
+
+def test_a_run_shows_its_newest_finished_evaluation(tmp_path, capsys):
+    run = make_finished_run(tmp_path)
+    with pytest.raises(UsageError, match=f"Fix: grpo eval {run.path}"):
+        read_result(run.path)
+    about = {"baseline": None, "data": {}, "recipe": {}, "primary": "reward", "verdicts": {}}
+    for time, speed in (("1", 1.0), ("2", 234.0), ("3", None)):
+        folder = EvalFolder(run.evaluations / time)
+        folder.path.mkdir()
+        subject = {"prompts": 2, "completions": 2, "metrics": {}, "tokens_per_s": speed}
+        settings = {"samples": 1, "temperature": 0.0, "split": "eval"}
+        told = {**about, "subjects": {"final": subject}, "differences": {}, "settings": settings}
+        # The third was interrupted.
+        if speed is not None:
+            told |= {"kind": "grpo-eval", "schema_version": SCHEMA_VERSION}
+            folder.result.write_text(json.dumps(told), encoding="utf-8")
+    newest, result = read_result(run.path)
+    assert newest.path == run.evaluations / "2"
+    print_result(result, newest.path)
+    assert "234 with warm-up" in capsys.readouterr().out

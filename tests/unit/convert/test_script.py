@@ -1,0 +1,247 @@
+"""Python scripts that train with TRL: what is read, what is left to a person, and that nothing is run."""
+
+from pathlib import Path
+
+import pytest
+
+from grpo_cli.convert.conversion import convert_file, translate
+from grpo_cli.convert.ledger import find
+from grpo_cli.errors import RecipeError, UsageError
+from tests.unit.convert.readings import reasons, write
+
+SCRIPT = """\
+import os, torch, trl
+from pathlib import Path
+from datasets import load_dataset
+from peft import LoraConfig, TaskType
+from lib.scores import tidy
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import get_soft_overlong_punishment, think_format_reward as shape
+
+MODEL = "org/model"
+KWARGS = {"attn_implementation": "sdpa", "dtype": torch.bfloat16}
+overlong = get_soft_overlong_punishment(max_completion_len=512, soft_punish_cache=64)
+
+def brevity(completions, **kwargs):
+    return [-len(each) for each in completions]
+
+def main(beta=0.1):
+    rows = load_dataset("org/rows", "main", split="train")
+    rows = rows.map(lambda row: {"prompt": row["question"]})
+    args = GRPOConfig(
+        output_dir=f"out/{MODEL}",
+        learning_rate=2e-6,
+        max_grad_norm=-1.0,
+        beta=beta,
+        max_steps=int(os.environ["STEPS"]),
+        use_vllm=os.environ.get("VLLM") == "1",
+        model_init_kwargs=KWARGS,
+        reward_weights=[1, 2, 3, 4, 5, 6],
+        **{"num_generations": 4},
+    )
+    args.temperature = 0.9
+    GRPOTrainer(
+        MODEL,
+        [brevity, shape, trl.rewards.accuracy_reward, overlong, tidy, lambda completions: 0],
+        args,
+        rows,
+        peft_config=LoraConfig(r=32, bias="none", task_type=TaskType.CAUSAL_LM, exclude_modules=["x"]),
+        callbacks=[print],
+        tools=None,
+    ).train()
+
+Path("was_run").touch()
+if __name__ == "__main__":
+    main()
+"""
+TAIL = (
+    "GRPOTrainer(model='m/x', reward_funcs='r/m', args=args, train_dataset=load_dataset('d/x'))\n"
+)
+
+
+def convert(text):
+    return translate(text, Path("train.py"))[1]
+
+
+def value_of(lines, expression):
+    """What is read of `learning_rate=expression`; None if it is left to do."""
+    ledger = convert(f"{lines}\nargs = GRPOConfig(learning_rate={expression})\n{TAIL}")
+    left = "training.learning_rate" in ledger.to_do
+    value = find(ledger.recipe, "training.learning_rate")
+    assert left == (value is None)
+    return value
+
+
+def test_a_script_is_read_and_what_it_computes_is_left_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    recognition, ledger = translate(SCRIPT, path, None, tmp_path / "recipes" / "new.yaml")
+    recipe = ledger.recipe
+    assert recognition.signs == (
+        "GRPOConfig(…)",
+        "LoraConfig(…)",
+        "GRPOTrainer(…)",
+        "load_dataset(…)",
+    )
+    assert recipe["model"] == {
+        "path": "org/model",
+        "attn_implementation": "sdpa",
+        "dtype": "bfloat16",
+        "lora": {
+            "r": 32,
+            "lora_alpha": 8,
+            "lora_dropout": 0.0,
+            "target_modules": ["q_proj", "v_proj"],
+        },
+    }
+    assert recipe["dataset"] == {
+        "kind": "hub",
+        "path": "org/rows",
+        "name": "main",
+        "split": "train",
+    }
+    assert recipe["rewards"] == [
+        {"kind": "python", "path": "../train.py:brevity", "weight": 1},
+        {"kind": "think_format", "weight": 2},
+        {"kind": "math", "answer": "solution", "extract": ["boxed"], "weight": 3},
+        {"kind": "soft_overlong", "max_length": 512, "cache": 64, "weight": 4},
+        {"kind": "python", "path": "./lib/scores.py:tidy", "weight": 5},
+    ]
+    assert 'under `if __name__ == "__main__":`' in ledger.comments["rewards.0"]
+    assert recipe["generation"] == {"num_generations": 4}
+    assert recipe["training"] == {"learning_rate": 2e-6, "max_grad_norm": -1.0}
+    assert {key: text.partition("; ")[0] for key, text in ledger.to_do.items()} == {
+        "training.beta": "train.py:23 has `beta`",
+        "training.max_steps": "train.py:24 has `int(os.environ['STEPS'])`",
+        "generation.backend": "train.py:25 has `os.environ.get('VLLM') == '1'`",
+        "generation.temperature": "train.py:30 sets it later: `args.temperature = 0.9`",
+        "rewards": "train.py:33 has `lambda completions: 0`",
+        "dataset.prompt": (
+            "train.py changes the rows (line 18: `rows.map(lambda row: {'prompt': row['question']})`)"
+        ),
+    }
+    assert set(reasons(ledger)) == {
+        "output_dir",
+        "reward_funcs.5",
+        "LoraConfig.bias",
+        "LoraConfig.exclude_modules",
+        "GRPOTrainer.callbacks",
+    }
+    (entry,) = [entry for entry in ledger.entries if entry.key == "GRPOTrainer.callbacks"]
+    assert str(entry.location) == f"{path}:37:19"
+    assert [problem.path for problem in write(ledger, tmp_path).problems] == []
+    converted = convert_file(path, None, "recipe", None)
+    for key in ledger.to_do:
+        assert f"# TO DO: {key}: " in converted.text
+    assert not (tmp_path / "was_run").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "expression", "value"),
+    [
+        ("LR: float = 1e-5", "LR", 1e-5),
+        ("LR = 1e-5\nRATE = LR", "RATE", 1e-5),
+        ("if __name__ == '__main__':\n    LR = 1e-5", "LR", 1e-5),
+        ("LR = 1\nLR = 2", "LR", None),
+        ("LR = 1\nLR += 2", "LR", None),
+        ("if x:\n    LR = 1", "LR", None),
+        ("for LR in (1, 2): pass", "LR", None),
+        ("LR = 1\ndef f():\n    global LR\n    LR = 2", "LR", None),
+        ("with x as LR: pass", "LR", None),
+        ("from lib import LR", "LR", None),
+        ("", "LR", None),
+        ("", "float('1e-5')", None),
+        ("", "2 * 3", None),
+    ],
+)
+def test_a_name_is_followed_only_where_it_stands_for_one_literal(lines, expression, value):
+    assert value_of(lines, expression) == value
+
+
+def test_a_name_of_a_function_hides_the_scripts():
+    text = f"args = GRPOConfig(learning_rate=LR, beta=B)\n{TAIL}".replace("\n", "\n    ")
+    ledger = convert(f"LR = 1\nB = 0.5\ndef main(LR):\n    {text}\n")
+    assert "training.learning_rate" in ledger.to_do
+    assert find(ledger.recipe, "training.beta") == 0.5
+
+
+@pytest.mark.parametrize("change", ["KW['a'] = 2", "KW.update(a=2)", "del KW['a']", "KW |= {}"])
+def test_a_mapping_that_is_changed_later_is_not_read(change):
+    text = f"KW = {{'a': 1}}\nargs = GRPOConfig(model_init_kwargs=KW)\n{TAIL}"
+    assert find(convert(text).recipe, "model.init_kwargs") == {"a": 1}
+    assert "model.init_kwargs" in convert(f"{text}{change}\n").to_do
+
+
+@pytest.mark.parametrize(
+    ("made", "expected", "left"),
+    [
+        ("load_dataset('d/x')", {"path": "d/x"}, set()),
+        ("load_dataset('d/x', split='train[:9]')", {"path": "d/x", "split": "train[:9]"}, set()),
+        ("load_dataset('d/x')['train'].shuffle()", {"path": "d/x", "split": "train"}, {"prompt"}),
+        ("load_dataset('d/x', name=N)", {"path": "d/x"}, {"name"}),
+        ("load_dataset('d/x', None, split=['train', 'test'])", {"path": "d/x"}, {"split"}),
+        ("load_dataset('d/x', revision='v1')", {"path": "d/x"}, {"revision"}),
+        ("prepare(load_dataset('d/x'))", {"path": "d/x"}, {"prompt"}),
+        (
+            "load_dataset('json', data_files='a.jsonl', split='train')",
+            {"kind": "files", "train": "a.jsonl"},
+            set(),
+        ),
+        ("load_dataset(args.dataset)", None, {""}),
+        ("Dataset.from_list(rows)", None, {""}),
+    ],
+)
+def test_rows_are_traced_back_to_load_dataset(made, expected, left):
+    ledger = convert(f"rows = {made}\nGRPOTrainer('m/x', 'r/m', train_dataset=rows)\n")
+    known = None if expected is None else {"kind": "hub", **expected}
+    assert ledger.recipe.get("dataset") == known
+    assert set(ledger.to_do) == {f"dataset.{key}".rstrip(".") for key in left}
+
+
+def test_held_out_rows_are_a_split_of_the_same_dataset():
+    text = "rows = load_dataset('d/x')\nGRPOTrainer('m/x', 'r/m', train_dataset=rows['a'], eval_dataset=E)\n"
+    assert find(convert(text.replace("E)", "rows['b'])")).recipe, "dataset.eval_split") == "b"
+    other = convert(text.replace("E)", "load_dataset('d/y', split='b'))"))
+    assert "dataset.eval_split" in other.to_do
+
+
+def test_a_model_that_the_script_loads_is_named_and_keeps_its_precision():
+    text = (
+        "model = AutoModel.from_pretrained('m/x', device_map='auto', a=1, revision=R).to('cuda')\n"
+        "GRPOTrainer(model, 'r/m', peft_config=LoraConfig())\n"
+    )
+    ledger = convert(text)
+    model = ledger.recipe["model"]
+    assert (model["path"], model["dtype"], model["init_kwargs"]) == ("m/x", "auto", {"a": 1})
+    assert model["lora"]["r"] == 8
+    assert set(ledger.to_do) == {"dataset", "model.revision"}
+    assert reasons(ledger)["from_pretrained.device_map"] == "the launcher places the model"
+    unknown = convert("GRPOTrainer(FastModel.get(), 'r/m', GRPOConfig(), peft_config=make())")
+    assert set(unknown.to_do) == {"dataset", "model.path", "model.lora"}
+
+
+@pytest.mark.parametrize(
+    "end", ["GRPOTrainer('m/x', f)", "def main():\n    GRPOTrainer('m/x', f)\nmain()"]
+)
+def test_a_script_that_trains_when_it_is_imported_is_named(end):
+    assert "would train" in convert(f"def f(completions): ...\n{end}\n").to_do["rewards"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = (1\n", "train.py:1:1: is not Python"),
+        ("print(1)\n", "neither GRPOTrainer nor GRPOConfig"),
+        ("GRPOTrainer('a')\nGRPOTrainer('b')\n", r"2 times \(lines 1, 2\)"),
+        ("x = " + "-" * 5000 + "1\n", "is not Python that can be read"),
+    ],
+)
+def test_what_is_no_training_script_is_refused(text, said):
+    with pytest.raises(RecipeError, match=said):
+        convert(text)
+
+
+def test_scripts_are_trls():
+    with pytest.raises(UsageError, match="only TRL"):
+        translate("GRPOConfig()", Path("train.py"), "axolotl")
