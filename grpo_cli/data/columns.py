@@ -74,13 +74,13 @@ def extract_columns(
 
 
 def check_columns(
-    columns: Mapping[str, ColumnConfig], available: Iterable[str], split: str = "training"
+    columns: Mapping[str, ColumnConfig], available: Iterable[str] | None, split: str = "training"
 ) -> dict[str, re.Pattern[str]]:
     """Checks the recipe's columns against those of the source.
 
     Args:
         columns: New name → source column and pattern.
-        available: The source's columns.
+        available: The source's columns; None if they are not known.
         split: `training` or `evaluation`, for messages.
 
     Returns:
@@ -89,7 +89,7 @@ def check_columns(
     Raises:
         RecipeError: With one problem for each reserved name, missing source and ill-formed pattern.
     """
-    existing = list(available)
+    existing = None if available is None else list(available)
     problems: list[Problem] = []
     patterns = {}
     for name, column in columns.items():
@@ -97,7 +97,7 @@ def check_columns(
         if name in RESERVED:
             message = f"`{name}` is a name TRL or `grpo` passes to rewards itself"
             problems.append(Problem(message, f"call the column `gold_{name}`, say", path))
-        if column.from_ not in existing:
+        if existing is not None and column.from_ not in existing:
             seen = show_names(existing)
             message = f"there is no column `{column.from_}`; the {split} rows have {seen}"
             fix = suggest(column.from_, existing, "name one of these columns")
