@@ -6,7 +6,6 @@ import pytest
 
 from grpo_cli.data.peek import has_eval, peek
 from grpo_cli.data.sources import hold_out, read_rows
-from grpo_cli.errors import RecipeError
 
 ROWS = [{"question": str(number), "answer": number} for number in range(37)]
 
