@@ -29,7 +29,7 @@ from grpo_cli.preflight.precision import check_precision, settle_dtype
 from grpo_cli.preflight.scored import check_scored
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.preflight.slurm import check_slurm
-from grpo_cli.preflight.stopping import check_stop_when
+from grpo_cli.preflight.stopping import check_metrics, check_stop_when
 from grpo_cli.preflight.trackers import check_trackers
 from grpo_cli.preflight.vllm import check_vllm
 from grpo_cli.recipe.launch import SHARED_WEIGHTS, LaunchConfig
@@ -127,6 +127,7 @@ def check_recipe(
             *_check_evaluation(recipe, seen),
             *check_scored(recipe, seen),
             *check_stop_when(recipe),
+            *check_metrics(recipe),
             *check_overlap(recipe, params, batch),
             *check_async(recipe),
         ]

@@ -157,7 +157,7 @@ def _look_at_split(
     dataset: Any, columns: frozenset[str], sample: Sequence[Row], split: str
 ) -> tuple[list[Problem], list[Row]]:
     """Check columns and prompts of a split, and make its first rows with `row_id`, as training will."""
-    bad_columns = collect(lambda: check_columns(dataset.columns, columns, split))
+    bad_columns = collect(lambda: check_columns(dataset.columns, sorted(columns), split))
     problems = [*bad_columns, *_check_prompt(dataset, columns, split)]
     rows: list[Row] = []
     if not bad_columns:

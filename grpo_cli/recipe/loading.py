@@ -209,7 +209,10 @@ def anchor_paths(tree: Node) -> None:
 
 
 def _anchor(node: Node | None, *, only_local: bool = False) -> None:
-    if node is None or not isinstance(node.value, str) or "://" in node.value or "{" in node.value:
+    if node is None or not isinstance(node.value, str):
+        return
+    # An address, or a chat template.
+    if any(mark in node.value for mark in ("://", "{{", "{%")):
         return
     text = node.value
     source = node.location.source

@@ -24,6 +24,7 @@ def attempt(tmp_path):
     """Tries the rewards of a recipe, given as YAML lines."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model" / "tokenizer.json").touch()
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
 
     def run(rewards, lines=ROWS, **options):
