@@ -7,6 +7,7 @@ given by the room that loads it; nothing is loaded here.
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from grpo_cli.errors import SetupError
 
@@ -14,13 +15,15 @@ Fixes = Sequence[tuple[str, str]]
 """(words of the message, in any case; how to mend it); `{path}` stands for what was to be loaded."""
 
 _UNREACHABLE = ("couldn't connect", "connection error", "offline mode")
+_TOKENIZER_FIX = "put tokenizer.json and tokenizer_config.json beside config.json"
 _FIXES: Fixes = (
     ("gated repo", "ask for access at https://huggingface.co/{path}, then `hf auth login`"),
     ("not a valid model identifier", "check the name; for a private model, `hf auth login`"),
     ("not a valid git identifier", "check `{section}revision`"),
     ("no file named", "put the weights (*.safetensors) beside config.json"),
-    ("backend tokenizer", "put tokenizer.json and tokenizer_config.json beside config.json"),
+    ("backend tokenizer", _TOKENIZER_FIX),
     ("custom code", "read the code that ships with it, then set `trust_remote_code: true`"),
+    ("mismatched sizes", "give config.json the sizes of the weights, or fetch both anew"),
     ("does not recognize this architecture", "pip install --upgrade transformers"),
 )
 
@@ -52,7 +55,10 @@ def explain_loading(
     except json.JSONDecodeError as error:
         fix = "one of its files is damaged: fetch them anew"
         raise SetupError(f"{path} cannot be loaded: {error}. Fix: {fix}") from error
-    except (OSError, ValueError, ImportError, TypeError) as error:
+    except UnicodeDecodeError as error:
+        fix = "one of its files is not UTF-8: save it as UTF-8, or fetch it anew"
+        raise SetupError(f"{path} cannot be loaded: {error}. Fix: {fix}") from error
+    except (OSError, ValueError, ImportError, TypeError, RuntimeError) as error:
         text = " ".join(str(error).split())
         offline = [(words, offline_fix) for words in _UNREACHABLE]
         last_resort = "check `{section}path`" if isinstance(error, OSError) else None
@@ -65,3 +71,14 @@ def explain_loading(
 
 def _find_fix(text: str, fixes: Fixes) -> str | None:
     return next((fix for words, fix in fixes if words.lower() in text.lower()), None)
+
+
+def check_tokenizer(tokenizer: Any, path: str) -> None:
+    """Refuse the empty tokenizer that transformers makes up (5.17) if a folder has none.
+
+    Raises:
+        SetupError: It turns a text into no tokens, or into unknown ones.
+    """
+    ids = tokenizer("What is 1 + 1?", add_special_tokens=False)["input_ids"]
+    if not set(ids) - {tokenizer.unk_token_id}:
+        raise SetupError(f"{path} has no vocabulary for its tokenizer. Fix: {_TOKENIZER_FIX}")

@@ -56,7 +56,7 @@ def run_command(
         Exit code and output, as `subprocess.run` gives them.
     """
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        threads = set(threading.enumerate())
+        before = {*threading.enumerate(), *multiprocessing.active_children()}
         with (
             contextlib.chdir(folder),
             _restored_state(),
@@ -69,8 +69,8 @@ def run_command(
             _redirected(stdout, stderr),
         ):
             code = _exit_code(app.main)
-        left = [each for each in threading.enumerate() if not (each.daemon or each in threads)]
-        left += multiprocessing.active_children()
+        after = [*threading.enumerate(), *multiprocessing.active_children()]
+        left = [each for each in after if not (each.daemon or each in before)]
         assert not left, f"a process would not end before these: {left}"
         texts = []
         for stream in (stdout, stderr):

@@ -5,7 +5,10 @@ judged by preflight.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from grpo_cli.data.rows import Row, columns_of, show, show_names, suggest
 from grpo_cli.errors import Problem, RecipeError
@@ -32,6 +35,10 @@ Source: `GRPOTrainer._calculate_rewards` and `_generate_and_score_completions`, 
 """
 
 
+LIMIT_S = 2
+"""Seconds of computing that a pattern may take for one row."""
+
+
 def extract_columns(
     rows: Sequence[Row],
     columns: Mapping[str, ColumnConfig],
@@ -54,7 +61,7 @@ def extract_columns(
     """
     patterns = check_columns(columns, columns_of(rows), split)
     taken = {
-        name: [_take(row.get(column.from_), patterns.get(name)) for row in rows]
+        name: _take_all(rows, name, column, patterns.get(name), split)
         for name, column in columns.items()
     }
     missed = {name: {at for at, got in enumerate(taken[name]) if got is None} for name in patterns}
@@ -74,13 +81,13 @@ def extract_columns(
 
 
 def check_columns(
-    columns: Mapping[str, ColumnConfig], available: Iterable[str], split: str = "training"
+    columns: Mapping[str, ColumnConfig], available: Iterable[str] | None, split: str = "training"
 ) -> dict[str, re.Pattern[str]]:
     """Checks the recipe's columns against those of the source.
 
     Args:
         columns: New name → source column and pattern.
-        available: The source's columns.
+        available: The source's columns; None if they are not known.
         split: `training` or `evaluation`, for messages.
 
     Returns:
@@ -89,7 +96,7 @@ def check_columns(
     Raises:
         RecipeError: With one problem for each reserved name, missing source and ill-formed pattern.
     """
-    existing = list(available)
+    existing = None if available is None else list(available)
     problems: list[Problem] = []
     patterns = {}
     for name, column in columns.items():
@@ -97,7 +104,7 @@ def check_columns(
         if name in RESERVED:
             message = f"`{name}` is a name TRL or `grpo` passes to rewards itself"
             problems.append(Problem(message, f"call the column `gold_{name}`, say", path))
-        if column.from_ not in existing:
+        if existing is not None and column.from_ not in existing:
             seen = show_names(existing)
             message = f"there is no column `{column.from_}`; the {split} rows have {seen}"
             fix = suggest(column.from_, existing, "name one of these columns")
@@ -122,9 +129,61 @@ def drop_reserved(rows: Sequence[Row]) -> tuple[list[Row], frozenset[str]]:
     return [{name: row[name] for name in row if name not in found} for row in rows], found
 
 
-def _take(value: object, pattern: re.Pattern[str] | None) -> object:
-    """The value, or what the pattern finds in it; None where it finds nothing but white space."""
-    if pattern is None or value is None:
+def _take_all(
+    rows: Sequence[Row],
+    name: str,
+    column: ColumnConfig,
+    pattern: re.Pattern[str] | None,
+    split: str,
+) -> list[object]:
+    values = [row.get(column.from_) for row in rows]
+    if pattern is None:
+        return values
+    taken: list[object] = []
+    try:
+        with _limited() as begin:
+            for value in values:
+                begin()
+                taken.append(_take(value, pattern))
+    except TimeoutError as error:
+        number = len(taken) + 1
+        message = (
+            f"{show(column.regex)} is not done with `{column.from_}` of {split} row {number} after "
+            f"{LIMIT_S} seconds: {show(values[len(taken)])}"
+        )
+        fix = "simplify the pattern: a repetition inside a repetition, such as (a+)+, may take for ever"
+        raise RecipeError([Problem(message, fix, f"dataset.columns.{name}.regex")]) from error
+    return taken
+
+
+@contextmanager
+def _limited() -> Iterator[Callable[[], object]]:
+    """Limit what is done in the main thread; elsewhere there are no signals, and no limit.
+
+    Yields:
+        To be called where a next piece of work begins, which has `LIMIT_S` seconds of computing.
+
+    Raises:
+        TimeoutError: From within that work; `re` looks for signals while it searches.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+
+    def give_up(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGVTALRM, give_up)
+    try:
+        yield lambda: signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _take(value: object, pattern: re.Pattern[str]) -> object:
+    """What the pattern finds in it; None where it finds nothing but white space."""
+    if value is None:
         return value
     found = pattern.search(value if isinstance(value, str) else str(value))
     if not found:

@@ -11,6 +11,9 @@ from typing import Any
 from grpo_cli.data.rows import Row, columns_of
 from grpo_cli.errors import Problem, RecipeError
 
+_DEEPEST = 32
+"""Levels of lists and dicts that are left to Arrow; with 100, `datasets` cannot read the schema (pyarrow 26)."""
+
 
 @dataclass(frozen=True)
 class EncodedRows:
@@ -45,17 +48,20 @@ def encode_rows(rows: list[Row], always_json: frozenset[str] = frozenset()) -> E
         array = None if name in always_json and nested else _as_array(values, nested)
         if array is None:
             (as_json if nested else as_text).append(name)
-            texts = [_as_text(value, nested) for value in values]
-            array = _as_text_array(name, texts)
+            array = _as_text_array(name, values, nested)
         arrays[name] = array
     return EncodedRows(pyarrow.table(arrays), tuple(as_json), tuple(as_text))
 
 
-def _as_text_array(name: str, texts: list[str | None]) -> Any:
+def _as_text_array(name: str, values: list[Any], nested: bool) -> Any:
     import pyarrow
 
     try:
+        texts = [_as_text(value, nested) for value in values]
         return pyarrow.array(texts, pyarrow.string())
+    except RecursionError as error:
+        message = f"the column `{name}` holds lists or dicts that are nested too deep"
+        raise RecipeError([Problem(message, "flatten them in the data", "dataset")]) from error
     except UnicodeEncodeError as error:
         message = f"the column `{name}` holds half a character (a lone surrogate): {error.reason}"
         raise RecipeError([Problem(message, "correct the text in the data", "dataset")]) from error
@@ -69,7 +75,15 @@ def _as_array(values: list[Any], nested: bool) -> Any:
         array = pyarrow.array(values)
     except (pyarrow.ArrowException, OverflowError, TypeError, UnicodeEncodeError):
         return None
+    if _is_deeper(array.type, _DEEPEST):
+        return None
     return array if not nested or array.to_pylist() == values else None
+
+
+def _is_deeper(kind: Any, levels: int) -> bool:
+    """Whether an Arrow type is nested in more levels."""
+    inner = (kind.field(index).type for index in range(kind.num_fields))
+    return levels < 0 or any(_is_deeper(each, levels - 1) for each in inner)
 
 
 def _as_text(value: Any, nested: bool) -> str | None:

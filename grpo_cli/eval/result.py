@@ -366,7 +366,8 @@ def _resolve(name: str, metrics: Collection[str]) -> str:
     if name in metrics:
         return name
     close = [full for full in metrics if full.partition("/")[0] == name]
-    if len(close) == 1:
+    if len(close) == 1 or (close and name == "accuracy"):
+        # Of several accuracies it is the first reward's, as in verdicts.
         return close[0]
     raise UsageError(
         f"--fail-under: there is no metric `{name}`. Fix: one of {', '.join(metrics)}, in short where only "

@@ -199,6 +199,7 @@ def _open_attempt(
     shutil.copyfile(run.resolved, before / run.resolved.name)
     attempt = run.attempt(run.attempts + 1)
     attempt.mkdir(parents=True)
+    run.completions.mkdir(exist_ok=True)
     write_json(attempt / run.manifest.name, dict(origin))
     run.write_recipe(recipe)
     run.write_plan(plan.as_json())

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from grpo_cli.errors import Problem, RecipeError, SetupError, install_extra
-from grpo_cli.loading_errors import explain_loading
+from grpo_cli.loading_errors import check_tokenizer, explain_loading
 from grpo_cli.models.source import model_folder_or_id, read_chat_template, resolve_source
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 from grpo_cli.runs.processors import has_bfloat16
@@ -53,6 +53,7 @@ def load_tokenizer(model: ModelConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             location, padding_side="left", truncation_side="left", **_hub_options(model)
         )
+    check_tokenizer(tokenizer, model.path)
     if tokenizer.eos_token is None:
         fix = "add `eos_token` to its tokenizer_config.json"
         _refuse(f"the tokenizer of {model.path} has no end-of-sequence token", fix)

@@ -116,7 +116,8 @@ def encode_prompt(
     Source: trl 1.16, `GRPOTrainer._tokenize_prompts`.
 
     Raises:
-        RecipeError: The prompt is a list of messages, and the tokenizer has no chat template.
+        RecipeError: The prompt is a list of messages, and the tokenizer has no chat template, or one that
+            refuses them.
     """
     if isinstance(prompt, str):
         return list(tokenizer(text=prompt)["input_ids"])
@@ -127,14 +128,45 @@ def encode_prompt(
             "model.chat_template",
         )
         raise RecipeError([problem])
-    encoded = tokenizer.apply_chat_template(
-        conversation=prompt,
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=True,
-        **(chat_template_kwargs or {}),
-    )
+    options = {"add_generation_prompt": True, **(chat_template_kwargs or {})}
+    encoded = apply_template(tokenizer, prompt, tokenize=True, return_dict=True, **options)
     return list(encoded["input_ids"])
+
+
+def apply_template(tokenizer: Any, messages: Sequence[dict[str, Any]], **options: Any) -> Any:
+    """Fill the tokenizer's chat template, as its `apply_chat_template` does.
+
+    Raises:
+        RecipeError: The template is wrong, or refuses these messages.
+    """
+    try:
+        return tokenizer.apply_chat_template(messages, **options)
+    except Exception as error:  # a template is code that ships with a model: it raises anything
+        reason = str(error).rstrip(".") or type(error).__name__
+        rest = [message for message in messages if message["role"] != "system"]
+        if len(rest) < len(messages) and _accepts(tokenizer, rest, options):
+            message = f"the chat template takes no system message: {reason}"
+            fix = "move its text into `dataset.prompt.user`, or set `model.chat_template` to one that takes it"
+            path = "dataset.prompt.system"
+        else:
+            roles = ", ".join(str(message["role"]) for message in messages)
+            line = getattr(error, "lineno", None)
+            message = (
+                f"line {line} of the chat template is wrong: {reason}"
+                if line
+                else f"the chat template fails on messages of {roles}: {reason}"
+            )
+            fix = "correct the template, or set `model.chat_template` to one that takes these messages"
+            path = "model.chat_template"
+        raise RecipeError([Problem(message, fix, path)]) from error
+
+
+def _accepts(tokenizer: Any, messages: Sequence[dict[str, Any]], options: dict[str, Any]) -> bool:
+    try:
+        tokenizer.apply_chat_template(messages, **options)
+    except Exception:  # as above
+        return False
+    return True
 
 
 def encode_response(tokenizer: Any, text: str, max_length: int) -> list[int]:

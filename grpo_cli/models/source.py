@@ -11,7 +11,7 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from grpo_cli.errors import Problem, RecipeError, install_extra, nearest
 from grpo_cli.recipe.model import ModelConfig
@@ -21,6 +21,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 _GGUF_MAGIC = b"GGUF"
 _GGUF_METADATA_BYTES = 64 * 2**20
 """How far into a GGUF file its metadata is searched; a 256k vocabulary takes about 10 MiB."""
+_TOKENIZER_FILE = re.compile(r"tokenizer|vocab|\.model$|tiktoken|tekken")
+"""What the name of one file of every tokenizer holds."""
 _INIT_KWARGS_HOMES = {
     "attn_implementation": "model.attn_implementation",
     "dtype": "model.dtype",
@@ -79,6 +81,8 @@ def check_model(model: ModelConfig) -> list[Problem]:
     if source.kind == "gguf" and importlib.util.find_spec("gguf") is None:
         message = "reading a GGUF file needs the `gguf` package"
         problems.append(Problem(message, install_extra("gguf"), "model.path"))
+    if source.kind == "folder":
+        problems += _check_files(Path(source.location))
     return problems
 
 
@@ -113,13 +117,10 @@ def known_chat_template(source: ModelSource, model: ModelConfig) -> bool | None:
     folder = Path(source.location)
     if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         return True
-    try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not (folder / "tokenizer_config.json").exists():
         return False
-    except (OSError, ValueError):
-        return None
-    return bool(settings.get("chat_template"))
+    settings = _read_settings(folder / "tokenizer_config.json")
+    return None if settings is None else bool(settings.get("chat_template"))
 
 
 def model_folder_or_id(model: ModelConfig) -> str:
@@ -182,6 +183,39 @@ def _check_folder(folder: Path, text: str) -> None:
     else:
         fix = "name the folder that holds config.json, the weights and the tokenizer"
     raise _path_error(f"{text} holds no config.json but {_enumerate(names)}", fix)
+
+
+def _check_files(folder: Path) -> list[Problem]:
+    """What is wrong with the small files of a model folder."""
+    names = _visible_names(folder)
+    found = []
+    for name in ("config.json", "tokenizer_config.json"):
+        if name in names and _read_settings(folder / name) is None:
+            fix = f"fetch {name} anew; it should hold {{…}}"
+            found.append((f"{folder / name} cannot be read as a JSON object", fix))
+    config = _read_settings(folder / "config.json")
+    if config is not None and not config.keys() & {"model_type", "auto_map"}:
+        fix = 'add it, such as "model_type": "qwen2", or fetch the file anew'
+        found.append((f"{folder / 'config.json'} has no `model_type`", fix))
+    if not any(_TOKENIZER_FILE.search(name) for name in names):
+        fix = "put tokenizer.json and tokenizer_config.json beside config.json"
+        found.append((f"{folder} holds no tokenizer but {_enumerate(names)}", fix))
+    try:
+        if "chat_template.jinja" in names:
+            (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        file = folder / "chat_template.jinja"
+        found.append((f"{file} is not UTF-8 text", "save it as UTF-8, or fetch it anew"))
+    return [Problem(message, fix, "model.path") for message, fix in found]
+
+
+def _read_settings(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None if the file does not hold one."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return settings if isinstance(settings, dict) else None
 
 
 def _check_quantization(model: ModelConfig) -> list[Problem]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_cli.batch import BatchInputs, BatchPlan, plan_batch
-from grpo_cli.errors import UsageError
+from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.preflight.hardware import (
     Hardware,
     processes_per_machine,
@@ -91,4 +91,6 @@ def _inputs_of(
     recipe = load_recipe(recipe_path, overrides)
     processes = resolve_num_processes(recipe, hardware)
     seen = peek(recipe.dataset, recipe.seed)
+    if seen.problems:
+        raise RecipeError(seen.problems)
     return batch_inputs(recipe, processes, seen.train_rows, seen.eval_rows), recipe.is_sampled

@@ -7,15 +7,15 @@ that a person sees all of them at once.
 import importlib.util
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.batch import BatchPlan, plan_batch
+from grpo_cli.batch import BatchInputs, BatchPlan, plan_batch
 from grpo_cli.batch import as_json as batch_as_json
-from grpo_cli.data.peek import Peek
+from grpo_cli.data.peek import Peek, has_eval
 from grpo_cli.data.prompts import resolve_style
-from grpo_cli.errors import Problem, RecipeError, install_extra, sort_problems
+from grpo_cli.errors import Problem, RecipeError, install_extra, nearest, sort_problems
 from grpo_cli.models.source import check_model, known_chat_template, resolve_source
 from grpo_cli.preflight.arithmetic import batch_inputs
 from grpo_cli.preflight.asynchronous import check_async
@@ -29,7 +29,7 @@ from grpo_cli.preflight.precision import check_precision, settle_dtype
 from grpo_cli.preflight.scored import check_scored
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.preflight.slurm import check_slurm
-from grpo_cli.preflight.stopping import check_stop_when
+from grpo_cli.preflight.stopping import check_metrics, check_stop_when
 from grpo_cli.preflight.trackers import check_trackers
 from grpo_cli.preflight.vllm import check_vllm
 from grpo_cli.recipe.launch import SHARED_WEIGHTS, LaunchConfig
@@ -109,7 +109,7 @@ def check_recipe(
     """
     found = hardware or read_hardware()
     loaded, notes = settle_backend(settle_dtype(load_tree(path, overrides)), found)
-    problems = [*loaded.problems, *notes]
+    problems = [*notes]
     params = check_rewards(loaded, problems)
     seen = check_data(loaded, params, problems)
     batch, processes = None, 1
@@ -118,8 +118,7 @@ def check_recipe(
         recipe = loaded.recipe
         processes = resolve_num_processes(recipe, found)
         batch = _plan(recipe, processes, seen)
-        if not loaded.problems:
-            # A misspelt key leaves its default behind, and sums of defaults would only confuse.
+        if not any(_decides_batch(problem.path) for problem in loaded.problems):
             problems += batch.problems
         problems += [*_check_model(recipe), *_check_launch(recipe, processes, found)]
         problems += _check_strategy(recipe.launch, cpu=is_on_cpu(recipe.launch, found))
@@ -128,19 +127,31 @@ def check_recipe(
             *_check_evaluation(recipe, seen),
             *check_scored(recipe, seen),
             *check_stop_when(recipe),
+            *check_metrics(recipe),
             *check_overlap(recipe, params, batch),
             *check_async(recipe),
         ]
         problems += [*check_trackers(recipe), *check_precision(recipe, found)]
         problems += check_optimizer(recipe)
         problems += check_expect(recipe.expect, batch.total_optimizer_steps)
-        unseen = tuple(_find_unseen(recipe, seen, processes, found))
-    placed = [loaded.place(problem) for problem in problems]
+        if not loaded.problems:
+            unseen = tuple(_find_unseen(recipe, seen, processes, found))
+    # The values that they are about were left out for the checks, which may miss them.
+    known = tuple(f"{problem.path}." for problem in loaded.problems)
+    news = [each for each in problems if not f"{each.path}.".startswith(known)]
+    placed = [loaded.place(problem) for problem in (*loaded.problems, *news)]
     if not environment:
         placed = [
             replace(each, level="note") if each.is_missing_package else each for each in placed
         ]
     return CheckedRecipe(loaded, tuple(sort_problems(placed)), seen, batch, processes, unseen)
+
+
+def _decides_batch(path: str) -> bool:
+    """Whether a wrong key may be meant for one of the arithmetic's; sums of defaults would only confuse."""
+    return (
+        nearest(path.rpartition(".")[2], [field.name for field in fields(BatchInputs)]) is not None
+    )
 
 
 def _find_unseen(
@@ -276,7 +287,7 @@ def _check_evaluation(recipe: Recipe, seen: Peek | None) -> Iterator[Problem]:
             level="note",
         )
     evaluates = training.eval_strategy != "no"
-    if evaluates and seen is not None and seen.columns is not None and seen.eval_rows is None:
+    if evaluates and not has_eval(recipe.dataset):
         yield Problem(
             f"`eval_strategy: {training.eval_strategy}` needs evaluation rows, and the dataset has none",
             "give the dataset an eval split (`eval`, `eval_split`, `eval_size`, `eval_rows` or "

@@ -4,7 +4,7 @@ Owns the comparison of columns, and of the first rows, with the templates and re
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,10 @@ from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams
 from grpo_cli.rewards.registry import KINDS
 
+_NAMES = {"training": "data", "evaluation": "evaluation data"}
 
-def collect(check: Callable[[], object]) -> Iterable[Problem]:
+
+def collect(check: Callable[[], object]) -> list[Problem]:
     """The problems that a check raises; none where it passes."""
     try:
         check()
@@ -106,26 +108,40 @@ def check_data(
     dataset = loaded.recipe.dataset if loaded.recipe else _dataset_alone(loaded)
     if dataset is None:
         return None
-    seed = loaded.recipe.seed if loaded.recipe else 0
-    try:
-        seen = peek(dataset, seed)
-    except ProblemsError as error:
-        problems += error.problems
-        return None
-    if seen.columns is not None:
-        found = list(_check_prompt(dataset, seen.columns))
-        sample: list[Row] = []
-        problems += found or collect(partial(_try_sample, dataset, seen, sample))
-        problems += collect(lambda: check_columns(dataset.columns, seen.columns or ()))
+    seen = peek(dataset, loaded.recipe.seed if loaded.recipe else 0)
+    problems += seen.problems
+    if seen.columns is None:
+        problems += _check_templates(dataset)
+        problems += collect(lambda: check_columns(dataset.columns, None))
+        problems += _check_conditions(loaded, None, _make_batch([], frozenset()))
+    else:
+        found, sample = _look_at_split(dataset, seen.columns, seen.sample, "training")
+        problems += found
         available = seen.columns | set(dataset.columns) | {"prompt", "row_id"}
         problems += _check_reward_columns(params, available)
         batch = _make_batch(sample, available - {"prompt"})
         problems += _check_conditions(loaded, available, batch)
         problems += _check_golds(loaded, params, batch)
-    else:
-        problems += _check_templates(dataset)
-        problems += _check_conditions(loaded, None, _make_batch([], frozenset()))
+    if seen.eval_columns is not None:
+        _check_evaluation_rows(loaded, dataset, seen, params, problems)
     return seen
+
+
+def _check_evaluation_rows(
+    loaded: LoadedRecipe,
+    dataset: Any,
+    seen: Peek,
+    params: dict[int, RewardParams],
+    problems: list[Problem],
+) -> None:
+    """Look at the evaluation rows, which may lack what the training rows have."""
+    known = {problem.path for problem in problems}
+    columns = seen.eval_columns or frozenset()
+    found, sample = _look_at_split(dataset, columns, seen.eval_sample, "evaluation")
+    # A column that only one split has is empty in the other.
+    every = columns | (seen.columns or frozenset()) | set(dataset.columns) | {"row_id"}
+    found += _check_golds(loaded, params, _make_batch(sample, every), "evaluation")
+    problems += [problem for problem in found if problem.path not in known]
 
 
 def _dataset_alone(loaded: LoadedRecipe) -> Any:
@@ -137,19 +153,35 @@ def _dataset_alone(loaded: LoadedRecipe) -> Any:
         return None
 
 
-def _try_sample(dataset: Any, seen: Peek, sample: list[Row]) -> None:
-    """Makes the first rows and their prompts, as training will; puts rows with `row_id` into `sample`.
+def _look_at_split(
+    dataset: Any, columns: frozenset[str], sample: Sequence[Row], split: str
+) -> tuple[list[Problem], list[Row]]:
+    """Check columns and prompts of a split, and make its first rows with `row_id`, as training will."""
+    bad_columns = collect(lambda: check_columns(dataset.columns, sorted(columns), split))
+    problems = [*bad_columns, *_check_prompt(dataset, columns, split)]
+    rows: list[Row] = []
+    if not bad_columns:
+        problems += collect(lambda: rows.extend(_make_rows(dataset, sample, split)))
+    if not problems:
+        problems += collect(partial(_try_prompts, dataset, rows, split))
+    return problems, rows
+
+
+def _make_rows(dataset: Any, sample: Sequence[Row], split: str) -> list[Row]:
+    rows = extract_columns(sample, dataset.columns, split=split)
+    return [{**row, "row_id": place} for place, row in enumerate(rows) if row is not None]
+
+
+def _try_prompts(dataset: Any, rows: list[Row], split: str) -> None:
+    """Fill the templates with the first rows.
 
     Raises:
-        RecipeError: A pattern is not found, or a template fails on a row.
+        RecipeError: A template fails on a row.
     """
-    rows = extract_columns(seen.sample, dataset.columns)
-    kept = [(place, row) for place, row in enumerate(rows) if row is not None]
-    sample += [{**row, "row_id": place} for place, row in kept]
     renderer = Renderer(dataset.prompt, "text" if dataset.prompt.style == "text" else "chat")
     if not is_plain(dataset.prompt.user or "") or not is_plain(dataset.prompt.system or ""):
-        for place, row in kept:
-            renderer.render(row, f"training row {place + 1}")
+        for row in rows:
+            renderer.render(row, f"{split} row {row['row_id'] + 1}")
 
 
 def _check_templates(dataset: Any) -> Iterator[Problem]:
@@ -158,7 +190,7 @@ def _check_templates(dataset: Any) -> Iterator[Problem]:
         yield from collect(partial(template_columns, text, f"dataset.prompt.{key}"))
 
 
-def _check_prompt(dataset: Any, columns: frozenset[str]) -> Iterator[Problem]:
+def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator[Problem]:
     known = columns | set(dataset.columns)
     for key, text in _templates(dataset):
         path = f"dataset.prompt.{key}"
@@ -168,10 +200,10 @@ def _check_prompt(dataset: Any, columns: frozenset[str]) -> Iterator[Problem]:
             yield from error.problems
             continue
         for name in sorted(wanted - known):
-            yield _missing_column(name, known, path, "the template names")
+            yield _missing_column(name, known, path, "the template names", split)
     if dataset.prompt.user is None and "prompt" not in known:
         yield Problem(
-            "no `user` template is given and the data has no column `prompt` "
+            f"no `user` template is given and the {_NAMES[split]} has no column `prompt` "
             f"(columns: {_list(columns)})",
             'add `dataset.prompt.user`, such as `user: "{{ question }}"`',
             path="dataset.prompt",
@@ -244,7 +276,10 @@ def _rows_it_holds_on(condition: Condition | None, batch: Batch) -> list[int]:
 
 
 def _check_golds(
-    loaded: LoadedRecipe, params: dict[int, RewardParams], batch: Batch
+    loaded: LoadedRecipe,
+    params: dict[int, RewardParams],
+    batch: Batch,
+    split: str = "training",
 ) -> Iterator[Problem]:
     """Whether rewards can read the golds, or tests, of the first rows they apply to."""
     for index, config in enumerate(loaded.recipe.rewards if loaded.recipe else ()):
@@ -265,20 +300,23 @@ def _check_golds(
         if faults:
             where, message, fix = faults[0]
             every = len(faults) == len(rows)
+            rows_name = "rows" if split == "training" else f"{split} rows"
             count = f"all {len(rows)}" if every else f"{len(faults)} of the {len(rows)}"
             yield Problem(
-                f"{message} ({where}; so it is in {count} rows looked at)",
+                f"{message} ({where}; so it is in {count} {rows_name} looked at)",
                 fix,
                 path=f"rewards.{index}.{source[0]}",
                 level="error" if every else "warning",
             )
 
 
-def _missing_column(name: str, known: frozenset[str], path: str, who: str) -> Problem:
+def _missing_column(
+    name: str, known: frozenset[str], path: str, who: str, split: str = "training"
+) -> Problem:
     close = nearest(name, known)
     fix = f"use `{close}`, or " if close else ""
     return Problem(
-        f"{who} the column `{name}`, which the data lacks (columns: {_list(known)})",
+        f"{who} the column `{name}`, which the {_NAMES[split]} lacks (columns: {_list(known)})",
         f"{fix}add it under `dataset.columns`, such as `{name}: {close or '<the column that holds it>'}`",
         path=path,
     )

@@ -7,6 +7,7 @@ from grpo_cli.data.scored import GroupReport
 from grpo_cli.errors import Problem
 from grpo_cli.measure.ranking import GAP, RANKING
 from grpo_cli.preflight.settings import read_setting
+from grpo_cli.preflight.stopping import named_metrics
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
 
@@ -44,12 +45,7 @@ def check_scored(recipe: Recipe, seen: Peek | None) -> Iterator[Problem]:
             "set `eval_strategy: no`, or `launch.strategy: ddp`",
             "training.eval_strategy",
         )
-    stopping = recipe.training.early_stopping
-    named = {
-        "training.early_stopping.metric": stopping.metric if stopping else None,
-        "training.metric_for_best_model": recipe.training.extras.get("metric_for_best_model"),
-    }
-    for path, metric in named.items():
+    for path, metric in named_metrics(recipe).items():
         if metric is not None and metric.removeprefix("eval_") not in (RANKING, GAP):
             yield Problem(
                 f"`{metric}` is not measured on scored data; eval_{RANKING} (the share of pairs ranked right) "

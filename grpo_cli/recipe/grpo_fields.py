@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field
 
 from grpo_cli.errors import SetupError
 from grpo_cli.recipe.base import Integer, Number
@@ -40,6 +42,21 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     ),
 }
 """Fields typed `str` upstream whose values are fixed all the same (trl 1.16.0, `GRPOConfig`)."""
+
+_BOUNDS: dict[str, tuple[int, int | None]] = {
+    "adam_beta1": (0, 1),
+    "adam_beta2": (0, 1),
+    "beta": (0, None),
+    "dataloader_num_workers": (0, 256),
+    "delta": (0, None),
+    "epsilon": (0, None),
+    "epsilon_high": (0, None),
+    "ref_model_mixup_alpha": (0, 1),
+    "top_entropy_quantile": (0, 1),
+    "warmup_steps": (0, None),
+    "weight_decay": (0, None),
+}
+"""Lowest and highest value of numbers that upstream takes as they come, or refuses only once all is loaded."""
 
 _GENERATION = frozenset(
     """num_generations num_generations_eval max_completion_length temperature top_p top_k min_p
@@ -208,7 +225,11 @@ def python_type(field: GrpoField) -> Any:
         return Literal[_CHOICES[field.name]]
     if field.name == "scale_rewards":
         return bool | Literal["group", "batch", "none"]
-    return _as_type(ast.parse(field.annotation, mode="eval").body)
+    kind = _as_type(ast.parse(field.annotation, mode="eval").body)
+    if field.name not in _BOUNDS:
+        return kind
+    lowest, highest = _BOUNDS[field.name]
+    return Annotated[kind, Field(ge=lowest, le=highest)]
 
 
 def _as_type(node: ast.expr) -> Any:

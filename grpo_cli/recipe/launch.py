@@ -1,6 +1,6 @@
 """The `launch` section: on which devices and machines the worker processes run."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -25,7 +25,7 @@ class LaunchConfig(Section):
     accelerate_config: str | None = None
     """A config file of accelerate's in the place of `strategy`; how many processes and machines take part
     is still this section's to say."""
-    num_processes: Literal["auto"] | Integer = "auto"
+    num_processes: Literal["auto"] | Annotated[Integer, Field(ge=1)] = "auto"
     """Worker processes over all machines; `auto` is one for each visible GPU, and 1 on a CPU."""
     num_machines: Integer = Field(default=1, ge=1)
     """Machines that take part; start `grpo train` on each."""

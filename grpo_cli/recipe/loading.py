@@ -4,8 +4,10 @@ Owns the order in which the parts are put together and which paths are relative 
 Does not look anything up on the machine beyond the recipe files: that is `preflight`.
 """
 
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -18,6 +20,13 @@ from grpo_cli.recipe.yaml_tree import Node, merge, read_source, read_text
 
 MAX_FILES = 100
 """Recipes that one recipe may build on, directly or not."""
+_STAND_INS: dict[str, Any] = {
+    "name": "recipe",
+    "model": {"path": "some/model"},
+    "model.path": "some/model",
+    "model.lora": {"r": 16},
+}
+"""What the checks of the rest see in the place of a wrong value, if leaving it out would lead to more errors."""
 _OPTIONAL = ("generation", "training", "launch", "logging", "evaluation", "expect")
 
 
@@ -26,7 +35,7 @@ class LoadedRecipe:
     """A recipe with the tree it came from, so that later checks can cite lines."""
 
     recipe: Recipe | None
-    """None where the tree does not fit the schema."""
+    """Without the values that `problems` are about; None if the rest does not fit the schema either."""
     tree: Node
     problems: tuple[Problem, ...]
     source: Path
@@ -62,14 +71,7 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:
     _drop_empty_sections(tree)
     apply_overrides(tree, overrides or [])
     anchor_paths(tree)
-    problems = check_trl_keys(tree)
-    reported = {problem.path for problem in problems}
-    recipe = None
-    try:
-        recipe = Recipe.model_validate(tree.plain())
-    except ValidationError as error:
-        found = explanation.explain(error, Recipe, tree)
-        problems += [problem for problem in found if problem.path not in reported]
+    recipe, problems = _validate(tree)
     return LoadedRecipe(recipe, tree, tuple(problems), path, text)
 
 
@@ -83,6 +85,42 @@ def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
     if loaded.recipe is None or loaded.problems:
         raise RecipeError(loaded.problems)
     return loaded.recipe
+
+
+def _validate(tree: Node) -> tuple[Recipe | None, list[Problem]]:
+    """Validate a tree, and again without what is wrong, so that one mistake does not hide another."""
+    wrong = check_trl_keys(tree)
+    problems, values = list(wrong), tree.plain()
+    while True:
+        for problem in wrong:
+            _leave_out(values, problem.path)
+        try:
+            return Recipe.model_validate(values), problems
+        except ValidationError as error:
+            found = explanation.explain(error, Recipe, tree)
+        reported = [f"{problem.path}." for problem in problems]
+        wrong = [
+            problem
+            for problem in found
+            if not any(path.startswith(f"{problem.path}.") for path in reported)
+        ]
+        if not wrong:
+            return None, problems
+        problems += wrong
+
+
+def _leave_out(values: dict[str, Any], path: str) -> None:
+    """Remove the value at a dotted path, or the list that it is an entry of."""
+    owner, key = values, path
+    value: Any = values
+    for step in explanation.split_path(path):
+        if isinstance(value, dict):
+            owner, key, value = value, str(step), value.get(str(step))
+        elif isinstance(value, list) and isinstance(step, int):
+            value = value[step]
+    owner.pop(key, None)
+    if path in _STAND_INS:
+        owner[key] = copy.deepcopy(_STAND_INS[path])
 
 
 def _drop_empty_sections(tree: Node) -> None:
@@ -171,7 +209,10 @@ def anchor_paths(tree: Node) -> None:
 
 
 def _anchor(node: Node | None, *, only_local: bool = False) -> None:
-    if node is None or not isinstance(node.value, str) or "://" in node.value or "{" in node.value:
+    if node is None or not isinstance(node.value, str):
+        return
+    # An address, or a chat template.
+    if any(mark in node.value for mark in ("://", "{{", "{%")):
         return
     text = node.value
     source = node.location.source

@@ -61,6 +61,10 @@ def _read_value(raw: str, flag: Location) -> Node:
     except RecipeError as error:
         placed = [replace(problem, location=flag) for problem in error.problems]
         raise RecipeError(placed) from None
+    if len(wrapped.value) > 1:
+        message = "has a line that does not belong to the value"
+        fix = 'put a text of several lines in double quotes, with "\\n" between the lines; give each key a --set'
+        raise RecipeError([Problem(message, fix, location=flag)])
     value = wrapped.value["value"]
     _place(value, flag)
     return value

@@ -15,7 +15,7 @@ from transformers.integrations import deepspeed
 from transformers.utils import logging
 
 from grpo_cli.errors import RewardError, SetupError
-from grpo_cli.loading_errors import explain_loading
+from grpo_cli.loading_errors import check_tokenizer, explain_loading
 from grpo_cli.rewards.kinds.model import ModelParams
 
 _OFFLINE_FIX = (
@@ -164,6 +164,7 @@ def load_classifier(params: ModelParams, default_device: str) -> Classifier:
                 **options,
             )
     _check_weights(params.path, report)
+    check_tokenizer(tokenizer, params.path)
     _set_padding(params.path, model, tokenizer)
     # The keys and values of a text that is read once are of no use.
     model.config.get_text_config().use_cache = False

@@ -71,6 +71,7 @@ def test_init_suggests_the_template_that_was_meant(tmp_path):
 def test_check_names_what_it_did_not_look_at(tmp_path):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tiny" / "tokenizer.json").touch()
     path = write_recipe(tmp_path, GOOD.replace("path: tiny", "path: ./tiny"))
     assert "is ready" in grpo("check", path, cwd=tmp_path).stdout
     text = "model: {path: a/b}\n" + GOOD.replace("model:\n  path: tiny\n", "")

@@ -74,6 +74,12 @@ def sample(model: Any, tokenizer: Any, prompts: Any, **options: Any) -> list[lis
 # --- tokenizer ---------------------------------------------------------------------------------
 
 
+def test_a_tokenizer_that_transformers_made_up_is_refused(base_folder: Path, tmp_path: Path):
+    shutil.copy(base_folder / "config.json", tmp_path)
+    with pytest.raises(SetupError, match=r"no vocabulary .* Fix: put tokenizer\.json"):
+        load_tokenizer(ModelConfig(path=str(tmp_path)))
+
+
 def test_the_tokenizer_pads_on_the_left(chat_folder: Path):
     tokenizer = load_tokenizer(ModelConfig(path=str(chat_folder)))
     assert (tokenizer.padding_side, tokenizer.pad_token, tokenizer.eos_token) == (

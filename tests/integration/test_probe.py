@@ -129,6 +129,22 @@ CHEAP = {
         ),
         ("setting: nothing holds the policy", "warning"),
     ),
+    "two precisions at once": (
+        changed(training__bf16=True, training__fp16=True),
+        ("setting: refused", "error"),
+    ),
+    "an argument that the schedule does not have": (
+        changed(training__lr_scheduler_kwargs={"min_rl": 0.1}),
+        ("setting: refused", "error"),
+    ),
+    "a backend that torch.compile does not have": (
+        changed(training__torch_compile_backend="inductr"),
+        ("setting: refused", "error"),
+    ),
+    "a misspelt sampling setting": (
+        changed(generation__generation_kwargs={"typical": 0.9}),
+        ("setting: generation_kwargs", "error"),
+    ),
     "groups of two": (
         changed(generation__num_generations=2),
         ("setting: group size", "warning"),
@@ -261,6 +277,43 @@ def test_empty_prompts_are_found(probe, tmp_path):
     )
     with pytest.raises(GrpoError, match="row 16 has an empty prompt"):
         probe(recipe, quick=True)
+
+
+def test_weights_of_other_sizes_than_the_config_are_found(probe, tmp_path):
+    folder = make_tiny_model(tmp_path / "base")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 60}))
+    recipe = changed(model={"path": str(folder)}, training__learning_rate=1e-6)
+    found = probe(recipe, quick=True)
+    assert ("weights: sizes", "error") in seen(found)
+    (finding,) = [each for each in found.findings if each.subject == "weights: sizes"]
+    assert finding.seen.startswith("6 weights")
+    assert finding.location.line
+
+
+NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "path", "said"),
+    [
+        (NO_SYSTEM, "dataset.prompt.system", "takes no system message: System role not supported"),
+        ("{% if %}", "model.chat_template", "line 1 of the chat template is wrong"),
+        ("{{ messages[9]['x'] }}", "model.chat_template", "fails on messages of system, user"),
+    ],
+)
+def test_a_chat_template_that_fails_is_found_with_its_line(probe, tmp_path, template, path, said):
+    folder = make_tiny_model(tmp_path / "chat")
+    recipe = changed(
+        model={"path": str(folder), "chat_template": f"{template}{CHAT_TEMPLATE}"},
+        training__learning_rate=1e-6,
+    )
+    with pytest.raises(GrpoError) as error:
+        probe(recipe, quick=True)
+    (problem,) = error.value.problems
+    assert problem.path == path
+    assert said in problem.message
+    assert problem.location.line
 
 
 def test_learned_positions_that_run_out_are_found(probe, tmp_path):

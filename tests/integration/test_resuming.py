@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -151,6 +152,7 @@ def test_a_completed_run_is_left_alone_and_may_be_prolonged(copied):
     done = train(copied, *sets(save_steps=1), "--resume", steps=2)
     assert "nothing to go on with" in done.stderr
     assert copied.status() == before
+    shutil.rmtree(copied.run / "completions")
     budget = ["--set", "training.fast.max_tokens_per_micro_batch=40"]
     done = train(copied, *budget, *sets(save_steps=1), "--resume", steps=3)
     assert "changed: training.max_steps: 2 → 3" in done.stderr

@@ -1,11 +1,8 @@
 """What the trials of `workbench.py` mean, and what mends those that failed. Runs nothing."""
 
 import importlib.util
-import json
-import sys
 from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from grpo_cli.preflight.doctor.packages import CPU_COMPANIONS
@@ -22,64 +19,31 @@ _INSTALL_TORCH = (
 )
 
 
-def explain_imports(
-    results: dict[str, TrialResult], folder: Path | None = None
-) -> Iterator[Finding]:
+def explain_imports(results: dict[str, TrialResult]) -> Iterator[Finding]:
     """What the imports came to; those that went well share one line.
 
     Args:
         results: Of trials named `import:PACKAGE`.
-        folder: The current folder, whose own modules may hide a package.
     """
-    here = (folder or Path.cwd()).resolve()
     tried = {name.partition(":")[2]: r for name, r in results.items() if name.startswith("import:")}
-    hidden = {name: path for name in tried if (path := _find_shadow(name, here)) is not None}
     mended: dict[str, str] = {}
     for name, result in tried.items():
-        if name in hidden:
-            seen = (
-                f"{hidden[name].name} in this folder is imported instead of the installed package"
-            )
-            yield Finding(f"import {name}", "error", seen, f"rename {hidden[name]}")
-        elif result.error is not None:
-            yield _explain_import(name, result.error, hidden, mended)
-    fine = [name for name, result in tried.items() if result.error is None and name not in hidden]
+        if result.error is not None:
+            yield _explain_import(name, result.error, mended)
+    fine = [name for name, result in tried.items() if result.error is None]
     if fine:
         yield Finding("imports", "ok", f"{', '.join(fine)} can be imported")
 
 
-def _explain_import(
-    name: str, error: str, hidden: dict[str, Path], mended: dict[str, str]
-) -> Finding:
+def _explain_import(name: str, error: str, mended: dict[str, str]) -> Finding:
     """One import that failed; `mended` collects what mends each error seen so far."""
     level: FindingLevel = "error" if name in NEEDED else "warning"
-    guilty = [path for path in hidden.values() if str(path) in error]
-    if guilty:
-        return Finding(f"import {name}", level, error, f"rename {guilty[0]} first")
     fix = mended.get(error)
     if fix is None:
         fix = _mend_import(name, error)
         # Whatever fails with the same words fails because of this one.
         mended[error] = f"mend the import of {name} first: {fix}"
     return Finding(f"import {name}", level, error, fix)
-
-
-def _find_shadow(name: str, here: Path) -> Path | None:
-    """A file or package of the current folder that hides an installed one."""
-    if _is_editable(name) or here in map(Path, sys.path):
-        return None
-    if (here / name / "__init__.py").is_file():
-        return here / name
-    return here / f"{name}.py" if (here / f"{name}.py").is_file() else None
-
-
-def _is_editable(name: str) -> bool:
-    """Whether a package is installed as a link to its checkout, which may well be this folder."""
-    try:
-        text = metadata.distribution(name.replace("_", "-")).read_text("direct_url.json")
-    except metadata.PackageNotFoundError:
-        return False
-    return bool(text) and json.loads(text or "{}").get("dir_info", {}).get("editable", False)
 
 
 def _mend_import(name: str, error: str) -> str:

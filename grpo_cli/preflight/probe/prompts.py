@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from grpo_cli.errors import RecipeError
 from grpo_cli.preflight.finding import Finding
 from grpo_cli.rewards.contract import Batch
 from grpo_cli.rewards.scoring import Reward
@@ -58,9 +59,10 @@ def render(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> str:
     """A prompt as text, with everything the chat template adds."""
     if isinstance(prompt, str):
         return prompt
-    return tokenizer.apply_chat_template(
-        prompt, tokenize=False, add_generation_prompt=True, **(kwargs or {})
-    )
+    from grpo_cli.models.sampling import apply_template
+
+    options = {"add_generation_prompt": True, **(kwargs or {})}
+    return str(apply_template(tokenizer, prompt, tokenize=False, **options))
 
 
 def check_lengths(
@@ -168,8 +170,14 @@ def check_stop_tokens(
 
 def _end_of_turn(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> int | None:
     """The special token that the chat template writes right after an assistant's message."""
+    from grpo_cli.models.sampling import apply_template
+
     turn = [*prompt, {"role": "assistant", "content": _MARK}]
-    text = tokenizer.apply_chat_template(turn, tokenize=False, **(kwargs or {}))
+    try:
+        text = apply_template(tokenizer, turn, tokenize=False, **(kwargs or {}))
+    except RecipeError:
+        # Training never shows it an answer.
+        return None
     _, found, rest = text.rpartition(_MARK)
     if not found:
         return None

@@ -21,9 +21,11 @@ from grpo_cli.preflight.probe.device import find_device
 from grpo_cli.preflight.probe.judgement import CLIPPED, DEAD, WEAK
 from grpo_cli.preflight.probe.memory import estimate_memory, memory_inputs
 from grpo_cli.preflight.probe.session import ROWS, Session, spread
+from grpo_cli.preflight.probe.upstream_settings import check_upstream_settings
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.preflight.trial.procedure import try_rewards
 from grpo_cli.preflight.trial.table import TooSlowError
+from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, text_of
 from grpo_cli.rewards.scoring import Reward
@@ -49,6 +51,8 @@ def survey(session: Session, runs: Path, *, costly: bool) -> None:
     """
     processes, gpus = session.checked.num_processes, read_hardware().gpus
     session.add(risks.find_risks(risks.Setting(session.recipe, processes, gpus)))
+    cpu = pick_device(session.recipe.launch) == "cpu"
+    session.add(check_upstream_settings(session.recipe, cpu=cpu))
     _load_data(session)
     _look_at_prompts(session)
     if session.recipe.is_sampled:
@@ -270,6 +274,7 @@ def _estimate(session: Session, runs: Path) -> None:
     )
     if session.shape.saved_bytes_per_token is None:
         session.add([_uncounted()])
+    session.add(_check_sizes(recipe.model))
     inputs = memory_inputs(recipe, device, longest, session.sampled_at_once())
     session.probe.memory = estimate_memory(session.shape, inputs)
     session.probe.memory_available = device.available
@@ -278,6 +283,22 @@ def _estimate(session: Session, runs: Path) -> None:
     session.add(affordability.judge_memory(memory, device.available, recipe, plan, cuda=cuda))
     session.probe.disk = cost.estimate_disk(recipe, plan, session.shape)
     session.add(affordability.judge_disk(session.probe.disk, _free_disk(runs)))
+
+
+def _check_sizes(model: ModelConfig) -> Iterable[Finding]:
+    from grpo_cli.models.counting import find_other_sizes
+
+    others = find_other_sizes(model)
+    for name, (stored, wanted) in list(others.items())[:1]:
+        yield Finding(
+            "weights: sizes",
+            "error",
+            f"{len(others)} weights of {model.path} have other sizes than config.json gives them: {name} is "
+            f"{' × '.join(map(str, stored))}, and should be {' × '.join(map(str, wanted))}",
+            "correct config.json (hidden_size, vocab_size, …), or fetch both anew",
+            "they cannot be loaded",
+            "model.path",
+        )
 
 
 def _uncounted() -> Finding:

@@ -101,9 +101,11 @@ def test_a_floor_is_reached_by_what_only_rounding_keeps_below_it():
     assert falls_short(found, ["accuracy=0.3"]) == []
 
 
-def test_a_name_for_several_metrics_is_refused():
-    with pytest.raises(UsageError, match="no metric `accuracy`"):
-        falls_short(result(**{"accuracy/a": 1.0, "accuracy/b": 1.0}), ["accuracy=0"])
+def test_a_name_for_several_metrics_is_refused_but_accuracy_is_the_first():
+    with pytest.raises(UsageError, match="no metric `rewards`"):
+        falls_short(result(**{"rewards/a": 1.0, "rewards/b": 1.0}), ["rewards=0"])
+    found = result(**{"accuracy/a": 0.2, "accuracy/b": 1.0})
+    assert falls_short(found, ["accuracy=0.5"]) == ["accuracy of final is 0.2, below 0.5"]
 
 
 def test_a_gain_needs_a_baseline():

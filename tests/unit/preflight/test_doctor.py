@@ -389,16 +389,6 @@ def test_the_first_of_several_that_fail_alike_is_blamed(provide):
     assert only(found, "import peft").fix == f"mend the import of torchvision first: {uninstall}"
 
 
-def test_a_file_of_this_folder_that_hides_a_package(tmp_path, provide):
-    (tmp_path / "datasets.py").write_text("rows = []")
-    provide("trl", "from datasets import Dataset")
-    results = trials.run_trials(["import:datasets", "import:trl"])
-    found = list(verdicts.explain_imports(results, tmp_path))
-    assert levels(found) == {"import datasets": "error", "import trl": "error"}
-    assert only(found, "import datasets").fix == f"rename {tmp_path / 'datasets.py'}"
-    assert only(found, "import trl").fix == f"rename {tmp_path / 'datasets.py'} first"
-
-
 def test_a_package_that_misses_another(provide):
     provide("peft", "import a_package_nobody_has.part")
     found = only(verdicts.explain_imports(trials.run_trials(["import:peft"])), "import peft")

@@ -24,6 +24,7 @@ def attempt(tmp_path):
     """Tries the rewards of a recipe, given as YAML lines."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model" / "tokenizer.json").touch()
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
 
     def run(rewards, lines=ROWS, **options):
@@ -186,8 +187,8 @@ def test_rewards_under_a_condition_are_tried_where_it_holds(attempt):
 
 
 def test_tokens_are_counted_with_the_models_own_tokenizer(attempt):
-    """The folder has no tokenizer: what needs one says so."""
-    with pytest.raises(Exception, match="tokenizer"):
+    """The folder's tokenizer is an empty file: what needs one says so."""
+    with pytest.raises(Exception, match="one of its files is damaged"):
         attempt("- {kind: math}\n- {kind: soft_overlong, cache: 4}")
 
 

@@ -97,6 +97,13 @@ def test_hub_ids_stay_as_they_are(tmp_path):
     assert recipe.model.path == "Qwen/Qwen2.5-0.5B"
 
 
+def test_no_line_of_an_override_is_dropped(tmp_path):
+    path = write_recipe(tmp_path)
+    (said,) = messages(path, ["description=one\nseed: 3"])
+    assert "has a line that does not belong to the value" in said
+    assert load_recipe(path, ['description="one\\nseed: 3"']).description == "one\nseed: 3"
+
+
 def test_overrides_are_typed_and_reach_into_lists(tmp_path):
     path = write_recipe(tmp_path)
     recipe = load_recipe(

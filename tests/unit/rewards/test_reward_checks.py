@@ -19,6 +19,7 @@ def check(tmp_path):
     """The problems of a recipe with these rewards and rows."""
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tiny" / "tokenizer.json").touch()
     (tmp_path / "tiny" / "chat_template.jinja").write_text("{{ messages }}")
 
     def run(rewards, rows, **dataset):
