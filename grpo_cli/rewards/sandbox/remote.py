@@ -55,6 +55,7 @@ _ARITHMETIC = [
     for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
     for side in ("", "r")
 ]
+_MUTABLE = (list, dict, set, bytearray)
 _COMPARISONS = [f"__{name}__" for name in "eq lt le gt ge".split()]
 _READABLE = ("test", "collections", "random", "_io")
 """Modules of the classes whose objects a program may look into, where a test hands one over."""
@@ -109,9 +110,9 @@ def _forward(name: str) -> "Callable[..., Any]":
 
     def operate(self: Remote, *args: "Any") -> "Any":
         peer, _, _, plain = self._remote
-        args = tuple(each._remote[3][0] if _is_plain(each) else each for each in args)
-        if plain:
-            return operate_on(plain[0], name, args)
+        args = tuple(_plain_of(each) if _is_plain(each) else each for each in args)
+        if plain and name not in ("__setitem__", "__delitem__"):
+            return operate_on(_plain_of(self), name, args)
         if name in _COMPARISONS and type(args[0]) is not Remote:
             return NotImplemented
         return peer.ask("operate", self, name, list(args))
@@ -121,6 +122,23 @@ def _forward(name: str) -> "Callable[..., Any]":
 
 def _is_plain(value: object) -> bool:
     return type(value) is Remote and bool(value._remote[3])
+
+
+def _plain_of(value: Remote) -> "Any":
+    """The plain data of an object derived from it; as it is now, if it can change."""
+    peer, _, _, plain = value._remote
+    kind = type(plain[0])
+    if kind not in _MUTABLE:
+        return plain[0]
+    now = peer.ask("plain", value)
+    if type(now) is not kind:
+        raise TypeError(f"not a {kind.__name__} any more")
+    return now
+
+
+def _copy_plain(value: "Any") -> "Any":
+    kind = next(kind for kind in _MUTABLE if isinstance(value, kind))
+    return kind(value.items() if kind is dict else value)
 
 
 for _name in (*_UNARY, *_ITEMS, *_ARITHMETIC, *_COMPARISONS):
@@ -165,6 +183,7 @@ class Peer:
             "names": self._find,
             "operate": operate_on,
             "is": isinstance,
+            "plain": _copy_plain,
         }
         self._outside = (sys.stdout, sys.stdin, builtins.input)
 
@@ -270,7 +289,7 @@ class Peer:
         changes = [
             (place, each)
             for place, each in enumerate(args)
-            if type(each) in (list, dict, set, bytearray) and self.pack(each) != packed[1][1][place]
+            if type(each) in _MUTABLE and self.pack(each) != packed[1][1][place]
         ]
         return value, changes, printed.getvalue()
 
@@ -374,7 +393,7 @@ def describe_remote(value: "Any") -> "list[Any]":
     if type(value) is not Remote:
         return flatten(value, describe_remote)
     *_, name, plain = value._remote
-    return encode(plain[0]) if plain else ["o", name]  # type: ignore[return-value]
+    return encode(_plain_of(value), describe_remote) if plain else ["o", name]  # type: ignore[return-value]
 
 
 def _names_in(code: "CodeType") -> "list[str]":
