@@ -1,10 +1,13 @@
 """The tests of a row, read from its cell: what a program is given, and what is expected of it.
 
 Owns the forms in which datasets write tests. Where an assertion compares with something that can be
-computed here, the expected value stays here, and never comes near the program.
+computed here, the expected value stays here, and never comes near the program. What an assertion
+does with results is done out of the program's reach.
 """
 
 import ast
+import builtins
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +25,11 @@ _MAKERS: Mapping[str, Any] = {
     each.__name__: each for each in (set, frozenset, tuple, list, dict, sorted, float)
 }
 """What may be called in an expected value."""
+_LIBRARY = (
+    "bisect cmath collections copy datetime decimal fractions functools heapq itertools math operator random re \
+statistics string".split()
+)
+"""Modules that tests use without importing them, as their programs do."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,7 @@ def _read_snippet(text: str, function: str | None) -> list[Case]:
             setup.append(statement)
     if cases and isinstance(body[-1], ast.Assert):
         return cases
-    return [Case("run", check=Check("run", _write(body)))] if body else []
+    return [Case("run", check=_make_test(body))] if body else []
 
 
 def _inline_check(body: list[ast.stmt], function: str | None) -> list[ast.stmt]:
@@ -175,20 +183,71 @@ class _Rename(ast.NodeTransformer):
 
 
 def _make_assertion(setup: list[ast.stmt], statement: ast.Assert) -> Case:
-    before = _write(setup)
     match statement.test:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             for asked, expected in ((left, right), (right, left)):
                 known, value = _compute(expected)
                 if known:
-                    check = Check("value", before, ast.unparse(asked))
-                    return Case("value", check=check, expected=value)
+                    return Case("value", check=_ask(setup, asked), expected=value)
         case ast.Compare(
             left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None | True | False) as same]
         ):
-            check = Check("value", before, ast.unparse(left))
-            return Case("same", check=check, expected=same.value)
-    return Case("run", check=Check("run", _write([*setup, statement])))
+            return Case("same", check=_ask(setup, left), expected=same.value)
+    return Case("run", check=_make_test([*setup, statement]))
+
+
+def _ask(setup: list[ast.stmt], asked: ast.expr) -> Check:
+    """Asks for a value: the program's process if it is what a function of the program's returns."""
+    if _is_own_call(setup, asked):
+        return Check("value", _write(setup), ast.unparse(asked))
+    return _make_test(setup, asked)
+
+
+def _is_own_call(setup: list[ast.stmt], asked: ast.expr) -> bool:
+    """Whether an expression is `f(…)` or `Solution().f(…)` of a name that is the program's."""
+    names = []
+    while isinstance(asked, ast.Call | ast.Attribute):
+        names.append(isinstance(asked, ast.Call))
+        asked = asked.func if isinstance(asked, ast.Call) else asked.value
+    if not isinstance(asked, ast.Name) or not names or not names[0]:
+        return False
+    bound = {each.id for part in setup for each in ast.walk(part) if isinstance(each, ast.Name)}
+    is_library = hasattr(builtins, asked.id) or (len(names) > 1 and asked.id in _LIBRARY)
+    return not is_library and asked.id not in bound and not _defines(setup, asked.id)
+
+
+def _defines(body: list[ast.stmt], name: str) -> bool:
+    """Whether statements import a name, or define a function or class of it."""
+    kinds = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
+    return any(
+        name in {getattr(each, "name", None), *_imported(each)}
+        for part in body
+        for each in ast.walk(part)
+        if isinstance(each, kinds)
+    )
+
+
+def _imported(node: ast.AST) -> list[str]:
+    aliases = node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
+    return [(each.asname or each.name).partition(".")[0] for each in aliases]
+
+
+def _make_test(body: list[ast.stmt], asked: ast.expr | None = None) -> Check:
+    """A test for a process of its own, which imports what it uses of the library."""
+    nodes = [each for part in (*body, *([asked] if asked else [])) for each in ast.walk(part)]
+    bases = [(each.value, each.attr) for each in nodes if isinstance(each, ast.Attribute)]
+    used = {
+        base.id for base, name in bases if isinstance(base, ast.Name) and _is_library(base.id, name)
+    }
+    inside = {id(base) for base, _ in bases}
+    bare = {each.id for each in nodes if isinstance(each, ast.Name) and id(each) not in inside}
+    missing = sorted(name for name in used - bare if not _defines(body, name))
+    imports = "".join(f"import {name}\n" for name in missing)
+    return Check("test", imports + _write(body), ast.unparse(asked) if asked else "")
+
+
+def _is_library(name: str, attribute: str) -> bool:
+    return name in _LIBRARY and hasattr(importlib.import_module(name), attribute)
 
 
 def _compute(node: ast.expr) -> tuple[bool, Any]:

@@ -43,24 +43,27 @@ class CodeParams(RewardParams):
     variables, and nothing else of this machine that the kernel lets us hide.
     Range: {0, 1}, or [0, 1] with `credit: share`.
 
-    What protects: limits on time, memory, output and files everywhere. On Linux, as far as the
-    machine allows, also a root folder in memory with only the interpreter in it, no network, no
+    What protects: limits on time, memory, threads, output and files everywhere. On Linux, as far as
+    the machine allows, also a root folder in memory with only the interpreter in it, no network, no
     view of other processes (namespaces), a user id of its own (for root), no files but the
-    interpreter's (Landlock), no new processes and no sockets (seccomp). Containers often forbid
-    namespaces; the last two remain. Programs that need subprocesses or the network fail.
+    interpreter's (Landlock), no new processes, no sockets, no signals to others and no change of
+    rights, owners or times of files (seccomp). Containers often forbid namespaces; the last two
+    remain. Programs that need subprocesses or the network fail. Where a program could change the
+    user's files, end their processes or reach the network (macOS, old kernels in containers), none
+    is run unless you set `unprotected: true`.
 
     What does not: nothing guards against faults of the kernel, or measures time that does not
-    depend on a busy machine. Without both namespaces and Landlock (macOS, old kernels) a program
-    reads what the user who trains can read, and without seccomp it can open sockets and, on
-    macOS, leave processes behind or outlive a trainer that is killed. Without namespaces, files may
-    exceed their limit for a moment.
+    depend on a busy machine. Without namespaces, files and threads may exceed their limits for a
+    moment.
 
     What a program can fake: expected outputs and results never enter its process, nor does the
-    right side of `assert f(x) == literal`, so there it must know the answer. It does see the
-    text of all other assertions (`assert f(x)`, `abs(f(x) - 1) < 0.1`, loops in HumanEval's
-    `check`), and shares a process with them: ending early or printing earns nothing, but objects
-    whose comparisons always hold pass, and so does a program that searches its own process for
-    the proof those tests hand back.
+    right side of `assert f(x) == literal`, so there it must know the answer. All other assertions
+    (`assert sorted(f(x)) == [1]`, `abs(f(x) - 1) < 0.1`, loops in HumanEval's `check`) run in a
+    process of their own, which calls the program's functions and gets plain data back: a program
+    that replaces `abs` or `math`, or returns objects that equal everything, changes nothing there.
+    What it does decide is what its functions return, and how objects of its own classes compare
+    with each other. A test can hand over plain data, functions, and objects of classes that it
+    defines; coroutines cannot be handed back (`asyncio.run(f(x))` fails).
 
     Source: the forms of tests of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).
@@ -95,6 +98,8 @@ class CodeParams(RewardParams):
     packages: bool = False
     """Whether programs may import the packages installed here, and so read their files. Numpy asks
     for more memory than it uses: give `memory_mib: 4096`."""
+    unprotected: bool = False
+    """Whether to run programs on a machine that cannot protect itself from them."""
     solution: str | None = None
     """The column with programs known to be right; `grpo rewards test` runs them."""
 
@@ -103,16 +108,28 @@ class CodeParams(RewardParams):
         return (self.tests, self.function) if self.function else (self.tests,)
 
     def problems(self) -> list[tuple[str, str, str]]:
-        """Reports systems on which a program cannot be confined at all."""
-        if sys.platform in ("linux", "darwin"):
-            return []
-        return [
-            (
-                "kind",
-                f"programs cannot be confined on this system ({sys.platform})",
-                "train on Linux or macOS; on Windows, in WSL 2",
-            )
-        ]
+        """Reports systems on which a program cannot be confined at all, or not enough."""
+        if sys.platform not in ("linux", "darwin"):
+            message = f"programs cannot be confined on this system ({sys.platform})"
+            return [("kind", message, "train on Linux or macOS; on Windows, in WSL 2")]
+        from grpo_cli.rewards.sandbox.runner import describe_sandbox, is_protected
+
+        try:
+            if self.unprotected or is_protected():
+                return []
+        except RewardError as error:
+            return [
+                ("kind", str(error), "let this user start Python processes, or train elsewhere")
+            ]
+        message = (
+            "programs that the model writes could change your files or end your processes: this machine runs "
+            f"them {describe_sandbox()}"
+        )
+        fix = (
+            "train on Linux 5.13 or newer with Landlock and seccomp, or where namespaces are allowed; if "
+            "nothing on this machine is worth protecting, set `unprotected: true`"
+        )
+        return [("unprotected", message, fix)]
 
     def gold(self, batch: Batch, row: int) -> str | None:
         """The row's solution as a fenced block; the first one of a list."""
@@ -151,9 +168,8 @@ class CodeParams(RewardParams):
         from concurrent.futures import ThreadPoolExecutor
 
         from grpo_cli.rewards.kinds.trials import Trial
-        from grpo_cli.rewards.sandbox.runner import Limits, find_protections
+        from grpo_cli.rewards.sandbox.runner import Limits
 
-        find_protections()
         limits = Limits(
             seconds=self.seconds_per_test,
             memory_mib=self.memory_mib,

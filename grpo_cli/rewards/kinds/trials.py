@@ -56,7 +56,7 @@ class Trial:
         if case.kind == "stdin":
             return self._fault_of_text(result.stdout.decode(errors="replace"), case.expected)
         if case.kind == "run":
-            return "" if result.proved else "the program ended before the test did"
+            return "" if result.passed else "the program ended before the test did"
         return self._fault_of_value(result.value, case)
 
     def _fault_of_text(self, printed: str, expected: str) -> str:

@@ -1,6 +1,7 @@
-"""The child's side: one process that watches, and one that confines itself and runs the program.
+"""The child's side: a process that watches, and one that confines itself and runs the program.
 
-Owns their lives and the words they send to the runner. Both end when the trainer does.
+Owns their lives and the words they send to the runner. All end when the trainer does: the watching
+process, which no program can reach, is told by the kernel. A test adds a third, for the program.
 """
 
 # `signal` itself takes longer to import than everything else here.
@@ -11,7 +12,11 @@ import resource
 import sys
 
 from grpo_cli.rewards.sandbox.confinement import Confinement
-from grpo_cli.rewards.sandbox.execution import Job, run_job
+from grpo_cli.rewards.sandbox.execution import Job, run_job, run_program, run_test
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from grpo_cli.rewards.sandbox.remote import Peer
 
 READY = b"ready"
 """Sent before the program runs; anything else is why it could not be run."""
@@ -22,7 +27,15 @@ def main() -> None:
     settings = marshal.loads(bytes.fromhex(sys.argv[1]))
     status, job = settings["status"], Job(**settings["job"])
     confinement = Confinement(**settings["confinement"])
+    peer: type[Peer] | None = None
+    if job.is_tested:
+        # Now, as the confined process cannot read it; not before, as it takes time.
+        from grpo_cli.rewards.sandbox import remote
+
+        peer = remote.Peer
     try:
+        # An end that is asked for waits until it is known whom to end.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         confinement.prepare()
         if os.getppid() != settings["parent"]:
             os._exit(1)
@@ -32,15 +45,43 @@ def main() -> None:
     if child:
         _watch(child, (job.source, job.report))
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         confinement.apply()
+        # The first entry is where this module was found.
+        sys.path = [*sys.path[1:], *confinement.packages]
+        _run(job, status, confinement, peer)
     except OSError as error:
         _stop(status, error)
+
+
+def _run(job: Job, status: int, confinement: Confinement, peer: "type[Peer] | None") -> None:
+    """Gives up the last rights, and runs the program; with a test, in a process of its own."""
+    if peer is None:
+        confinement.deny_calls()
+        _begin(status)
+        run_job(job)
+        return
+    text = job.read_program()
+    confinement.hide(True)
+    asked, answered = os.pipe(), os.pipe()
+    program = os.fork()
+    if not program:
+        for descriptor in (job.source, job.report, status, asked[1], answered[0]):
+            os.close(descriptor)
+        confinement.hide(False)
+        confinement.bind_to_parent()
+        confinement.deny_calls()
+        run_program(text, lambda names: peer(asked[0], answered[1], names))
+    for descriptor in (asked[0], answered[1]):
+        os.close(descriptor)
+    confinement.deny_calls()
+    _begin(status)
+    run_test(job, peer(answered[0], asked[1]), program)
+
+
+def _begin(status: int) -> None:
     os.write(status, READY)
     os.close(status)
-    # The first entry is where this module was found.
-    sys.path = [*sys.path[1:], *confinement.packages]
-    run_job(job)
 
 
 def _stop(status: int, error: OSError) -> None:
@@ -55,6 +96,7 @@ def _watch(child: int, descriptors: tuple[int, ...]) -> None:
         os.kill(child, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     # What stays open here would keep the runner waiting for more; the status pipe does, so that
     # it waits for this process too.
     nothing = os.open(os.devnull, os.O_RDWR)

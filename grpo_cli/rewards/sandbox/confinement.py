@@ -58,15 +58,16 @@ class Confinement:
         """The steps that must be taken before the process is made in which the program runs."""
         if sys.platform != "linux":
             return
-        kernel.die_with_parent()
         kernel.adopt_orphans()
         if self.is_namespaced:
             kernel.enter_namespaces(with_user="user_namespaces" in self.protections)
+        # Not before: the kernel forgets it when rights change. The watching process is asked to
+        # end, and ends the program first, which may have asked the kernel to forget its own.
+        kernel.die_with_parent(kernel.TERMINATE)
 
     def apply(self) -> None:
-        """The steps of the process itself, up to the last right it needs for them."""
-        if sys.platform == "linux":
-            kernel.die_with_parent()
+        """The steps of the process itself, but for `deny_calls`."""
+        self.bind_to_parent()
         place = self.folder
         if self.is_namespaced:
             kernel.mount_private_root(self.folder, self.file_mib, self._seen())
@@ -79,13 +80,23 @@ class Confinement:
         if sys.platform == "linux":
             kernel.forbid_new_privileges()
             kernel.drop_capabilities()
-            kernel.die_with_parent()
+        self.bind_to_parent()
         self._limit()
-        self._deny(place)
-
-    def _deny(self, place: str) -> None:
         if "landlock" in self.protections:
             kernel.restrict_files(self._seen(), [place])
+
+    def bind_to_parent(self) -> None:
+        """Has the kernel end this process when its parent ends; once more after every fork."""
+        if sys.platform == "linux":
+            kernel.die_with_parent(kernel.KILL)
+
+    def hide(self, is_hidden: bool) -> None:
+        """Keeps other processes of the user from looking into this one, or lets them again."""
+        if sys.platform == "linux":
+            kernel.set_dumpable(not is_hidden)
+
+    def deny_calls(self) -> None:
+        """The last step, after which this process starts no other."""
         if "seccomp" in self.protections:
             code = build_filter(os.getpid())
             if code is None:

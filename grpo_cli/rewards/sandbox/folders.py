@@ -1,6 +1,6 @@
-"""The working folder of a program: how much it holds, and its end.
+"""What a program holds on this machine: its working folder, files without names, threads.
 
-Owns walking a tree that a hostile program made: deep, large, locked, full of links.
+Owns walking a tree that a hostile program made: deep, large, locked, full of links; and removing it.
 """
 
 import contextlib
@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 MOST_ENTRIES = 2000
 """Files and folders a working folder may hold; bounds the walk too."""
@@ -24,11 +24,18 @@ def working_folder() -> Iterator[str]:
         _remove(folder)
 
 
-def is_over(folder: str, most_bytes: int) -> bool:
-    """Whether the files below a folder take more than this, or are more than it may hold."""
-    size = entries = 0
+def is_over(folder: str, most_bytes: int, pids: Sequence[int] = (), file_bytes: int = 0) -> bool:
+    """Whether files take more than this, or are more than a working folder may hold.
+
+    Args:
+        folder: The working folder, with all below it.
+        most_bytes: How much files may take.
+        pids: Processes whose deleted files count too.
+        file_bytes: Size that a deleted file counts as if only a mapping of it is left.
+    """
+    size, entries = sum(_deleted_bytes(pid, folder, file_bytes) for pid in pids), 0
     waiting = [folder]
-    while waiting:
+    while waiting and size <= most_bytes:
         # What vanishes, or is locked against us, is the program's business: it is counted later.
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as found:
             for entry in found:
@@ -38,7 +45,41 @@ def is_over(folder: str, most_bytes: int) -> bool:
                     return True
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
-    return False
+    return size > most_bytes
+
+
+def find_descendants(pid: int) -> list[int]:
+    """The processes that a process and its descendants started (Linux)."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
+        own = [int(each) for each in file.read().split()]
+        return own + [inner for each in own for inner in find_descendants(each)]
+    return []
+
+
+def count_threads(pids: Sequence[int]) -> int:
+    """The threads of these processes, those that ended left out."""
+    count = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            count += os.stat(f"/proc/{pid}/task").st_nlink - 2
+    return count
+
+
+def _deleted_bytes(pid: int, folder: str, file_bytes: int) -> int:
+    """What the files take that a process keeps, open or mapped, after it deleted them."""
+    sizes: dict[int, int] = {}
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as found:
+        for entry in found:
+            with contextlib.suppress(OSError):
+                seen = entry.stat()
+                if not seen.st_nlink and os.readlink(entry.path).startswith(folder):
+                    sizes[seen.st_ino] = seen.st_blocks * 512
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
+        for line in file:
+            parts = line.split(maxsplit=5)
+            if len(parts) == 6 and parts[5].startswith(folder) and line.endswith(" (deleted)\n"):
+                sizes.setdefault(int(parts[4]), file_bytes)
+    return sum(sizes.values())
 
 
 def _size_of(entry: os.DirEntry[str]) -> int:

@@ -20,8 +20,8 @@ _READ_ONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _KEPT_FLAGS = 2 | 4 | 8 | 1024 | 2048
 """nosuid, nodev, noexec, noatime, nodiratime: a user namespace may not clear them on a remount."""
 _RELATIME_SEEN, _RELATIME = 4096, 1 << 21
-_DEATH_SIGNAL, _SECCOMP, _SUBREAPER, _NO_NEW_PRIVILEGES = 1, 22, 36, 38
-_KILL = 9
+_DEATH_SIGNAL, _DUMPABLE, _SECCOMP, _SUBREAPER, _NO_NEW_PRIVILEGES = 1, 4, 22, 36, 38
+KILL, TERMINATE = 9, 15
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _LANDLOCK_READ = 1 | 4 | 8
 _LANDLOCK_FILE = 1 | 2 | 4 | 1 << 14
@@ -41,9 +41,14 @@ def check(result: int, what: str) -> int:
     return result
 
 
-def die_with_parent() -> None:
-    """Lets the kernel kill this process when its parent ends; to be called after changing users."""
-    check(_libc.prctl(_DEATH_SIGNAL, _KILL, 0, 0, 0), "death signal")
+def die_with_parent(number: int) -> None:
+    """Has the kernel send this process a signal when its parent ends; to be called after changing users."""
+    check(_libc.prctl(_DEATH_SIGNAL, number, 0, 0, 0), "death signal")
+
+
+def set_dumpable(value: bool) -> None:
+    """Sets whether processes of the same user may read this one's memory and open files."""
+    check(_libc.prctl(_DUMPABLE, int(value), 0, 0, 0), "dumpable")
 
 
 def adopt_orphans() -> None:

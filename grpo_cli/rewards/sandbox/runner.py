@@ -26,9 +26,14 @@ from typing import Any, Literal, get_args
 
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.sandbox.child import READY
-from grpo_cli.rewards.sandbox.confinement import Confinement
+from grpo_cli.rewards.sandbox.confinement import TASKS, Confinement
 from grpo_cli.rewards.sandbox.execution import Job
-from grpo_cli.rewards.sandbox.folders import is_over, working_folder
+from grpo_cli.rewards.sandbox.folders import (
+    count_threads,
+    find_descendants,
+    is_over,
+    working_folder,
+)
 from grpo_cli.rewards.sandbox.values import Opaque, decode
 
 Protection = Literal["namespaces", "user_namespaces", "other_user", "landlock", "seccomp"]
@@ -36,7 +41,7 @@ Protection = Literal["namespaces", "user_namespaces", "other_user", "landlock", 
 `user_namespaces`: the same without privileges; `other_user`: a user id nobody else has;
 `landlock`: no files but the interpreter's; `seccomp`: no processes, sockets and the like."""
 PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
-Outcome = Literal["ended", "timeout", "flood", "disk"]
+Outcome = Literal["ended", "timeout", "flood", "disk", "threads"]
 
 START_S = 60.0
 """Longest a child may take before it runs the program, on a machine that is very busy."""
@@ -44,7 +49,6 @@ _STOP_S = 2.0
 _LOOK_S = 0.05
 _USERS = range(61184, 65520)
 """User ids that systemd keeps for services without a name; no file belongs to them."""
-_PROOF_BYTES = 32
 _BOOT = "import sys; sys.path.insert(0, sys.argv[2]); from grpo_cli.rewards.sandbox.child import main; main()"
 _OPTIONS = "-s -S -P -B -X utf8 -c".split()
 _ROOT = str(Path(__file__).parents[3])
@@ -72,12 +76,13 @@ class Limits:
 class Check:
     """What to do after a program has run."""
 
-    kind: Literal["value", "call", "run"]
-    """The value of an expression, or of a call, is reported; or `setup` is run, and must not raise."""
+    kind: Literal["value", "call", "test"]
+    """The value of an expression, or of a call, is asked of the program's process; or a test is run in
+    a process of its own, which calls the program's functions: it must not raise."""
     setup: str = ""
-    """Statements run first."""
+    """Statements run first; of a test, all of it."""
     text: str = ""
-    """The expression, or the function's name."""
+    """The function's name, or the expression whose value is reported, by a test too."""
     arguments: list[Any] = field(default_factory=list)
     """Of the call; plain data."""
 
@@ -97,8 +102,8 @@ class ProgramResult:
     """Why it did not end well; empty where it did."""
     value: Any
     """What the check reported, as plain data; `Opaque` where it did not."""
-    proved: bool
-    """Whether a check of kind `run` came to its end."""
+    passed: bool
+    """Whether a check of kind `test` came to its end."""
 
 
 def run_program(
@@ -132,6 +137,14 @@ def find_protections() -> tuple[Protection, ...]:
     if fault := _try(chosen):
         raise RewardError(f"the sandbox does not run on this machine: {fault}")
     return chosen
+
+
+def is_protected() -> bool:
+    """Whether a program can neither change the user's files nor reach their processes or the network."""
+    found = find_protections()
+    if "namespaces" in found or "user_namespaces" in found:
+        return True
+    return "seccomp" in found and ("landlock" in found or "other_user" in found)
 
 
 def describe_sandbox() -> str:
@@ -172,21 +185,21 @@ def _run(
     check: Check | None,
     protections: tuple[Protection, ...],
 ) -> ProgramResult:
-    proof = secrets.token_hex(_PROOF_BYTES)
     checking = b"" if check is None else marshal.dumps(asdict(check))
     try:
         with (
             working_folder() as folder,
             _sealed_file(stdin) as given,
-            _sealed_file(program + checking + proof.encode()) as source,
+            _sealed_file(program + checking) as source,
         ):
             confinement = _confine(protections, folder, limits)
-            job = Job(source, len(program), len(checking), -1)
+            is_tested = check is not None and check.kind == "test"
+            job = Job(source, len(program), len(checking), is_tested, -1)
             with _Child(confinement, job, given) as child:
                 outcome = child.read(limits)
     except OSError as error:
         raise RewardError(f"the sandbox could not start a process: {error}") from error
-    return _judge(child, outcome, limits, proof)
+    return _judge(child, outcome, limits)
 
 
 def _confine(protections: tuple[Protection, ...], folder: str, limits: Limits) -> Confinement:
@@ -292,19 +305,21 @@ class _Child:
         return self.read_bytes["status"] == READY
 
     def _read_all(self, limits: Limits) -> Outcome:
-        deadline, ready = self.started + START_S, False
+        deadline, ready, look = self.started + START_S, False, 0.0
         while self._selector.get_map():
             if self.is_ready and not ready:
                 self.started, ready = time.monotonic(), True
                 deadline = self.started + limits.seconds
-            rest = deadline - time.monotonic()
-            if rest <= 0:
+            now = time.monotonic()
+            if now >= deadline:
                 return "timeout"
-            events = self._selector.select(min(rest, _LOOK_S))
+            events = self._selector.select(min(deadline - now, _LOOK_S))
             if any(self._read_some(key, limits.output_bytes) for key, _ in events):
                 return "flood"
-            if self._is_disk_full(limits.file_mib):
-                return "disk"
+            if ready and now >= look:
+                look = now + _LOOK_S
+                if broken := self._find_excess(limits.file_mib):
+                    return broken
             if not events and self.process.poll() is not None:
                 break
         # The watching process kept one end open until its own end, so this does not wait.
@@ -319,11 +334,21 @@ class _Child:
         self.read_bytes[key.data] += part
         return len(self.read_bytes[key.data]) > most
 
-    def _is_disk_full(self, mib: int) -> bool:
-        # A private root has its own size; else nothing but looking keeps many files from adding up.
-        if self._confinement.is_namespaced:
-            return False
-        return is_over(self._confinement.folder, mib * 1024 * 1024)
+    def _find_excess(self, mib: int) -> Outcome | None:
+        """The limit that is broken, of those that the kernel does not hold here."""
+        protections, size = self._confinement.protections, mib * 1024 * 1024
+        if self._confinement.is_namespaced and "other_user" in protections:
+            return None
+        pids = find_descendants(self.process.pid)
+        if "other_user" not in protections and count_threads(pids) > TASKS:
+            return "threads"
+        # A private root has a size of its own.
+        is_bounded = self._confinement.is_namespaced
+        return (
+            None
+            if is_bounded or not is_over(self._confinement.folder, size, pids, size)
+            else "disk"
+        )
 
     def _end(self) -> None:
         """Asks the watching process to end all; kills its group where it does not."""
@@ -349,7 +374,7 @@ class _Child:
         return hasattr(self, "process")
 
 
-def _judge(child: _Child, outcome: Outcome, limits: Limits, proof: str) -> ProgramResult:
+def _judge(child: _Child, outcome: Outcome, limits: Limits) -> ProgramResult:
     report = _read_report(bytes(child.read_bytes["report"]))
     code = child.process.returncode
     return ProgramResult(
@@ -360,8 +385,7 @@ def _judge(child: _Child, outcome: Outcome, limits: Limits, proof: str) -> Progr
         seconds=child.seconds,
         reason=_reason(outcome, code, report, limits),
         value=_value(report),
-        proved=outcome == "ended"
-        and secrets.compare_digest(_text(report, "proof"), proof.encode()),
+        passed=outcome == "ended" and report.get("passed") is True,
     )
 
 
@@ -392,6 +416,8 @@ def _reason(outcome: Outcome, code: int, report: dict[str, Any], limits: Limits)
         return f"wrote more than {limits.output_bytes // 1024} KiB"
     if outcome == "disk":
         return f"wrote files of more than {limits.file_mib} MiB"
+    if outcome == "threads":
+        return f"ran more than {TASKS} threads"
     if "error" in report:
         return _text(report, "error")[:300].decode(errors="replace")
     if code == -signal.SIGXCPU:

@@ -6,12 +6,14 @@ which objects of a program's own classes are `Opaque` and equal to nothing.
 
 from _json import encode_basestring_ascii as _quote
 
-_SEQUENCES = (("l", list), ("t", tuple))
-
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+
+_SEQUENCES: "dict[str, Callable[..., Any]]" = {"l": list, "t": tuple, "s": set, "z": frozenset}
+_MARKS: "dict[Any, str]" = {kind: mark for mark, kind in _SEQUENCES.items()}
 
 
 class Opaque:
@@ -24,31 +26,49 @@ class Opaque:
         return f"an object of class {self._name}"
 
 
-def encode(value: object) -> object:
-    """A value as JSON can hold it; subclasses count as what they are derived from."""
-    if value is None or isinstance(value, bool):
+def encode(value: "Any", describe: "Callable[[Any], object] | None" = None) -> object:
+    """A value as JSON can hold it.
+
+    Args:
+        value: The value.
+        describe: Encodes what is not plain data; by default `flatten`.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, str):
         return value
+    if kind is int:
+        return ["i", hex(value)]
+    if kind is float:
+        return ["f", repr(value)]
+    if kind is complex:
+        return ["c", repr(value.real), repr(value.imag)]
+    if kind is bytes or kind is bytearray:
+        return ["b" if kind is bytes else "a", value.hex()]
+    if kind in _MARKS:
+        return [_MARKS[kind], [encode(item, describe) for item in value]]
+    if kind is dict:
+        return [
+            "d",
+            [[encode(key, describe), encode(item, describe)] for key, item in value.items()],
+        ]
+    return describe(value) if describe is not None else flatten(value)
+
+
+def flatten(value: "Any", describe: "Callable[[Any], object] | None" = None) -> "Any":
+    """An object as the plain data that it is derived from; ["o", its class] if there is none."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
         return ["i", hex(int.__index__(value))]
     if isinstance(value, float):
         return ["f", float.__repr__(value)]
-    if isinstance(value, complex):
-        return ["c", repr(value.real), repr(value.imag)]
-    if isinstance(value, bytes | bytearray):
-        return ["b", value.hex()]
-    return _encode_many(value)
-
-
-def _encode_many(value: object) -> object:
-    for mark, kind in _SEQUENCES:
+    for kind in (complex, bytes, bytearray, *_MARKS):
         if isinstance(value, kind):
-            return [mark, [encode(item) for item in value]]
-    if isinstance(value, set | frozenset | type({}.keys())):
-        return ["s", [encode(item) for item in value]]
+            return encode(kind(value), describe)
+    if isinstance(value, type({}.keys())):
+        return encode(set(value), describe)
     if isinstance(value, dict):
-        return ["d", [[encode(key), encode(item)] for key, item in value.items()]]
+        return encode(dict(value.items()), describe)
     if hasattr(value, "as_integer_ratio"):
         numerator, denominator = value.as_integer_ratio()
         return ["q", hex(int(numerator)), hex(int(denominator))]
@@ -66,19 +86,26 @@ def write_json(value: object) -> str:
     return {None: "null", True: "true", False: "false"}[value]  # type: ignore[index]
 
 
-def decode(written: object) -> object:
-    """What `encode` made of a value; `Opaque` for all it would not have written."""
+def decode(written: object, resolve: "Callable[..., object] | None" = None) -> object:
+    """What `encode` made of a value; `Opaque` for all it would not have written.
+
+    Args:
+        written: What was read.
+        resolve: Decodes the marks that are not plain data's.
+    """
     if written is None or isinstance(written, bool | str):
         return written
     try:
-        return _decode_marked(*written)  # type: ignore[misc]
+        return _decode_marked(resolve, *written)  # type: ignore[misc]
     except (TypeError, ValueError, LookupError, ArithmeticError):
         return Opaque("unknown")
 
 
-def _decode_marked(mark: str, *parts: "Any") -> object:
-    if mark in "ltsd":
-        return _decode_many(mark, parts[0])
+def _decode_marked(resolve: "Callable[..., object] | None", mark: str, *parts: "Any") -> object:
+    if mark in _SEQUENCES:
+        return _SEQUENCES[mark](decode(item, resolve) for item in parts[0])
+    if mark == "d":
+        return {decode(key, resolve): decode(item, resolve) for key, item in parts[0]}
     if mark == "i":
         return int(parts[0], 16)
     if mark == "f":
@@ -87,16 +114,13 @@ def _decode_marked(mark: str, *parts: "Any") -> object:
         return complex(float(parts[0]), float(parts[1]))
     if mark == "b":
         return bytes.fromhex(parts[0])
+    if mark == "a":
+        return bytearray.fromhex(parts[0])
     if mark == "q":
         # Here, as programs start without it.
         from fractions import Fraction
 
         return Fraction(int(parts[0], 16), int(parts[1], 16))
+    if resolve is not None:
+        return resolve(mark, *parts)
     return Opaque(str(parts[0])[:80] if mark == "o" and parts else "unknown")
-
-
-def _decode_many(mark: str, items: "list[Any]") -> object:
-    if mark == "d":
-        return {decode(key): decode(item) for key, item in items}
-    found = [decode(item) for item in items]
-    return {"l": list, "t": tuple, "s": frozenset}[mark](found)

@@ -247,3 +247,74 @@ def test_other_systems_are_refused(monkeypatch):
     assert (path, "win32" in message) == ("kind", True)
     with pytest.raises(RewardError, match="cannot be confined"):
         CodeParams().build(CONTEXT)
+
+
+LIBRARY = """
+import collections, datetime, sys
+class Stack(list):
+    def put(self, x): self.append(x); return self
+class Point:
+    def __init__(self, x): self.x = x
+    def __eq__(self, other): return self.x == other.x
+    def __add__(self, other): return Point(self.x + other.x)
+Pair = collections.namedtuple("Pair", "a b")
+class Own(ValueError): pass
+def fill(xs, n): xs.append(n); xs[0].append(n)
+def fail(n): raise Own(n)
+def count(n):
+    for i in range(n): yield i
+def day(): return datetime.date(2020, 1, 2)
+def apply(f, *args, **kwargs): return f(*args, **kwargs)
+def depth(node): return 0 if node is None else 1 + max(depth(node.left), depth(node.right))
+def main(): print(int(input()) * 2)
+def total(n): return {n: {(n, 1.5), None}}
+np = 3
+"""
+TESTED = {
+    "changed arguments": "xs = [[], 1]\nassert fill(xs, 2) is None and xs == [[2], 1, 2]",
+    "objects": "p = Point(2)\np.x += 1\nassert p.x == 3 and p == Point(3) and (p + p).x == 6 and p != Point(1)\n"
+    "assert isinstance(p, Point) and not isinstance(3, Point)\npass",
+    "subclasses": "s = Stack()\nassert len(s.put(1).put(2)) == 2 and s == [1, 2]\n"
+    "s.append(3)\ns[0] = 0\nassert s == [0, 2, 3]\n"
+    "assert isinstance(s, list) and Pair(1, b=2).b == 2 and Pair(1, 2) == (1, 2)\npass",
+    "exceptions": "try:\n    fail(3)\n    assert False\nexcept Own as e:\n    assert str(e) == '3'\n"
+    "try: fail(3)\nexcept ValueError: pass\nelse: assert False\ntry: fill(None, 1)\n"
+    "except AttributeError: pass",
+    "generators": "assert sum(count(4)) > 5 and list(count(3)) == [0, 1, 2]",
+    "library": "import datetime\nassert datetime.timedelta(1) + day() == datetime.date(2020, 1, 3)",
+    "functions": "assert apply(lambda a, b: a - b, 5, b=2) + 0 == 3 and list(map(str, count(2))) == ['0', '1']",
+    "objects of the test": "class Node:\n    def __init__(self, l=None, r=None): self.left, self.right = l, r\n"
+    "for n in [Node(Node(), Node(None, Node()))]:\n    assert depth(n) == 3",
+    "redirected": "import contextlib, io, sys\nout = io.StringIO()\nsys.stdin = io.StringIO('21')\n"
+    "with contextlib.redirect_stdout(out): main()\nassert out.getvalue() == '42\\n'\npass",
+    "types": "assert type(total(2)[2]) is set and total(2) == {2: {(2, 1.5), None}}",
+    "constants": "assert np + 1 == 4",
+    "wrapped": ["assert len(total(1)) == 1", "assert sorted(count(3), reverse=True) == [2, 1, 0]"],
+}
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_tests_use_programs_as_if_they_ran_beside_them(name):
+    result = score(LIBRARY, TESTED[name])
+    assert result.value == 1.0, result.reason
+
+
+def test_machines_without_protection_run_nothing_unless_told_to(monkeypatch):
+    runner = pytest.importorskip("grpo_cli.rewards.sandbox.runner")
+    for found in [(), ("landlock",), ("seccomp",), ("other_user",)]:
+        monkeypatch.setattr(runner, "find_protections", lambda found=found: found)
+        [(path, message, fix)] = CodeParams().problems()
+        assert path == "unprotected"
+        assert "could change your files" in message
+        assert "`unprotected: true`" in fix
+        with pytest.raises(RewardError, match="could change your files"):
+            CodeParams().build(CONTEXT)
+        assert not CodeParams(unprotected=True).problems()
+    for found in [
+        ("namespaces",),
+        ("user_namespaces",),
+        ("landlock", "seccomp"),
+        ("other_user", "seccomp"),
+    ]:
+        monkeypatch.setattr(runner, "find_protections", lambda found=found: found)
+        assert not CodeParams().problems()

@@ -29,9 +29,17 @@ CONTAINER = tuple(each for each in ("landlock", "seccomp") if each in FULL)
 """What is left in a container that forbids namespaces."""
 
 
-@pytest.fixture(params=["full", pytest.param("container", marks=pytest.mark.slow)])
+USER = ("user_namespaces", *CONTAINER)
+"""What a user without privileges gets."""
+
+
+@pytest.fixture(
+    params=["full", *(pytest.param(name, marks=pytest.mark.slow) for name in ("container", "user"))]
+)
 def level(request, monkeypatch):
-    protections = {"full": FULL, "container": CONTAINER}[request.param]
+    protections = {"full": FULL, "container": CONTAINER, "user": USER}[request.param]
+    if request.param == "user" and runner._try(USER):
+        pytest.skip("user namespaces do not work here")
     if request.param == "container" and len(CONTAINER) < 2:
         pytest.skip("Landlock or seccomp does not work here")
     return use(monkeypatch, protections)
@@ -158,6 +166,121 @@ def test_a_program_harms_nothing(name, level):
     assert reason in score.reason
 
 
+F_SETOWN_ATTACK = """
+import ctypes, fcntl, os, signal, struct, time
+read, write = os.pipe()
+pid = {pid}
+for ask in (
+    lambda: fcntl.fcntl(read, fcntl.F_SETOWN, pid),
+    lambda: fcntl.fcntl(read, 15, struct.pack("ii", 1, pid)),
+    lambda: ctypes.CDLL(None).ioctl(read, 0x8901, struct.pack("i", pid)),
+):
+    try: ask()
+    except OSError: pass
+for ask in (
+    lambda: fcntl.fcntl(read, fcntl.F_SETSIG, signal.SIGKILL),
+    lambda: fcntl.fcntl(read, fcntl.F_SETFL, fcntl.fcntl(read, fcntl.F_GETFL) | os.O_ASYNC),
+    lambda: os.write(write, b"x"),
+):
+    try: ask()
+    except OSError: pass
+time.sleep(0.2)
+"""
+
+
+def test_files_signal_nobody(level):
+    sleeper = subprocess.Popen(["sleep", "600"])
+    try:
+        score = attack(F_SETOWN_ATTACK.replace("{pid}", str(sleeper.pid)), seconds_per_test=20)
+        assert score.value == 0.0
+        assert sleeper.poll() is None
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+META = """
+import ctypes, os
+path = {path!r}.encode()
+libc = ctypes.CDLL(None)
+for act in (
+    lambda: os.chmod(path, 0o777),
+    lambda: os.utime(path, (1, 1)),
+    lambda: os.chown(path, 1, 1),
+    lambda: os.setxattr(path, "user.grpo", b"x"),
+    lambda: os.truncate(path, 0),
+    lambda: libc.chmod(path, 0o777),
+    lambda: libc.syscall(452, -100, path, 0o777, 0),
+):
+    try: act()
+    except OSError: pass
+"""
+
+
+def test_rights_times_and_owners_of_files_cannot_be_changed(level, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_USERS", [os.getuid()])
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    before = victim.stat()
+    attack(META.replace("{path!r}", repr(str(victim))), seconds_per_test=20)
+    after = victim.stat()
+    assert (after.st_mode, after.st_mtime, after.st_uid) == (
+        before.st_mode,
+        before.st_mtime,
+        before.st_uid,
+    )
+    assert not os.listxattr(victim)
+    assert victim.read_text() == "kept"
+
+
+@pytest.mark.parametrize("flags", ["os.O_RDONLY | os.O_TRUNC", "3 | os.O_TRUNC"])
+def test_files_that_may_be_read_cannot_be_emptied(flags, level, tmp_path, monkeypatch):
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "module.py").write_text("kept")
+    monkeypatch.setattr(runner, "_package_folders", lambda: (str(library),))
+    program = f"import os\nos.open({str(library / 'module.py')!r}, {flags})"
+    assert attack(program, packages=True, seconds_per_test=20).value == 0.0
+    assert (library / "module.py").read_text() == "kept"
+
+
+THREADS = """
+import threading, time
+threading.stack_size(32768)
+for _ in range(700): threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
+time.sleep(1e6)
+"""
+UNLINKED = """
+import mmap, os, time
+kept = []
+for n in range(40):
+    with open(str(n), "wb+") as f:
+        for _ in range(8): f.write(bytes(10**6))
+        f.flush()
+        kept.append({keep})
+        os.unlink(str(n))
+    time.sleep(0.02)
+time.sleep(1e6)
+"""
+
+
+def test_threads_are_counted(level):
+    reason = attack(THREADS, seconds_per_test=30, memory_mib=2048).reason
+    assert "ran more than 128 threads" in reason or "can't start new thread" in reason
+
+
+@pytest.mark.parametrize("keep", ["os.dup(f.fileno())", "mmap.mmap(f.fileno(), 4096)"])
+def test_files_without_names_are_counted(keep, level):
+    reason = attack(UNLINKED.replace("{keep}", keep), seconds_per_test=30).reason
+    assert "No space left" in reason or "wrote files of more than 8 MiB" in reason
+
+
+def test_files_of_a_process_cannot_be_hidden(level):
+    for call in ("prctl(4, 0, 0, 0, 0)", "prctl(1, 0, 0, 0, 0)", "close_range(90, 99, 2)"):
+        program = f"import ctypes, sys\nprint('wrong' if ctypes.CDLL(None).{call} else 'right')"
+        assert "printed 'wrong'" in attack(program, seconds_per_test=20).reason, call
+
+
 def test_many_small_files_are_stopped(level):
     program = "n = 0\nwhile True:\n  n += 1\n  with open(str(n), 'wb') as f: f.write(bytes(50_000))"
     score = attack(program, seconds_per_test=10)
@@ -243,8 +366,9 @@ def test_daemons_end_with_the_program_without_seccomp_too(protections, monkeypat
     if runner._try(protections):
         pytest.skip("does not work here")
     use(monkeypatch, protections)
-    assert attack(DAEMON).value == 0.0
-    assert attack(DAEMON.replace("os._exit(0)\n", "") + "time.sleep(1e6)").value == 0.0
+    assert attack(DAEMON, unprotected=True).value == 0.0
+    endless = DAEMON.replace("os._exit(0)\n", "") + "time.sleep(1e6)"
+    assert attack(endless, unprotected=True).value == 0.0
 
 
 def test_a_fork_bomb_without_seccomp_is_counted_and_ended(monkeypatch):
@@ -263,6 +387,16 @@ def test_many_small_files_in_user_namespaces_have_a_size_too(monkeypatch):
     assert "Error" in attack(program).reason
 
 
+WRAPPED = [
+    "assert abs(f(3) - 9) < 1",
+    "import math\nassert math.isclose(f(3), 9)",
+    "assert math.isclose(f(3), 9)",
+    "assert math.isclose(f(3), 9) == True",
+    "assert math.fabs(f(3) - 9) < 1",
+    "assert (f(3) == 9) is True",
+    "for a, b in zip(map(f, [2, 3]), [4, 9]):\n    assert a == b",
+    "assert [f(x) for x in range(3)] == [x * x for x in range(3)]",
+]
 ASSERTS = ["assert f(2) == 4", "assert abs(f(3) - 9) < 1", "assert f(4) == 16"]
 FORGERS = {
     "exit": "import sys; sys.exit(0)",
@@ -273,7 +407,7 @@ FORGERS = {
     "writes everywhere": """
 import os
 for fd in range(64):
-    for said in (b'ready', b'{"proof": true}', b'{"proof": ""}', b'{"value": true}'):
+    for said in (b'ready', b'{"passed": true}', b'["ready"]', b'{"value": true}'):
         try: os.write(fd, b'\\n' + said + b'\\n')
         except OSError: pass
 os._exit(0)
@@ -287,6 +421,28 @@ os._exit(0)
     "builtins.compile = builtins.exec",
     "own builtins": "import builtins\nbuiltins.abs = lambda x: 0\ndef f(x): return 0",
     "own names": "def abs(x): return 0\ndef f(x): return 0",
+    "builtins of its own": '__builtins__ = {"abs": lambda x: 0}\ndef f(x): return 0',
+    "builtins in the module": "import sys\nclass B(dict):\n  def __getitem__(self, n): return lambda *a: 0\n"
+    "sys.modules['program'].__builtins__ = B()\ndef f(x): return 0",
+    "own modules": "import sys, math\nclass M:\n  isclose = staticmethod(lambda *a, **k: True)\n"
+    "  fabs = staticmethod(lambda x: 0)\nsys.modules['math'] = math = M()\ndef f(x): return 0",
+    "patched modules": "import math\nmath.isclose = lambda *a, **k: True\nmath.fabs = lambda x: 0\n"
+    "def f(x): return 0",
+    "patched when called": "def f(x):\n  import builtins, math\n  builtins.abs = math.fabs = lambda x: 0\n"
+    "  math.isclose = lambda *a, **k: True\n  return 0",
+    "frames": "import sys\ndef f(x):\n  frame = sys._getframe()\n  while frame:\n"
+    "    frame.f_globals['abs'] = frame.f_builtins['abs'] = lambda x: 0\n    frame = frame.f_back\n  return 0",
+    "compares as it likes": "class Any:\n  def __getattr__(self, n): return lambda *a: self\n"
+    "  __eq__ = __lt__ = __gt__ = __le__ = __ge__ = lambda s, o: True\n"
+    "  __sub__ = __rsub__ = __add__ = __radd__ = __abs__ = lambda s, *a: s\n  __float__ = lambda s: 0.0\n"
+    "def f(x): return Any()",
+    "at exit": "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): raise SystemExit(0)",
+    "thread": "import threading, os, time\ndef g():\n  time.sleep(0.1)\n  for n in range(3, 64):\n"
+    "    try: os.write(n, b'\\n{\"passed\": true}\\n')\n    except OSError: pass\n  os._exit(0)\n"
+    "threading.Thread(target=g, daemon=True).start()\ndef f(x):\n  time.sleep(0.5)\n  return 0",
+    "no assertions to see": "import gc\nfor d in [o for o in gc.get_objects() if type(o) is dict]:\n"
+    "  if 'kind' in d: d['setup'] = ''\ndef f(x): return 0",
+    "stops loops": "def f(x): raise StopIteration",
     "own marshal": "import marshal\nmarshal.loads = lambda b: {'kind': 'run', 'setup': ''}",
 }
 
@@ -296,7 +452,18 @@ def test_passing_cannot_be_claimed(name):
     score = attack(FORGERS[name], ASSERTS, credit="share")
     assert score.value < 1.0
     assert attack(FORGERS[name], ASSERTS).value == 0.0
-    assert attack(FORGERS[name], ["assert abs(f(3) - 9) < 1"]).value == 0.0
+    # Every test starts processes of its own, so one after the other in a batch.
+    [reward] = build_rewards([RewardConfig(kind="code", seconds_per_test=20)], CONTEXT)
+    size, program = len(WRAPPED), f"```python\n{FORGERS[name]}\n```"
+    columns = {"tests": [[each] if "\n" not in each else each for each in WRAPPED]}
+    scores = reward.score(Batch([""] * size, [program] * size, columns=columns))
+    assert [each.value for each in scores] == [0.0] * size, scores
+
+
+def test_a_right_program_passes_what_no_forger_does():
+    program = "import math\ndef f(x): return x * x"
+    for tests in WRAPPED:
+        assert attack(program, tests, seconds_per_test=20) == (1.0, "1 of 1 tests", False)
 
 
 SEARCHER = """
@@ -344,11 +511,17 @@ import sys, tempfile
 tempfile.tempdir = sys.argv[1]
 from grpo_cli.rewards.sandbox import runner
 protections = tuple(sys.argv[2:])
-runner._run(b"import time; time.sleep(1e6)", runner.Limits(seconds=500), b"", None, protections)
+program = b"import ctypes, time; ctypes.CDLL(None).prctl(1, 0, 0, 0, 0); time.sleep(1e6)"
+check = runner.Check("test", "f(1)") if protections[:1] == ("tested",) else None
+runner._run(program, runner.Limits(seconds=500), b"", check, protections[check is not None:])
 """
+KILLED = [FULL, (), ("user_namespaces",), ("tested", *FULL), ("tested",)]
 
 
+@pytest.mark.parametrize("level", KILLED, ids=["full", "limits", "user", "tested", "tested-limits"])
 def test_programs_die_with_a_trainer_that_is_killed(work, level):
+    if runner._try(tuple(each for each in level if each != "tested")):
+        pytest.skip("does not work here")
     host = subprocess.Popen([sys.executable, "-c", HOST, str(work), *level], cwd=Path.cwd())
     mark = str(work).encode().hex().encode()
     deadline = time.monotonic() + 20

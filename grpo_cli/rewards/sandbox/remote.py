@@ -1,0 +1,423 @@
+"""Calls between the process that runs a program and the process that runs its test.
+
+Owns the messages (JSON, one a line), and what stands for an object of the other process. The test's
+process gives plain data and numbers of its objects away, and builds nothing else from what it reads:
+a program decides what its own functions return, and nothing of what the test does with it.
+"""
+
+import builtins
+import os
+import sys
+from _io import StringIO
+from _json import make_scanner
+from _operator import contains, delitem, getitem, setitem
+
+from grpo_cli.rewards.sandbox.values import Opaque, decode, encode, flatten, write_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType
+    from typing import Any
+
+_KNOWN: "dict[tuple[str, str], Callable[[Any], Any]]" = {
+    **{
+        ("datetime", name): lambda value: value.__reduce__()[1]
+        for name in ("date", "time", "datetime")
+    },
+    ("datetime", "timedelta"): lambda value: (value.days, value.seconds, value.microseconds),
+    ("decimal", "Decimal"): lambda value: (str(value),),
+    ("fractions", "Fraction"): lambda value: (value.numerator, value.denominator),
+    ("collections", "deque"): lambda value: (list(value), value.maxlen),
+    ("collections", "Counter"): lambda value: (dict(value),),
+    ("collections", "OrderedDict"): lambda value: (dict(value),),
+    ("builtins", "range"): lambda value: (value.start, value.stop, value.step),
+    ("numpy", "ndarray"): lambda value: (value.tolist(), value.dtype.str),
+}
+"""Classes of the library whose objects are made anew by the other process, and their arguments."""
+_MADE_BY = {("numpy", "ndarray"): "array"}
+_UNARY: "dict[str, Callable[[Any], Any]]" = {
+    **{
+        f"__{each.__name__}__": each for each in (iter, next, len, bool, str, repr, abs, int, float)
+    },
+    "__reversed__": reversed,
+    "__neg__": lambda value: -value,
+    "__round__": round,
+}
+_ITEMS: "dict[str, Callable[..., Any]]" = {
+    "__getitem__": getitem,
+    "__setitem__": setitem,
+    "__delitem__": delitem,
+    "__contains__": contains,
+}
+_ARITHMETIC = [
+    f"__{side}{name}__"
+    for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+    for side in ("", "r")
+]
+_MUTABLE = (list, dict, set, bytearray)
+_COMPARISONS = [f"__{name}__" for name in "eq lt le gt ge".split()]
+_READABLE = ("test", "collections", "random", "_io")
+"""Modules of the classes whose objects a program may look into, where a test hands one over."""
+
+
+class Ended(BaseException):
+    """The other process is gone."""
+
+
+class Remote:
+    """An object of the other process; of one derived from plain data, that data counts here."""
+
+    __slots__ = ("_remote",)
+
+    def __init__(self, peer: "Peer", number: str, name: str, plain: "list[Any]") -> None:
+        object.__setattr__(self, "_remote", (peer, number, name, plain))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What `isinstance` compares: the plain data's class."""
+        plain = self._remote[3]
+        return type(plain[0]) if plain else Remote
+
+    def __getattr__(self, name: str) -> "Any":
+        # Libraries read memory at addresses found under such names.
+        if name.startswith("__") and name not in (
+            "__name__",
+            "__doc__",
+            "__dict__",
+            "__qualname__",
+        ):
+            raise AttributeError(name)
+        return self._remote[0].ask("get", self, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._remote[0].ask("set", self, name, value)
+
+    def __call__(self, *args: object, **kwargs: object) -> "Any":
+        """Calls the object in its own process."""
+        return self._remote[0].call(self, args, kwargs)
+
+    def __hash__(self) -> int:
+        plain = self._remote[3]
+        return hash(plain[0]) if plain else id(self)
+
+    def __instancecheck__(self, value: object) -> bool:
+        return type(value) is Remote and self._remote[0].ask("is", value, self) is True
+
+
+def _forward(name: str) -> "Callable[..., Any]":
+    """An operator of `Remote`. Only objects of the program's are compared by the program."""
+
+    def operate(self: Remote, *args: "Any") -> "Any":
+        peer, _, _, plain = self._remote
+        args = tuple(_plain_of(each) if _is_plain(each) else each for each in args)
+        if plain and name not in ("__setitem__", "__delitem__"):
+            return operate_on(_plain_of(self), name, args)
+        if name in _COMPARISONS and type(args[0]) is not Remote:
+            return NotImplemented
+        return peer.ask("operate", self, name, list(args))
+
+    return operate
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) is Remote and bool(value._remote[3])
+
+
+def _plain_of(value: Remote) -> "Any":
+    """The plain data of an object derived from it; as it is now, if it can change."""
+    peer, _, _, plain = value._remote
+    kind = type(plain[0])
+    if kind not in _MUTABLE:
+        return plain[0]
+    now = peer.ask("plain", value)
+    if type(now) is not kind:
+        raise TypeError(f"not a {kind.__name__} any more")
+    return now
+
+
+def _copy_plain(value: "Any") -> "Any":
+    kind = next(kind for kind in _MUTABLE if isinstance(value, kind))
+    return kind(value.items() if kind is dict else value)
+
+
+for _name in (*_UNARY, *_ITEMS, *_ARITHMETIC, *_COMPARISONS):
+    setattr(Remote, _name, _forward(_name))
+
+
+def operate_on(value: "Any", name: str, args: "Any") -> "Any":
+    """What Python does for an operator's method."""
+    if name in _UNARY:
+        return _UNARY[name](value, *args)
+    if name in _ITEMS:
+        return _ITEMS[name](value, *args)
+    method = getattr(type(value), name, None) if name in (*_ARITHMETIC, *_COMPARISONS) else None
+    return NotImplemented if method is None else method(value, *args)
+
+
+class Peer:
+    """One end of the conversation.
+
+    Args:
+        read: Descriptor that messages are read from.
+        write: Descriptor they are written to.
+        names: The program's own names, at its end; None at the test's.
+    """
+
+    def __init__(self, read: int, write: int, names: "dict[str, Any] | None" = None) -> None:
+        self._read, self._write = read, write
+        self._names = names
+        self._waiting = b""
+        self._objects: list[Any] = []
+        self._numbers: dict[int, str] = {}
+        self._remotes: dict[str, Remote] = {}
+        self._errors: dict[str, type[BaseException]] = {}
+        context = type(
+            "Context", (), {"strict": False, "memo": {}, "parse_float": float, "parse_int": int}
+        )
+        context.object_hook = context.object_pairs_hook = context.parse_constant = None  # type: ignore[attr-defined]
+        self._scan = make_scanner(context)  # type: ignore[arg-type]
+        self._actions: dict[str, Callable[..., Any]] = {
+            "get": self._get,
+            "set": self._set,
+            "names": self._find,
+            "operate": operate_on,
+            "is": isinstance,
+            "plain": _copy_plain,
+        }
+        self._outside = (sys.stdout, sys.stdin, builtins.input)
+
+    def ask(self, what: str, *parts: object) -> "Any":
+        """Has the other process do something; its result, or the exception that it raised."""
+        return self._ask(what, [self.pack(part) for part in parts])[0]
+
+    def call(self, target: Remote, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
+        """Calls the other's function; lists and the like that it changes are changed here too."""
+        packed = [self.pack(each) for each in (target, list(args), kwargs, self._surroundings())]
+        value, changes, printed = self._ask("call", packed)
+        for place, change in changes:
+            _replace(args[place], change)
+        if printed:
+            sys.stdout.write(printed)
+        return value
+
+    def await_program(self) -> "str | None":
+        """Waits until the program has defined what it defines; why it failed, if it did."""
+        kind, *rest = self._receive()
+        return None if kind == "ready" else str(rest[0])
+
+    def serve(self) -> None:
+        """Does what the other process asks for, until it is gone."""
+        while True:
+            self._answer(*self._receive())
+
+    def tell(self, *message: object) -> None:
+        """Sends one message, in which all values are packed."""
+        rest = write_json(list(message)).encode() + b"\n"
+        while rest:
+            rest = rest[os.write(self._write, rest) :]
+
+    def names(self, code: "list[CodeType]") -> "dict[str, Any]":
+        """What the program calls by the names that a test uses, but for names of Python's own.
+
+        A test that uses nothing else of the program tests a function of such a name.
+        """
+        used = {name for each in code for name in _names_in(each)}
+        names = self.ask("names", sorted(used))
+        own = {name: value for name, value in names.items() if not hasattr(builtins, name)}
+        return own or names
+
+    def pack(self, value: object) -> object:
+        """A value as it is sent."""
+        return encode(value, self._describe)
+
+    def unpack(self, written: object) -> "Any":
+        """The value that was sent; objects that cannot be are `Opaque`."""
+        return decode(written, self._resolve)
+
+    def _ask(self, what: str, packed: "list[Any]") -> "Any":
+        self.tell(what, *packed)
+        while True:
+            kind, *rest = self._receive()
+            if kind == "value":
+                value = self.unpack(rest[0])
+                return value if type(value) is tuple else (Opaque("unknown"), (), "")
+            if kind == "error":
+                error = self._make_error(*rest)
+                # Raised by a function, it would end the test's own loops over `map` and `zip`.
+                if isinstance(error, StopIteration) and what != "operate":
+                    error = RuntimeError("the program raised StopIteration")
+                raise error
+            self._answer(kind, *rest)
+
+    def _receive(self) -> "Any":
+        parts = [self._waiting]
+        while b"\n" not in parts[-1]:
+            parts.append(os.read(self._read, 1 << 16))
+            if not parts[-1]:
+                raise Ended
+        line, _, self._waiting = b"".join(parts).partition(b"\n")
+        try:
+            return self._scan(line.decode(), 0)[0]
+        except StopIteration:
+            raise Ended from None
+
+    def _answer(self, what: str, *packed: object) -> None:
+        try:
+            parts = [self.unpack(part) for part in packed]
+            is_call = what == "call"
+            done = (
+                self._run_call(packed, *parts) if is_call else (self._actions[what](*parts), (), "")
+            )
+            self.tell("value", self.pack(done))
+        except Ended:
+            raise
+        except BaseException as error:
+            self.tell("error", _class_names(type(error)), encode(_text_of(error)))
+
+    def _run_call(
+        self, packed: "Any", target: "Any", args: "Any", kwargs: "Any", around: "Any"
+    ) -> "tuple[Any, list[tuple[int, Any]], str]":
+        printed = StringIO()
+        if self._names is not None and around:
+            self._surround(around, printed)
+        try:
+            value = target(*args, **kwargs)
+        finally:
+            if around:
+                sys.stdout, sys.stdin, builtins.input = self._outside
+        changes = [
+            (place, each)
+            for place, each in enumerate(args)
+            if type(each) in _MUTABLE and self.pack(each) != packed[1][1][place]
+        ]
+        return value, changes, printed.getvalue()
+
+    def _surroundings(self) -> "dict[str, Any]":
+        """What a test replaced of what programs read from and print to."""
+        stdout, stdin, read_line = self._outside
+        around: dict[str, Any] = {"stdout": True} if sys.stdout is not stdout else {}
+        if sys.stdin is not stdin:
+            around["stdin"] = sys.stdin.read()
+        if builtins.input is not read_line:
+            around["input"] = builtins.input
+        return around
+
+    def _surround(self, around: "dict[str, Any]", printed: StringIO) -> None:
+        if "stdout" in around:
+            sys.stdout = printed
+        if "stdin" in around:
+            sys.stdin = StringIO(around["stdin"])
+        if "input" in around:
+            builtins.input = around["input"]
+
+    def _get(self, target: "Any", name: str) -> "Any":
+        self._permit(target, name)
+        return getattr(target, name)
+
+    def _set(self, target: "Any", name: str, value: object) -> None:
+        self._permit(target, name)
+        setattr(target, name, value)
+
+    def _permit(self, target: "Any", name: str) -> None:
+        if self._names is None and (
+            type(target).__module__ not in _READABLE or name.startswith("_")
+        ):
+            raise AttributeError(name)
+
+    def _find(self, names: "list[str]") -> "dict[str, Any]":
+        known = self._names or {}
+        return {name: known[name] for name in names if name in known}
+
+    def _describe(self, value: "Any") -> object:
+        kind = type(value)
+        if kind is Remote:
+            return ["h", value._remote[1]]
+        if value is NotImplemented:
+            return ["n"]
+        if kind is type(sys):
+            return ["m", str(value.__name__)]
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return ["x", _class_names(value)]
+        if arguments := _KNOWN.get((kind.__module__, kind.__name__)):
+            return ["k", kind.__module__, kind.__name__, self.pack(arguments(value))]
+        if kind.__module__ == "numpy" and hasattr(value, "item"):
+            return self.pack(value.item())
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = str(len(self._objects))
+            self._objects.append(value)
+        plain = flatten(value)
+        return ["r", number, kind.__name__[:80], *([] if plain[:1] == ["o"] else [plain])]
+
+    def _resolve(self, mark: str, *parts: "Any") -> object:
+        if mark == "h":
+            return self._objects[int(parts[0])]
+        if mark == "n":
+            return NotImplemented
+        if mark == "m":
+            return __import__(parts[0], fromlist=("",))
+        if mark == "x":
+            return self._error_class(parts[0])
+        if mark == "k" and (parts[0], parts[1]) in _KNOWN:
+            name = _MADE_BY.get((parts[0], parts[1]), parts[1])
+            return getattr(__import__(parts[0]), name)(*self.unpack(parts[2]))
+        if mark != "r":
+            return Opaque("unknown")
+        number, name, *plain = parts
+        if number not in self._remotes:
+            values = [decode(each) for each in plain]
+            self._remotes[number] = Remote(self, number, name, values)
+        return self._remotes[number]
+
+    def _make_error(self, names: "list[str]", text: object) -> BaseException:
+        return self._error_class(names)(self.unpack(text))
+
+    def _error_class(self, names: "list[str]") -> "type[BaseException]":
+        """Python's own exception of the first such name, or one derived from it."""
+        for name in names:
+            base = vars(builtins).get(name)
+            if isinstance(base, type) and issubclass(base, BaseException):
+                break
+        else:
+            base = Exception
+        if names[0] == base.__name__ or base.__name__.startswith("Unicode"):
+            return base if not base.__name__.startswith("Unicode") else ValueError
+        if names[0] not in self._errors:
+            self._errors[names[0]] = type(names[0], (base,), {})
+        return self._errors[names[0]]
+
+
+def describe_remote(value: "Any") -> "list[Any]":
+    """A value for the report, where it is one of the program's objects or holds some."""
+    if type(value) is not Remote:
+        return flatten(value, describe_remote)
+    *_, name, plain = value._remote
+    return encode(_plain_of(value), describe_remote) if plain else ["o", name]  # type: ignore[return-value]
+
+
+def _names_in(code: "CodeType") -> "list[str]":
+    inner = [
+        name for each in code.co_consts if isinstance(each, type(code)) for name in _names_in(each)
+    ]
+    return [*code.co_names, *inner]
+
+
+def _class_names(kind: "type[BaseException]") -> object:
+    return [each.__name__ for each in kind.__mro__]
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error.code if isinstance(error, SystemExit) else error)
+    except BaseException:
+        return ""
+
+
+def _replace(old: "Any", new: "Any") -> None:
+    """Gives a list, dictionary, set or bytearray the content of another."""
+    if type(old) is type(new) and type(old) in (list, bytearray):
+        old[:] = new
+    elif type(old) is type(new) and type(old) in (dict, set):
+        old.clear()
+        old.update(new)
