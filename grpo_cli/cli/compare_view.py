@@ -112,7 +112,7 @@ def _telling(trends: "Mapping[str, Trend]") -> list[str]:
 def _say_run(run: "ComparedRun") -> str:
     status = run.status
     total = f"/{status.total_steps}" if status.total_steps else ""
-    took = format_duration(status.updated_at - status.started_at)
+    took = format_duration(status.seconds)
     return f"{status.state}, {status.step}{total} steps in {took}"
 
 

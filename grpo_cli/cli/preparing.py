@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from grpo_cli.preflight.checks import CheckedRecipe, check_recipe
 from grpo_cli.preflight.hardware import is_on_cpu, read_hardware
 from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.kinds.own import PythonParams
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import (
     RunFolder,
@@ -231,4 +232,18 @@ def _go_on(
     if not constant and any(each.path in LENGTHS for each in resumption.changed):
         said = "the learning rate goes on as in a run of the new length, not as before"
         stderr().print(f"  {said}", markup=False, style="yellow")
+    for held in _lost_states(recipe):
+        stderr().print(f"  warning: {held}", markup=False, style="yellow")
     return PreparedRun(run, plan, recipe, origin, resumption)
+
+
+def _lost_states(recipe: Recipe) -> Iterator[str]:
+    """Say which of the user's rewards seem to begin anew where the run goes on."""
+    configs = [reward for reward in recipe.rewards if reward.kind == PythonParams.kind]
+    for config in configs:
+        params = PythonParams.model_validate(config.params)
+        if names := params.lost_state():
+            yield (
+                f"{params.source} changes {', '.join(names)}, which no checkpoint holds, so it begins anew. "
+                f"Fix: let {params.function} offer state_dict() and load_state_dict()"
+            )

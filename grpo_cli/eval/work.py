@@ -143,7 +143,7 @@ def _measure_one(
         started = time.perf_counter()
         sampled = sample(list(chosen["prompt"]), chunk.seed)
         seconds = time.perf_counter() - started
-        scored = score_samples(rewards, chosen.to_dict(), sampled)
+        scored = score_samples(rewards, chosen.to_dict(), sampled, chunk.seed)
         folder.samples.append(subject.name, place.rank, chunk, seconds, scored, warms_up=index == 0)
         finished += len(scored)
         tell(subject.name, finished, total)

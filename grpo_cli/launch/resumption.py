@@ -12,6 +12,7 @@ from typing import Any
 
 from grpo_cli.errors import UsageError
 from grpo_cli.launch.plan import LaunchPlan
+from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.comparison import Difference, list_differences
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.checkpoints import check_resumable, whole_checkpoints
@@ -115,7 +116,13 @@ def plan_resumption(
             "with them"
         )
     if not force:
-        check_resumable(known[step], _local_ranks(plan))
+        changes_reference = read_setting(recipe, "sync_ref_model")
+        check_resumable(
+            known[step],
+            _local_ranks(plan),
+            needs_reference=changes_reference
+            and step >= read_setting(recipe, "ref_model_sync_steps"),
+        )
     return Resumption(run, known[step], step, tuple(changed), force)
 
 
@@ -155,7 +162,7 @@ def begin_attempt(
             stopped_by=None,
             traceback=None,
             # The time it did not work is none of its own.
-            started_at=time.time() - (status.updated_at - status.started_at),
+            started_at=time.time() - status.seconds,
         )
     except OSError as error:
         raise unwritable(run.path, error) from None

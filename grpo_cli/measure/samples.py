@@ -4,7 +4,7 @@ Owns the passage from completions of a model to scores. Samples nothing and judg
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ def score_samples(
     rewards: Sequence[Reward],
     columns: dict[str, list[Any]],
     sampled: "Sequence[Sequence[Completion]]",
+    seed: int = 0,
 ) -> list[ScoredCompletion]:
     """Scores completions of the rows of a dataset.
 
@@ -56,6 +57,7 @@ def score_samples(
         rewards: The recipe's, built.
         columns: The rows, `prompt` and `row_id` among their columns.
         sampled: For each row, its completions.
+        seed: Of the random numbers that a user's reward draws.
 
     Raises:
         RewardError: A reward fails, and its `on_error` is `raise`.
@@ -71,7 +73,10 @@ def score_samples(
         columns=repeated,
         extra={"trainer_state": NO_TRAINER},
     )
-    scores = {reward.name: reward.score(batch) for reward in rewards}
+    scores = {
+        reward.name: reward.score(replace(batch, seed=f"{seed}:{reward.name}"))
+        for reward in rewards
+    }
     return [
         _record(rewards, group, repeated["row_id"][at], prompts[at], completion, scores, at)
         for at, (group, completion) in enumerate(flat)

@@ -89,7 +89,7 @@ class ComparedRun:
             "state": self.status.state,
             "steps": self.status.step,
             "total_steps": self.status.total_steps,
-            "seconds": round(self.status.updated_at - self.status.started_at, 1),
+            "seconds": round(self.status.seconds, 1),
             "metrics": {name: each.as_json() for name, each in self.trends.items()},
             "held_out": {name: each.as_json() for name, each in self.held_out.items()},
             "held_out_reason": self.held_out_reason,

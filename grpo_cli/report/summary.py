@@ -42,7 +42,7 @@ class RunSummary:
     @property
     def seconds(self) -> float:
         """From the start to the last sign of life."""
-        return self.status.updated_at - self.status.started_at
+        return self.status.seconds
 
     def duration(self) -> str:
         """The same for people, such as `5m23s`."""

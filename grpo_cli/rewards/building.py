@@ -153,6 +153,11 @@ def _limited(reward: Reward, origin: Origin, pool: WorkerPool) -> Reward:
     limit = _limit_of(origin)
     if limit is None:
         return reward
+    if hasattr(reward.scorer, "state_dict"):
+        raise RewardError(
+            f"reward {reward.name!r} has a state, and `timeout_s` scores in several processes that would have one "
+            "each. Fix: remove `timeout_s`, or state_dict() and load_state_dict()"
+        )
 
     def scorer(batch: Batch) -> list[Score | Exception]:
         rows = range(len(batch.completions))

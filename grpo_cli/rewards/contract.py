@@ -39,6 +39,8 @@ class Batch:
     """What else TRL passes: `trainer_state`, `log_extra`, `log_metric`."""
     places: Sequence[int] | None = None
     """Where the rows stood in the batch they were taken from; None where this is that batch."""
+    seed: str | None = None
+    """Of the random numbers that a user's reward draws; None leaves the process's random state to it."""
 
     @cached_property
     def texts(self) -> list[str]:
@@ -68,7 +70,7 @@ class Batch:
 
 Scorer = Callable[[Batch], Sequence[Score | Exception]]
 """Scores a batch: one `Score` a completion, in order, or the error that stands in its way. An error
-that is raised instead is the whole batch's."""
+that is raised instead is the whole batch's. One with a state has `state_dict` and `load_state_dict`."""
 
 
 class DescribedError(RewardError):

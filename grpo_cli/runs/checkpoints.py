@@ -16,6 +16,8 @@ from grpo_cli.runs.folder import RunFolder
 STAGING = ".saving"
 """Where a checkpoint is written before it gets its name."""
 STATE = "trainer_state.json"
+REFERENCE = "reference_model.pt"
+"""Weights of the reference model, if training changes it."""
 _LONGEST_HEADER = 100_000_000
 """Bytes; safetensors' own limit."""
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin", "optimizer_0", "latest")
@@ -60,15 +62,18 @@ def _is_complete(weights: Path) -> bool:
     return weights.stat().st_size == 8 + length + max(ends, default=0)
 
 
-def check_resumable(checkpoint: Path, ranks: Sequence[int] | None) -> None:
+def check_resumable(
+    checkpoint: Path, ranks: Sequence[int] | None, *, needs_reference: bool
+) -> None:
     """Refuses a checkpoint from which the trainer would go on differently, without a word.
 
     Args:
         checkpoint: A whole one.
         ranks: The processes of this machine, where several work together; None for a single one.
+        needs_reference: Whether training had changed the reference model by then.
 
     Raises:
-        UsageError: It lacks the optimizer, or a process's random state.
+        UsageError: It lacks the optimizer, a process's random state, or the reference model.
     """
     if not any((checkpoint / name).exists() for name in _OPTIMIZERS):
         raise UsageError(
@@ -81,6 +86,12 @@ def check_resumable(checkpoint: Path, ranks: Sequence[int] | None) -> None:
         raise UsageError(
             f"{checkpoint} lacks {', '.join(lacking)}, the random state of a process. Fix: copy it there "
             "from the machine that wrote it, or take another checkpoint; --force goes on without"
+        )
+    if needs_reference and not (checkpoint / REFERENCE).is_file():
+        raise UsageError(
+            f"{checkpoint} lacks {REFERENCE}, the reference model that `training.sync_ref_model` has changed; "
+            "fsdp2 and zero3 do not save it, nor did earlier versions. Fix: start a run of its own; --force goes "
+            "on with the reference model of the beginning"
         )
 
 

@@ -40,6 +40,11 @@ class Status:
     """Seconds since the epoch."""
     schema_version: int = SCHEMA_VERSION
 
+    @property
+    def seconds(self) -> float:
+        """From the start to the last sign of life; 0 if the clock was set back in between."""
+        return max(self.updated_at - self.started_at, 0.0)
+
 
 _STATUS = TypeAdapter(Status)
 

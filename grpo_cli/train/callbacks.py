@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from grpo_cli.errors import RunError
 from grpo_cli.runs.metrics import append_record
@@ -31,6 +31,8 @@ class RunCallback(TrainerCallback):
         self.listeners = listeners
         self.stopped = False
         """Whether the loop ended because somebody asked."""
+        self._saves_epoch = False
+        """Whether the checkpoint of this step waits for what follows the epoch."""
         self._tokens = 0.0
         self._began: float | None = None
         self._stepping_s = 0.0
@@ -75,6 +77,23 @@ class RunCallback(TrainerCallback):
             self.stopped = True
             control.should_save = True
             control.should_training_stop = True
+        # A checkpoint is the last of its step: a run that goes on begins with the next epoch.
+        epochs = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
+        if epochs and self._ends_epoch(state):
+            self._saves_epoch, control.should_save = control.should_save, False
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Saves what was put off; does nothing else for an epoch that was cut short."""
+        if not self._ends_epoch(state):
+            control.should_log = control.should_evaluate = control.should_save = False
+        control.should_save = control.should_save or self._saves_epoch
+        self._saves_epoch = False
+
+    def _ends_epoch(self, state: TrainerState) -> bool:
+        """Whether the step is the last of its epoch, or of all."""
+        return state.global_step >= state.max_steps or float(state.epoch or 0.0).is_integer()
 
     def on_evaluate(
         self,

@@ -33,7 +33,7 @@ class CompletionLog:
             is_training: Whether the batch in hand is for training, or for TRL's evaluation loop.
         """
         self.path = path
-        self._is_training = is_training
+        self.is_training = is_training
         self._names = tuple(reward_names)
         self._eos = frozenset(eos_token_ids)
         self._scores: dict[str, Sequence[Score]] = {}
@@ -92,7 +92,7 @@ class CompletionLog:
 
     def _describe(self, batch: Batch, row: Any, members: list[int], step: int) -> dict[str, Any]:
         ids = batch.completion_ids or [[] for _ in batch.completions]
-        training = self._is_training()
+        training = self.is_training()
         return {
             # The step that learns from these completions, as metrics.jsonl counts.
             "step": step + 1 if training else step,

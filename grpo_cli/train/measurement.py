@@ -64,7 +64,9 @@ class Measurer:
         shard = self.rows.select(range(rank, len(self.rows), world))
         # vLLM samples for all processes together.
         sampled = self._sample(when, shard, model, tokenizer) if len(shard) or self.vllm else []
-        scored = score_samples(self.rewards, shard.to_dict(), sampled) if len(shard) else []
+        scored = (
+            score_samples(self.rewards, shard.to_dict(), sampled, self._seed) if len(shard) else []
+        )
         everyone = sorted(gather_object(scored), key=lambda each: each.row)
         judged = self._judge(when, model)
         result = self._summarize(everyone, time.monotonic() - started) | judged
@@ -77,6 +79,11 @@ class Measurer:
             write_json(self.session.folder.evaluations / f"{when}.json", result)
             append_record(self.session.folder.metrics, {"event": "measure", "when": when, **result})
         return result
+
+    @property
+    def _seed(self) -> int:
+        """Of this process's samples and scores, the same before and after."""
+        return self.session.recipe.seed + self.session.processes.process_index
 
     def _sample(
         self, when: When, rows: Dataset, model: Any, tokenizer: Any
@@ -92,7 +99,7 @@ class Measurer:
             temperature=evaluation.temperature,
             samples_per_prompt=evaluation.samples_per_prompt,
             batch_size=evaluation.batch_size,
-            seed=self.session.recipe.seed + self.session.processes.process_index,
+            seed=self._seed,
             chat_template_kwargs=generation.extras.get("chat_template_kwargs"),
             fast=self.session.recipe.training.fast.sampling,
             on_progress=lambda done, total: self._tell(when, f"{done}/{total} prompts"),

@@ -1,14 +1,20 @@
-"""Our rewards in the shape TRL calls, with every score written down on the way.
+"""Our rewards in the shape TRL calls, with every score written down on the way, and their states in checkpoints.
 
 TRL calls each reward once for each batch, with the columns of the dataset as keyword arguments
 (trl 1.16.0, `GRPOTrainer._calculate_rewards`).
 """
 
+import io
+import pickle
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import Batch
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.train.completion_log import CompletionLog
@@ -21,7 +27,13 @@ class RewardFunction:
     """One reward as TRL calls it; `__name__` is what TRL logs it under."""
 
     def __init__(
-        self, reward: Reward, log: CompletionLog, early: EarlyScoring, *, describes: bool = False
+        self,
+        reward: Reward,
+        log: CompletionLog,
+        early: EarlyScoring,
+        seed: str,
+        *,
+        describes: bool = False,
     ) -> None:
         """Wraps a reward.
 
@@ -29,11 +41,15 @@ class RewardFunction:
             reward: The reward.
             log: Takes its scores.
             early: May have the scores already.
+            seed: Of this process: what the reward draws follows from it and from the place of the call.
             describes: Whether this one measures the batch besides: of several, one does.
         """
         self.reward = reward
         self.log = log
         self._early = early
+        self._seed = f"{seed}:{reward.name}"
+        self._calls: dict[bool, tuple[int, int]] = {}
+        """The step of the last call and its number in that step, in training and in evaluation."""
         self._describes = describes
         self.__name__ = reward.name
 
@@ -51,6 +67,7 @@ class RewardFunction:
             completion_ids=completion_ids,
             columns={key: value for key, value in given.items() if key not in _NOT_COLUMNS},
             extra={key: value for key, value in given.items() if key in _NOT_COLUMNS},
+            seed=self._next_seed(given["trainer_state"].global_step),
         )
         scores, seconds, _ = self._early.take(self.reward, batch) or self._score(batch)
         # TRL averages these over the processes and logs them beside its own reward metrics.
@@ -64,6 +81,13 @@ class RewardFunction:
             measure(f"rewards/{self.reward.name}/error_share", failed)
         self.log.add(self.reward.name, batch, scores, step=given["trainer_state"].global_step)
         return [score.value for score in scores]
+
+    def _next_seed(self, step: int) -> str:
+        training = self.log.is_training()
+        last, number = self._calls.get(training, (-1, 0))
+        number = number + 1 if last == step else 0
+        self._calls[training] = step, number
+        return f"{self._seed}:{'train' if training else 'eval'}:{step}:{number}"
 
     def _score(self, batch: Batch) -> EarlyScores:
         started = time.perf_counter()
@@ -87,11 +111,71 @@ def _ignore(name: str, value: float) -> None:
     """Stands for TRL's `log_metric` where there is none."""
 
 
+def save_states(rewards: Sequence[Reward]) -> dict[str, Any]:
+    """Return the state of each reward that offers one, by name.
+
+    Raises:
+        RewardError: A state cannot be read, or holds what a checkpoint could not give back.
+    """
+    return {reward.name: _read_state(reward) for reward in rewards if _has_state(reward)}
+
+
+def _has_state(reward: Reward) -> bool:
+    return hasattr(reward.scorer, "state_dict")
+
+
+def _read_state(reward: Reward) -> Any:
+    """Return a copy of a reward's state, made as a checkpoint makes it."""
+    kept = io.BytesIO()
+    try:
+        torch.save(reward.scorer.state_dict(), kept)  # type: ignore[attr-defined]
+        kept.seek(0)
+        return torch.load(kept, weights_only=True)
+    except Exception as error:
+        other = isinstance(error, pickle.UnpicklingError)
+        why = "it holds objects of other classes" if other else f"{error!r:.300}"
+        raise RewardError(
+            f"the state of reward {reward.name!r} cannot be kept in a checkpoint: {why}. Fix: let its "
+            "state_dict() return numbers, texts, lists, dicts, sets and tensors"
+        ) from error
+
+
+def load_states(
+    rewards: Sequence[Reward], states: Mapping[str, Any], checkpoint: Path, *, force: bool
+) -> None:
+    """Give each reward that offers a state the one it had.
+
+    Args:
+        rewards: Of the recipe.
+        states: From `save_states`.
+        checkpoint: Where they were kept.
+        force: Whether a reward may begin anew.
+
+    Raises:
+        RewardError: There is none of a reward, or the reward refuses it.
+    """
+    for reward in filter(_has_state, rewards):
+        if reward.name not in states:
+            if force:
+                continue
+            raise RewardError(
+                f"{checkpoint} holds no state of reward {reward.name!r}, which would begin anew. Fix: start a run "
+                "of its own, or go on all the same with --force"
+            )
+        try:
+            reward.scorer.load_state_dict(states[reward.name])  # type: ignore[attr-defined]
+        except Exception as error:
+            raise RewardError(
+                f"load_state_dict() of reward {reward.name!r} failed: {error!r:.300}. Fix: let it take what "
+                "state_dict() returned"
+            ) from error
+
+
 def build_reward_functions(
-    rewards: Sequence[Reward], log: CompletionLog, early: EarlyScoring
+    rewards: Sequence[Reward], log: CompletionLog, early: EarlyScoring, seed: str
 ) -> list[Callable[..., list[float | None]]]:
     """The list that `GRPOTrainer` takes as `reward_funcs`."""
     return [
-        RewardFunction(reward, log, early, describes=index == 0)
+        RewardFunction(reward, log, early, seed, describes=index == 0)
         for index, reward in enumerate(rewards)
     ]

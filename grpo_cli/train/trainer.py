@@ -2,7 +2,8 @@
 
 The only file that touches private names of TRL and transformers: `_save_checkpoint`, `_get_output_dir`,
 `_get_train_sampler`, `_load_from_checkpoint`, `_step` and `_buffered_inputs`, as read in trl 1.16.0 and
-transformers 5.17. `tests/integration/test_resuming.py` fails where one of them changes its meaning.
+transformers 5.17; for the sums of a record `_metrics`, `_tr_loss`, `_total_loss_scalar` and
+`_globalstep_last_logged`. `tests/integration/test_resuming.py` fails where one of them changes its meaning.
 For groups without a signal `_generate_and_score_completions`, `_calculate_rewards`, `_metrics` and `_logs`,
 with `tests/integration/test_dynamic_sampling.py`.
 `_generate` and `_calculate_rewards` are timed; where TRL no longer calls them, no phases are logged, and
@@ -14,15 +15,17 @@ afterwards, and `tests/integration/test_overlap.py` fails.
 import functools
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerState
+from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
 from grpo_cli.errors import RunError
-from grpo_cli.runs.checkpoints import STAGING, STATE
+from grpo_cli.rewards.scoring import Reward
+from grpo_cli.runs.checkpoints import REFERENCE, STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.train.dynamic_sampling import DynamicSampling, Sampled
 from grpo_cli.train.failures import whole_or_nothing
@@ -30,6 +33,8 @@ from grpo_cli.train.fast.trainer import FastTrainer
 from grpo_cli.train.group_signal import GroupSignal
 from grpo_cli.train.overlap import EarlyScoring
 from grpo_cli.train.phases import PhaseClock
+from grpo_cli.train.reward_functions import load_states, save_states
+from grpo_cli.train.world import shares_weights
 
 
 class WholeCheckpoints:
@@ -40,8 +45,8 @@ class WholeCheckpoints:
     accelerator: Any
     state: Any
 
-    def _save_generations(self, staged: Path) -> None:
-        """Adds what later steps learn from."""
+    def _save_more(self, staged: Path) -> None:
+        """Adds what the trainer leaves out."""
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)  # type: ignore[misc]
@@ -54,7 +59,7 @@ class WholeCheckpoints:
         try:
             with whole_or_nothing(staged.parent):
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
-                self._save_generations(staged)
+                self._save_more(staged)
                 if self.args.should_save:
                     self._note_best(staged)
         finally:
@@ -87,7 +92,13 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
 
     dynamic_sampling: DynamicSampling | None = None
     """Replaces groups without signal; None where they stay."""
+    rewards: Sequence[Reward] = ()
+    """Those whose state checkpoints keep, if they offer one."""
+    forced = False
+    """Whether a run goes on although a checkpoint lacks some of that."""
     _epochs_done = 0
+    _sums: dict[str, Any] | None = None
+    """What the next record has added up so far, of a run that goes on."""
 
     def __init__(self, *args: Any, early: EarlyScoring | None = None, **given: Any) -> None:
         self._clock = PhaseClock()
@@ -113,12 +124,25 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
         if path.is_file():
             saved = torch.load(path, map_location=self.accelerator.device, weights_only=True)
             self._step, self._buffered_inputs = saved["step"], saved["inputs"]
+        path = checkpoint / REFERENCE
+        if path.is_file() and self.args.sync_ref_model and not shares_weights(self):
+            reference = torch.load(path, map_location="cpu", weights_only=True)
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(reference)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback):
+                kept = state.stateful_callbacks.get(EarlyStoppingCallback.__name__, {})
+                vars(callback).update(kept.get("attributes", {}))
+        self._load_process(checkpoint)
+        # That was before the first step.
+        self.args.eval_on_start = False
         self.train(resume_from_checkpoint=str(checkpoint))
 
     def take_weights(self, checkpoint: Path) -> None:
         """Loads a checkpoint behind which nothing is left to train."""
+        take_numbered_cpus()
         self._load_from_checkpoint(str(checkpoint))
         self.state = TrainerState.load_from_json(str(checkpoint / STATE))
+        self._load_process(checkpoint)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """One micro-step; a loss that is not finite ends the training before it ruins the weights.
@@ -126,6 +150,7 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
         Raises:
             RunError: It is not; what it was computed from is kept.
         """
+        self._take_up_sums()
         loss = super().training_step(model, inputs, num_items_in_batch)
         # In fp16 the gradient scaler skips such steps by itself.
         if not (self.args.fp16 or torch.isfinite(loss).all()):
@@ -236,14 +261,46 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
-    def _save_generations(self, staged: Path) -> None:
-        """The generations that later steps still learn from, one file a process."""
-        every = self.args.steps_per_generation * self.num_iterations
-        if self._step % every == 0:
-            return
+    def _save_more(self, staged: Path) -> None:
+        """The generations that later steps still learn from, sums and rewards' states, one file a process."""
         staged.mkdir(parents=True, exist_ok=True)
-        saved = {"step": self._step % every, "inputs": self._buffered_inputs}
-        torch.save(saved, _generations(staged, self.accelerator.process_index))
+        every = self.args.steps_per_generation * self.num_iterations
+        if self._step % every:
+            saved = {"step": self._step % every, "inputs": self._buffered_inputs}
+            torch.save(saved, _generations(staged, self.accelerator.process_index))
+        sums = {
+            "metrics": dict(self._metrics["train"]),
+            "loss": self._tr_loss.item(),
+            "total_loss": self._total_loss_scalar,
+            "last_logged": self._globalstep_last_logged,
+        }
+        own = {"sums": sums, "rewards": save_states(self.rewards)}
+        torch.save(own, _process(staged, self.accelerator.process_index))
+        wanted = self.args.sync_ref_model and not (
+            self.args.save_only_model or shares_weights(self)
+        )
+        if wanted and self.args.should_save:
+            reference = self.accelerator.unwrap_model(self.ref_model)
+            torch.save(reference.state_dict(), staged / REFERENCE)
+
+    def _load_process(self, checkpoint: Path) -> None:
+        """Read what `_save_more` wrote of this process; checkpoints of earlier versions have nothing."""
+        path = _process(checkpoint, self.accelerator.process_index)
+        own: dict[str, Any] = {}
+        if path.is_file():
+            own = torch.load(path, map_location="cpu", weights_only=True)
+        self._sums = own.get("sums")
+        load_states(self.rewards, own.get("rewards", {}), checkpoint, force=self.forced)
+
+    def _take_up_sums(self) -> None:
+        """Add up on from the checkpoint; the trainer has begun its sums anew by the first step."""
+        sums, self._sums = self._sums, None
+        if sums is None:
+            return
+        self._metrics["train"].update(sums["metrics"])
+        self._tr_loss += sums["loss"]
+        self._total_loss_scalar = sums["total_loss"]
+        self._globalstep_last_logged = sums["last_logged"]
 
 
 @functools.cache
@@ -257,6 +314,10 @@ def take_numbered_cpus() -> None:
         lambda storage: None,
         lambda storage, location: storage if location.startswith("cpu:") else None,
     )
+
+
+def _process(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / f"process_{rank}.pt"
 
 
 def _generations(checkpoint: Path, rank: int) -> Path:

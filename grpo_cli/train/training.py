@@ -44,7 +44,7 @@ from grpo_cli.train.failures import whole_or_nothing
 from grpo_cli.train.measurement import Measurer, select_rows
 from grpo_cli.train.overlap import EarlyScoring
 from grpo_cli.train.ranking import ScoredMeasurer, write_answers
-from grpo_cli.train.reward_functions import build_reward_functions
+from grpo_cli.train.reward_functions import build_reward_functions, save_states
 from grpo_cli.train.rule_stop import RuleStop
 from grpo_cli.train.scored_trainer import ScoredTrainer, build_scored_trainer
 from grpo_cli.train.session import Session
@@ -195,9 +195,10 @@ def _build_trainer(
         lora = build_peft_config(recipe.model.lora)
         if recipe.is_sampled:
             early = EarlyScoring(rewards, recipe.generation.sampling_parts)
+            seed = f"{recipe.seed}:{session.processes.process_index}"
             trainer = RunTrainer(
                 model=model,
-                reward_funcs=build_reward_functions(rewards, log, early),
+                reward_funcs=build_reward_functions(rewards, log, early, seed),
                 early=early,
                 args=args,
                 train_dataset=data.train,
@@ -205,10 +206,14 @@ def _build_trainer(
                 processing_class=tokenizer,
                 peft_config=lora,
             )
+            trainer.rewards = rewards
+            # What cannot be kept is said before the first step.
+            save_states(rewards)
         else:
             trainer = build_scored_trainer(
                 session, data, model, tokenizer, args=args, peft_config=lora
             )
+    trainer.forced = bool(session.folder.read_resumption().get("forced"))
     _note_returns(session, trainer)
     _speed_up(session, trainer)
     if (dynamic := recipe.generation.dynamic_sampling) is not None:

@@ -139,7 +139,9 @@ def test_functions_that_are_shown_work(block):
     rewards = [
         each
         for each in names.values()
-        if inspect.isfunction(each) and "completions" in inspect.signature(each).parameters
+        if callable(each)
+        and not inspect.isclass(each)
+        and "completions" in inspect.signature(each).parameters
     ]
     assert rewards, "a page shows Python that is no reward: test it here"
     for reward in rewards:

@@ -29,8 +29,49 @@ def brief(completions, trainer_state=None, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
     return [-0.01 * len(str(completion)) for completion in completions]
 """
+# What checkpoints keep beside the trainer's own: a reward with a state, and one that draws random numbers.
+STATEFUL = """\
+import os
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import torch
+
+def brief(completions, trainer_state=None, **kwargs):
+    wish = Path(__file__).with_name("die")
+    end, _, step = wish.read_text().partition(" ") if wish.exists() else ("", "", "0")
+    if end and trainer_state.global_step >= int(step):
+        wish.unlink()
+        if end == "fail":
+            raise RuntimeError("the end")
+        os.kill(os.getpid(), signal.SIGTERM)
+    return [-0.01 * len(str(completion)) for completion in completions]
+
+class Novelty:
+    def __init__(self):
+        self.seen = {}
+
+    def __call__(self, completions, **kwargs):
+        for text in map(str, completions):
+            self.seen[text] = self.seen.get(text, 0) + 1
+        return [len(text) / len(self.seen) for text in map(str, completions)]
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+novelty = Novelty()
+
+def noise(completions, **kwargs):
+    return [random.random() + np.random.rand() + torch.rand(()) for _ in completions]
+"""
 STEPS = 8
-NOT_COMPARED = {"time", "step_time", "tokens_per_s", "train_runtime"}
+NOT_COMPARED = {"time", "step_time", "tokens_per_s"}
+TIMES = ("seconds", "_runtime", "_per_second")
 
 
 def workshop_of(folder, model, die_at=None):
@@ -74,7 +115,7 @@ def compared(record):
     return {
         name: value
         for name, value in record.items()
-        if not (name in NOT_COMPARED or name.startswith("time/") or name.endswith("/seconds"))
+        if not (name in NOT_COMPARED or name.startswith("time/") or name.endswith(TIMES))
     }
 
 
@@ -139,6 +180,91 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, chat_model, settin
     assert (broken.run / "logs" / "attempt_2" / "worker.log").is_file()
     (record,) = broken.records("resume")
     assert (record["step"], record["attempt"]) == (settings["save_steps"], 2)
+
+
+def stateful_workshop(folder, model):
+    folder.mkdir()
+    (folder / "own.py").write_text(STATEFUL)
+    named = "".join(
+        f"  - {{{{kind: python, path: ./own.py:{name}}}}}\n"
+        for name in ("brief", "novelty", "noise")
+    )
+    workshop = Workshop(folder, model)
+    workshop.write(RECIPE.replace("rewards:\n", f"rewards:\n{named}"))
+    return workshop
+
+
+@pytest.mark.parametrize(
+    ("end", "settings", "going_on"),
+    [
+        pytest.param("stop 4", {"save_steps": 99, "eval_strategy": "epoch"}, 5, id="stop"),
+        # Six steps are logged by threes, so the fourth is in the sums of the second record alone.
+        pytest.param(
+            "fail 4",
+            {"save_steps": 4, "beta": 0.1, "sync_ref_model": "true", "ref_model_sync_steps": 2},
+            4,
+            id="failure",
+        ),
+        pytest.param(
+            # The end of an epoch: its evaluation comes before the checkpoint.
+            "fail 5",
+            {"save_steps": 4, "eval_strategy": "epoch"},
+            4,
+            id="end of an epoch",
+        ),
+    ],
+)
+def test_what_the_trainer_leaves_out_of_a_checkpoint_goes_on_too(
+    tmp_path, chat_model, end, settings, going_on
+):
+    flags = ["train", "recipe.yaml", "--set", "training.max_steps=6", *sets(**settings)]
+    flags += ["--set", "logging.logging_steps=3"]
+    unbroken = stateful_workshop(tmp_path / "unbroken", chat_model)
+    assert unbroken.grpo(*flags).returncode == 0
+    broken = stateful_workshop(tmp_path / "broken", chat_model)
+    (broken.folder / "die").write_text(end)
+    assert broken.grpo(*flags).returncode != 0
+    done = broken.grpo(*flags, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert f"going on from step {going_on}" in done.stderr
+    for event in ("train", "eval", "measure", "end"):
+        told = [[compared(each) for each in each.records(event)] for each in (broken, unbroken)]
+        # A stopped attempt has an end of its own.
+        assert told[0][-1:] == told[1][-1:] if event == "end" else told[0] == told[1]
+    first, second = weights_of(broken), weights_of(unbroken)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_checkpoint_that_lacks_what_has_changed_is_refused(tmp_path, chat_model):
+    workshop = stateful_workshop(tmp_path / "old", chat_model)
+    reference = sets(beta=0.1, sync_ref_model="true", ref_model_sync_steps=2, save_steps=2)
+    assert workshop.grpo("train", "recipe.yaml", *reference).returncode == 0
+    (checkpoint,) = whole_checkpoints(RunFolder(workshop.run)).values()
+    flags = ["train", "recipe.yaml", *reference, *sets(max_steps=3), "--resume"]
+    own = workshop.folder / "own.py"
+    own.write_text(
+        own.read_text()
+        .replace("{}", "collections.deque()")
+        .replace("import os", "import collections")
+    )
+    assert "holds objects of other classes" in workshop.grpo(*flags).stderr
+    own.write_text(STATEFUL)
+    # As a checkpoint of an earlier version.
+    (checkpoint / "process_0.pt").unlink()
+    done = workshop.grpo(*flags)
+    assert done.returncode == 1
+    assert "holds no state of reward 'novelty'" in done.stderr
+    (checkpoint / "reference_model.pt").unlink()
+    done = workshop.grpo(*flags)
+    assert done.returncode == 2
+    assert "lacks reference_model.pt" in done.stderr
+    own.write_text(
+        STATEFUL.partition("class ")[0]
+        + "seen = []\ndef novelty(**_): seen.append(1)\nnoise = brief"
+    )
+    assert (
+        "own.py changes seen, which no checkpoint holds" in workshop.grpo(*flags, "--force").stderr
+    )
 
 
 @pytest.fixture

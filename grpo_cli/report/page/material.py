@@ -77,7 +77,7 @@ class Material:
     @property
     def seconds(self) -> float:
         """From the start to the last sign of life."""
-        return max(self.status.updated_at - self.status.started_at, 0.0)
+        return self.status.seconds
 
     @property
     def is_over(self) -> bool:

@@ -6,10 +6,13 @@ what it raises or returns wrongly is reported by `scoring.py`.
 
 import atexit
 import copy
+import hashlib
 import importlib
 import importlib.util
+import random
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +26,7 @@ from grpo_cli.rewards.kinds.signatures import (
     TRL_PARAMETERS,
     Signature,
     SourceError,
+    find_state,
     is_file,
     read_signature,
 )
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
     import asyncio
 
 _SINGULARS = {"prompt": "prompts", "completion": "completions"}
+_NOT_COPIED = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
+"""What TRL passes besides lists."""
+_STATE_METHODS = ("state_dict", "load_state_dict")
 
 
 class PythonParams(RewardParams):
@@ -50,7 +57,8 @@ class PythonParams(RewardParams):
     kind: ClassVar[str] = "python"
 
     path: str
-    """`file.py:function`, relative to the recipe, or `package.module:function`."""
+    """`file.py:function`, relative to the recipe, or `package.module:function`; an object that can be called
+    does as well."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """More arguments for the function; they win over columns of the same name."""
 
@@ -138,18 +146,48 @@ class PythonParams(RewardParams):
         """Where the function names `completion_ids`."""
         return "completion_ids" in self._signature().required
 
+    def lost_state(self) -> list[str]:
+        """Return the variables of the function's file that calls change and no checkpoint holds."""
+        try:
+            return find_state(self.source)
+        except SourceError:
+            return []
+
     def build(self, context: RewardContext) -> Scorer:
-        """Imports the user's module; what that raises passes through."""
+        """Imports the user's module; what that raises passes through.
+
+        Raises:
+            RewardError: There is no such function, or it offers half of what keeps a state.
+        """
         function = load_function(self.source, self.function)
         accepts = _acceptance(function)
         run = _Awaiter()
 
         def score(batch: Batch) -> Sequence[Score]:
             given = {**_arguments(batch), **self.kwargs}
-            values = function(**{name: value for name, value in given.items() if accepts(name)})
-            return _as_scores(run(values) if isinstance(values, Awaitable) else values)
+            # Copies: a function that changes its arguments must not change those of another call.
+            own = {
+                name: value if name in _NOT_COPIED else copy.deepcopy(value)
+                for name, value in given.items()
+                if accepts(name)
+            }
+            with _seeded(batch):
+                values = function(**own)
+                return _as_scores(run(values) if isinstance(values, Awaitable) else values)
 
+        for name in self._state_methods(function):
+            setattr(score, name, getattr(function, name))
         return score
+
+    def _state_methods(self, function: Callable[..., Any]) -> tuple[str, ...]:
+        """Return the methods by which checkpoints keep a function's state; none if it offers none."""
+        lacking = [name for name in _STATE_METHODS if not callable(getattr(function, name, None))]
+        if len(lacking) == 1:
+            raise RewardError(
+                f"{self.function} offers a state without {lacking[0]}(), so no checkpoint can keep it. "
+                f"Fix: add {lacking[0]}(), or remove the other method"
+            )
+        return () if lacking else _STATE_METHODS
 
 
 def load_function(source: str, name: str) -> Callable[..., Any]:
@@ -169,8 +207,6 @@ def load_function(source: str, name: str) -> Callable[..., Any]:
 def _load_file(path: Path) -> ModuleType:
     """Imports a file once a process; its folder goes to the end of `sys.path`, for its imports."""
     path = path.resolve()
-    import hashlib
-
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"grpo_own_{digest}_{path.stem}"
     if name in sys.modules:
@@ -214,11 +250,38 @@ def _arguments(batch: Batch) -> dict[str, Any]:
         "log_extra": _log_nothing,
         "log_metric": _log_nothing,
         **batch.extra,
-        # Copies: a function that changes its arguments must not change the next reward's.
-        "prompts": copy.deepcopy(batch.prompts),
-        "completions": copy.deepcopy(batch.completions),
-        "completion_ids": copy.deepcopy(batch.completion_ids),
+        "prompts": batch.prompts,
+        "completions": batch.completions,
+        "completion_ids": batch.completion_ids,
     }
+
+
+@contextmanager
+def _seeded(batch: Batch) -> Iterator[None]:
+    """Have what is drawn inside follow from the batch's seed, and leave the process's random state as it was."""
+    if batch.seed is None:
+        yield
+        return
+    digest = hashlib.sha256(f"{batch.seed}:{batch.places}".encode()).digest()
+    number = int.from_bytes(digest[:4])
+    numpy: Any = sys.modules.get("numpy")
+    torch: Any = sys.modules.get("torch")
+    before = random.getstate(), numpy and numpy.random.get_state()
+    devices = [torch.cuda.current_device()] if torch and torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices) if torch else nullcontext():
+        random.seed(number)
+        if numpy:
+            numpy.random.seed(number)
+        if torch:
+            torch.random.default_generator.manual_seed(number)
+        if devices:
+            torch.cuda.manual_seed(number)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            if numpy:
+                numpy.random.set_state(before[1])
 
 
 def _log_nothing(name: str, value: Any) -> None:

@@ -25,6 +25,11 @@ TRL_PARAMETERS = (
 Source: `GRPOTrainer._calculate_rewards` (TRL 1.16).
 """
 
+_CHANGES = frozenset(
+    "add append appendleft clear discard extend insert pop popitem popleft remove setdefault update".split()
+)
+"""Methods that change a container."""
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -89,6 +94,39 @@ def read_signature(source: str, function: str) -> Signature | None:
             "name a function, such as one that calls an instance of it",
         )
     return _signature(last) if isinstance(last, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
+
+def find_state(source: str) -> list[str]:
+    """Return the module-level variables that functions of a module change, as far as its source shows.
+
+    A module with a `load_state_dict` is taken to offer all of its state.
+
+    Args:
+        source: A file's path, or a module's dotted name.
+    """
+    path = Path(source) if is_file(source) else module_file(source)
+    if path is None or (path.is_file() and b"load_state_dict" in path.read_bytes()):
+        return []
+    module = _parse(path)
+    shared = {name for node in _definitions(module.body) for name in _names(node)}
+    changed: set[str] = set()
+    for function in ast.walk(module):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        nodes = list(ast.walk(function))
+        changed |= {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+        own = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        own |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        changed |= {name for node in nodes if (name := _changed_name(node)) and name not in own}
+    return sorted(changed & shared)
+
+
+def _changed_name(node: ast.AST) -> str | None:
+    """Return the variable whose container an expression changes; None if it changes none."""
+    stores = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+    calls = isinstance(node, ast.Attribute) and node.attr in _CHANGES
+    held = node.value if isinstance(node, ast.Subscript | ast.Attribute) else None
+    return held.id if (stores or calls) and isinstance(held, ast.Name) else None
 
 
 def module_file(module: str) -> Path | None:

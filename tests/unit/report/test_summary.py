@@ -1,5 +1,7 @@
 """What the end of a run says of what the rules find."""
 
+import time
+
 from grpo_cli.cli import views
 from grpo_cli.report.summary import read_summary
 from grpo_cli.runs.files import write_json
@@ -102,3 +104,9 @@ def test_notes_are_left_to_diagnose(tmp_path):
     summary = read_summary(run)
     assert [each.rule for each in summary.symptoms] == ["all_solved"]
     assert summary.warnings() == []
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_time(tmp_path):
+    run = make_sick_run(tmp_path)
+    StatusFile(run.status).update(started_at=time.time() + 3600)
+    assert read_summary(run).duration() == "0s"

@@ -1,3 +1,5 @@
+import dataclasses
+import random
 import textwrap
 
 import pytest
@@ -68,6 +70,63 @@ def test_calls_as_trl_does(write, source, expected):
 def test_passes_kwargs(write):
     path = write("def f(completions, *, bonus, **kwargs): return [bonus] * len(completions)")
     assert run(f"{path}:f", BATCH, kwargs={"bonus": 2.5}) == [2.5, 2.5]
+
+
+def test_a_function_that_changes_its_arguments_changes_no_other_call(write):
+    path = write("""
+        def f(completions, answer, bonus, **kwargs):
+            answer[0] += "!"
+            bonus.append(0)
+            return [len(answer[0]), len(bonus)]
+    """)
+    for _ in range(2):
+        assert run(f"{path}:f", BATCH, kwargs={"bonus": [1]}) == [2.0, 2.0]
+    assert BATCH.columns["answer"] == ["x", "y"]
+
+
+def test_random_numbers_follow_from_the_seed_and_leave_the_processs_alone(write):
+    path = write("""
+        import random, numpy, torch
+        def f(completions): return [random.random() + numpy.random.rand(), torch.rand(()).item()]
+    """)
+    import numpy
+    import torch
+
+    def state():
+        return random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist()
+
+    run(f"{path}:f", BATCH)
+    before = state()
+    first, again, other = (
+        run(f"{path}:f", dataclasses.replace(BATCH, seed=seed)) for seed in ("a", "a", "b")
+    )
+    assert first == again != other
+    assert state() == before
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ("seen[text] = 1", ["seen"]),
+        ("calls.append(text)", ["calls"]),
+        ("global count; count += 1", ["count"]),
+        ("own = []; own.append(WORDS[text])", []),
+        ("seen = {}; seen[text] = 1", []),
+        ("seen[text] = 1\nf.load_state_dict = seen.update", []),
+    ],
+)
+def test_variables_that_a_resume_loses_are_found(write, body, names):
+    path = write(f"seen, calls, count = {{}}, [], 0\nWORDS = {{}}\ndef f(text): {body}")
+    assert PythonParams(path=f"{path}:f").lost_state() == names
+
+
+def test_half_a_state_or_one_among_several_processes_is_refused(write):
+    source = "def f(completions): return [0, 0]\nf.state_dict = dict\n"
+    with pytest.raises(RewardError, match=r"without load_state_dict\(\)"):
+        run(f"{write(source)}:f", BATCH)
+    path = write(f"{source}f.load_state_dict = print", "other.py")
+    with pytest.raises(RewardError, match="remove `timeout_s`"):
+        run(f"{path}:f", BATCH, timeout_s=5)
 
 
 def test_dataset_columns_cannot_displace_trls(write):
