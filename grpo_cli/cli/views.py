@@ -314,6 +314,9 @@ def _compare(summary: "RunSummary") -> Iterator[tuple[str, float | None, float |
         for name in before.get(key, {}):
             values = before[key][name], after.get(key, {}).get(name)
             accuracies = before.get("accuracy", {}).get(name), after.get("accuracy", {}).get(name)
+            if key == "accuracy" and after and values[1] is None:
+                # A python reward that gave 0 and 1 alone before training, and other scores after it.
+                continue
             if key == "accuracy" or values != accuracies:
                 yield f"held-out {what} ({name})", *values
     if "likelihood_gap" in before:

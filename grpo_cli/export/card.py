@@ -15,9 +15,9 @@ from huggingface_hub import ModelCardData
 from jinja2 import Environment, StrictUndefined
 
 from grpo_cli.export.request import ExportRequest
-from grpo_cli.measure.metrics import compare, per_prompt, summarize
+from grpo_cli.measure.metrics import PerPrompt, compare, per_prompt, summarize
 from grpo_cli.measure.ranking import GAP, RANKING, rank_by_prompt, read_ranked
-from grpo_cli.measure.samples import as_scored, group_by_row
+from grpo_cli.measure.samples import ScoredCompletion, as_scored, group_by_row
 from grpo_cli.models.licence import read_licence
 from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.recipe import Recipe
@@ -217,7 +217,8 @@ def _read_evaluation(request: ExportRequest, run: RunFolder) -> dict[str, Any] |
 
 def _read_own_measurement(request: ExportRequest, run: RunFolder) -> dict[str, Any] | None:
     recipe = request.recipe
-    sides = []
+    sides: list[list[list[ScoredCompletion]]] = []
+    found: list[dict[str, PerPrompt]] = []
     for when in ("before", "after"):
         lines = _read_text(run.evaluations / f"{when}.jsonl").split("\n")
         try:
@@ -226,20 +227,24 @@ def _read_own_measurement(request: ExportRequest, run: RunFolder) -> dict[str, A
             return None
         if not groups:
             return None
-        scores = (each.rewards for group in groups for each in group)
-        values = per_prompt(groups, right_scores(recipe.rewards, scores))
+        sides.append(groups)
+    # Both decide: one in which an answer is never right shows zeros alone.
+    scores = (each.rewards for groups in sides for group in groups for each in group)
+    right = right_scores(recipe.rewards, scores)
+    for when, groups in zip(("before", "after"), sides, strict=True):
+        values = per_prompt(groups, right)
         if not recipe.is_sampled:
             ranked = rank_by_prompt(read_ranked(run.evaluations / f"{when}_ranked.jsonl"))
             values = {f"accuracy/{RANKING}": ranked[RANKING], GAP: ranked[GAP], **values}
             del values["reward"]
-        sides.append((groups, values))
-    size, seed = len(sides[0][0][0]), recipe.seed
+        found.append(values)
+    size, seed = len(sides[0][0]), recipe.seed
     before, after = (
         {name: each.as_json() for name, each in summarize(values, size, seed).items()}
-        for _, values in sides
+        for values in found
     )
-    gains = {name: each.as_json() for name, each in compare(sides[0][1], sides[1][1], seed).items()}
-    counts = (len(sides[0][0]), size, request.recipe.evaluation.temperature)
+    gains = {name: each.as_json() for name, each in compare(found[0], found[1], seed).items()}
+    counts = (len(sides[0]), size, request.recipe.evaluation.temperature)
     return _tabulate(before, after, gains, "Measured by the run itself.", counts)
 
 

@@ -191,7 +191,10 @@ def _score(
     run: RunFolder, recipe: Recipe, groups: Sequence[Sequence[ScoredCompletion]], when: When
 ) -> tuple[dict[str, PerPrompt], str]:
     """Every metric of every prompt, and the one that matters most."""
-    right = right_scores(recipe.rewards, (each.rewards for group in groups for each in group))
+    # Both measurements decide: one in which an answer is never right shows zeros alone.
+    samples = [run.evaluations / f"{each}.jsonl" for each in ("before", "after")]
+    scores = (one.rewards for path in samples if path.is_file() for one in _read_samples(path))
+    right = right_scores(recipe.rewards, scores)
     values = per_prompt(groups, right)
     if recipe.is_sampled:
         return values, primary_metric(right)

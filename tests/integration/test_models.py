@@ -1,5 +1,6 @@
 import json
 import logging
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -11,7 +12,7 @@ from huggingface_hub import constants
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from grpo_cli.errors import RecipeError, RunError, SetupError
+from grpo_cli.errors import RecipeError, RunError, SetupError, install_extra
 from grpo_cli.models import loading, sampling
 from grpo_cli.models.adapters import find_prompt_ties
 from grpo_cli.models.loading import (
@@ -236,7 +237,7 @@ def test_quantization_needs_cuda_and_bitsandbytes(
     with pytest.raises(SetupError, match="needs a CUDA device"):
         load_model(model, device_is_cuda=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SetupError, match=r"pip install \"grpo-cli\[quantization\]\""):
+    with pytest.raises(SetupError, match=re.escape(install_extra("quantization"))):
         load_model(model, device_is_cuda=True)
 
 

@@ -1,3 +1,4 @@
+import re
 import sys
 from pathlib import Path
 
@@ -5,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_cli.errors import GrpoError, SetupError
+from grpo_cli.errors import GrpoError, SetupError, install_extra
 from grpo_cli.models import gguf as gguf_module
 from grpo_cli.models.gguf import cache_folder, materialize_gguf
 from grpo_cli.models.loading import (
@@ -106,7 +107,7 @@ def test_the_other_process_may_win(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_gguf_package_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = make_tiny_gguf(tmp_path / "tiny.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(SetupError, match=r"pip install \"grpo-cli\[gguf\]\""):
+    with pytest.raises(SetupError, match=re.escape(install_extra("gguf"))):
         materialize_gguf(path, tmp_path / "cache")
 
 

@@ -235,7 +235,7 @@ def test_a_strategy_that_cannot_be_had_is_refused(workshop):
     assert done.returncode == 2
     assert "fsdp2 shares a model among GPUs" in done.stderr
     done = workshop.grpo("train", workshop.write(), *flags, "launch.strategy=zero3")
-    assert done.returncode == 2
+    assert done.returncode == 3
     assert install_extra("deepspeed") in done.stderr
 
 

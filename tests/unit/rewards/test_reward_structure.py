@@ -1,11 +1,12 @@
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 from pydantic import ValidationError
 
-from grpo_cli.errors import RewardError, SetupError
+from grpo_cli.errors import RewardError, SetupError, install_extra
 from grpo_cli.rewards.contract import Batch, RewardContext
 from grpo_cli.rewards.kinds.structure import JsonParams
 
@@ -92,7 +93,7 @@ def test_problems(tmp_path):
 
 def test_a_missing_library_is_a_setup_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(SetupError, match=r"grpo-cli\[json\]"):
+    with pytest.raises(SetupError, match=re.escape(install_extra("json"))):
         JsonParams(column="s").build(RewardContext(64))
     assert score(JsonParams(), '{"a": 1}') == 1
 
