@@ -11,6 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.chromium import Page as BrowserPage
+from tests.chromium import find_chromium
+
 ROOT = Path(__file__).parents[2]
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 """Elements that fetch what they name; a link with `rel=canonical` and its like does not."""
@@ -39,7 +42,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def site_folder(tmp_path_factory):
     if importlib.util.find_spec("material") is None:
         pytest.skip("mkdocs-material is not installed")
     folder = tmp_path_factory.mktemp("site")
@@ -47,7 +50,14 @@ def site(tmp_path_factory):
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    return {path.relative_to(folder).as_posix(): Page(path) for path in folder.rglob("*.html")}
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(site_folder):
+    return {
+        path.relative_to(site_folder).as_posix(): Page(path) for path in site_folder.rglob("*.html")
+    }
 
 
 def is_elsewhere(link):
@@ -79,6 +89,17 @@ def test_nothing_is_loaded_from_another_host(site):
         assert [each for each in page.loads if is_elsewhere(each)] == [], name
         # The theme would fetch the library that draws these.
         assert "mermaid" not in page.classes, name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine")
+@pytest.mark.skipif(sys.platform == "win32", reason="the protocol's pipe needs POSIX descriptors")
+def test_the_navigation_is_in_sight_on_a_small_laptop(site_folder):
+    with BrowserPage(1200, 800) as page:
+        page.open(site_folder / "recipe.html")
+        link = "document.querySelector('.md-sidebar--primary a[href=\"rewards.html\"]')"
+        assert page.ask(f"{link}.checkVisibility()")
+        assert page.ask(f"{link}.getBoundingClientRect().left") >= 0
 
 
 def test_styles_and_scripts_of_ours_fetch_nothing():

@@ -1,5 +1,6 @@
 """Report pages in a real browser: charts drawn, filters at work, no text of a model run, nothing loaded."""
 
+import json
 import sys
 
 import pytest
@@ -27,6 +28,23 @@ BYTES = 20_000_000
 def small(tmp_path_factory):
     run = make_long_run(tmp_path_factory.mktemp("small"), steps=80, completions=320, words=12)
     return write_report([run.path], None)
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    root = tmp_path_factory.mktemp("several")
+    rates = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4)
+    runs = []
+    for seed, rate in enumerate(rates):
+        training = {"max_steps": 40, "learning_rate": rate}
+        run = make_long_run(root / str(seed), 40, 80, 12, seed=seed, training=training)
+        runs.append(run.path.rename(run.path.with_name(f"rate-{rate:g}")))
+    return write_report(runs, root / "report.html")
+
+
+def open_all(page):
+    """Unfold everything."""
+    page.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
 
 
 def show(page, selector):
@@ -63,6 +81,61 @@ def test_charts_are_drawn_when_they_come_into_view_and_follow_the_theme(small):
         show(page, "#time")
         page.wait_for("document.querySelectorAll('[data-phases] .bars path').length > 4")
         assert_quiet(page)
+
+
+@pytest.mark.parametrize("name", ["small", "several"])
+def test_reward_and_held_out_chart_are_on_the_first_screen(name, request):
+    with Page(1280, 800) as page:
+        page.open(request.getfixturevalue(name))
+        page.wait_for("document.querySelectorAll('#result .chart .main-svg .xtick').length > 4")
+        charts = "[...document.querySelectorAll('#result .chart')]"
+        ends = page.ask(f"{charts}.map((each) => each.getBoundingClientRect().bottom)")
+        assert len(ends) == 2
+        assert max(ends) <= 800
+        # Before and after, and of six runs each.
+        bars = {"small": 2, "several": 12}[name]
+        for error, chart in (("yerror", "[data-chart]"), ("xerror", "[data-held-out]")):
+            found = f"document.querySelectorAll('#result {chart} .errorbar path.{error}').length"
+            page.wait_for(f"{found} === {bars}")
+        # Each caption is one line, so that the charts of a row stand side by side.
+        open_all(page)
+        captions = "[...document.querySelectorAll('figcaption')]"
+        assert page.ask(f"{captions}.filter((each) => each.clientHeight > 28).length") == 0
+        assert_quiet(page)
+
+
+@pytest.mark.parametrize("name", ["small", "several"])
+def test_no_table_runs_off_a_narrow_screen(name, request):
+    with Page(400, 800) as page:
+        page.open(request.getfixturevalue(name))
+        open_all(page)
+        tables = "[...document.querySelectorAll('.scroll')]"
+        wide = f"{tables}.filter((each) => each.scrollWidth > each.clientWidth)"
+        assert page.ask(f"{wide}.map((each) => each.textContent)") == []
+        assert page.ask("document.documentElement.scrollWidth") <= 400
+
+
+def test_the_end_of_a_long_prompt_is_shown_where_its_question_stands(tmp_path):
+    run = make_long_run(tmp_path, steps=20, completions=80, words=12)
+    path = run.completions / "rank_0.jsonl"
+    groups = [json.loads(line) for line in path.read_text().splitlines()]
+    for group in groups:
+        # Solved examples, in other words each time.
+        solved = [f"{group['row']} Solved {n}: {'words ' * 60}\nAnswer: {n}" for n in range(9)]
+        asked = group["prompt"][-1]["content"]
+        group["prompt"] = "\n\n".join([*solved, asked])
+    path.write_text("".join(json.dumps(group) + "\n" for group in groups))
+    with Page() as page:
+        page.open(write_report([run.path], None), "#step=1&row=0")
+        page.wait_for("document.querySelectorAll('[data-browser=training] .card').length === 8")
+        box = "document.querySelector('[data-browser=training] .prompt')"
+        assert page.ask(f"{box}.scrollTop") > 0
+        assert page.ask(f"{box}.scrollHeight - {box}.scrollTop - {box}.clientHeight") <= 1
+        listed = page.ask(
+            "[...document.querySelectorAll('[data-browser=training] .asked')].map((each) => each.textContent)"
+        )
+        assert listed[0].startswith("Sum number 0: ")
+        assert not any("Solved" in each for each in listed)
 
 
 def test_filters_narrow_the_list_and_a_group_is_shown_side_by_side(small):

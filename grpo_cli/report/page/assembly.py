@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_cli.batch import derive
 from grpo_cli.errors import SetupError, UsageError, install_extra
-from grpo_cli.report.comparison import compare_runs, name_runs
+from grpo_cli.report.comparison import RunsComparison, compare_runs, name_runs
 from grpo_cli.report.page import gain_table, origin, phases, reward_table, values
 from grpo_cli.report.page.charts import build_charts
 from grpo_cli.report.page.completions import (
@@ -83,8 +83,7 @@ def _render(folders: Sequence[RunFolder], plotly: str) -> str:
     names = name_runs(folders)
     runs = [read_material(folder, name) for folder, name in zip(folders, names, strict=True)]
     charts = build_charts(runs)
-    facts = [origin.list_facts(run) for run in runs]
-    shared_facts = origin.share_facts(facts) if len(runs) > 1 else {}
+    comparison = compare_runs(folders) if len(runs) > 1 else None
     environment = Environment(
         undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -93,13 +92,9 @@ def _render(folders: Sequence[RunFolder], plotly: str) -> str:
         title=", ".join(names),
         written=time.strftime("%Y-%m-%d %H:%M"),
         runs=[_describe(place, run) for place, run in enumerate(runs)],
-        fact_names=[
-            name
-            for name in dict.fromkeys(name for told in facts for name, _ in told)
-            if name not in shared_facts
-        ],
-        shared_facts=shared_facts,
-        comparison=compare_runs(folders) if len(runs) > 1 else None,
+        ranking=_rank(runs, comparison) if comparison else None,
+        comparison=comparison,
+        equal=gain_table.group_equal,
         tone_of=gain_table.tone_of,
         notes_of=gain_table.gather_notes,
         show_apart=values.show_apart,
@@ -113,6 +108,44 @@ def _render(folders: Sequence[RunFolder], plotly: str) -> str:
         phase_data=pack_json([phases.phase_series(run) for run in runs]),
         plotly=pack_text(plotly),
     )
+
+
+def _rank(runs: Sequence[Material], comparison: RunsComparison) -> dict[str, Any]:
+    """The runs of a page, the best first, with the facts in which they differ and those that all share."""
+    metric, order = gain_table.rank_runs(runs)
+    facts = [[("state", run.state), *origin.list_facts(run)] for run in runs]
+    shared = origin.share_facts(facts)
+    rows = []
+    for place in order:
+        gain = runs[place].gain
+        after, change = gain.after.get(metric), gain.change.get(metric)
+        rows.append(
+            {
+                "place": place,
+                "name": runs[place].name,
+                "after": gain_table.format_metric(after),
+                "change": gain_table.format_metric(change, "+.3f"),
+                "tone": gain_table.tone_of(metric, change),
+                "facts": dict(facts[place]),
+            }
+        )
+    names = dict.fromkeys(name for each in facts for name, _ in each)
+    return {
+        "metric": metric,
+        "rows": rows,
+        # The first two columns tell what was measured, and a run's name tells when it started.
+        "facts": [
+            name
+            for name in names
+            if name not in shared and name != "started" and not name.startswith("held-out ")
+        ],
+        "shared": shared,
+        "measured_otherwise": [
+            each.run
+            for each in comparison.held_out
+            if each.settings or each.only_base or each.only_run
+        ],
+    }
 
 
 def _read_asset(name: str) -> str:
@@ -134,7 +167,12 @@ def _build_browsers(runs: Sequence[Material]) -> list[Browser]:
 
 def _describe(place: int, run: Material) -> dict[str, Any]:
     """What the template says of one run."""
-    plan, failure = origin.read_batch(run), _tell_failure(run)
+    plan, failure, measured = (
+        origin.read_batch(run),
+        _tell_failure(run),
+        gain_table.list_measured(run),
+    )
+    gain = run.gain.change or run.gain.after or run.gain.before
     return {
         "place": place,
         "name": run.name,
@@ -147,8 +185,8 @@ def _describe(place: int, run: Material) -> dict[str, Any]:
         "has_problems": bool(failure or run.symptoms),
         "symptoms": run.symptoms,
         "expected": run.expected,
-        "measured": gain_table.list_measured(run),
-        "notes": gain_table.gather_notes(run.gain.change or run.gain.after or run.gain.before),
+        "measured": measured,
+        "notes": gain_table.gather_notes(gain, [row.name for row in measured]),
         "sampling": run.gain.sampling,
         "rewards": reward_table.list_rewards(run),
         "phases": phases.list_phases(run),

@@ -11,6 +11,9 @@ from typing import Any
 
 from grpo_cli.diagnosis.history import Point
 from grpo_cli.expectations.verdicts import bands_of
+from grpo_cli.measure.metrics import Metric
+from grpo_cli.report.page.gain_table import list_measured, rank_runs
+from grpo_cli.report.page.gains import SHARES
 from grpo_cli.report.page.material import Material
 
 MOST_POINTS = 20_000
@@ -34,7 +37,7 @@ _SHARES = re.compile(
 _SMALL_SHARE = 0.2
 """Shares that are never above it would be a flat line on an axis up to 1."""
 _TERMINATED = re.compile(r"(eval_)?completions/(min|max|mean)_terminated_length")
-_OPEN = ("Reward", "Signal", "Length", "Stability")
+_OPEN = ("Reward", "Signal", "Stability")
 """Headings whose charts are not folded away."""
 _NOTES = (
     (r"reward", "mean weighted total of all completions"),
@@ -47,19 +50,25 @@ _NOTES = (
     (r"dynamic_sampling/resampled_groups", "groups sampled to replace others"),
     (r"dynamic_sampling/rounds", "how often groups of a batch were replaced"),
     (r"dynamic_sampling/epochs", "prompts sampled so far, by those there are"),
-    (
-        r"completions/.+_terminated_length",
-        "tokens, of completions that came to an end by themselves",
-    ),
-    (r"completions/(min|max)_length", "tokens, of the shortest or the longest completion"),
-    (r"clip_ratio/low_.+", "share of tokens whose ratio of probabilities fell below the bound"),
-    (r"clip_ratio/high_.+", "share of tokens whose ratio of probabilities rose above the bound"),
-    (r"clip_ratio/region_.+", "share of tokens beyond either bound, whose gradient is cut"),
+    (r"completions/mean_terminated_length", "tokens, of completions not cut off"),
+    (r"completions/min_terminated_length", "tokens, of the shortest not cut off"),
+    (r"completions/max_terminated_length", "tokens, of the longest not cut off"),
+    (r"completions/min_length", "tokens, of the shortest completion"),
+    (r"completions/max_length", "tokens, of the longest completion"),
+    (r"clip_ratio/low_mean", "share of tokens with a ratio below the bound"),
+    (r"clip_ratio/low_min", "the same, of the process with the least"),
+    (r"clip_ratio/high_mean", "share of tokens with a ratio above the bound"),
+    (r"clip_ratio/high_max", "the same, of the process with the most"),
+    (r"clip_ratio/region_mean", "share of tokens with a ratio beyond either bound"),
     (r"learning_rate", "as the schedule has it"),
-    (r"rewards/.+/std", "standard deviation over the batch, before its weight"),
-    (r"completions/repeated_share", "share of completions that repeat another one of their group"),
+    (r"rewards/.+/std", "standard deviation, before its weight"),
+    (r"completions/repeated_share", "share that repeat another of their group"),
     (r"completions/clipped_ratio", "share of completions that were cut off"),
-    (r"completions/mean_length", "tokens"),
+    (r"completions/mean_length", "tokens, of all completions"),
+    (r"sampling/sampling_logp_difference/.+", "between vLLM and the trainer"),
+    (r"sampling/importance_sampling_ratio/.+", "correction for vLLM"),
+    (r"sample/staleness_mean", "weight updates since samples were drawn"),
+    (r"ratio", "mean ratio of probabilities"),
     (r"entropy", "of the next token, in nats"),
     (r"kl", "divergence from the reference model"),
     (r"grad_norm", "before it is clipped"),
@@ -86,9 +95,13 @@ class ChartGroup:
 class ChartSet:
     """All charts of a page."""
 
+    reward: int | None
+    """Place in the data of the chart that a page begins with; None if no reward was logged."""
+    held_out: str | None
+    """Metric of the held-out chart beside it: empty if of several, None if nothing was measured."""
     groups: tuple[ChartGroup, ...]
     data: dict[str, Any]
-    """Runs, the steps that lines share, and the lines, bands and marks of each chart."""
+    """Runs, the steps that lines share, the lines, bands and marks of each chart, and the held-out rows."""
     most_points: int | None
     """Points of a line beyond which it was thinned; None where all are kept."""
     marks: str | None
@@ -116,7 +129,10 @@ def build_charts(runs: Sequence[Material]) -> ChartSet:
     names = sorted({name for run in runs for name in run.history.series if _is_shown(name, runs)})
     repeated = {name for name in names if _repeats_reward(name, runs)}
     steps, most = _Steps(), MOST_POINTS // len(runs)
-    charts: list[dict[str, Any]] = []
+    first = [name for name in names if name == "reward"]
+    charts = [_build(name, runs, steps, most) for name in first]
+    names = [name for name in names if name not in first]
+    metric, rows = _held_out_rows(runs)
     groups = []
     for heading, pattern in _HEADINGS:
         members = [name for name in names if re.fullmatch(pattern, name)]
@@ -138,9 +154,12 @@ def build_charts(runs: Sequence[Material]) -> ChartSet:
         "evaluated": [_evaluation_sampling(run) for run in runs],
         "steps": steps.lists,
         "charts": charts,
+        "held_out_rows": rows,
     }
     longest = max((len(each) for run in runs for each in run.history.series.values()), default=0)
     return ChartSet(
+        0 if first else None,
+        metric if rows else None,
         tuple(groups),
         data,
         most_points=most if longest > most else None,
@@ -161,10 +180,10 @@ def _evaluation_sampling(run: Material) -> str:
 
 def _repeats_reward(name: str, runs: Sequence[Material]) -> bool:
     """Whether a metric is that of the only reward, of weight 1, and the total says the same."""
-    found = re.fullmatch(r"rewards/.+/(mean|std)", name)
+    found = re.fullmatch(r"(eval_)?rewards/.+/(mean|std)", name)
     if not found:
         return False
-    total = {"mean": "reward", "std": "reward_std"}[found[1]]
+    total = (found[1] or "") + {"mean": "reward", "std": "reward_std"}[found[2]]
     return all(
         [each.weight for each in run.recipe.rewards] == [1]
         and _agree(run.values(name), run.values(total))
@@ -183,7 +202,7 @@ def _is_close(one: float, other: float) -> bool:
 def _constant(name: str, runs: Sequence[Material]) -> float | None:
     """The value of a metric that has no other and that nothing stands beside; else None."""
     values = [value for run in runs for value in run.values(name)]
-    lone = len(values) < 2 * len(runs) or name == "reward"
+    lone = len(values) < 2 * len(runs)
     values += [mark["value"] for run in runs for mark in _marks(0, run, name)]
     banded = any([*_bands(run, name)] for run in runs)
     return None if lone or banded or min(values) < max(values) else values[0]
@@ -202,7 +221,8 @@ def _is_shown(name: str, runs: Sequence[Material]) -> bool:
 
 
 def _note(name: str) -> str:
-    return next((note for pattern, note in _NOTES if re.fullmatch(pattern, name)), "")
+    logged = name.removeprefix("eval_")
+    return next((note for pattern, note in _NOTES if re.fullmatch(pattern, logged)), "")
 
 
 def _build(name: str, runs: Sequence[Material], steps: _Steps, most: int) -> dict[str, Any]:
@@ -291,7 +311,37 @@ def _marks(index: int, run: Material, name: str) -> Iterator[dict[str, Any]]:
     for when, found, step in (("before", run.gain.before, 0), ("after", run.gain.after, run.step)):
         metric = found.get(measured or "")
         if metric and metric.value is not None:
-            yield {"run": index, "when": when, "step": step, "value": float(f"{metric.value:.6g}")}
+            yield {"run": index, "when": when, "step": step, **_ends(metric)}
+
+
+def _held_out_rows(runs: Sequence[Material]) -> tuple[str, list[dict[str, Any]]]:
+    """Before and after with their intervals: of several runs one metric, of one run all on the same scale."""
+    metric, ranked = rank_runs(runs)
+    rows = [(runs[place].name, place, metric) for place in ranked]
+    if len(runs) == 1:
+        kinds = SHARES if metric.startswith(SHARES) else ("reward",)
+        names = [row.name for row in list_measured(runs[0]) if row.name.startswith(kinds)]
+        rows = [(name, 0, name) for name in names]
+        metric = metric if len(names) == 1 else ""
+    found = [
+        {
+            "label": label,
+            "run": place,
+            "ends": {
+                when: _ends(each)
+                for when in ("before", "after")
+                if (each := getattr(runs[place].gain, when).get(name)) and each.value is not None
+            },
+        }
+        for label, place, name in rows
+    ]
+    return metric, [row for row in found if row["ends"]]
+
+
+def _ends(metric: Metric) -> dict[str, float | None]:
+    """A measurement with its 95 % interval."""
+    ends = {name: getattr(metric, name) for name in ("value", "low", "high")}
+    return {name: None if end is None else float(f"{end:.6g}") for name, end in ends.items()}
 
 
 def _measured_name(name: str) -> str | None:

@@ -3,7 +3,7 @@
 Owns the pair of measurements of one run. Reading one is `held_out.py`'s.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,8 @@ from grpo_cli.measure.ranking import GAP
 from grpo_cli.report.held_out import Measurement, try_measurement
 from grpo_cli.runs.folder import RunFolder
 
+SHARES = ("accuracy/", "pass@", "maj@")
+"""How metrics begin that are shares of right answers."""
 _ORDER = ("accuracy/", "pass@", "maj@", GAP, "reward", "rewards/")
 """What says most first."""
 _NO_SAMPLES = "its samples are not there"
@@ -36,11 +38,7 @@ class Gain:
     @property
     def names(self) -> list[str]:
         """Every metric, those that say most first."""
-        places = {
-            name: next((i for i, each in enumerate(_ORDER) if name.startswith(each)), len(_ORDER))
-            for name in (*self.before, *self.after)
-        }
-        return sorted(places, key=places.__getitem__)
+        return sort_names((*self.before, *self.after))
 
     @property
     def sampling(self) -> str:
@@ -96,6 +94,17 @@ def read_gain(run: RunFolder, before: Mapping[str, Any], after: Mapping[str, Any
         when: sampled[when].metrics if when in sampled else _from_summary(told[when])
         for when in told
     }
+    if len(sampled) > 1:
+        # A function's scores may look like those of right answers in one measurement alone: all are 0.
+        both = metrics["before"].keys() & metrics["after"].keys()
+        metrics = {
+            when: {
+                name: each
+                for name, each in found.items()
+                if name in both or not name.startswith(SHARES)
+            }
+            for when, found in metrics.items()
+        }
     temperatures = [each["temperature"] for each in told.values() if "temperature" in each]
     return Gain(
         **metrics,
@@ -104,6 +113,15 @@ def read_gain(run: RunFolder, before: Mapping[str, Any], after: Mapping[str, Any
         seconds={when: each["seconds"] for when, each in told.items() if _has(each, "seconds")},
         temperature=temperatures[-1] if temperatures and _is_number(temperatures[-1]) else None,
     )
+
+
+def sort_names(names: Iterable[str]) -> list[str]:
+    """Names of metrics, each once, those that say most first."""
+    places = {
+        name: next((i for i, each in enumerate(_ORDER) if name.startswith(each)), len(_ORDER))
+        for name in names
+    }
+    return sorted(places, key=places.__getitem__)
 
 
 def direction(change: Metric | None) -> int:

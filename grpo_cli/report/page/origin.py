@@ -58,6 +58,7 @@ def list_facts(run: Material) -> list[tuple[str, str]]:
         )
         sampling = f", {run.gain.sampling}" if run.gain.sampling else ""
         found[f"held-out {name}{sampling}"] = " → ".join(values).replace("-", "−")
+    found["learning rate"] = f"{run.recipe.training.learning_rate:g}"
     found["model"] = show_path(run.recipe.model.path)
     if run.recipe.training.mode == "async":
         found["training"] = "asynchronous (experimental)"

@@ -3,6 +3,8 @@
 
 const SPLITS = ["training", "evaluation", "held-out"];
 const SHOWN_AT_ONCE = 150;
+const SHORT_PROMPT = 40;  // Characters that the list has room for.
+const LONG_PROMPT = 800;  // Characters from which a prompt may begin with solved examples.
 const BY_STEP = { "first step first": null, "last step first": (a, b) => b.step - a.step };
 const BY_ROW = { "by row": null, "most improved": (a, b) => b.gain - a.gain, "least improved": (a, b) => a.gain - b.gain };
 const ORDERS = {
@@ -44,15 +46,21 @@ function compareStages(totals, stages) {
   return { before, after, gain: (after ?? 0) - (before ?? 0) };
 }
 
+function lastPart(text) {
+  // Solved examples and the question in one text: the question is the last of them.
+  const parts = text.trim().split(/\n\s*\n/);
+  return (text.length > LONG_PROMPT ? parts.at(-1) : text).replace(/\s+/g, " ").trim();
+}
+
 function shortenPrompts(prompts) {
-  // The last turn of each in one line, without the words that all of them begin with.
-  const lines = prompts.map((turns) => (turns.at(-1)?.[1] ?? "").replace(/\s+/g, " ").trim());
+  // What the user asked last, in one line, without the words that all of them begin with.
+  const lines = prompts.map((turns) => lastPart((turns.findLast(([role]) => role === "user") ?? turns.at(-1))?.[1] ?? ""));
   let shared = lines.length > 1 ? lines[0].length : 0;
   for (const line of lines) {
     while (!line.startsWith(lines[0].slice(0, shared))) shared--;
   }
   const cut = lines[0] ? lines[0].lastIndexOf(" ", shared - 1) + 1 : 0;
-  return cut < 16 ? lines : lines.map((line) => `… ${line.slice(cut)}`);
+  return cut < 16 || lines.every((line) => line.length <= SHORT_PROMPT) ? lines : lines.map((line) => `… ${line.slice(cut)}`);
 }
 
 function readPack(index, prompts, id) {
@@ -327,9 +335,11 @@ class Browser {
   async drawGroup(group) {
     const texts = await this.textsOf(group);
     if (group !== this.chosen) return;
-    const cards = make("div", "cards");
+    const cards = make("div", "cards"), prompt = this.drawPrompt(group);
     texts.t.forEach((_, place) => cards.append(this.drawCard(group, texts, place)));
-    this.detail.replaceChildren(this.drawHead(group), this.drawPrompt(group), cards);
+    this.detail.replaceChildren(this.drawHead(group), prompt, cards);
+    // The question stands at the end, after instructions and solved examples.
+    prompt.scrollTop = prompt.scrollHeight;
   }
 
   drawHead(group) {

@@ -2,6 +2,7 @@
 
 const FEWEST_TO_SMOOTH = 24;
 const NOT_NOISE = 4;  // Standard errors by which records differ where something happened.
+const LONGEST_LABEL = 26;  // Characters of a run or metric beside its line.
 const drawn = new Set();
 let drawing = Promise.resolve();
 let plotlyReady = null;
@@ -108,14 +109,29 @@ function traceEvaluated(line, many) {
   };
 }
 
+function barsOf(ends) {
+  // 95 % intervals; none where there is no interval.
+  const length = (one, other) => (one === null || other === null ? 0 : one - other);
+  return {
+    type: "data", symmetric: false, thickness: 1.4, width: 4,
+    array: ends.map((each) => length(each.high, each.value)),
+    arrayminus: ends.map((each) => length(each.value, each.low)),
+  };
+}
+
+function sayEnds(each) {
+  const [value, low, high] = [each.value, each.low, each.high].map((end) => end?.toPrecision(3));
+  return low === undefined ? value : `${value} (${low} to ${high})`;
+}
+
 function traceMarks(marks, many) {
   const runs = [...new Set(marks.map((mark) => mark.run))];
   return runs.map((run) => {
     const own = marks.filter((mark) => mark.run === run), name = plain(chartData.runs[run]);
     const sampled = chartData.held_out[run] ? `, ${chartData.held_out[run]}` : "";
     return {
-      x: own.map((mark) => mark.step), y: own.map((mark) => mark.value),
-      text: own.map((mark) => mark.when), hovertemplate: `%{y:.4~g} %{text}${sampled}`, mode: "markers",
+      x: own.map((mark) => mark.step), y: own.map((mark) => mark.value), error_y: barsOf(own),
+      text: own.map((mark) => `${sayEnds(mark)} ${mark.when}`), hovertemplate: `%{text}${sampled}`, mode: "markers",
       name: many ? `${name}, held-out` : `held-out${sampled}`, ...besides(name, many),
       marker: { color: colour(many ? `--run-${run % 6}` : "--accent"), size: 9, symbol: "diamond" },
       // The one before training stands on the axis.
@@ -163,6 +179,7 @@ const CONFIG = {
 };
 
 function specify(box) {
+  if (box.dataset.heldOut !== undefined) return specifyHeldOut();
   if (box.dataset.phases !== undefined) return specifyPhases(phaseData[Number(box.dataset.phases)]);
   const chart = chartData.charts[Number(box.dataset.chart)], many = chartData.runs.length > 1;
   const traces = [
@@ -170,7 +187,29 @@ function specify(box) {
     ...chart.evaluated.map((line) => traceEvaluated(line, many)),
     ...traceMarks(chart.marks, many),
   ];
-  return [traces, { ...layoutOf(chart), showlegend: many || traces.length > 1 }];
+  // The ranking above the first chart names the runs and their colours.
+  const named = many ? !box.closest("#result") : traces.length > 1;
+  return [traces, { ...layoutOf(chart), showlegend: named }];
+}
+
+function specifyHeldOut() {
+  // A line a run, or of one run a line a metric: before above after, so that the bars do not cover each other.
+  const rows = chartData.held_out_rows, many = chartData.runs.length > 1, layout = layoutOf(null);
+  const traces = rows.flatMap((row, place) => Object.entries(row.ends).map(([when, ends]) => {
+    const ink = colour(many ? `--run-${row.run % 6}` : "--accent"), color = when === "after" ? ink : fade(ink, 0.6);
+    return {
+      x: [ends.value], y: [place + (when === "after" ? 0.15 : -0.15)], error_x: { ...barsOf([ends]), color }, mode: "markers",
+      hovertemplate: `${plain(row.label)}<br>${sayEnds(ends)} ${when}<extra></extra>`,
+      marker: { color, size: 9, symbol: when === "after" ? "diamond" : "diamond-open" },
+    };
+  }));
+  const label = (text) => plain(text.length > LONGEST_LABEL ? `…${text.slice(1 - LONGEST_LABEL)}` : text);
+  layout.yaxis = {
+    ...layout.yaxis, range: [rows.length - 0.5, -0.5], tickvals: rows.map((_, place) => place),
+    ticktext: rows.map((row) => label(row.label)), zeroline: false, fixedrange: true,
+  };
+  layout.xaxis = { ...layout.xaxis, title: undefined, tickformat: ".4~g", rangemode: "normal" };
+  return [traces, { ...layout, hovermode: "closest", showlegend: false }];
 }
 
 function specifyPhases(told) {

@@ -7,6 +7,7 @@ from grpo_cli.report.page.material import read_material
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
 from tests.run_folders import make_finished_run
+from tests.unit.report.page.test_verdict import measure
 
 
 def test_metrics_stand_under_headings_and_share_their_steps(tmp_path):
@@ -19,18 +20,66 @@ def test_metrics_stand_under_headings_and_share_their_steps(tmp_path):
     charts = build_charts([read_material(run, "a")])
     found = {group.heading: [each["metric"] for each in group.charts] for group in charts.groups}
     assert found == {
-        "Reward": ["reward", "rewards/part_2/mean", "rewards/part_10/mean"],
+        "Reward": ["rewards/part_2/mean", "rewards/part_10/mean"],
         "Evaluation meanwhile": ["eval_reward"],
         "Signal": ["entropy"],
         "Stability": [],
         "Everything else": ["own"],
     }
     assert [group.unchanged for group in charts.groups if group.unchanged] == [(("loss", "0"),)]
+    # The reward is the chart that the page begins with.
+    assert charts.reward == 0
+    assert charts.data["charts"][0]["metric"] == "reward"
     assert charts.data["steps"] == [[1, 2], [3]]
     assert charts.evaluations == "at temperature 1"
     assert charts.data["charts"][0]["evaluated"][0]["values"] == [0.4]
     (entropy,) = (each for each in charts.data["charts"] if each["metric"] == "entropy")
     assert entropy["lines"][0]["values"] == [1.23457]
+
+
+def test_marks_and_the_held_out_chart_have_the_intervals_of_the_measurements(tmp_path):
+    run = make_finished_run(tmp_path)
+    measure(run, [0.0] * 15 + [1.0] * 5, [0.0] * 5 + [1.0] * 15)
+    material = read_material(run, "a")
+    charts = build_charts([material])
+    ends = [
+        {end: float(f"{getattr(found['reward'], end):.6g}") for end in ("value", "low", "high")}
+        for found in (material.gain.before, material.gain.after)
+    ]
+    assert [
+        {end: mark[end] for end in ("value", "low", "high")}
+        for mark in charts.data["charts"][0]["marks"]
+    ] == ends
+    assert 0 < ends[0]["low"] < 0.25 < ends[0]["high"] < ends[1]["low"] < 0.75
+    # The reward says the same as the accuracy, and has no line of its own.
+    (row,) = charts.data["held_out_rows"]
+    assert charts.held_out == row["label"] == "accuracy/math"
+    assert row["ends"] == {"before": ends[0], "after": ends[1]}
+
+
+def test_the_held_out_chart_of_several_runs_is_in_the_order_of_the_ranking(tmp_path):
+    runs = [make_finished_run(tmp_path, seed, accuracy=None) for seed in (1, 2, 3)]
+    measure(runs[0], [0.0] * 20, [0.0] * 10 + [1.0] * 10)
+    measure(runs[2], [0.0] * 20, [0.0] * 5 + [1.0] * 15)
+    charts = build_charts([read_material(run, name) for run, name in zip(runs, "abc", strict=True)])
+    assert charts.held_out == "accuracy/math"
+    assert [(row["label"], row["run"]) for row in charts.data["held_out_rows"]] == [
+        ("c", 2),
+        ("a", 0),
+    ]
+
+
+def test_length_charts_are_folded_and_each_has_a_caption_of_its_own(tmp_path):
+    run = make_finished_run(tmp_path)
+    ends = [f"completions/{end}" for end in ("min_length", "max_length", "mean_length")]
+    for step in (41, 42):
+        append_record(run.metrics, {"event": "train", "step": step, **dict.fromkeys(ends, step)})
+    groups = build_charts([read_material(run, "a")]).groups
+    (length,) = (group for group in groups if group.heading == "Length")
+    assert not length.is_open
+    notes = {each["metric"]: each["note"] for each in length.charts}
+    assert notes["completions/max_length"] == "tokens, of the longest completion"
+    assert len(set(notes.values())) == 3
 
 
 def test_held_out_rewards_are_marked_in_the_chart_of_the_reward(tmp_path):

@@ -79,9 +79,14 @@ def test_the_traceback_of_a_failure_is_folded_away_under_problems(tmp_path):
     assert re.search(r"<details><summary>Traceback</summary>\s*<pre>Traceback: here", problems)
 
 
-def test_held_out_numbers_stand_before_the_charts(long_run):
+def test_a_page_begins_with_its_result_and_held_out_numbers_stand_before_the_other_charts(long_run):
     page = write_page(long_run)
-    assert page.index('id="held-out"') < page.index('id="charts"')
+    order = [page.index(f'id="{name}"') for name in ("result", "held-out", "charts")]
+    assert order == sorted(order)
+    result = page[order[0] : order[1]]
+    assert "<code>reward</code>" in result
+    assert "Held-out <code>accuracy/math</code>" in result
+    assert "<code>reward</code>" not in page[order[2] :]
 
 
 def test_the_band_of_the_recipe_stands_beside_the_value_and_in_the_chart(tmp_path):
@@ -110,7 +115,21 @@ def test_runs_lie_over_each_other_with_their_differences(tmp_path, monkeypatch):
         "kl": 1,
     }
     assert "Unchanged: loss 0." in text
-    assert "The same of all: " in text
+    assert "The same of all: state completed, " in text
+    # The better run first, and charts before tables.
+    ranking = text[text.index("Ranked by held-out accuracy/math") : text.index("The same of all")]
+    assert "sums/seed-2 0.900" in ranking
+    assert ranking.index("sums/seed-2") < ranking.index("sums/seed-1")
+    assert "learning rate" in ranking
+    order = [
+        page.index(each)
+        for each in (
+            'class="ranking', 'id="result"', 'id="charts"', 'id="differences"', 'id="held-out"',
+        )
+    ]  # fmt: skip
+    assert order == sorted(order)
+    # The paired differences of equal metrics are in one row.
+    assert "accuracy/ math = reward = rewards/ math +0.7" in text
     assert "training.learning_rate 1e-05 2e-05" in text
     assert "Better: +0.7 in accuracy/math" in text
     with pytest.raises(UsageError, match=r"report.html exists"):

@@ -11,6 +11,7 @@ from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
 from tests.run_folders import make_finished_run
+from tests.unit.report.page.test_verdict import measure
 
 
 def write_phases(run, every, seconds):
@@ -155,7 +156,38 @@ def test_other_conditions_are_told_in_words():
 def test_a_reason_for_no_interval_is_told_once():
     few = Metric(0.1, None, None, 3, "few")
     metrics = {"reward": few, "rewards/a": few, "accuracy/a": Metric(0.1, 0.0, 0.2, 9)}
-    assert gain_table.gather_notes(metrics) == {"few": ["reward", "rewards/a"]}
+    assert gain_table.gather_notes(metrics, metrics) == {"few": ["reward", "rewards/a"]}
+
+
+def test_what_says_the_same_of_all_prompts_is_one_row(tmp_path):
+    run = make_finished_run(tmp_path)
+    measure(run, [0.0] * 15 + [1.0] * 5, [0.0] * 5 + [1.0] * 15)
+    rows = gain_table.list_measured(read_material(run, "a"))
+    assert [(row.name, row.same) for row in rows] == [
+        ("accuracy/math", ("reward", "rewards/math")),
+        ("completion_length", ()),
+        ("clipped", ()),
+    ]
+    # Equal means of other prompts are not the same.
+    mean = Metric(0.5, None, None, 2)
+    values = {"reward": {0: 1.0, 1: 0.0}, "rewards/a": {0: 0.0, 1: 1.0}}
+    found = gain_table.group_equal(values, dict.fromkeys(values, mean), values)
+    assert found == [["reward"], ["rewards/a"]]
+
+
+def test_runs_are_ranked_by_what_was_measured_and_else_by_the_training_reward(tmp_path):
+    runs = [make_finished_run(tmp_path, seed, (seed / 10,) * 40, None) for seed in (1, 2, 3)]
+    assert gain_table.rank_runs([read_material(run, "a") for run in runs]) == ("", [2, 1, 0])
+    measure(runs[0], [0.0] * 10, [1.0] * 10)
+    measure(runs[1], [0.0] * 10, [0.5] * 10)
+    metric, order = gain_table.rank_runs([read_material(run, "a") for run in runs])
+    assert (metric, order) == ("accuracy/math", [0, 1, 2])
+
+
+def test_the_learning_rate_is_among_the_facts(tmp_path):
+    training = {"max_steps": 40, "learning_rate": 3e-5}
+    run = make_finished_run(tmp_path, training=training)
+    assert dict(origin.list_facts(read_material(run, "a")))["learning rate"] == "3e-05"
 
 
 def test_numbers_are_written_with_their_interval():
