@@ -341,6 +341,7 @@ def test_no_worker_outlives_a_killed_supervisor(workshop, processes):
         assert list((workshop.run / "checkpoints").glob("checkpoint-*"))
 
 
+@pytest.mark.slow
 def test_a_quiet_training_prints_its_end_alone(workshop):
     # The probe warns: every answer gets the same reward.
     text = RECIPE.replace('pattern: "a"', 'pattern: "^"')
