@@ -52,12 +52,13 @@ def template_columns(text: str, path: str = USER) -> frozenset[str]:
     """
     if is_plain(text):
         return frozenset(_PLAIN_COLUMN.findall(text))
-    from jinja2 import TemplateSyntaxError, meta
+    from jinja2 import TemplateSyntaxError, meta, nodes
 
     sandbox = environment()
     try:
-        found = meta.find_undeclared_variables(sandbox.parse(text))
-        if "self" in found:
+        tree = sandbox.parse(text)
+        found = meta.find_undeclared_variables(tree)
+        if any(each.name == "self" for each in tree.find_all(nodes.Name)):
             fix = "give the column another name under `dataset.columns`"
             raise _error("`self` is Jinja's name for the template itself", fix, path)
         return frozenset(found - sandbox.globals.keys())

@@ -55,11 +55,13 @@ def right_scores(
         scores: Of completions, by reward: a `python` function that does not say whether it judges answers does so
             if it gives them 0 and 1 alone.
     """
-    seen = list(scores)
+    undecided = {id(each) for each in configs if each.kind == "python" and each.accuracy is None}
+    # They may come from files, which are read only if they decide something.
+    seen = list(scores) if undecided else []
     found = {}
     for name, config in zip(name_rewards(configs), configs, strict=True):
         score = _right_score(config)
-        if config.kind == "python" and config.accuracy is None:
+        if id(config) in undecided:
             judges = all(each.get(name) in (None, 0, 1) for each in seen)
             score = right_score(1.0, config.clip) if judges else None
         if score is not None:
