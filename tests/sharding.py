@@ -1,13 +1,16 @@
 """Writes a checkpoint's weights again in shards, as real FSDP2 and DeepSpeed ZeRO-3 do (one process each).
 
-    torchrun --nproc-per-node 2 -m tests.sharding fsdp|zero3 WHOLE BASE SHARDED
+    torchrun --nproc-per-node 2 -m tests.sharding fsdp|zero3|send WHOLE BASE SHARDED
 
 WHOLE is a checkpoint as one process saves it, BASE the model below its adapter, SHARDED the folder to write.
+`send` writes `sent.pt` there: what FSDP2 sends to vLLM of a bfloat16 model, and its base weights afterwards.
 """
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import peft
 import torch
@@ -28,6 +31,15 @@ def shard_fsdp(model, target):
     from accelerate import Accelerator
     from accelerate.utils import FullyShardedDataParallelPlugin
     from accelerate.utils.fsdp_utils import save_fsdp_model
+
+    split(model)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, state_dict_type="SHARDED_STATE_DICT", reshard_after_forward=True
+    )
+    save_fsdp_model(plugin, Accelerator(cpu=True), model, target, adapter_only=True)
+
+
+def split(model):
     from torch.distributed.fsdp import fully_shard
 
     torch.distributed.init_process_group("gloo")
@@ -36,10 +48,27 @@ def shard_fsdp(model, target):
     for layer in inner.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, state_dict_type="SHARDED_STATE_DICT", reshard_after_forward=True
+
+
+def send(model, target):
+    """By TRL's own iteration, five times."""
+    from accelerate import Accelerator
+
+    from grpo_cli.train.vllm_generation import RunGeneration
+
+    model = model.bfloat16()
+    split(model)
+    sender = object.__new__(RunGeneration)
+    sender.model, sender.accelerator = model, Accelerator(cpu=True)
+    sender._dist = SimpleNamespace(
+        is_fsdp=True, fsdp_version=2, gather_params=lambda weights: nullcontext()
     )
-    save_fsdp_model(plugin, Accelerator(cpu=True), model, target, adapter_only=True)
+    for _ in range(5):
+        sent = {name: weight.clone() for name, weight in sender._iter_named_params()}
+    base = {name: weight.full_tensor() for name, weight in model.named_parameters()}
+    if torch.distributed.get_rank() == 0:
+        target.mkdir()
+        torch.save({"sent": sent, "base": base}, target / "sent.pt")
 
 
 def shard_zero3(model, target):
@@ -63,6 +92,8 @@ def shard_zero3(model, target):
 
 if __name__ == "__main__":
     kind, whole, base, sharded = sys.argv[1], *map(Path, sys.argv[2:])
-    {"fsdp": shard_fsdp, "zero3": shard_zero3}[kind](load(whole, base), sharded)
+    {"fsdp": shard_fsdp, "zero3": shard_zero3, "send": send}[kind](load(whole, base), sharded)
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    # A thread of gloo that releases a tensor while the interpreter ends aborts the process (pytorch issue 179291).
+    os._exit(0)

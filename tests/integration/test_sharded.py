@@ -55,6 +55,24 @@ def models(tmp_path_factory, chat_model):
     return folder
 
 
+def test_sharded_base_weights_are_the_same_after_they_were_sent_to_vllm(
+    models, chat_model, tmp_path
+):
+    found = torch.load(shard("send", models / "adapter", chat_model, tmp_path / "sent") / "sent.pt")
+    model = AutoModelForCausalLM.from_pretrained(chat_model, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(model, models / "adapter").bfloat16()
+    before = dict(model.named_parameters())
+    assert found["base"].keys() == before.keys()
+    assert all(torch.equal(found["base"][name], before[name]) for name in before)
+    whole = model.float().merge_and_unload().state_dict()
+    sent = found["sent"]
+    assert sent.keys() >= whole.keys() - {"lm_head.weight"}
+    # Merged in bfloat16, where shards are: twice rounded.
+    assert all(
+        torch.allclose(sent[name].float(), whole[name], atol=2e-3, rtol=2e-2) for name in sent
+    )
+
+
 @pytest.fixture(scope="module")
 def fsdp(models, chat_model):
     return {
