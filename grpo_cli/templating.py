@@ -31,7 +31,7 @@ def environment() -> "ImmutableSandboxedEnvironment":
             return super().call_binop(context, operator, left, right)
 
     # Without the optimizer, which would work out `"a" * 10**10` while compiling.
-    environment = Sandbox(undefined=StrictUndefined, finalize=_refuse_none, optimized=False)
+    environment = Sandbox(undefined=StrictUndefined, finalize=_refuse_unreadable, optimized=False)
     del environment.globals["lipsum"], environment.filters["random"]
     return environment
 
@@ -48,9 +48,18 @@ def _refuse_explosion(operator: str, left: Any, right: Any) -> None:
             raise OverflowError(f"the text passes {LONGEST_TEXT:,} characters")
 
 
-def _refuse_none(value: Any) -> Any:
+def is_unreadable(value: object) -> bool:
+    """Return whether a value, printed as it is, would show a model Python's way of writing it."""
+    return value is None or isinstance(value, dict)
+
+
+def _refuse_unreadable(value: Any) -> Any:
     if value is None:
         raise ValueError("a value is empty (None) and would be printed as the word None")
+    if is_unreadable(value):
+        raise ValueError(
+            f"an object with the keys {', '.join(map(str, value))} would be printed as Python's dict"
+        )
     return value
 
 

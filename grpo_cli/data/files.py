@@ -105,12 +105,29 @@ def iterate_rows(file: RowFile) -> Iterator[Row]:
             yield row
     except UnicodeDecodeError as error:
         message = f"is not UTF-8 text: {error.reason} at byte {error.start}"
-        raise file.problem(message, "save it as UTF-8") from error
+        raise file.problem(*_recognize(file, message, "save it as UTF-8")) from error
     except (OSError, EOFError, zlib.error) as error:
         message = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise file.problem(message, "check the file and its permissions") from error
     if not found:
         raise file.problem("has no rows", "name a file with at least one row")
+
+
+_OTHER_CONTENT = (
+    (b"\x1f\x8b", "is packed by gzip", "give its name the ending .gz"),
+    (b"PK\x03\x04", "is a zip archive or a spreadsheet", "unpack it, or save the table as CSV"),
+    (b"version https://git-lfs", "is a Git LFS pointer, not the file itself", "git lfs pull"),
+    (b"<!DOCTYPE html", "is a web page", "download the file itself"),
+)
+"""How files begin that are often taken for another, what they are, and how to get the right one."""
+
+
+def _recognize(file: RowFile, message: str, fix: str) -> tuple[str, str]:
+    """Return the message and fix of a file that cannot be read; better ones if its beginning tells what it is."""
+    with file.path.open("rb") as raw:
+        start = raw.read(32)
+    found = (each[1:] for each in _OTHER_CONTENT if start.startswith(each[0]))
+    return next(found, (message, fix))
 
 
 def _read_jsonl(file: RowFile) -> Iterator[Row]:
@@ -123,7 +140,7 @@ def _read_jsonl(file: RowFile) -> Iterator[Row]:
             except (ValueError, RecursionError) as error:
                 message = f"line {number} is not JSON ({error}): {show(line.strip())}"
                 fix = "write one whole JSON object a line"
-                raise file.problem(message, fix) from error
+                raise file.problem(*_recognize(file, message, fix)) from error
             yield _as_row(file, value, f"line {number}")
 
 
@@ -191,7 +208,8 @@ def _read_parquet(file: RowFile) -> Iterator[Row]:
         for batch in pyarrow.parquet.ParquetFile(file.path).iter_batches(PARQUET_BATCH_ROWS):
             yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
-        raise file.problem(f"is not parquet: {error}", "write the file again") from error
+        message = f"is not parquet: {str(error).rstrip('.')}"
+        raise file.problem(*_recognize(file, message, "write the file again")) from error
 
 
 _READERS: dict[str, Callable[[RowFile], Iterator[Row]]] = {

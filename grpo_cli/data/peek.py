@@ -5,6 +5,7 @@ Owns the look; whether prompts and rewards fit what is seen is judged by preflig
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from grpo_cli.data.files import Glance, find_files, glance
 from grpo_cli.data.rows import Row, columns_of
@@ -94,8 +95,25 @@ def _peek(dataset: DatasetConfig, seed: int, problems: list[Problem]) -> Peek:
         case ScoredDataset():
             return _peek_scored(dataset, seed)
         case HubDataset():
+            _refuse_other_places(dataset.path)
             note = f"{dataset.path} is looked at when it is loaded"
             return Peek(None, None, None, (), note)
+
+
+def _refuse_other_places(path: str) -> None:
+    """Refuse what is no hub id: an address, or a file of this machine.
+
+    Raises:
+        RecipeError: With what to write in its place.
+    """
+    if "://" in path:
+        name = path.partition("/datasets/")[2].strip("/") or "openai/gsm8k"
+        message, fix = "is an address, not the id of a dataset", f"write its id, such as `{name}`"
+    elif Path(path).is_file():
+        message, fix = f"{path} is a file", f"set `kind: files` and `train: {path}`"
+    else:
+        return
+    raise RecipeError([Problem(message, fix, "dataset.path")])
 
 
 def _glance_at(paths: tuple[str, ...], field: str, problems: list[Problem]) -> Glance | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from grpo_cli.data.rows import Row, show, show_names, suggest
 from grpo_cli.errors import Problem, RecipeError
 from grpo_cli.recipe.dataset import PromptConfig
-from grpo_cli.templating import LONGEST_TEXT, bounded_range, environment
+from grpo_cli.templating import LONGEST_TEXT, bounded_range, environment, is_unreadable
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -20,6 +20,8 @@ Style = Literal["chat", "text"]
 Prompt = str | list[dict[str, Any]]
 """Plain text, or messages with `role` and `content`."""
 
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
+"""Names of roles in ShareGPT's format, which chat templates print as they come, and theirs."""
 _PLAIN_COLUMN = re.compile(r"\{\{-?\s*([A-Za-z_]\w*)\s*-?\}\}")
 _NOT_COLUMNS = frozenset(
     "true false none True False None range dict cycler joiner namespace self".split()
@@ -169,7 +171,12 @@ def _user(text: str) -> dict[str, Any]:
 def _check_message(message: object, where: str) -> dict[str, Any]:
     if isinstance(message, dict):
         filled = {key: value for key, value in message.items() if value is not None}
-        if isinstance(filled.get("role"), str) and isinstance(filled.get("content"), str):
+        role = filled.get("role")
+        if role in _SHAREGPT_ROLES:
+            message = f"{where} has a message with the role `{role}`, which no chat template knows"
+            fix = f"rename it to `{_SHAREGPT_ROLES[role]}` in the data"
+            raise _error(message, fix, "dataset.prompt")
+        if isinstance(role, str) and isinstance(filled.get("content"), str):
             return filled
     text = f"{where} has a prompt with the message {show(message)}"
     fix = "write messages as {role: user, content: text}"
@@ -227,10 +234,13 @@ def _explain_undefined(text: str, row: Row, where: str, path: str, reason: str) 
 
 
 def _explain_failure(text: str, row: Row, where: str, path: str, error: Exception) -> RecipeError:
-    empty = sorted(name for name in template_columns(text, path) if row.get(name, "") is None)
+    named = {name: row.get(name, "") for name in sorted(template_columns(text, path))}
+    bad = next((name for name, value in named.items() if is_unreadable(value)), None)
     fix = "correct the template"
-    if empty:
-        fix = f'fill `{empty[0]}`, or write {{{{ {empty[0]} or "" }}}}'
+    if bad is not None and named[bad]:
+        fix = f"name one of its keys, such as {{{{ {bad}.{next(iter(named[bad]))} }}}}"
+    elif bad is not None:
+        fix = f'fill `{bad}`, or write {{{{ {bad} or "" }}}}'
     elif isinstance(error, OverflowError):
         fix = "shorten the loop in the template"
     return _error(f"{where}: {error}", fix, path)

@@ -122,9 +122,11 @@ def check_recipe(
             problems += batch.problems
         problems += [*_check_model(recipe), *_check_launch(recipe, processes, found)]
         problems += _check_strategy(recipe.launch, cpu=is_on_cpu(recipe.launch, found))
-        problems += [*_check_packages(recipe), *check_vllm(recipe, found), *check_slurm(recipe)]
+        problems += _check_packages(recipe, cpu=is_on_cpu(recipe.launch, found))
+        problems += [*check_vllm(recipe, found), *check_slurm(recipe)]
         problems += [
             *_check_evaluation(recipe, seen),
+            *_check_nothing_learned(recipe),
             *check_scored(recipe, seen),
             *check_stop_when(recipe),
             *check_metrics(recipe),
@@ -133,7 +135,7 @@ def check_recipe(
         ]
         problems += [*check_trackers(recipe), *check_precision(recipe, found)]
         problems += check_optimizer(recipe)
-        problems += check_expect(recipe.expect, batch.total_optimizer_steps)
+        problems += check_expect(recipe, batch.total_optimizer_steps)
         if not loaded.problems:
             unseen = tuple(_find_unseen(recipe, seen, processes, found))
     # The values that they are about were left out for the checks, which may miss them.
@@ -145,6 +147,19 @@ def check_recipe(
             replace(each, level="note") if each.is_missing_package else each for each in placed
         ]
     return CheckedRecipe(loaded, tuple(sort_problems(placed)), seen, batch, processes, unseen)
+
+
+def _check_nothing_learned(recipe: Recipe) -> Iterator[Problem]:
+    """Settings that leave nothing to learn from, or nothing to compare with."""
+    if recipe.rewards and not any(reward.weight for reward in recipe.rewards):
+        message = "every reward has the weight 0, so nothing is learned"
+        yield Problem(message, "give at least one reward a weight", "rewards.0.weight")
+    if read_setting(recipe, "sync_ref_model") and not read_setting(recipe, "beta"):
+        yield Problem(
+            "there is no reference model to synchronize: `training.beta` is 0",
+            "set `training.beta: 0.04` or the like, or remove `sync_ref_model`",
+            "training.sync_ref_model",
+        )
 
 
 def _decides_batch(path: str) -> bool:
@@ -253,7 +268,16 @@ def _check_strategy(launch: LaunchConfig, *, cpu: bool) -> Iterator[Problem]:
         )
 
 
-def _check_packages(recipe: Recipe) -> Iterator[Problem]:
+def _check_packages(recipe: Recipe, *, cpu: bool) -> Iterator[Problem]:
+    attention = recipe.model.attn_implementation or ""
+    if attention.startswith("flash_attention"):
+        fix = "set `attn_implementation: sdpa`, or remove it"
+        if cpu:
+            yield Problem(f"{attention} needs a GPU", fix, "model.attn_implementation")
+        elif not _installed("flash_attn") and not _installed("kernels"):
+            message = f"{attention} needs flash-attn, which is not installed"
+            fix = f"pip install flash-attn --no-build-isolation, or {fix}"
+            yield Problem(message, fix, "model.attn_implementation")
     if recipe.generation.backend == "vllm" and not _installed("vllm"):
         yield Problem(
             "vllm is not installed",
@@ -285,6 +309,13 @@ def _check_evaluation(recipe: Recipe, seen: Peek | None) -> Iterator[Problem]:
             "`grpo eval RUN` does, when it is done",
             "launch.strategy",
             level="note",
+        )
+    if recipe.evaluation.samples_per_prompt > 1 and recipe.evaluation.temperature == 0:
+        yield Problem(
+            f"{recipe.evaluation.samples_per_prompt} greedy completions of a prompt are all the same",
+            "set `evaluation.temperature: 0.6` or the like, or `samples_per_prompt: 1`",
+            "evaluation.samples_per_prompt",
+            level="warning",
         )
     evaluates = training.eval_strategy != "no"
     if evaluates and not has_eval(recipe.dataset):

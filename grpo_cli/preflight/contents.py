@@ -24,6 +24,7 @@ from grpo_cli.rewards.building import name_rewards
 from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams
 from grpo_cli.rewards.registry import KINDS
+from grpo_cli.templating import is_unreadable
 
 _NAMES = {"training": "data", "evaluation": "evaluation data"}
 
@@ -179,8 +180,12 @@ def _try_prompts(dataset: Any, rows: list[Row], split: str) -> None:
         RecipeError: A template fails on a row.
     """
     renderer = Renderer(dataset.prompt, "text" if dataset.prompt.style == "text" else "chat")
-    if not is_plain(dataset.prompt.user or "") or not is_plain(dataset.prompt.system or ""):
-        for row in rows:
+    templates = [text for _, text in _templates(dataset)]
+    named = frozenset().union(*map(template_columns, templates))
+    # A template that only names columns fails on such values alone, and Jinja's import is slow.
+    simple = dataset.prompt.user is not None and all(map(is_plain, templates))
+    for row in rows:
+        if not simple or any(is_unreadable(row.get(name, "")) for name in named):
             renderer.render(row, f"{split} row {row['row_id'] + 1}")
 
 

@@ -204,7 +204,9 @@ def _expectation(entries: list[dict[str, Any]], seen: Any) -> tuple[str, str]:
         elif kind == "model_attributes_type":
             nouns.append(_NOUNS["mapping"])
         elif kind == "too_short":
-            return "is empty", "add at least one entry"
+            # A wrong entry is left out of what is counted.
+            if len(entries) == 1:
+                return "is empty", "add at least one entry"
         elif kind in {"string_too_short", "string_pattern_mismatch"}:
             pattern = context.get("pattern")
             return "is not a valid name" if pattern else "is empty", (

@@ -116,6 +116,7 @@ _REFUSED: dict[str, str] = {
     ),
 }
 MOVED: dict[str, str] = {
+    "max_new_tokens": "set `generation.max_completion_length`",
     "max_prompt_length": "set `dataset.max_prompt_length` (today's TRL no longer has it)",
     "torch_dtype": "set `model.dtype`",
     "dtype": "set `model.dtype`",

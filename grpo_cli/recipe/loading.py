@@ -27,6 +27,8 @@ _STAND_INS: dict[str, Any] = {
     "model.lora": {"r": 16},
 }
 """What the checks of the rest see in the place of a wrong value, if leaving it out would lead to more errors."""
+_OTHER_TOOLS = {"model_name_or_path": "TRL", "reward_funcs": "TRL", "base_model": "axolotl"}
+"""Keys by which the config of another tool is known."""
 _OPTIONAL = ("generation", "training", "launch", "logging", "evaluation", "expect")
 
 
@@ -68,6 +70,7 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:
         tree = tree.value["recipe"]
         # As in `RunFolder.read_recipe`: before there was `eval_seed`, rows were held out by the recipe's seed.
         tree.value["dataset"].value.setdefault("eval_seed", tree.value["seed"])
+    _refuse_other_tools(tree, path)
     _drop_empty_sections(tree)
     apply_overrides(tree, overrides or [])
     anchor_paths(tree)
@@ -121,6 +124,15 @@ def _leave_out(values: dict[str, Any], path: str) -> None:
     owner.pop(key, None)
     if path in _STAND_INS:
         owner[key] = copy.deepcopy(_STAND_INS[path])
+
+
+def _refuse_other_tools(tree: Node, path: Path) -> None:
+    """Refuse a config of TRL or axolotl with one message rather than one a key."""
+    for key, tool in _OTHER_TOOLS.items():
+        if key in tree.value and tree.value.keys().isdisjoint({"model", "dataset", "rewards"}):
+            message = f"`{key}` is a key of {tool}: this is a config of {tool}, not a recipe"
+            fix = f"grpo convert {path} writes a recipe from it"
+            raise RecipeError([Problem(message, fix, location=tree.value[key].location)])
 
 
 def _drop_empty_sections(tree: Node) -> None:

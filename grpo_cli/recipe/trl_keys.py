@@ -66,6 +66,8 @@ def _hint(key: str, home: grpo_fields.Home | None) -> str | None:
     """Where a key belongs that is known, only not here."""
     if key in grpo_fields.MOVED:
         return grpo_fields.MOVED[key]
+    if home is not None and key in Recipe.model_fields:
+        return f"move `{key}:` to the top level of the recipe"
     refusal = grpo_fields.refusal_of(key)
     if refusal:
         return refusal

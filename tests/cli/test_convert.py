@@ -142,7 +142,7 @@ def test_what_is_left_to_do_does_not_hide_what_is_wrong(tmp_path):
         (WHOLE, ("--to", "verl"), "there is no target `verl`"),
         (GOOD, ("--to", "trl", "--from", "trl"), "leave --from out"),
         (WHOLE, ("-o", "no/such/folder.yaml"), "cannot be written"),
-        (WHOLE, ("--to", "trl"), "does not belong here"),
+        (WHOLE, ("--to", "trl"), "is a config of TRL"),
     ],
 )
 def test_what_cannot_be_converted_ends_with_2(text, arguments, said, tmp_path):

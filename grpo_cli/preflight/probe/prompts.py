@@ -65,6 +65,20 @@ def render(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> str:
     return str(apply_template(tokenizer, prompt, tokenize=False, **options))
 
 
+def check_differ(rendered: Sequence[str]) -> Iterator[Finding]:
+    """Check that prompts differ: a template may name no column, or a chat template leave out the content."""
+    if len(rendered) > 1 and len(set(rendered)) == 1:
+        yield Finding(
+            "prompt: all the same",
+            "warning",
+            f"the {len(rendered)} prompts looked at are the same text",
+            "name a column in `dataset.prompt.user`, such as {{ question }}; or correct the chat template, if it "
+            "leaves out what messages say",
+            "the model never sees what the rows ask",
+            "dataset.prompt",
+        )
+
+
 def check_lengths(
     sample: PromptSample,
     *,

@@ -138,8 +138,10 @@ def _look_at_prompts(session: Session) -> None:
     count = partial(
         count_prompt_tokens, session.tokenizer, chat_template_kwargs=session.chat_kwargs
     )
+    rendered = [prompts.render(session.tokenizer, each, session.chat_kwargs) for each in asked]
+    session.add(prompts.check_differ(rendered))
     sample = prompts.PromptSample(
-        rendered=prompts.render(session.tokenizer, asked[0], session.chat_kwargs)[:_SHOWN_LENGTH],
+        rendered=rendered[0][:_SHOWN_LENGTH],
         lengths=tuple(count(prompt) for prompt in asked),
         places=tuple(places),
         total=len(train),

@@ -42,8 +42,9 @@ def check_upstream_settings(recipe: Recipe, *, cpu: bool) -> Iterator[Finding]:
             yield _refused(str(error), _find_path(str(error), fields))
             return
         backend = args.torch_compile_backend
+        of_scheduler = "kwargs" if fields.get("lr_scheduler_kwargs") else "type"
         for path, build in (
-            ("training.lr_scheduler_kwargs", lambda: _build_scheduler(args)),
+            (f"training.lr_scheduler_{of_scheduler}", lambda: _build_scheduler(args)),
             ("training.torch_compile_backend", lambda: _build_dynamo(backend)),
         ):
             if (reason := _reason(build)) is not None:

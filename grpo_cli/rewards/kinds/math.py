@@ -75,7 +75,7 @@ class MathParams(RewardParams):
     def has_gold(self, batch: Batch, row: int) -> bool:
         """By the text alone: whether math-verify reads an expression is not asked."""
         written = read_cell(batch, self.answer, row)
-        return written is not None and _glance(str(written)) is not None
+        return not isinstance(written, list | dict | None) and _glance(str(written)) is not None
 
     def score_easily(self, batch: Batch, row: int) -> Score | None:
         """The score where no expression has to be evaluated."""
@@ -102,12 +102,12 @@ class MathParams(RewardParams):
         easily = self.score_easily(batch, row)
         if easily is not None:
             return easily
-        gold = read_gold(str(read_cell(batch, self.answer, row)))
+        gold = self._gold(batch, row)
         return compare(gold, batch.texts[row], self.extract) if gold else Score(None)
 
     def _gold(self, batch: Batch, row: int) -> "Gold | None":
         written = read_cell(batch, self.answer, row)
-        return None if written is None else read_gold(str(written))
+        return None if isinstance(written, list | dict | None) else read_gold(str(written))
 
 
 @dataclass(frozen=True)
