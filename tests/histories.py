@@ -1,6 +1,6 @@
 """Histories for tests of the rules: made of a few series, or read from real runs.
 
-The files in `unit/diagnosis/recorded/` are real runs: SmolLM2-135M on the quickstart (`quickstart_…`), the
+The files in `unit/analysis/diagnosis/recorded/` are real runs: SmolLM2-135M on the quickstart (`quickstart_…`), the
 others the tiny random model of `tests/tiny_models.py` (8 tokens a completion, so most are cut off). Their
 first line is the recipe, less its rows and what is a default; the others are the records of their
 `metrics.jsonl`, less what no rule reads, rounded to four digits.
@@ -9,12 +9,12 @@ first line is the recipe, less its rows and what is a default; the others are th
 import json
 from pathlib import Path
 
-from grpo_cli.diagnosis.diagnosis import Watch
-from grpo_cli.diagnosis.history import History
-from grpo_cli.diagnosis.rules import RULES
+from grpo_cli.analysis.diagnosis.diagnosis import Watch
+from grpo_cli.analysis.diagnosis.history import History
+from grpo_cli.analysis.diagnosis.rules import RULES
 from grpo_cli.recipe.recipe import Recipe
 
-RECORDED = Path(__file__).parent / "unit" / "diagnosis" / "recorded"
+RECORDED = Path(__file__).parent / "unit" / "analysis" / "diagnosis" / "recorded"
 PLAIN = {
     "name": "plain",
     "model": {"path": "org/model"},

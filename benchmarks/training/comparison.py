@@ -68,8 +68,8 @@ def measure_accuracy(bench: Bench, adapter: Path) -> float:
     """Share of held-out questions that greedy decoding answers right, the same way for both systems."""
     from peft import PeftModel
 
+    from grpo_cli.fast.completions import sample_completions
     from grpo_cli.models.loading import load_model, load_tokenizer
-    from grpo_cli.models.sampling import sample_completions
     from grpo_cli.recipe.model import ModelConfig
 
     settings = ModelConfig(path=bench.model_path)

@@ -101,10 +101,10 @@ def check(
 
     `--gpus 8 --no-environment` checks it for another machine than this one.
     """
+    from grpo_cli.checks.recipe_checks import check_recipe
     from grpo_cli.cli import output, views
     from grpo_cli.errors import RecipeError
-    from grpo_cli.preflight.checks import check_recipe
-    from grpo_cli.preflight.hardware import read_hardware
+    from grpo_cli.machine import read_hardware
 
     checked = check_recipe(recipe, set_, read_hardware(gpus), environment=environment)
     if json:
@@ -146,8 +146,8 @@ def check_batch(
     """
     given = {name: value for name, value in locals().items() if name in _BATCH_FLAGS}
     from grpo_cli.batch import as_json, find_misreadings
+    from grpo_cli.checks.arithmetic import plan_from_flags
     from grpo_cli.cli import batch_view, output
-    from grpo_cli.preflight.arithmetic import plan_from_flags
 
     plan = plan_from_flags(recipe, set_, given, gpus)
     misread = find_misreadings(plan) if explain else []
@@ -187,11 +187,11 @@ def probe(
     `--runs` is where the disk's free space is looked at. Exit code 1 where something is found that
     would make the training fail, or learn nothing.
     """
+    from grpo_cli.checks.recipe_checks import check_recipe
     from grpo_cli.cli import output, probe_view
     from grpo_cli.launch.cpu_environment import settle_threads
-    from grpo_cli.preflight.checks import check_recipe
-    from grpo_cli.preflight.hardware import is_on_cpu, read_hardware
-    from grpo_cli.preflight.probe.procedure import probe_recipe
+    from grpo_cli.machine import is_on_cpu, read_hardware
+    from grpo_cli.probe.procedure import probe_recipe
 
     with output.stdout_kept(), output.progress("checking the recipe") as report:
         hardware = read_hardware()
@@ -279,8 +279,8 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of recipes, for editors."""
+    from grpo_cli.checks.schema import build_schema, write_schema
     from grpo_cli.cli.output import print_json
-    from grpo_cli.preflight.schema import build_schema, write_schema
 
     if output is None:
         print_json(build_schema())
@@ -298,7 +298,7 @@ def doctor(
 ) -> None:
     """Find what is wrong with this machine: packages, devices, memory, disk, ports, the hub."""
     from grpo_cli.cli import output, views
-    from grpo_cli.preflight.doctor.examination import examine
+    from grpo_cli.doctor.diagnostics import examine
 
     with output.progress("looking at this machine") as report:
         examination = examine(runs, quick=quick, on_progress=report)
@@ -369,9 +369,9 @@ def score_answers(
 
     Exit code 1 where the gold does not win, cannot be read, or a degenerate answer scores as well.
     """
+    from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.checks.reward_tests.procedure import try_recipe
     from grpo_cli.cli import output, views
-    from grpo_cli.preflight.checks import check_recipe
-    from grpo_cli.preflight.trial.procedure import try_recipe
 
     with output.stdout_kept(), output.progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)

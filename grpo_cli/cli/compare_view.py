@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from grpo_cli.analysis.sentences import say_number
 from grpo_cli.cli.output import print_words, stdout
-from grpo_cli.measure.sentences import say_number
 from grpo_cli.report.live.terminal import clean_text
 from grpo_cli.units import format_duration
 
 if TYPE_CHECKING:
-    from grpo_cli.measure.metrics import Metric
+    from grpo_cli.analysis.metrics import Metric
     from grpo_cli.report.comparison import ComparedRun, RunsComparison, Trend
     from grpo_cli.report.held_out import HeldOutDifference
 

@@ -8,8 +8,8 @@ from grpo_cli.cli.output import progress, stderr
 from grpo_cli.errors import GrpoError, UsageError
 from grpo_cli.recipe.loading import load_tree
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.trackers.catalogue import ALL
-from grpo_cli.trackers.dashboard import check_dashboard, dashboard
+from grpo_cli.runs.trackers.catalogue import ALL
+from grpo_cli.runs.trackers.dashboard import check_dashboard, dashboard
 
 
 def add_trackio(path: Path, overrides: list[str] | None, *, starts: bool) -> list[str]:

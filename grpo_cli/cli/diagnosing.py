@@ -24,15 +24,15 @@ def diagnose(
     from grpo_cli.cli import diagnosis_view, output
 
     if rules:
-        from grpo_cli.diagnosis.rules import RULES
+        from grpo_cli.analysis.diagnosis.rules import RULES
 
         if json:
             output.print_json([rule.as_json() for rule in RULES])
         else:
             diagnosis_view.print_rules(RULES)
         return
-    from grpo_cli.diagnosis.diagnosis import examine
-    from grpo_cli.diagnosis.history import read_history
+    from grpo_cli.analysis.diagnosis.diagnosis import examine
+    from grpo_cli.analysis.diagnosis.history import read_history
     from grpo_cli.runs.selection import find_run
 
     folder = find_run(runs, run)

@@ -12,9 +12,9 @@ from grpo_cli.cli.output import stderr, stdout
 from grpo_cli.cli.views import LEVEL_MARKS, count_noun, print_marked
 
 if TYPE_CHECKING:
-    from grpo_cli.diagnosis.diagnosis import Diagnosis
-    from grpo_cli.diagnosis.rule import Rule
-    from grpo_cli.diagnosis.symptom import Symptom
+    from grpo_cli.analysis.diagnosis.diagnosis import Diagnosis
+    from grpo_cli.analysis.diagnosis.rule import Rule
+    from grpo_cli.analysis.diagnosis.symptom import Symptom
 
 _MOST_SHOWN = 3
 """Symptoms at the end of a training; `grpo diagnose` shows all."""

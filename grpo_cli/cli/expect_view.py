@@ -9,8 +9,8 @@ from rich.text import Text
 from grpo_cli.cli.output import stderr, stdout
 
 if TYPE_CHECKING:
-    from grpo_cli.expectations.verdicts import Comparison, Verdict
-    from grpo_cli.expectations.writing import Written
+    from grpo_cli.analysis.expectations.verdicts import Comparison, Verdict
+    from grpo_cli.analysis.expectations.writing import Written
 
 _STYLES = {"inside": "green", "outside": "bold red"}
 _MOST_DECIMALS = 6

@@ -9,7 +9,7 @@ from grpo_cli.cli.arguments import AsJson, Runs
 from grpo_cli.errors import ExitCode
 
 if TYPE_CHECKING:
-    from grpo_cli.expectations.verdicts import Comparison
+    from grpo_cli.analysis.expectations.verdicts import Comparison
 
 Metrics = Annotated[
     list[str] | None,
@@ -56,7 +56,7 @@ def expect(
         raise typer.Exit(
             ExitCode.OK if all(each.inside for each in comparisons) else ExitCode.FAILED
         )
-    from grpo_cli.expectations.writing import expect_from_runs
+    from grpo_cli.analysis.expectations.writing import expect_from_runs
 
     written = expect_from_runs(runs, metric or (), step, window)
     if json:
@@ -73,8 +73,8 @@ def _compare(
     Raises:
         UsageError: There is no block, or flags were given that only writing one takes.
     """
+    from grpo_cli.analysis.expectations.verdicts import compare_run
     from grpo_cli.errors import UsageError
-    from grpo_cli.expectations.verdicts import compare_run
     from grpo_cli.recipe.loading import load_recipe
     from grpo_cli.runs.folder import RunFolder
 

@@ -12,7 +12,7 @@ from grpo_cli.cli.output import print_words, progress, stderr
 from grpo_cli.errors import GrpoError
 from grpo_cli.report.page.assembly import write_report
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.trackers.handover import hand_over
+from grpo_cli.runs.trackers.uploads import hand_over
 
 
 def finish(folder: RunFolder) -> None:

@@ -15,9 +15,9 @@ from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.request import EvalRequest, Progress
 from grpo_cli.launch.cpu_environment import settle_threads
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
-from grpo_cli.preflight.hardware import is_on_cpu, processes_per_machine, read_hardware
+from grpo_cli.machine import is_on_cpu, processes_per_machine, read_hardware
+from grpo_cli.processes import start_bound
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.processes import start_bound
 
 WORKER = "grpo_cli.eval.worker"
 _LOOK_S = 0.5

@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
+from grpo_cli.checks.settings import read_setting
 from grpo_cli.cli.output import print_problems, progress, stderr
 from grpo_cli.errors import UsageError
-from grpo_cli.launch.places import find_places
+from grpo_cli.launch.check_server import examine
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
-from grpo_cli.launch.resumption import (
+from grpo_cli.launch.resume import (
     LENGTHS,
     Resumption,
     is_finished,
     plan_resumption,
     read_target,
 )
+from grpo_cli.launch.server_location import find_places
+from grpo_cli.machine import is_on_cpu, read_hardware
 from grpo_cli.models.source import model_folder_or_id
-from grpo_cli.preflight.checks import CheckedRecipe, check_recipe
-from grpo_cli.preflight.hardware import is_on_cpu, read_hardware
-from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.kinds.own import PythonParams
 from grpo_cli.runs.files import write_json
@@ -39,7 +40,6 @@ from grpo_cli.runs.folder import (
 from grpo_cli.runs.manifest import describe_origin
 from grpo_cli.runs.selection import find_started
 from grpo_cli.runs.status import StatusFile
-from grpo_cli.servers.examination import examine
 
 
 @dataclass(frozen=True)

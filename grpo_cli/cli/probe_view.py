@@ -13,10 +13,10 @@ from grpo_cli.cli.views import LEVEL_MARKS, count_noun, print_marked
 from grpo_cli.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from grpo_cli.measure.samples import ScoredCompletion
-    from grpo_cli.preflight.finding import Finding
-    from grpo_cli.preflight.probe.result import Probe
-    from grpo_cli.preflight.probe.signal import PassRate, Signal, Spread
+    from grpo_cli.analysis.samples import ScoredCompletion
+    from grpo_cli.issues import Finding
+    from grpo_cli.probe.result import Probe
+    from grpo_cli.probe.signal import PassRate, Signal, Spread
 
 _SHOWN_PROMPT, _SHOWN_COMPLETION = 1200, 400
 _LEAST_SHOWN = 2**20

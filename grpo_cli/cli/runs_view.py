@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from grpo_cli.analysis.sentences import PLAIN_FROM, say_number
 from grpo_cli.cli.output import stderr, stdout
 from grpo_cli.cli.views import count_noun, overrule, print_summary
-from grpo_cli.measure.sentences import PLAIN_FROM, say_number
 from grpo_cli.report.live.terminal import clean_text
 from grpo_cli.report.live.wording import short_path
 from grpo_cli.units import format_bytes, format_duration

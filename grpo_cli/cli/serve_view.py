@@ -12,11 +12,11 @@ from rich.text import Text
 
 from grpo_cli.cli.output import stderr, stdout
 from grpo_cli.errors import RunError
+from grpo_cli.launch.serve_plan import ServePlan
+from grpo_cli.launch.server_plan import ServerPlan
+from grpo_cli.launch.server_process import read_end, running
 from grpo_cli.report.live.terminal import clean_lines
-from grpo_cli.serve.plan import ServePlan
-from grpo_cli.serve.speakers import Message, Speaker
-from grpo_cli.servers.plan import ServerPlan
-from grpo_cli.servers.process import read_end, running
+from grpo_cli.workflows.chat_backends import Message, Speaker
 
 _COMMANDS = "/new starts anew, /quit or Ctrl-D ends"
 

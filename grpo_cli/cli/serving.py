@@ -31,7 +31,7 @@ def serve(
 ) -> None:
     """Serve a model with vLLM: a trained one, or the one that a recipe's training samples from."""
     from grpo_cli.cli import serve_view
-    from grpo_cli.serve.launch import Listening, prepare, prepare_for_training
+    from grpo_cli.workflows.serve import Listening, prepare, prepare_for_training
 
     listening = Listening(host, port, max_model_len, gpu_memory_utilization)
     if source.suffix in (".yaml", ".yml"):
@@ -62,8 +62,8 @@ def chat(
 ) -> None:
     """Talk with a trained model in the terminal: in this process, or through a server."""
     from grpo_cli.cli import serve_view
-    from grpo_cli.serve.plan import find_served
-    from grpo_cli.serve.speakers import Manner, open_model, open_server
+    from grpo_cli.launch.serve_plan import find_served
+    from grpo_cli.workflows.chat_backends import Manner, open_model, open_server
 
     served, manner = find_served(source, checkpoint), Manner(temperature, max_tokens)
     with serve_view.waiting("loading the model"):

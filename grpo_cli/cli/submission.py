@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.cli.output import print_problems
 from grpo_cli.cli.preparing import Earlier
 from grpo_cli.errors import UsageError
 from grpo_cli.launch.slurm import JobPlan, JobRequest, plan_job, submit
-from grpo_cli.preflight.checks import check_recipe
-from grpo_cli.preflight.hardware import Hardware, read_hardware, resolve_num_processes
+from grpo_cli.machine import Hardware, read_hardware, resolve_num_processes
 from grpo_cli.recipe.loading import load_tree
 from grpo_cli.runs.folder import check_writable, locate_run
 

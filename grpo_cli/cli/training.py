@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.cli.dashboard import shown
 from grpo_cli.cli.finishing import finish
 from grpo_cli.cli.output import progress, stderr
@@ -19,15 +20,14 @@ from grpo_cli.cli.preparing import PreparedRun
 from grpo_cli.cli.probe_view import print_findings
 from grpo_cli.cli.views import count_noun
 from grpo_cli.errors import ExitCode
-from grpo_cli.launch.resumption import begin_anew, begin_attempt
+from grpo_cli.issues import Finding
+from grpo_cli.launch.resume import begin_anew, begin_attempt
 from grpo_cli.launch.supervisor import Outcome, supervise
-from grpo_cli.preflight.checks import check_recipe
-from grpo_cli.preflight.finding import Finding
+from grpo_cli.processes import run_module, start_bound
 from grpo_cli.report.live.following import Follower
 from grpo_cli.report.live.progress import ProgressView, SilentView, choose_view
 from grpo_cli.report.summary import RunSummary, read_summary
 from grpo_cli.runs.folder import check_writable
-from grpo_cli.runs.processes import run_module, start_bound
 from grpo_cli.units import format_duration
 
 

@@ -10,20 +10,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from grpo_cli.analysis.sentences import PLAIN_FROM, say_number
 from grpo_cli.batch import BatchPlan
+from grpo_cli.checks.fast import describe_fast
 from grpo_cli.cli.expect_view import print_verdicts
 from grpo_cli.cli.output import print_json, print_problems, print_words, stderr, stdout
-from grpo_cli.measure.sentences import PLAIN_FROM, say_number
-from grpo_cli.preflight.fast import describe_fast
 from grpo_cli.report.live import wording
 from grpo_cli.report.live.terminal import clean_text
 
 if TYPE_CHECKING:
+    from grpo_cli.checks.recipe_checks import CheckedRecipe
+    from grpo_cli.checks.reward_tests.procedure import Trial
     from grpo_cli.cli.submission import SubmittedJob
+    from grpo_cli.doctor.result import Examination
     from grpo_cli.launch.plan import LaunchPlan
-    from grpo_cli.preflight.checks import CheckedRecipe
-    from grpo_cli.preflight.doctor.result import Examination
-    from grpo_cli.preflight.trial.procedure import Trial
     from grpo_cli.report.summary import RunSummary
     from grpo_cli.rewards.description import KindDescription
     from grpo_cli.runs.folder import RunFolder

@@ -12,7 +12,7 @@ from grpo_cli.convert.from_trl import (
     take_prompt_length,
     take_source,
 )
-from grpo_cli.convert.ledger import Ledger, find
+from grpo_cli.convert.key_report import Ledger, find
 from grpo_cli.convert.weights import take_dtype, take_plain, take_quantization
 from grpo_cli.recipe.explanation import Path
 

@@ -4,7 +4,7 @@ Source: axolotl, `src/axolotl/utils/schemas/` (trl, vllm) and `src/axolotl/core/
 """
 
 from grpo_cli.convert.axolotl_keys import SERVER_DROPPED, SERVER_FLAGS, TRL_DROPPED
-from grpo_cli.convert.ledger import Ledger, find
+from grpo_cli.convert.key_report import Ledger, find
 from grpo_cli.convert.sampling import take_sampling
 from grpo_cli.convert.trl_table import drop_known, drop_unknown, field_names, take_field
 from grpo_cli.convert.weights import take_plain

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.convert.dialects import TOOLS, Dialect, Recognition, recognise
 from grpo_cli.convert.from_axolotl import convert_axolotl
 from grpo_cli.convert.from_open_r1 import convert_open_r1
 from grpo_cli.convert.from_script import read_script
 from grpo_cli.convert.from_trl import PROMPT_EXAMPLE, convert_trl
-from grpo_cli.convert.ledger import Entry, Ledger, find, put
+from grpo_cli.convert.key_report import Entry, Ledger, find, put
 from grpo_cli.convert.to_trl import flatten_recipe
 from grpo_cli.convert.writing import write_recipe, write_trl
 from grpo_cli.errors import Problem, UsageError, nearest
-from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.yaml_tree import read_source, read_text
 

@@ -16,8 +16,8 @@ from grpo_cli.convert.axolotl_keys import (
 from grpo_cli.convert.axolotl_parts import take_data, take_precision, take_weights
 from grpo_cli.convert.axolotl_sections import take_section, take_server
 from grpo_cli.convert.from_trl import keep_best_metric, take_warmup_ratio
+from grpo_cli.convert.key_report import Ledger, find
 from grpo_cli.convert.launching import take_deepspeed, take_fsdp
-from grpo_cli.convert.ledger import Ledger, find
 from grpo_cli.convert.rewards import take_rewards
 from grpo_cli.convert.trl_table import drop_known, drop_unknown, take_field
 from grpo_cli.convert.values import fits

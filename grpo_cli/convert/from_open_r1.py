@@ -7,7 +7,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from grpo_cli.convert.from_trl import take_dataset, take_rest, take_training
-from grpo_cli.convert.ledger import Ledger
+from grpo_cli.convert.key_report import Ledger
 from grpo_cli.convert.rewards import BOXED, Table, Translated, list_names, take_rewards
 from grpo_cli.convert.weights import take_model, take_plain
 from grpo_cli.recipe.explanation import Path

@@ -7,8 +7,8 @@ Source: `trl/scripts/grpo.py` and `trl/scripts/utils.py` of trl 1.16.
 from pathlib import Path as FilePath
 from typing import Any
 
+from grpo_cli.convert.key_report import Ledger, find
 from grpo_cli.convert.launching import LAUNCH_KEYS, take_launch
-from grpo_cli.convert.ledger import Ledger, find
 from grpo_cli.convert.rewards import Table, take_rewards, trl_rewards
 from grpo_cli.convert.sampling import SAMPLING_KEYS, take_sampling
 from grpo_cli.convert.trl_table import drop_known, drop_unknown, field_names, take_field

@@ -9,7 +9,7 @@ import re
 from pathlib import Path as FilePath
 from typing import Any
 
-from grpo_cli.convert.ledger import Ledger
+from grpo_cli.convert.key_report import Ledger
 from grpo_cli.convert.weights import take_plain
 from grpo_cli.recipe.explanation import Path
 

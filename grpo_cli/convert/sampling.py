@@ -3,7 +3,7 @@
 Source: trl 1.16, "vLLM integration"; trl 0.14 and 0.15 gave vLLM a GPU of its own by `vllm_device`.
 """
 
-from grpo_cli.convert.ledger import Ledger
+from grpo_cli.convert.key_report import Ledger
 from grpo_cli.recipe.explanation import Path
 
 _ADDRESS = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")

@@ -5,7 +5,7 @@ Source: `GRPOConfig`, `ModelConfig` and `ScriptArguments` of trl 0.14 to 1.16, `
 transformers 4.48 to 5.17.
 """
 
-from grpo_cli.convert.ledger import Ledger
+from grpo_cli.convert.key_report import Ledger
 from grpo_cli.convert.values import fits
 from grpo_cli.errors import nearest
 from grpo_cli.recipe import grpo_fields

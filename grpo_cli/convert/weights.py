@@ -6,7 +6,7 @@ Source: `ModelConfig` and `get_peft_config` of trl 1.16; `torch_dtype` is its na
 import json
 from typing import Any
 
-from grpo_cli.convert.ledger import Ledger, put
+from grpo_cli.convert.key_report import Ledger, put
 from grpo_cli.recipe.explanation import Path
 
 PEFT_TARGETS = ("q_proj", "v_proj")

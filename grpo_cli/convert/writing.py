@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from grpo_cli.convert.dialects import TOOLS, Dialect
-from grpo_cli.convert.ledger import Ledger
+from grpo_cli.convert.key_report import Ledger
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.writing import write_plain
 

@@ -1,7 +1,7 @@
 """The columns rewards receive: taken over, extracted by pattern, and kept clear of TRL's own names.
 
 Owns `dataset.columns` and the reserved names. Whether a reward finds the columns it wants is
-judged by preflight.
+judged by `checks`.
 """
 
 import re

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from grpo_cli.checks.backend import choose_backend, read_vllm_version
+from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.inputs import stamp_inputs
@@ -21,9 +23,7 @@ from grpo_cli.eval.request import (
     name_subjects,
 )
 from grpo_cli.eval.result import build_result, write_result
-from grpo_cli.preflight.backend import choose_backend, read_vllm_version
-from grpo_cli.preflight.checks import check_recipe
-from grpo_cli.preflight.hardware import is_on_cpu, pick_device, read_hardware
+from grpo_cli.machine import is_on_cpu, pick_device, read_hardware
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder, claim_folder
 from grpo_cli.runs.manifest import describe_origin

@@ -15,7 +15,7 @@ from grpo_cli.eval.request import EvalRequest
 from grpo_cli.eval.samples import SampleFiles
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.folder import unwritable
-from grpo_cli.runs.locking import held
+from grpo_cli.runs.lock import held
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.eval.request import EvalRequest, Progress, Subject
-from grpo_cli.preflight.hardware import pick_device
+from grpo_cli.machine import pick_device
 
 _STDERR = "_stderr"
 

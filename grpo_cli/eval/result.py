@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from grpo_cli.analysis.metrics import PerPrompt, compare, metric_names, per_prompt, summarize
+from grpo_cli.analysis.samples import ScoredCompletion, as_scored, group_by_row
+from grpo_cli.analysis.sentences import primary_metric, say_difference
 from grpo_cli.errors import RunError, UsageError
 from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.request import EvalRequest, Subject
-from grpo_cli.measure.metrics import PerPrompt, compare, metric_names, per_prompt, summarize
-from grpo_cli.measure.samples import ScoredCompletion, as_scored, group_by_row
-from grpo_cli.measure.sentences import primary_metric, say_difference
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import name_rewards, right_scores

@@ -12,17 +12,17 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.eval.request import EvalRequest, Subject
+from grpo_cli.fast.completions import Completion, all_eos_token_ids, sample_completions
+from grpo_cli.machine import pick_device
 from grpo_cli.models.adapters import find_prompt_ties, load_adapter
 from grpo_cli.models.loading import (
     load_generation_config,
     load_model,
     load_tokenizer,
 )
-from grpo_cli.models.sampling import Completion, all_eos_token_ids, sample_completions
 from grpo_cli.models.source import model_folder_or_id
-from grpo_cli.preflight.hardware import pick_device
+from grpo_cli.models.vllm_engine import engine_settings
 from grpo_cli.recipe.model import ModelConfig
-from grpo_cli.servers.engine import engine_settings
 
 Sample = Callable[[Sequence[Any], int], list[list[Completion]]]
 """Samples prompts with a seed: the completions of each."""
@@ -37,7 +37,7 @@ class VllmModels:
     @contextmanager
     def open(self, subject: Subject) -> Iterator[tuple[Any, Sample]]:
         """A subject's tokenizer and the way to sample from it."""
-        from grpo_cli.models.vllm_sampling import open_vllm
+        from grpo_cli.fast.vllm_completions import open_vllm
 
         request = self._request
         tokenizer = load_tokenizer(subject.model)

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.measure.chunks import Chunk
-from grpo_cli.measure.samples import ScoredCompletion
+from grpo_cli.analysis.samples import ScoredCompletion
+from grpo_cli.eval.chunks import Chunk
 from grpo_cli.runs.files import write_text
 
 

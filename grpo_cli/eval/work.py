@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from grpo_cli.analysis.samples import score_samples
+from grpo_cli.checks.contents import reward_context
 from grpo_cli.data.build import build_datasets
 from grpo_cli.errors import UsageError
+from grpo_cli.eval.chunks import Chunk, make_chunks, share
 from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.request import EvalRequest, Progress, Subject
 from grpo_cli.eval.samplers import Sample, TransformersModels, VllmModels
-from grpo_cli.measure.chunks import Chunk, make_chunks, share
-from grpo_cli.measure.samples import score_samples
+from grpo_cli.fast.completions import count_prompt_tokens
 from grpo_cli.models.loading import load_tokenizer
-from grpo_cli.models.sampling import count_prompt_tokens
-from grpo_cli.preflight.contents import reward_context
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.scoring import Reward

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from grpo_cli.errors import ExitCode, GrpoError, SetupError
 from grpo_cli.eval.folder import EvalFolder
-from grpo_cli.preflight.hardware import pick_device
-from grpo_cli.runs.processes import stop_with_parent
+from grpo_cli.machine import pick_device
+from grpo_cli.processes import stop_with_parent
 
 
 def main(argv: list[str]) -> int:

@@ -14,10 +14,10 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from jinja2 import Environment, StrictUndefined
 
+from grpo_cli.analysis.metrics import PerPrompt, compare, per_prompt, summarize
+from grpo_cli.analysis.ranking import GAP, RANKING, rank_by_prompt, read_ranked
+from grpo_cli.analysis.samples import ScoredCompletion, as_scored, group_by_row
 from grpo_cli.export.request import ExportRequest
-from grpo_cli.measure.metrics import PerPrompt, compare, per_prompt, summarize
-from grpo_cli.measure.ranking import GAP, RANKING, rank_by_prompt, read_ranked
-from grpo_cli.measure.samples import ScoredCompletion, as_scored, group_by_row
 from grpo_cli.models.licence import read_licence
 from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.recipe import Recipe

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo_cli.expectations.verdicts import BandAt, bands_of
+from grpo_cli.analysis.expectations.verdicts import BandAt, bands_of
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import read_records
 from grpo_cli.runs.series import StepRecord, read_step

@@ -19,14 +19,14 @@ from safetensors import SafetensorError
 from grpo_cli.errors import RunError, SetupError
 from grpo_cli.export.request import ExportRequest
 from grpo_cli.export.target import KIND, RECORD, check_free, give_name
+from grpo_cli.issues import Finding
 from grpo_cli.models.adapters import read_adapter_base
 from grpo_cli.models.licence import read_licence
 from grpo_cli.models.sharded import is_sharded, make_whole
-from grpo_cli.preflight.finding import Finding
+from grpo_cli.processes import run_module, start_bound
 from grpo_cli.recipe.writing import write_yaml
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
 from grpo_cli.runs.folder import RunFolder, unwritable
-from grpo_cli.runs.processes import run_module, start_bound
 from grpo_cli.units import format_bytes
 
 Tell = Callable[[str], None]

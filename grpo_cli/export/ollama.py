@@ -111,8 +111,8 @@ def _say(role: str, content: str) -> Message:
 
 def write_modelfile(request: ExportRequest, folder: Path) -> None:
     """Writes `Modelfile` beside the GGUF file of a folder."""
+    from grpo_cli.fast.completions import all_eos_token_ids
     from grpo_cli.models.loading import load_generation_config, load_tokenizer
-    from grpo_cli.models.sampling import all_eos_token_ids
 
     (file,) = folder.glob("*.gguf")
     tokenizer = load_tokenizer(request.tokenizer)

@@ -25,11 +25,11 @@ from grpo_cli.data.build import build_datasets
 from grpo_cli.data.sources import has_eval
 from grpo_cli.export.request import ExportRequest
 from grpo_cli.export.weights import load_base, load_exact, load_trained
+from grpo_cli.fast.completions import all_eos_token_ids, encode_prompt, sample_completions
+from grpo_cli.issues import Finding, FindingLevel
+from grpo_cli.machine import pick_device
 from grpo_cli.models.adapters import load_adapter
 from grpo_cli.models.loading import load_generation_config, load_tokenizer
-from grpo_cli.models.sampling import all_eos_token_ids, encode_prompt, sample_completions
-from grpo_cli.preflight.finding import Finding, FindingLevel
-from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.recipe.model import ModelConfig
 
 PROMPTS = 4

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.export.request import ExportRequest
+from grpo_cli.fast.completions import all_eos_token_ids
 from grpo_cli.models.adapters import load_adapter
 from grpo_cli.models.loading import (
     load_config,
@@ -20,7 +21,6 @@ from grpo_cli.models.loading import (
     load_model,
     load_tokenizer,
 )
-from grpo_cli.models.sampling import all_eos_token_ids
 from grpo_cli.recipe.model import ModelConfig
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

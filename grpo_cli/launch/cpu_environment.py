@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from grpo_cli.preflight.hardware import Hardware
+from grpo_cli.machine import Hardware
 
 _KEEP_BYTES = 16 * 2**30
 _THREADS, _SPIN = "OMP_NUM_THREADS", "GOMP_SPINCOUNT"

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from grpo_cli.launch.accelerate_config import build_config
 from grpo_cli.launch.cpu_environment import merge, plan_cpu_environment
-from grpo_cli.launch.places import Places
-from grpo_cli.preflight.hardware import Hardware, is_on_cpu, resolve_num_processes
+from grpo_cli.launch.server_location import Places
+from grpo_cli.launch.server_plan import UNBOUND, ServerPlan, plan_training_server
+from grpo_cli.machine import Hardware, is_on_cpu, resolve_num_processes
+from grpo_cli.processes import run_module
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.processes import run_module
-from grpo_cli.servers.plan import UNBOUND, ServerPlan, plan_training_server
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 WORKER = "grpo_cli.train.worker"

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from grpo_cli.launch.plan import ManagedServer
-from grpo_cli.servers.process import ask, read_end, start
+from grpo_cli.launch.server_process import ask, read_end, start
 
 _LOOK_S = 0.1
 _EVERY_S = 5.0
@@ -82,7 +82,7 @@ class ServerWatch:
         return self._answers and now - self._well > _SICK_S[state]
 
     def _kill(self) -> None:
-        # Its guardian counts: the second signal is a SIGKILL to the family.
+        # Its reaper counts: the second signal is a SIGKILL to the family.
         self._process.terminate()
         time.sleep(_LOOK_S * 5)
         self._process.send_signal(signal.SIGINT)

@@ -19,10 +19,10 @@ from typing import IO, Any
 from grpo_cli.errors import RunError
 from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.launch.server_watch import watched
+from grpo_cli.processes import start_bound
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.heartbeat import BeatWatch
 from grpo_cli.runs.liveness import live_workers
-from grpo_cli.runs.processes import start_bound
 from grpo_cli.runs.status import FINAL, Status, StatusFile
 from grpo_cli.units import format_duration
 

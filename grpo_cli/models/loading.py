@@ -20,9 +20,9 @@ from transformers import (
 
 from grpo_cli.errors import Problem, RecipeError, SetupError, install_extra
 from grpo_cli.loading_errors import check_tokenizer, explain_loading
+from grpo_cli.machine import has_bfloat16
 from grpo_cli.models.source import model_folder_or_id, read_chat_template, resolve_source
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
-from grpo_cli.runs.processors import has_bfloat16
 
 _OFFLINE_FIX = (
     "download it beforehand with `hf download {path}` and set HF_HUB_OFFLINE=1, "

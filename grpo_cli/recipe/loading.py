@@ -1,7 +1,7 @@
 """From files and flags to a recipe: `extends`, overrides, validation, all problems at once.
 
 Owns the order in which the parts are put together and which paths are relative to what.
-Does not look anything up on the machine beyond the recipe files: that is `preflight`.
+Does not look anything up on the machine beyond the recipe files: that is `checks`.
 """
 
 import copy

@@ -34,8 +34,7 @@ StoppingRule = Literal[
     "too_low_learning_rate",
     "sampling_mismatch",
 ]
-"""The rules of `grpo diagnose` that may stop a run: all but `_IDLE`. They stand in `grpo_cli.diagnosis`; here
-are their names alone."""
+"""Names of the rules of `grpo diagnose` that may stop a run: all but `_IDLE`."""
 _IDLE = {
     "slow_reward": "costs time and spoils nothing",
     "sampling_starves": "costs time and spoils nothing",

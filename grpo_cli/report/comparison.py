@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from grpo_cli.analysis.metrics import Metric
 from grpo_cli.errors import UsageError
-from grpo_cli.measure.metrics import Metric
 from grpo_cli.recipe.comparison import flatten
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.held_out import (

@@ -1,7 +1,7 @@
 """A run's held-out measurement prompt by prompt, and the paired difference between those of two runs.
 
 Owns reading `eval/after.jsonl`, and what makes two measurements comparable. The metrics and their
-intervals are `measure.metrics`'s.
+intervals are `analysis.metrics`'s.
 """
 
 import json
@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from grpo_cli.analysis.metrics import Metric, PerPrompt, compare, per_prompt, summarize
+from grpo_cli.analysis.ranking import GAP, RANKING, rank_by_prompt, read_ranked
+from grpo_cli.analysis.samples import ScoredCompletion, as_scored, group_by_row
+from grpo_cli.analysis.sentences import primary_metric, say_difference
 from grpo_cli.errors import RewardError, UsageError
-from grpo_cli.measure.metrics import Metric, PerPrompt, compare, per_prompt, summarize
-from grpo_cli.measure.ranking import GAP, RANKING, rank_by_prompt, read_ranked
-from grpo_cli.measure.samples import ScoredCompletion, as_scored, group_by_row
-from grpo_cli.measure.sentences import primary_metric, say_difference
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import name_rewards, right_scores
 from grpo_cli.runs.files import parse_json

@@ -87,7 +87,7 @@ def read_overview(folder: RunFolder) -> RunOverview:
 
 def count_completions(recipe: Recipe, processes: int) -> int | None:
     """Completions that one optimizer step learns from; None where the numbers do not fit."""
-    from grpo_cli.preflight.arithmetic import batch_inputs
+    from grpo_cli.checks.arithmetic import batch_inputs
 
     plan = plan_batch(batch_inputs(recipe, processes, None))
     return None if plan.problems else plan.completions_per_optimizer_step

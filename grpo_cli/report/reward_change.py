@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from grpo_cli.diagnosis.trends import LIKELY, compare
+from grpo_cli.analysis.diagnosis.trends import LIKELY, compare
 
 _SHARE = 10
 """The part of a run, one record in so many, that its beginning and its end are."""

@@ -5,11 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_cli.diagnosis.diagnosis import diagnose
-from grpo_cli.diagnosis.history import read_history
-from grpo_cli.diagnosis.symptom import Symptom
+from grpo_cli.analysis.diagnosis.diagnosis import diagnose
+from grpo_cli.analysis.diagnosis.history import read_history
+from grpo_cli.analysis.diagnosis.symptom import Symptom
+from grpo_cli.analysis.expectations.verdicts import Comparison, compare_with_own
 from grpo_cli.errors import UsageError
-from grpo_cli.expectations.verdicts import Comparison, compare_with_own
 from grpo_cli.report.reward_change import RewardChange, read_change
 from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder

@@ -1,7 +1,7 @@
 """Where the trackers of a run keep it, for people: from the run folder's ledger alone."""
 
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.trackers.ledger import read_ledger
+from grpo_cli.runs.trackers.ledger import read_ledger
 
 _PARTS = ("folder", "entity", "project", "name", "id")
 """What a tracker may know its run by, from the outside in."""

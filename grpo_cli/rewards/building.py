@@ -35,7 +35,7 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
         context: What rewards may know about the recipe.
 
     Raises:
-        RewardError: A kind or its parameters are wrong (preflight reports these with their
+        RewardError: A kind or its parameters are wrong (`checks` reports these with their
             lines), names repeat, or a user's module cannot be imported.
         SetupError: A kind's library is not installed.
     """

@@ -18,7 +18,7 @@ import yaml
 
 from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.runs.files import SCHEMA_VERSION, parse_json, read_object, write_json, write_text
-from grpo_cli.runs.locking import held
+from grpo_cli.runs.lock import held
 
 if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe

@@ -8,8 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from grpo_cli.machine import usable_cpus
 from grpo_cli.runs.files import SCHEMA_VERSION
-from grpo_cli.runs.processors import usable_cpus
 
 PACKAGES = (
     "grpo-cli trl transformers torch accelerate peft datasets tokenizers vllm math-verify "

@@ -15,7 +15,7 @@ from grpo_cli.runs.checkpoints import STAGING, whole_checkpoints
 from grpo_cli.runs.files import measure_bytes
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.liveness import look_at_life
-from grpo_cli.runs.locking import held
+from grpo_cli.runs.lock import held
 from grpo_cli.runs.selection import is_own, read_status
 from grpo_cli.runs.trained import find_trained
 

@@ -1,7 +1,7 @@
 """From a recipe with `training.mode: async` to `AsyncGRPOConfig`.
 
 The counterpart of `trl_args.py`. What the class does not know was refused before the launch
-(`preflight/asynchronous.py`); what it knows by another name is given it here.
+(`checks/asynchronous.py`); what it knows by another name is given it here.
 
 Source: `AsyncGRPOConfig` of trl 1.16.0.
 """
@@ -14,7 +14,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig
 from grpo_cli.errors import RunError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.trackers.contents import run_name
+from grpo_cli.runs.trackers.contents import run_name
 
 _PATIENCE_S = 3600.0
 """Longest wait for a server that loads."""

@@ -23,14 +23,14 @@ from trl.experimental.async_grpo.packing import TREE_ATTENTION
 from trl.experimental.async_grpo.vllm_client import VLLMClient
 
 from grpo_cli.errors import RunError
+from grpo_cli.fast.completions import encode_prompt
+from grpo_cli.launch.server_process import answers
 from grpo_cli.models.adapters import without_wrapper
 from grpo_cli.models.loading import build_peft_config, check_vocabulary
-from grpo_cli.models.sampling import encode_prompt
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.rewards.contract import Batch, Score
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.checkpoints import STATE
-from grpo_cli.servers.process import answers
 from grpo_cli.train import tree_attention
 from grpo_cli.train.completion_log import CompletionLog
 from grpo_cli.train.merging import base_kept, merge_weights

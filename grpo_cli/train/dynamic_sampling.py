@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import torch
 from accelerate.utils import gather_object
 
+from grpo_cli.fast.batches import loss_mask
 from grpo_cli.train.completion_log import CompletionLog
-from grpo_cli.train.fast.batches import loss_mask
 from grpo_cli.train.fresh_prompts import FreshPrompts
 from grpo_cli.train.group_signal import GroupSignal
 from grpo_cli.train.sampled_rows import Row, cut_rows, join_rows

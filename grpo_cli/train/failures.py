@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from grpo_cli.checks.settings import read_setting
 from grpo_cli.errors import GrpoError, RunError
-from grpo_cli.preflight.settings import read_setting
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_bytes
 

@@ -16,10 +16,10 @@ from typing import Any, Literal
 from accelerate.utils import gather_object
 from datasets import Dataset
 
+from grpo_cli.analysis.metrics import PerPrompt, per_prompt
+from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, score_samples
 from grpo_cli.data.encoding import canonical_json
-from grpo_cli.measure.metrics import PerPrompt, per_prompt
-from grpo_cli.measure.samples import ScoredCompletion, group_by_row, score_samples
-from grpo_cli.models.sampling import (
+from grpo_cli.fast.completions import (
     Completion,
     all_eos_token_ids,
     as_completion,

@@ -1,7 +1,7 @@
 """Measures what scored data can teach: whether the model finds the better responses likelier.
 
 Owns sharing the groups among the processes, and the answers a trained model is shown to give. The numbers
-are `measure.ranking`'s, the likelihoods `models.likelihood`'s.
+are `analysis.ranking`'s, the likelihoods `fast.likelihood`'s.
 """
 
 import json
@@ -13,10 +13,10 @@ from typing import Any
 from accelerate.utils import gather_object
 from datasets import Dataset
 
-from grpo_cli.measure.ranking import GAP, RANKING, RankedGroup, rank_by_prompt, write_ranked
-from grpo_cli.measure.samples import score_samples
-from grpo_cli.models.likelihood import mean_log_probabilities
-from grpo_cli.models.sampling import sample_completions
+from grpo_cli.analysis.ranking import GAP, RANKING, RankedGroup, rank_by_prompt, write_ranked
+from grpo_cli.analysis.samples import score_samples
+from grpo_cli.fast.completions import sample_completions
+from grpo_cli.fast.likelihood import mean_log_probabilities
 from grpo_cli.runs.files import write_text
 from grpo_cli.train.measurement import Measurer, When
 from grpo_cli.train.scored import TokenizedGroup

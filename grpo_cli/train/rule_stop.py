@@ -1,6 +1,6 @@
 """Stops a training where a rule of `training.stop_when` finds something, at the same step on every process.
 
-Owns when a finding counts. What rules look for is `grpo_cli.diagnosis`'s.
+Owns when a finding counts. What rules look for is `grpo_cli.analysis.diagnosis`'s.
 """
 
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from grpo_cli.diagnosis.diagnosis import diagnose
-from grpo_cli.diagnosis.history import History, read_history
-from grpo_cli.diagnosis.symptom import Symptom
+from grpo_cli.analysis.diagnosis.diagnosis import diagnose
+from grpo_cli.analysis.diagnosis.history import History, read_history
+from grpo_cli.analysis.diagnosis.symptom import Symptom
 from grpo_cli.errors import RunError
 from grpo_cli.train.session import Session
 from grpo_cli.train.stopping import StoppedByRule

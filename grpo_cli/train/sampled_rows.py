@@ -11,7 +11,7 @@ import torch
 from trl.trainer.utils import pad
 
 from grpo_cli.errors import RunError
-from grpo_cli.train.fast.metrics import ENTROPY
+from grpo_cli.fast.metrics import ENTROPY
 
 Row = dict[str, torch.Tensor]
 """One completion: what a batch holds of it, each tensor as long as it is without padding."""

@@ -16,7 +16,7 @@ from datasets import Dataset
 
 from grpo_cli.data.encoding import canonical_json
 from grpo_cli.data.prompts import Prompt
-from grpo_cli.models.sampling import encode_prompt, encode_response
+from grpo_cli.fast.completions import encode_prompt, encode_response
 
 NAME = "score"
 """What TRL logs the rewards of the data under: `rewards/score/mean`."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from datasets import Dataset
 
+from grpo_cli.analysis.ranking import RANKING
 from grpo_cli.data.build import BuiltData
 from grpo_cli.errors import RunError
-from grpo_cli.measure.ranking import RANKING
 from grpo_cli.train.measurement import select_rows
 from grpo_cli.train.ranking import Ranker, summarize_ranking
 from grpo_cli.train.scored import ScoredRollouts, TokenizedGroup, score, tokenize_groups

@@ -7,8 +7,8 @@ import os
 import signal
 from types import FrameType
 
+from grpo_cli.processes import stop_with_parent
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.processes import stop_with_parent
 
 _ALONE_S = 600
 """Seconds for a step and its checkpoint, after the death of the supervisor."""

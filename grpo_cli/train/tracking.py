@@ -13,9 +13,9 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from grpo_cli.errors import RunError
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.trackers.contents import flatten
-from grpo_cli.trackers.handover import summarize
-from grpo_cli.trackers.ledger import Ledger, note_failure, read_ledger
+from grpo_cli.runs.trackers.contents import flatten
+from grpo_cli.runs.trackers.ledger import Ledger, note_failure, read_ledger
+from grpo_cli.runs.trackers.uploads import summarize
 from grpo_cli.train.session import Session
 
 _EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))

@@ -24,17 +24,17 @@ from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
 from grpo_cli.errors import RunError
+from grpo_cli.fast.sampler_choice import shares_weights
+from grpo_cli.fast.trainer import FastTrainer
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.checkpoints import REFERENCE, STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.train.dynamic_sampling import DynamicSampling, Sampled
 from grpo_cli.train.failures import whole_or_nothing
-from grpo_cli.train.fast.trainer import FastTrainer
 from grpo_cli.train.group_signal import GroupSignal
 from grpo_cli.train.overlap import EarlyScoring
 from grpo_cli.train.phases import PhaseClock
 from grpo_cli.train.reward_functions import load_states, save_states
-from grpo_cli.train.world import shares_weights
 
 
 class WholeCheckpoints:

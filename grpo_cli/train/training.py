@@ -16,8 +16,14 @@ from accelerate import PartialState
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, PrinterCallback
 
 from grpo_cli.batch import plan_batch
+from grpo_cli.checks.arithmetic import batch_inputs
+from grpo_cli.checks.contents import reward_context
+from grpo_cli.checks.fast import wanted_parts
 from grpo_cli.data.build import BuiltData, build_datasets
 from grpo_cli.errors import RunError
+from grpo_cli.fast.completions import all_eos_token_ids, count_prompt_tokens
+from grpo_cli.fast.sampler_choice import shares_weights
+from grpo_cli.machine import pick_device
 from grpo_cli.models.fingerprint import fingerprint_model
 from grpo_cli.models.loading import (
     build_peft_config,
@@ -25,11 +31,6 @@ from grpo_cli.models.loading import (
     load_model,
     load_tokenizer,
 )
-from grpo_cli.models.sampling import all_eos_token_ids, count_prompt_tokens
-from grpo_cli.preflight.arithmetic import batch_inputs
-from grpo_cli.preflight.contents import reward_context
-from grpo_cli.preflight.fast import wanted_parts
-from grpo_cli.preflight.hardware import pick_device
 from grpo_cli.recipe.fast import leave_off
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import build_rewards
@@ -39,6 +40,12 @@ from grpo_cli.runs.heartbeat import Heartbeat
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.train.callbacks import RunCallback
 from grpo_cli.train.completion_log import CompletionLog
+from grpo_cli.train.distributed_checks import (
+    check_device,
+    check_machines,
+    check_strategy,
+    check_world,
+)
 from grpo_cli.train.dynamic_sampling import DynamicSampling
 from grpo_cli.train.failures import whole_or_nothing
 from grpo_cli.train.measurement import Measurer, select_rows
@@ -53,13 +60,6 @@ from grpo_cli.train.tracking import track
 from grpo_cli.train.trainer import RunTrainer
 from grpo_cli.train.trl_args import build_trl_args
 from grpo_cli.train.vllm_generation import RunGeneration, mended
-from grpo_cli.train.world import (
-    check_device,
-    check_machines,
-    check_strategy,
-    check_world,
-    shares_weights,
-)
 
 if TYPE_CHECKING:
     from grpo_cli.train.async_trainer import AsyncRunTrainer

@@ -8,10 +8,10 @@ from typing import Any
 from trl import GRPOConfig
 
 from grpo_cli.errors import RunError
+from grpo_cli.models.vllm_engine import model_length
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.servers.engine import model_length
-from grpo_cli.trackers.contents import run_name
+from grpo_cli.runs.trackers.contents import run_name
 
 
 def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> GRPOConfig:

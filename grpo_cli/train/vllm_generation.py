@@ -27,9 +27,9 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from grpo_cli.errors import SetupError
-from grpo_cli.servers.examination import HERE
-from grpo_cli.servers.ports import pick_free_port
-from grpo_cli.servers.process import answers
+from grpo_cli.launch.check_server import HERE
+from grpo_cli.launch.server_process import answers
+from grpo_cli.machine import pick_free_port
 from grpo_cli.train.merging import base_kept, merge_weights
 
 _STARTED = "process_start_time_seconds"

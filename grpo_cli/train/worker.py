@@ -20,7 +20,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import StatusFile
-from grpo_cli.trackers.defaults import set_defaults
+from grpo_cli.runs.trackers.defaults import set_defaults
 from grpo_cli.train.failures import describe, trace
 from grpo_cli.train.stopping import Stopped, StoppedByRule, StopRequest, write_pid
 

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
+from grpo_cli.analysis.diagnosis.rules import RULES
 from grpo_cli.cli.app import app
 from grpo_cli.cli.errors import run_guarded
-from grpo_cli.diagnosis.rules import RULES
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
 from tests.histories import read_recorded

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 import yaml
 
-from grpo_cli.preflight.checks import check_recipe
+from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.recipe.loading import load_recipe
 from tests.docs.pages import ROOT, read_blocks, read_commands
 from tests.docs.workshop import Workshop

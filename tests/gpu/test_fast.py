@@ -5,8 +5,8 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOTrainer
 
+from grpo_cli.fast.trainer import FastTrainer
 from grpo_cli.recipe.fast import FastConfig
-from grpo_cli.train.fast.trainer import FastTrainer
 from tests.integration.test_fast import train
 from tests.tiny_models import make_tiny_model
 

@@ -159,8 +159,8 @@ def test_trls_parser_takes_what_other_tools_configs_became(name, tmp_path):
 def test_a_dump_of_trls_config_passes_check_once_what_it_lacks_is_written(form, tmp_path):
     from trl import GRPOConfig
 
+    from grpo_cli.checks.recipe_checks import check_recipe
     from grpo_cli.convert.conversion import convert_file
-    from grpo_cli.preflight.checks import check_recipe
 
     config = GRPOConfig(
         output_dir=str(tmp_path / "out"),

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_cli.errors import RunError
-from grpo_cli.train.fast.batches import loss_mask
+from grpo_cli.fast.batches import loss_mask
 from grpo_cli.train.group_signal import GroupSignal
 from grpo_cli.train.sampled_rows import cut_rows, join_rows
 from tests.integration.conftest import RECIPE, Workshop

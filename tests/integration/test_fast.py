@@ -25,11 +25,11 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_cli.models.reading import has_dropout
+from grpo_cli.fast import log_probs
+from grpo_cli.fast.batch_dependence import has_dropout
+from grpo_cli.fast.trainer import FastTrainer
+from grpo_cli.fast.verification import find_obstacle, widest_cut
 from grpo_cli.recipe.fast import FastConfig
-from grpo_cli.train.fast import log_probs
-from grpo_cli.train.fast.trainer import FastTrainer
-from grpo_cli.train.fast.verification import find_obstacle, widest_cut
 from tests.tiny_models import make_tiny_model
 
 GROUP = 4

@@ -13,19 +13,20 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from grpo_cli.errors import RecipeError, RunError, SetupError, install_extra
-from grpo_cli.models import loading, sampling
-from grpo_cli.models.adapters import find_prompt_ties
-from grpo_cli.models.loading import (
-    build_peft_config,
-    load_model,
-    load_tokenizer,
-)
-from grpo_cli.models.sampling import (
+from grpo_cli.fast import completions as sampling
+from grpo_cli.fast.completions import (
     Completion,
     all_eos_token_ids,
     count_prompt_tokens,
     encode_prompt,
     sample_completions,
+)
+from grpo_cli.models import loading
+from grpo_cli.models.adapters import find_prompt_ties
+from grpo_cli.models.loading import (
+    build_peft_config,
+    load_model,
+    load_tokenizer,
 )
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.model import LoraConfig, ModelConfig

@@ -7,15 +7,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_cli.errors import GrpoError, SetupError, install_extra
+from grpo_cli.fast.completions import (
+    all_eos_token_ids,
+    sample_completions,
+)
 from grpo_cli.models import gguf as gguf_module
 from grpo_cli.models.gguf import cache_folder, materialize_gguf
 from grpo_cli.models.loading import (
     load_model,
     load_tokenizer,
-)
-from grpo_cli.models.sampling import (
-    all_eos_token_ids,
-    sample_completions,
 )
 from grpo_cli.models.source import model_folder_or_id, resolve_source
 from grpo_cli.recipe.model import ModelConfig

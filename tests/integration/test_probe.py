@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import GrpoError
+from grpo_cli.fast.completions import Completion, sample_completions
 from grpo_cli.models import counting
 from grpo_cli.models.counting import read_shape
-from grpo_cli.models.sampling import Completion, sample_completions
-from grpo_cli.preflight.checks import check_recipe
-from grpo_cli.preflight.probe import device as device_module
-from grpo_cli.preflight.probe import model_run
-from grpo_cli.preflight.probe.procedure import probe_recipe
+from grpo_cli.probe import device as device_module
+from grpo_cli.probe import model_run
+from grpo_cli.probe.procedure import probe_recipe
 from tests.nightly import nightly
 from tests.tiny_models import CHAT_TEMPLATE, END_OF_TEXT, make_tiny_model
 

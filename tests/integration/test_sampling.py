@@ -30,9 +30,10 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_cli.models import attention, decoding
-from grpo_cli.models.decoding import decode, find_obstacle
-from grpo_cli.models.drawing import draw, read_decoding
+from grpo_cli.fast import decoding
+from grpo_cli.fast import token_attention as attention
+from grpo_cli.fast.decoding import decode, find_obstacle
+from grpo_cli.fast.token_sampling import draw, read_decoding
 from grpo_cli.recipe.fast import FastConfig
 from grpo_cli.train.trainer import RunTrainer
 

@@ -17,9 +17,9 @@ from transformers.integrations.integration_utils import (
 )
 
 from grpo_cli.errors import RunError
-from grpo_cli.trackers.catalogue import MODULES
-from grpo_cli.trackers.dashboard import dashboard
-from grpo_cli.trackers.ledger import read_ledger
+from grpo_cli.runs.trackers.catalogue import MODULES
+from grpo_cli.runs.trackers.dashboard import dashboard
+from grpo_cli.runs.trackers.ledger import read_ledger
 from grpo_cli.train.tracking import track
 from tests.integration.conftest import Workshop
 from tests.run_folders import make_finished_run
@@ -196,7 +196,7 @@ def test_the_dashboard_answers_while_it_is_wanted(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TRACKERS))
     monkeypatch.syspath_prepend(TRACKERS)
     monkeypatch.delenv("DISPLAY", raising=False)
-    monkeypatch.setattr("grpo_cli.trackers.dashboard._PATIENCE_S", 180)
+    monkeypatch.setattr("grpo_cli.runs.trackers.dashboard._PATIENCE_S", 180)
     with dashboard("two words") as said:
         address = said.removeprefix("dashboard: ")
         assert address.startswith("http://127.0.0.1:")

@@ -25,7 +25,7 @@ from tests.integration.vllm_runs import (
 )
 
 pytestmark = NEEDS_VLLM
-# Kills the server while it samples, the guardian of the next one between two steps, and the engine of the third
+# Kills the server while it samples, the reaper of the next one between two steps, and the engine of the third
 # while it takes weights. The first and the last are suspended first, so that a request is under way when they die.
 DEATHS = """\
 import json, os, signal, threading
@@ -68,11 +68,11 @@ def spread(completion_ids, trainer_state, **kwargs):
     if step == 5:
         planned.add("engine")
     if step % 2:
-        guardian = find("grpo_cli.runs.guardian")
-        family = [(each.pid, each.create_time()) for each in guardian.children(recursive=True)]
+        reaper = find("grpo_cli.processes")
+        family = [(each.pid, each.create_time()) for each in reaper.children(recursive=True)]
         Path(__file__).with_name(f"family_{step}.json").write_text(json.dumps(family))
         if step == 3:
-            guardian.kill()
+            reaper.kill()
     return [sum(ids) / 1000 for ids in completion_ids]
 """
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grpo_cli.servers.ports import pick_free_port
-from grpo_cli.servers.process import answers
+from grpo_cli.launch.server_process import answers
+from grpo_cli.machine import pick_free_port
 from tests.integration.conftest import RECIPE, Workshop
 
 NEEDS_VLLM = [

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import RecipeError
-from grpo_cli.preflight.checks import check_recipe
-from grpo_cli.preflight.hardware import Hardware
+from grpo_cli.machine import Hardware
 
 FOLDER = Path(__file__).parent / "invalid"
 ROOT = FOLDER.parents[2]

@@ -6,8 +6,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from grpo_cli.preflight.checks import check_recipe
-from grpo_cli.preflight.hardware import Hardware
+from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.templates import list_templates, write_template
 from grpo_cli.recipe.writing import write_yaml

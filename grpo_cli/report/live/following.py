@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from grpo_cli.diagnosis.diagnosis import Watch, diagnose
-from grpo_cli.diagnosis.symptom import Symptom
+from grpo_cli.analysis.diagnosis.diagnosis import Watch, diagnose
+from grpo_cli.analysis.diagnosis.symptom import Symptom
 from grpo_cli.errors import GrpoError, UsageError
 from grpo_cli.report.live.wording import seconds_of
 from grpo_cli.runs.folder import RunFolder
@@ -51,7 +51,7 @@ class Follower:
     Args:
         folder: The run's.
         from_now: Whether what is there already is not new: an earlier attempt has shown it.
-        watch: What tells of symptoms; None makes the rules of `grpo_cli.diagnosis` do it.
+        watch: What tells of symptoms; None makes the rules of `grpo_cli.analysis.diagnosis` do it.
     """
 
     def __init__(

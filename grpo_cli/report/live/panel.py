@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.panel import Panel
 from rich.text import Text
 
-from grpo_cli.diagnosis.symptom import Symptom
+from grpo_cli.analysis.diagnosis.symptom import Symptom
 from grpo_cli.report.live.drawing import (
     PART_MARKS,
     Mark,

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from grpo_cli.diagnosis.symptom import Symptom
+from grpo_cli.analysis.diagnosis.symptom import Symptom
 from grpo_cli.report.live.terminal import clean_text
 from grpo_cli.runs.series import StepRecord
 from grpo_cli.units import format_duration

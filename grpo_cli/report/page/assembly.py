@@ -14,7 +14,8 @@ from typing import Any
 from grpo_cli.batch import derive
 from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.report.comparison import RunsComparison, compare_runs, name_runs
-from grpo_cli.report.page import gain_table, origin, phases, reward_table, values
+from grpo_cli.report.page import gain_table, phases, reward_table, values
+from grpo_cli.report.page import provenance as origin
 from grpo_cli.report.page.charts import build_charts
 from grpo_cli.report.page.completions import (
     HELD_OUT_BYTES,
@@ -23,8 +24,8 @@ from grpo_cli.report.page.completions import (
     pack_held_out,
     pack_training,
 )
-from grpo_cli.report.page.material import Material, read_material
 from grpo_cli.report.page.packing import pack_json, pack_text
+from grpo_cli.report.page.run_data import Material, read_material
 from grpo_cli.report.page.verdict import first_line, judge
 from grpo_cli.runs.files import write_text
 from grpo_cli.runs.folder import RunFolder

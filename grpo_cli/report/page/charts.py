@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from math import isclose
 from typing import Any
 
-from grpo_cli.diagnosis.history import Point
-from grpo_cli.expectations.verdicts import bands_of
-from grpo_cli.measure.metrics import Metric
+from grpo_cli.analysis.diagnosis.history import Point
+from grpo_cli.analysis.expectations.verdicts import bands_of
+from grpo_cli.analysis.metrics import Metric
 from grpo_cli.report.page.gain_table import list_measured, rank_runs
-from grpo_cli.report.page.gains import SHARES
-from grpo_cli.report.page.material import Material
+from grpo_cli.report.page.held_out import SHARES
+from grpo_cli.report.page.run_data import Material
 
 MOST_POINTS = 20_000
 """Points of all lines of a chart; of longer ones the least and the greatest of each stretch are kept."""

@@ -15,8 +15,8 @@ from grpo_cli.report.page.groups import (
     load_held_out,
     read_weights,
 )
-from grpo_cli.report.page.material import Material
 from grpo_cli.report.page.packing import pack_json
+from grpo_cli.report.page.run_data import Material
 
 TRAINING_BYTES = 12_000_000
 """Most bytes that the groups of training may take in a page."""

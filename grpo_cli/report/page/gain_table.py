@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_cli.measure.metrics import Metric
-from grpo_cli.report.page.gains import SHARES, direction, sort_names
-from grpo_cli.report.page.material import Material
+from grpo_cli.analysis.metrics import Metric
+from grpo_cli.report.page.held_out import SHARES, direction, sort_names
+from grpo_cli.report.page.run_data import Material
 
 _SCORES = ("accuracy/", "reward")
 """How metrics begin of which several may say the same."""

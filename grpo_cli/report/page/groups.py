@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from grpo_cli.analysis.samples import ScoredCompletion
 from grpo_cli.errors import GrpoError
-from grpo_cli.measure.samples import ScoredCompletion
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.report.page.gains import Gain
+from grpo_cli.report.page.held_out import Gain
 from grpo_cli.rewards.building import name_rewards
 from grpo_cli.runs.files import parse_json
 from grpo_cli.runs.folder import RunFolder

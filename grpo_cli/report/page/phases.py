@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from grpo_cli.report.page.material import Material
+from grpo_cli.report.page.run_data import Material
 from grpo_cli.runs.metrics import read_ends
 from grpo_cli.runs.series import PHASES
 from grpo_cli.units import format_duration

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from grpo_cli.errors import GrpoError
-from grpo_cli.report.page.material import Course, Material
+from grpo_cli.report.page.run_data import Course, Material
 from grpo_cli.rewards.building import name_rewards
 
 

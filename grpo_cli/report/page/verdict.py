@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from math import isinf
 from typing import Literal
 
-from grpo_cli.estimates import ALL_EQUAL
-from grpo_cli.measure.metrics import Metric
-from grpo_cli.measure.ranking import RANKING
-from grpo_cli.report.page.gains import Gain, direction
+from grpo_cli.analysis.estimates import ALL_EQUAL
+from grpo_cli.analysis.metrics import Metric
+from grpo_cli.analysis.ranking import RANKING
 from grpo_cli.report.page.groups import read_weights
-from grpo_cli.report.page.material import Course, Material
+from grpo_cli.report.page.held_out import Gain, direction
+from grpo_cli.report.page.run_data import Course, Material
 from grpo_cli.units import format_duration
 
 Tone = Literal["good", "bad", "plain"]

@@ -23,7 +23,7 @@ from grpo_cli.rewards.reading.golds import read_cell
 
 if TYPE_CHECKING:
     from grpo_cli.rewards.kinds.cases import Case
-    from grpo_cli.rewards.kinds.trials import Trial
+    from grpo_cli.rewards.kinds.program_tests import Trial
 
 CodePlace = Literal["python", "block", "text"]
 
@@ -167,7 +167,7 @@ class CodeParams(RewardParams):
             raise RewardError(f"{message}. Fix: {fix}")
         from concurrent.futures import ThreadPoolExecutor
 
-        from grpo_cli.rewards.kinds.trials import Trial
+        from grpo_cli.rewards.kinds.program_tests import Trial
         from grpo_cli.rewards.sandbox.runner import Limits
 
         limits = Limits(

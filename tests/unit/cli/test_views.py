@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.cli import views
 from grpo_cli.cli.output import print_json, print_problems, print_words, stdout
 from grpo_cli.cli.views import print_marked
 from grpo_cli.errors import Problem
-from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.report.summary import read_summary
 from tests.recipe_texts import GOOD, write_recipe
 from tests.run_folders import make_finished_run, make_run

@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_cli.convert.from_open_r1 import convert_open_r1
-from grpo_cli.convert.ledger import Ledger
+from grpo_cli.convert.key_report import Ledger
 from grpo_cli.convert.writing import write_recipe
 from grpo_cli.recipe.explanation import dotted
 from grpo_cli.recipe.yaml_tree import read_text

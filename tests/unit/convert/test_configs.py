@@ -2,7 +2,7 @@
 
 import re
 
-from grpo_cli.convert.ledger import find
+from grpo_cli.convert.key_report import find
 from tests.unit.convert.readings import convert, read, reasons, targets
 
 

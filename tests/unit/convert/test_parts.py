@@ -5,7 +5,7 @@ import json
 import pytest
 
 from grpo_cli.convert.dialects import recognise
-from grpo_cli.convert.ledger import find
+from grpo_cli.convert.key_report import find
 from grpo_cli.convert.rewards import place_function
 from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.recipe.yaml_tree import read_text

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_cli.convert.conversion import translate
-from grpo_cli.convert.ledger import find
+from grpo_cli.convert.key_report import find
 from grpo_cli.convert.to_trl import flatten_recipe
 from grpo_cli.convert.writing import write_trl
 from grpo_cli.recipe import grpo_fields

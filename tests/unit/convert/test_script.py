@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grpo_cli.convert.conversion import convert_file, translate
-from grpo_cli.convert.ledger import find
+from grpo_cli.convert.key_report import find
 from grpo_cli.errors import RecipeError, UsageError
 from tests.unit.convert.readings import reasons, write
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from grpo_cli.data.peek import has_eval, peek
+from grpo_cli.data.preview import has_eval, peek
 from grpo_cli.data.sources import hold_out, read_rows
 
 ROWS = [{"question": str(number), "answer": number} for number in range(37)]
@@ -91,7 +91,7 @@ def test_importing_the_room_and_peeking_load_nothing_heavy(rows_file) -> None:
 import sys
 from pydantic import TypeAdapter
 from grpo_cli.data import columns, encoding, files, prompts, rows, sources, tasks
-from grpo_cli.data.peek import peek
+from grpo_cli.data.preview import peek
 from grpo_cli.recipe.dataset import DatasetConfig
 adapter = TypeAdapter(DatasetConfig)
 peek(adapter.validate_python({{"kind": "files", "train": {rows_file!r}}}), 0)

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("datasets")
 
 from grpo_cli.data.build import build_datasets
-from grpo_cli.data.peek import peek
+from grpo_cli.data.preview import peek
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.recipe import Recipe
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from grpo_cli.analysis.samples import ScoredCompletion, as_scored
 from grpo_cli.errors import UsageError
+from grpo_cli.eval.chunks import Chunk
 from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.samples import SampleFiles
-from grpo_cli.measure.chunks import Chunk
-from grpo_cli.measure.samples import ScoredCompletion, as_scored
 
 
 def completion(row, text):

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
+from grpo_cli.analysis.metrics import Metric
+from grpo_cli.analysis.samples import ScoredCompletion
+from grpo_cli.analysis.sentences import primary_metric, say_difference
 from grpo_cli.cli.eval_view import print_result
 from grpo_cli.errors import UsageError
+from grpo_cli.eval.chunks import Chunk
 from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.result import falls_short, read_measured, read_result
-from grpo_cli.measure.chunks import Chunk
-from grpo_cli.measure.metrics import Metric
-from grpo_cli.measure.samples import ScoredCompletion
-from grpo_cli.measure.sentences import primary_metric, say_difference
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores
 from grpo_cli.runs.files import SCHEMA_VERSION

@@ -7,9 +7,9 @@ import pynvml
 import pytest
 
 from grpo_cli.launch.cpu_environment import settle_threads
-from grpo_cli.launch.places import Places
 from grpo_cli.launch.plan import plan_launch
-from grpo_cli.preflight.hardware import Hardware, count_gpus, resolve_num_processes
+from grpo_cli.launch.server_location import Places
+from grpo_cli.machine import Hardware, count_gpus, resolve_num_processes
 from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import GOOD, write_recipe
 

@@ -10,9 +10,9 @@ import pytest
 
 from grpo_cli.launch import server_watch
 from grpo_cli.launch.plan import ManagedServer
+from grpo_cli.launch.server_process import answers, ask
 from grpo_cli.launch.server_watch import watched
-from grpo_cli.servers.ports import pick_free_port
-from grpo_cli.servers.process import answers, ask
+from grpo_cli.machine import pick_free_port
 
 SERVER = """\
 import os, sys

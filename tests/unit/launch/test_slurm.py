@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import RecipeError, RunError, SetupError, UsageError
 from grpo_cli.launch.slurm import JobRequest, plan_job, submit
-from grpo_cli.preflight.checks import check_recipe
 from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import GOOD, write_recipe
 from tests.slurm_standin import Cluster

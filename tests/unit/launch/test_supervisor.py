@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from grpo_cli.launch.plan import plan_launch
 from grpo_cli.launch.supervisor import supervise
-from grpo_cli.preflight.hardware import Hardware
+from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.runs.status import StatusFile
 from tests.recipe_texts import GOOD, write_recipe

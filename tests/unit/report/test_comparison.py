@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from grpo_cli.analysis.ranking import RankedGroup, write_ranked
 from grpo_cli.errors import UsageError
-from grpo_cli.measure.ranking import RankedGroup, write_ranked
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.comparison import compare_runs
 from grpo_cli.runs.folder import RunFolder

@@ -7,7 +7,7 @@ from grpo_cli.report.summary import read_summary
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
-from grpo_cli.trackers.ledger import Ledger
+from grpo_cli.runs.trackers.ledger import Ledger
 from tests.run_folders import make_finished_run
 
 SICK = {"frac_reward_zero_std": 1.0, "completions/clipped_ratio": 0.95, "entropy": 0.001}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from grpo_cli.diagnosis.symptom import Symptom
+from grpo_cli.analysis.diagnosis.symptom import Symptom
 from grpo_cli.report.live.drawing import PART_MARKS, draw_course, draw_parts, draw_sparkline
 from grpo_cli.report.live.following import Follower
 from grpo_cli.report.live.panel import PanelView

@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_cli.report.page.charts import build_charts, thin
-from grpo_cli.report.page.material import read_material
+from grpo_cli.report.page.run_data import read_material
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
 from tests.run_folders import make_finished_run

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_cli.report.page.completions import pack_held_out, pack_training, spread
 from grpo_cli.report.page.groups import find_groups, load_groups
-from grpo_cli.report.page.material import read_material
+from grpo_cli.report.page.run_data import read_material
 from tests.long_runs import EVIL, make_long_run
 from tests.run_folders import make_finished_run, write_samples
 from tests.unit.report.page.test_verdict import measure

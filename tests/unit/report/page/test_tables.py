@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from grpo_cli.measure.metrics import Metric
-from grpo_cli.report.page import gain_table, origin, phases, reward_table, values
-from grpo_cli.report.page.material import read_material
+from grpo_cli.analysis.metrics import Metric
+from grpo_cli.report.page import gain_table, phases, reward_table, values
+from grpo_cli.report.page import provenance as origin
+from grpo_cli.report.page.run_data import read_material
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile

@@ -5,8 +5,8 @@ import platform
 import random
 from dataclasses import replace
 
-from grpo_cli.diagnosis.symptom import Symptom
-from grpo_cli.report.page.material import read_material
+from grpo_cli.analysis.diagnosis.symptom import Symptom
+from grpo_cli.report.page.run_data import read_material
 from grpo_cli.report.page.verdict import judge
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.status import StatusFile

@@ -1,0 +1,1 @@
+"""Numbers about runs: metrics with intervals, paired comparisons, diagnosis rules and expected bands."""

@@ -1,0 +1,1 @@
+"""`grpo doctor`: what is wrong with this machine, found by trying."""

@@ -1,1 +1,0 @@
-"""What completions are worth: scored, summed up, compared."""

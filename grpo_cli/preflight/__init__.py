@@ -1,1 +1,0 @@
-"""Checks that need more than the recipe: disk, columns, reward parameters, hardware. No torch."""

@@ -1,1 +1,0 @@
-"""What is wrong with this machine, found by trying: packages, devices, memory, disk, processes, network."""

@@ -1,1 +1,0 @@
-"""Talks with a trained model: vLLM's server in front of it, and a chat in the terminal."""

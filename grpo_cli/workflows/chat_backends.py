@@ -1,0 +1,145 @@
+"""What answers in a chat: a model in this process, or a server. Owns streaming; holds no conversation."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from grpo_cli.errors import RunError, SetupError, install_extra
+from grpo_cli.launch.serve_plan import Served
+
+Message = dict[str, str]
+Speaker = Callable[[Sequence[Message]], Iterator[str]]
+"""Streams the answer to a conversation, piece by piece."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How answers are sampled."""
+
+    temperature: float
+    max_tokens: int
+
+
+def open_model(served: Served, manner: Manner) -> Speaker:
+    """Loads a model into this process.
+
+    Raises:
+        GrpoError: It cannot be had.
+    """
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from grpo_cli.fast.completions import all_eos_token_ids, encode_prompt
+    from grpo_cli.models.adapters import load_adapter
+    from grpo_cli.models.loading import load_generation_config, load_model, load_tokenizer
+
+    disable_progress_bar()
+    template = served.template.read_text(encoding="utf-8") if served.template else None
+    config = served.settings.model_copy(update={"chat_template": template})
+    tokenizer = load_tokenizer(config)
+    model = load_model(config, tokenizer)
+    if served.adapter is not None:
+        model = load_adapter(model, served.adapter, served.model)
+    if config.quantization is None:
+        model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    stops = all_eos_token_ids(load_generation_config(config), tokenizer)
+    # A model without a template goes on from the text itself.
+    encode = partial(encode_prompt, tokenizer, chat_template_kwargs=served.template_kwargs)
+    chat = bool(tokenizer.chat_template)
+    return lambda messages: _stream(
+        model.eval(),
+        tokenizer,
+        encode(list(messages) if chat else messages[-1]["content"]),
+        stops,
+        manner,
+    )
+
+
+def _stream(
+    model: Any, tokenizer: Any, prompt: Sequence[int], stops: list[int], manner: Manner
+) -> Iterator[str]:
+    """Generates in a thread, so that what is there can be shown while the rest is made."""
+    import torch
+    from transformers import GenerationConfig, TextIteratorStreamer
+
+    ids = torch.tensor([list(prompt)], device=model.device)
+    sampling: dict[str, Any] = {"do_sample": False}
+    if manner.temperature > 0:
+        sampling = {"do_sample": True, "temperature": manner.temperature, "top_k": 0, "top_p": 1.0}
+    config = GenerationConfig(
+        max_new_tokens=manner.max_tokens,
+        eos_token_id=stops,
+        pad_token_id=tokenizer.pad_token_id,
+        **sampling,
+    )
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    enough = threading.Event()
+    failed: list[BaseException] = []
+
+    def generate() -> None:
+        try:
+            model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=config,
+                streamer=streamer,
+                stopping_criteria=[lambda *_: torch.tensor([enough.is_set()], device=ids.device)],
+            )
+        except BaseException as error:
+            failed.append(error)
+            streamer.end()
+
+    thread = threading.Thread(target=generate, daemon=True)
+    thread.start()
+    try:
+        yield from streamer
+    finally:
+        # Also where the reader has had enough: the thread must not go on beside the next answer.
+        enough.set()
+        thread.join()
+    if failed:
+        raise RunError(f"the model failed: {failed[0]}. Fix: a shorter conversation") from failed[0]
+
+
+def open_server(url: str, name: str | None, manner: Manner) -> Speaker:
+    """A server with an OpenAI-compatible API.
+
+    Args:
+        url: Its root, such as `http://127.0.0.1:8000/v1`.
+        name: The model; None takes the last one it serves, which is the adapter where there is one.
+        manner: How answers are sampled.
+
+    Raises:
+        SetupError: openai is missing, or the server does not answer.
+    """
+    try:
+        import openai
+    except ImportError:
+        raise SetupError(f"the openai package is missing. Fix: {install_extra('judge')}") from None
+    try:
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        model = name or list(client.models.list())[-1].id
+    except Exception as error:
+        # Whatever a stranger at that address sends, openai stumbles over it in its own way.
+        raise SetupError(
+            f"{url} does not answer as OpenAI's API does: {error}. Fix: start it with `grpo serve`"
+        ) from None
+
+    def stream(messages: Sequence[Message]) -> Iterator[str]:
+        try:
+            pieces = client.chat.completions.create(
+                model=model,
+                messages=list(messages),
+                stream=True,
+                temperature=manner.temperature,
+                max_tokens=manner.max_tokens,
+            )
+            for piece in pieces:
+                if piece.choices and piece.choices[0].delta.content:
+                    yield piece.choices[0].delta.content
+        except Exception as error:
+            raise RunError(f"{url}: {error}. Fix: see the server's log") from None
+
+    return stream

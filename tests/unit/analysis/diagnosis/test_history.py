@@ -1,0 +1,90 @@
+import json
+import math
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_cli.analysis.diagnosis.history import PEAK_WIDTH, read_history
+from grpo_cli.errors import UsageError
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.status import StatusFile
+from tests.histories import make_history, make_recipe
+from tests.run_folders import make_finished_run
+
+
+def test_a_run_in_its_folder_is_read_whole(tmp_path):
+    run = make_finished_run(tmp_path, rewards=[0.1, 0.2], accuracy=0.8)
+    append_record(run.metrics, {"event": "measure", "when": "before", "reward": 0.3, "prompts": 7})
+    append_record(run.metrics, {"event": "train", "step": 3, "total_steps": 40, "reward": math.nan})
+    with run.metrics.open("a") as file:
+        file.write('{"event": "train", "step": "four", "reward": 1}\n["no record"]\n{"event": "tra')
+    history = read_history(run)
+    assert history.series["reward"] == [(1, 0.1), (2, 0.2), (3, None)]
+    assert history.last("reward", 2) == [0.2]
+    assert (history.step, history.total_steps) == (3, 40)
+    assert history.before["reward"] == 0.3
+    assert history.after["accuracy"] == {"math": 0.8}
+    assert history.checkpoints == ()
+    assert history.lost_at is None
+    assert (history.source, history.run) == (str(run.resolved), str(run.path))
+    assert history.said_after is None
+    run.evaluations.mkdir(exist_ok=True)
+    answer = {"row": 0, "prompt": "1", "text": "2", "rewards": {"math": 1.0}, "total": 1.0}
+    (run.evaluations / "after.jsonl").write_text(json.dumps(answer))
+    assert read_history(run).said_after.scores == {"math": {0: 1.0}}
+
+
+def test_a_loss_that_ended_a_run_is_known_by_the_batch_it_left(tmp_path):
+    run = make_finished_run(tmp_path, rewards=[0.1], state="failed", accuracy=None)
+    (run.path / "bad_batch_0.pt").touch()
+    assert read_history(run).lost_at == 2
+    StatusFile(run.status).update(state="running")
+    assert read_history(run).lost_at is None
+    run.status.write_text("damaged")
+    assert read_history(run).lost_at is None
+
+
+def test_a_folder_that_is_no_run_says_so(tmp_path):
+    with pytest.raises(UsageError, match="is not a run folder"):
+        read_history(RunFolder(tmp_path))
+
+
+def test_rewards_have_the_places_of_the_recipe():
+    two = [{"kind": "math", "answer": "q"}, {"kind": "math", "answer": "q", "weight": 0.5}]
+    series = {"rewards/math/mean": [0.1], "rewards/math_2/mean": [0.2]}
+    found = list(make_history(series, make_recipe(rewards=two)).rewards())
+    assert [(place, name, entry.weight) for place, name, entry in found] == [
+        (0, "math", 1.0),
+        (1, "math_2", 0.5),
+    ]
+    assert list(make_history(series).rewards()) == [], "another recipe's"
+
+
+def test_values_up_to_a_step_are_those_logged_by_then():
+    history = make_history({"reward": [0.1, 0.2, math.inf, 0.4]})
+    assert history.up_to("reward", 3, 2) == [0.2]
+    assert history.up_to("reward", 99, 2) == [0.4]
+    assert history.up_to("reward", 0, 2) == []
+    assert history.up_to("no such", 3, 2) == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.none() | st.floats(-10, 10), max_size=40), st.integers(1, 40))
+def test_a_peak_is_the_best_mean_however_often_it_is_asked_for(values, every):
+    history = make_history({"reward": [0.0]})
+    history.series["reward"] = []
+    for step, value in enumerate(values):
+        history.series["reward"].append((step, value))
+        if step % every == 0:
+            history.peak("reward")
+    known = [(step, value) for step, value in enumerate(values) if value is not None]
+    windows = [known[end - PEAK_WIDTH : end] for end in range(PEAK_WIDTH, len(known) + 1)]
+    means = [fmean(value for _, value in window) for window in windows]
+    peak = history.peak("reward")
+    assert (peak is None) == (not means)
+    if peak is not None:
+        assert peak.mean == max(means)
+        assert peak.step == windows[means.index(max(means))][-1][0]

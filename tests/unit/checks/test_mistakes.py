@@ -1,0 +1,86 @@
+"""Whatever is written into a recipe, the checks answer with problems: never with a traceback."""
+
+import copy
+import random
+
+import pytest
+import yaml
+
+from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.errors import ProblemsError
+from grpo_cli.machine import Hardware
+from tests.recipe_texts import GOOD, write_recipe
+
+ODDITIES = [
+    None, True, 0, -1, 1.5, 2**70, float("nan"), float("inf"), "", " ", "x", "no", "1e-3", "²", "a.b",
+    "..", "/", "~", "~nobody-here/x", "a\x00b", "日本", "a" * 300, "a/" * 200, "{{", "{{ x",
+    "{% for i in range(10**9) %}{% endfor %}", "(", "package://", "package://x", "package://trl/",
+    "x.gguf", "own.py:", ":f", "os:system", [], [[]], [None], {}, {"a": 1}, {"²": 1}, {"kind": []},
+    {"kind": "math"}, {"from": 1}, ["model"], [{}], "hub", "auto", "http://x/y", ".", "a\nb", "[/red]",
+]  # fmt: skip
+KEYS = ["²", "a.b", "1", "kind", "extends", "é", "beta", "vllm_mode", "output_dir", "max_stesp"]
+
+
+def paths_in(value, path=()):
+    if path:
+        yield path
+    if isinstance(value, dict | list):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from paths_in(child, (*path, key))
+
+
+def spoil(recipe, dice):
+    path = dice.choice(list(paths_in(recipe)))
+    parent = recipe
+    for step in path[:-1]:
+        parent = parent[step]
+    oddity = copy.deepcopy(dice.choice(ODDITIES))
+    if isinstance(parent, dict) and dice.random() < 0.2:
+        parent[dice.choice(KEYS)] = oddity
+    elif dice.random() < 0.15:
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = oddity
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_spoiled_recipe_gets_problems_with_a_place_and_a_fix(tmp_path, seed):
+    dice = random.Random(seed)
+    for _ in range(60):
+        recipe = yaml.safe_load(GOOD)
+        for _ in range(dice.choice([1, 1, 2, 3])):
+            spoil(recipe, dice)
+        path = write_recipe(tmp_path, yaml.safe_dump(recipe, allow_unicode=True))
+        try:
+            checked = check_recipe(path, hardware=Hardware(gpus=0, cpus=2))
+        except ProblemsError as error:
+            problems = error.problems
+        else:
+            problems = checked.errors
+            checked.as_json()
+        for problem in problems:
+            assert problem.fix, problem
+            assert problem.location is not None, problem
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ question.zzz }}",
+        "{{ ''.__class__ }}",
+        "{{ none }}",
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ 9 ** 999999 }}",
+    ],
+)
+def test_a_template_that_fails_on_the_data_is_found_before_launch(tmp_path, template):
+    path = write_recipe(tmp_path)
+    checked = check_recipe(path, [f"dataset.prompt.user={template}"], Hardware(gpus=0, cpus=2))
+    (problem,) = checked.errors
+    assert problem.path == "dataset.prompt.user"
+
+
+def test_a_pattern_that_finds_nothing_is_found_before_launch(tmp_path):
+    flags = ["dataset.columns={gold: {from: answer, regex: zzz}}"]
+    (problem,) = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2)).errors
+    assert problem.path == "dataset.columns.gold.regex"

@@ -1,0 +1,93 @@
+import pytest
+
+from grpo_cli.checks.vllm import check_vllm
+from grpo_cli.errors import RecipeError
+from grpo_cli.machine import Hardware
+from grpo_cli.recipe.loading import load_recipe
+from tests.recipe_texts import GOOD, write_recipe
+
+GPUS = Hardware(gpus=2, cpus=8)
+
+
+def load(tmp_path, vllm, launch="", backend="vllm"):
+    generation = f"generation:\n  backend: {backend}\n  vllm: {{{vllm}}}\n"
+    text = GOOD.replace("generation:\n", generation) + (f"launch: {launch}\n" if launch else "")
+    return load_recipe(write_recipe(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("vllm", "launch", "path", "said"),
+    [
+        ("mode: server, tensor_parallel_size: 2", "", "mode", "leaves none to train on"),
+        ("mode: server, managed: true, base_url: 'http://h:1'", "", "managed", "runs already"),
+        ("mode: server, base_url: 'http://h:1', server_port: 2", "", "base_url", "both say where"),
+        (
+            "mode: colocate, gpu_memory_utilization: 1.5",
+            "",
+            "gpu_memory_utilization",
+            "not between",
+        ),
+        ("mode: server, tensor_parallel_size: 0", "", "tensor_parallel_size", "not between"),
+        (
+            "mode: colocate, tensor_parallel_size: 2",
+            "{num_processes: 3}",
+            "tensor_parallel_size",
+            "3 training processes do not split into groups of 2",
+        ),
+        ("mode: server, group_port: 99999", "", "group_port", "not between"),
+        ("mode: colocate, base_url: 'http://h:1'", "", None, "nothing samples from one"),
+    ],
+)
+def test_what_cannot_be_is_said(tmp_path, vllm, launch, path, said):
+    (problem,) = check_vllm(load(tmp_path, vllm, launch), GPUS)
+    assert said in problem.message
+    assert problem.path == ("generation.vllm" if path is None else f"generation.vllm.{path}")
+
+
+@pytest.mark.parametrize(
+    "launch", ["", "{num_processes: 4}", "{num_processes: auto, slurm: {time: 60}}"]
+)
+def test_processes_that_split_evenly_may_share_a_model(tmp_path, launch):
+    recipe = load(tmp_path, "mode: colocate, tensor_parallel_size: 2", launch)
+    assert list(check_vllm(recipe, GPUS)) == []
+
+
+def test_a_job_may_have_other_devices_than_this_machine(tmp_path):
+    recipe = load(tmp_path, "mode: colocate, tensor_parallel_size: 4", "{slurm: {time: 60}}")
+    assert list(check_vllm(recipe, GPUS)) == []
+
+
+def test_a_server_beside_another_backend_is_said(tmp_path):
+    (problem,) = check_vllm(load(tmp_path, "mode: server", backend="transformers"), GPUS)
+    assert "nothing samples from one" in problem.message
+
+
+def test_a_managed_server_stays_on_one_machine(tmp_path):
+    launch = "{num_machines: 2, main_process_ip: a, main_process_port: 1}"
+    (problem,) = check_vllm(load(tmp_path, "mode: server", launch), GPUS)
+    assert "launch.slurm.server_nodes: 1" in problem.fix
+    with_node = launch.replace("}", ", slurm: {server_nodes: 1}}")
+    assert list(check_vllm(load(tmp_path, "mode: server", with_node), GPUS)) == []
+
+
+@pytest.mark.parametrize(
+    "address", ["http://h:abc", "http://127.0.0.1:99999", "http://[::1", "h:8000", "http://h/v1"]
+)
+def test_an_address_is_one(tmp_path, address):
+    with pytest.raises(RecipeError, match=r"an address such as http://10\.0\.0\.2:8000"):
+        load(tmp_path, f"mode: server, base_url: '{address}'")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("port: 9000", "may not hold port"),
+        ("logprobs_mode: raw_logprobs", "may not hold logprobs-mode"),
+        ("api-key: x", "may not hold api-key"),
+        ("'--max-num-seqs': 1", "names no flag"),
+        ("'a b': 1", "names no flag"),
+    ],
+)
+def test_flags_that_training_depends_on_are_not_given(tmp_path, flags, said):
+    with pytest.raises(RecipeError, match=said):
+        load(tmp_path, f"mode: server, server_args: {{{flags}}}")

@@ -1,0 +1,102 @@
+import http.server
+import threading
+from types import SimpleNamespace
+
+import pytest
+import requests
+
+from grpo_cli.launch.server_plan import plan_training_server
+from grpo_cli.models.vllm_engine import AUTOMATIC, engine_settings, model_length, pick_dtype
+from grpo_cli.recipe.loading import load_recipe
+from grpo_cli.train.vllm_generation import RunClient
+from tests.recipe_texts import write_recipe
+
+VLLM = "generation.backend=vllm"
+
+
+def recipe(tmp_path, *flags):
+    return load_recipe(write_recipe(tmp_path), [VLLM, *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "share"),
+    [
+        # What is left beside a colocated training is not what an evaluation has.
+        ([], "cuda", 0.9),
+        (["generation.vllm.gpu_memory_utilization=0.3"], "cuda", 0.9),
+        (
+            ["generation.vllm={mode: server, gpu_memory_utilization: 0.5, base_url: 'http://x:1'}"],
+            "cuda",
+            0.5,
+        ),
+        (["generation.vllm.gpu_memory_utilization=0.1"], "cpu", 0.1),
+        ([], "cpu", 0.2),
+    ],
+)
+def test_an_engine_that_measures_has_the_gpu_to_itself(tmp_path, flags, device, share):
+    settings = engine_settings(recipe(tmp_path, *flags), device)
+    assert settings["gpu_memory_utilization"] == share
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "dtype"),
+    [
+        (["model.dtype=float32"], "cuda", "bfloat16"),
+        (["model.dtype=auto"], "cuda", "bfloat16"),
+        (["model.dtype=float32", "training.fp16=true"], "cuda", "float16"),
+        (["model.dtype=float32", "training.bf16=false"], "cuda", "float32"),
+        (["model.dtype=float32"], "cpu", "float32"),
+        (["model.dtype=auto"], "cpu", None),
+    ],
+)
+def test_vllm_samples_in_the_precision_that_training_computes_in(tmp_path, flags, device, dtype):
+    assert pick_dtype(recipe(tmp_path, *flags), device) == dtype
+
+
+@pytest.mark.parametrize(
+    ("flags", "length"),
+    [
+        (["dataset.max_prompt_length=100", "generation.max_completion_length=50"], 150),
+        (["generation.max_completion_length=50"], AUTOMATIC),
+        (["dataset.max_prompt_length=100", "generation.vllm.max_model_length=99"], 99),
+    ],
+)
+def test_vllm_holds_the_lengths_of_the_recipe_and_not_all_that_the_model_could(
+    tmp_path, flags, length
+):
+    found = recipe(tmp_path, *flags)
+    assert model_length(found) == length
+    assert engine_settings(found, "cuda")["max_model_len"] == length
+    argv = plan_training_server(
+        found, ("vllm", "serve"), "m", host="127.0.0.1", port=1, device="cuda"
+    ).argv
+    told = argv[argv.index("--max-model-len") + 1]
+    assert told == ("auto" if length == AUTOMATIC else str(length))
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """A server that dies, or refuses, when it should take weights."""
+
+    def do_POST(self):
+        if self.path == "/update_weights":
+            self.connection.close()
+        else:
+            self.send_error(500)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(("path", "aborted"), [("/update_weights", ["comm"]), ("/pause", [])])
+def test_a_server_that_fails_to_take_weights_frees_the_broadcast(path, aborted):
+    with http.server.HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        client = object.__new__(RunClient)
+        seen = []
+        client.session = requests.Session()
+        client.communicator = SimpleNamespace(
+            nccl=SimpleNamespace(ncclCommAbort=seen.append), comm="comm"
+        )
+        with pytest.raises(Exception, match=r"Connection|500"):
+            client._post(f"http://127.0.0.1:{server.server_port}{path}", json={})
+    assert seen == aborted
