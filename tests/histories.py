@@ -1,7 +1,7 @@
 """Histories for tests of the rules: made of a few series, or read from real runs.
 
-The files in `unit/analysis/diagnosis/recorded/` are real runs: SmolLM2-135M on the quickstart (`quickstart_…`), the
-others the tiny random model of `tests/tiny_models.py` (8 tokens a completion, so most are cut off). Their
+The files in `unit/analysis/diagnosis/recorded/` are real runs: SmolLM2-135M on the quickstart (`quickstart_…`),
+the others the tiny random model of `tests/tiny_models.py` (8 tokens a completion, so most are cut off). Their
 first line is the recipe, less its rows and what is a default; the others are the records of their
 `metrics.jsonl`, less what no rule reads, rounded to four digits.
 """
