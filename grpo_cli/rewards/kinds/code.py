@@ -46,15 +46,16 @@ class CodeParams(RewardParams):
     What protects: limits on time, memory, threads, output and files everywhere. On Linux, as far as
     the machine allows, also a root folder in memory with only the interpreter in it, no network, no
     view of other processes (namespaces), a user id of its own (for root), no files but the
-    interpreter's (Landlock), no new processes, no sockets, no signals to others and no change of
-    rights, owners or times of files (seccomp). Containers often forbid namespaces; the last two
-    remain. Programs that need subprocesses or the network fail. Where a program could change the
+    interpreter's (Landlock), and of the kernel only what computing, threads and files need: no new
+    processes, no sockets, no signals to others, no locks, no change of rights, owners or times of
+    files, nothing that processes share (seccomp). Containers often forbid namespaces; the last two
+    remain. Programs that need subprocesses, the network or locks (SQLite's files) fail. Where a program could change the
     user's files, end their processes or reach the network (macOS, old kernels in containers), none
     is run unless you set `unprotected: true`.
 
     What does not: nothing guards against faults of the kernel, or measures time that does not
     depend on a busy machine. Without namespaces, files and threads may exceed their limits for a
-    moment.
+    moment, and a program can learn that a file exists, and how large and old it is.
 
     What a program can fake: expected outputs and results never enter its process, nor does the
     right side of `assert f(x) == literal`, so there it must know the answer. All other assertions
@@ -62,7 +63,9 @@ class CodeParams(RewardParams):
     process of their own, which calls the program's functions and gets plain data back: a program
     that replaces `abs` or `math`, or returns objects that equal everything, changes nothing there.
     What it does decide is what its functions return, and how objects of its own classes compare
-    with each other. A test can hand over plain data, functions, and objects of classes that it
+    with each other; names that a test uses without importing them (`Counter`, `np`) are the
+    program's. An object of its own class that meets a number of the test's cannot answer with a
+    number: it could call every difference 0. A test can hand over plain data, functions, and objects of classes that it
     defines; coroutines cannot be handed back (`asyncio.run(f(x))` fails).
 
     Source: the forms of tests of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and

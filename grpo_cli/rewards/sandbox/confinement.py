@@ -122,6 +122,9 @@ class Confinement:
             "RLIMIT_FSIZE": self.file_mib * mib,
             "RLIMIT_NOFILE": OPEN_FILES,
         }
+        if sys.platform == "linux":
+            # Counted for all processes of the user, who needs the rest.
+            limits["RLIMIT_SIGPENDING"] = TASKS
         if "other_user" in self.protections:
             limits["RLIMIT_NPROC"] = TASKS
         for name, wanted in limits.items():

@@ -36,15 +36,21 @@ def is_over(folder: str, most_bytes: int, pids: Sequence[int] = (), file_bytes: 
     size, entries = sum(_deleted_bytes(pid, folder, file_bytes) for pid in pids), 0
     waiting = [folder]
     while waiting and size <= most_bytes:
-        # What vanishes, or is locked against us, is the program's business: it is counted later.
-        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as found:
-            for entry in found:
-                entries += 1
-                size += _size_of(entry)
-                if size > most_bytes or entries > MOST_ENTRIES:
-                    return True
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
+        try:
+            with os.scandir(waiting.pop()) as found:
+                for entry in found:
+                    entries += 1
+                    size += _size_of(entry)
+                    if size > most_bytes or entries > MOST_ENTRIES:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):
+            # It vanished; if it only moved, it is counted the next time.
+            continue
+        except OSError:
+            # Locked against us, or deeper than a path can say: anything could be in there.
+            return True
     return size > most_bytes
 
 

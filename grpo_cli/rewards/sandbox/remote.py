@@ -56,6 +56,7 @@ _ARITHMETIC = [
     for side in ("", "r")
 ]
 _MUTABLE = (list, dict, set, bytearray)
+_NUMERIC = [*_ARITHMETIC, *(f"__{name}__" for name in "abs int float round neg bool".split())]
 _COMPARISONS = [f"__{name}__" for name in "eq lt le gt ge".split()]
 _READABLE = ("test", "collections", "random", "_io")
 """Modules of the classes whose objects a program may look into, where a test hands one over."""
@@ -115,7 +116,7 @@ def _forward(name: str) -> "Callable[..., Any]":
             return operate_on(_plain_of(self), name, args)
         if name in _COMPARISONS and type(args[0]) is not Remote:
             return NotImplemented
-        return peer.ask("operate", self, name, list(args))
+        return peer.operate(self, name, args)
 
     return operate
 
@@ -171,6 +172,7 @@ class Peer:
         self._objects: list[Any] = []
         self._numbers: dict[int, str] = {}
         self._remotes: dict[str, Remote] = {}
+        self._told: set[str] = set()
         self._errors: dict[str, type[BaseException]] = {}
         context = type(
             "Context", (), {"strict": False, "memo": {}, "parse_float": float, "parse_int": int}
@@ -201,6 +203,22 @@ class Peer:
             sys.stdout.write(printed)
         return value
 
+    def operate(self, target: Remote, name: str, args: "tuple[Any, ...]") -> "Any":
+        """Has the program work on its object, which may not answer a test's number with a number.
+
+        In `abs(f(x) - 1) < 0.1`, an object that is told the 1 could call the difference 0.
+        """
+        value = self.ask("operate", target, name, list(args))
+        told = name in _ARITHMETIC and any(type(each) is not Remote for each in args)
+        objects = [each for each in (target, *args) if type(each) is Remote]
+        if told or any(each._remote[1] in self._told for each in objects):
+            known = value._remote[3][0] if _is_plain(value) else value
+            if type(known) is Remote:
+                self._told.add(known._remote[1])
+            elif name in _NUMERIC and hasattr(known, "__abs__"):
+                raise TypeError("an object of the program's was told a number before it gave one")
+        return value
+
     def await_program(self) -> "str | None":
         """Waits until the program has defined what it defines; why it failed, if it did."""
         kind, *rest = self._receive()
@@ -223,7 +241,9 @@ class Peer:
         A test that uses nothing else of the program tests a function of such a name.
         """
         used = {name for each in code for name in _names_in(each)}
-        names = self.ask("names", sorted(used))
+        found = self.ask("names", sorted(used))
+        # The program may answer with more names, even with the builtins themselves.
+        names = {name: found[name] for name in used if name in found}
         own = {name: value for name, value in names.items() if not hasattr(builtins, name)}
         return own or names
 
@@ -245,7 +265,7 @@ class Peer:
             if kind == "error":
                 error = self._make_error(*rest)
                 # Raised by a function, it would end the test's own loops over `map` and `zip`.
-                if isinstance(error, StopIteration) and what != "operate":
+                if isinstance(error, StopIteration) and packed[1:2] != ["__next__"]:
                     error = RuntimeError("the program raised StopIteration")
                 raise error
             self._answer(kind, *rest)

@@ -396,8 +396,9 @@ def _read_report(written: bytes) -> dict[str, Any]:
     return {}
 
 
-def _text(report: dict[str, Any], name: str) -> bytes:
-    return str(report.get(name, "")).encode(errors="replace")
+def _one_line(text: str) -> str:
+    """The text without what a terminal would obey, or UTF-8 cannot hold."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
 def _value(report: dict[str, Any]) -> Any:
@@ -419,7 +420,7 @@ def _reason(outcome: Outcome, code: int, report: dict[str, Any], limits: Limits)
     if outcome == "threads":
         return f"ran more than {TASKS} threads"
     if "error" in report:
-        return _text(report, "error")[:300].decode(errors="replace")
+        return _one_line(str(report["error"])[:300])
     if code == -signal.SIGXCPU:
         return f"used more than {ceil(limits.seconds) + 1} s of CPU time"
     if code < 0:

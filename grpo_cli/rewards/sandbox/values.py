@@ -123,4 +123,5 @@ def _decode_marked(resolve: "Callable[..., object] | None", mark: str, *parts: "
         return Fraction(int(parts[0], 16), int(parts[1], 16))
     if resolve is not None:
         return resolve(mark, *parts)
-    return Opaque(str(parts[0])[:80] if mark == "o" and parts else "unknown")
+    name = str(parts[0])[:80] if mark == "o" and parts else ""
+    return Opaque(name if name.isprintable() and name else "unknown")

@@ -18,6 +18,7 @@ from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext
+from grpo_cli.rewards.sandbox import folders
 from grpo_cli.rewards.sandbox.values import Opaque, decode, encode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is tested is Linux's")
@@ -244,6 +245,81 @@ def test_files_that_may_be_read_cannot_be_emptied(flags, level, tmp_path, monkey
     assert (library / "module.py").read_text() == "kept"
 
 
+CALLS = (
+    # What processes share is found by numbers, and needs no right to a file.
+    "shmat(0, None, 0)",
+    "shmctl(0, 0, None)",
+    "semop(0, note, 1)",
+    "semctl(0, 0, 16, 7)",
+    "msgsnd(0, note, 8, 0o4000)",
+    "msgrcv(0, note, 8, 0, 0o4000)",
+    "msgctl(0, 0, None)",
+    "mq_unlink(b'/grpo-attack')",
+    # A datagram may name any socket of the machine as its receiver.
+    "socketpair(1, 2, 0, note)",
+    "setsockopt(0, 1, 7, note, 4)",
+    "bind(0, note, 2)",
+    # Whoever may read a file may lock it.
+    "flock(file, 2)",
+    "lockf(file, 2, 1)",
+    "fcntl(file, 37, note)",
+    "fcntl(file, 1024, 1)",
+    # Counted for the user or the machine.
+    "timer_create(0, None, note)",
+    "inotify_init()",
+    "fanotify_init(0, 0)",
+    "syncfs(file)",
+    # What no program of a task needs.
+    "getxattr(b'/', b'user.x', note, 64)",
+    "name_to_handle_at(-100, b'/', note, note, 0)",
+    "open_by_handle_at(-100, note, 0)",
+    "vmsplice(pipe[1], note, 1, 0)",
+    "signalfd(-1, note, 0)",
+    "mlockall(2)",
+    "ptrace(0, 0, 0, 0)",
+    "process_vm_readv(1, note, 1, note, 1, 0)",
+    "sched_setaffinity(0, 8, note)",
+    "setgroups(0, None)",
+    "clock_settime(0, note)",
+    "adjtimex(note)",
+    "sethostname(b'x', 1)",
+    "swapoff(b'x')",
+    "mknod(b'y', 0o010600, 0)",
+    "personality(0)",
+    "fallocate(file, 0, 0, 1)",
+)
+CALLER = """
+import ctypes, errno, os
+libc = ctypes.CDLL(None, use_errno=True)
+file, pipe, note = os.open("x", os.O_CREAT | os.O_RDWR), os.pipe(), ctypes.create_string_buffer(256)
+REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+allowed = []
+"""
+
+
+def test_calls_that_no_program_needs_are_refused(level):
+    program = CALLER + "".join(
+        f"if libc.{call} >= 0 or ctypes.get_errno() not in REFUSED: allowed += [{call[:20]!r}]\n"
+        for call in CALLS
+    )
+    score = attack(f"{program}print(*allowed or ['right'])", seconds_per_test=20)
+    assert score.value == 1.0, score.reason
+
+
+def test_pairs_of_sockets_reach_nobody_else(level):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind("")
+        server.setblocking(False)
+        for kind in ("DGRAM", "STREAM", "SEQPACKET"):
+            program = (
+                f"import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_{kind})\n"
+                f"a.sendto(b'x', {server.getsockname()!r})"
+            )
+            assert "Error" in attack(program, seconds_per_test=20).reason
+            with pytest.raises(BlockingIOError):
+                server.recv(1)
+
+
 THREADS = """
 import threading, time
 threading.stack_size(32768)
@@ -286,6 +362,33 @@ def test_many_small_files_are_stopped(level):
     score = attack(program, seconds_per_test=10)
     assert score.value == 0.0
     assert "No space left" in score.reason or "wrote files of more than 8 MiB" in score.reason
+
+
+FILLER = """
+import os, time
+for _ in range(25):
+    os.mkdir("d" * 200)
+    os.chdir("d" * 200)
+for n in range(100):
+    with open(str(n), "wb") as file: file.write(bytes(4 * 2**20))
+    time.sleep(0.01)
+"""
+
+
+def test_files_deeper_than_a_path_can_say_are_stopped(level):
+    reason = attack(FILLER, seconds_per_test=10).reason
+    assert "No space left" in reason or "wrote files of more than 8 MiB" in reason
+
+
+def test_a_folder_that_is_locked_counts_as_full(tmp_path, monkeypatch):
+    assert not folders.is_over(str(tmp_path), 10**6)
+    assert not folders.is_over(str(tmp_path / "gone"), 10**6)
+
+    def refuse(path):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(folders.os, "scandir", refuse)
+    assert folders.is_over(str(tmp_path), 10**6)
 
 
 TREES = {
@@ -442,6 +545,14 @@ os._exit(0)
     "threading.Thread(target=g, daemon=True).start()\ndef f(x):\n  time.sleep(0.5)\n  return 0",
     "no assertions to see": "import gc\nfor d in [o for o in gc.get_objects() if type(o) is dict]:\n"
     "  if 'kind' in d: d['setup'] = ''\ndef f(x): return 0",
+    "differs from nothing": "class Any:\n  __sub__ = __rsub__ = lambda s, o: 0\ndef f(x): return Any()",
+    "differs later": "class None_:\n  __abs__ = __float__ = lambda s: 0.0\n"
+    "class Any:\n  __sub__ = __rsub__ = lambda s, o: None_()\ndef f(x): return Any()",
+    "more names than asked": "import sys\nframe = sys._getframe()\n"
+    "while 'peer' not in frame.f_locals: frame = frame.f_back\n"
+    "given = {'__import__': lambda *a: math, 'abs': lambda x: 0, 'zip': lambda *a: []}\n"
+    "class math: isclose = fabs = staticmethod(lambda *a: 0)\ndef f(x): return 0\n"
+    "frame.f_locals['peer']._actions['names'] = lambda names: {'f': f, '__builtins__': given}",
     "stops loops": "def f(x): raise StopIteration",
     "own marshal": "import marshal\nmarshal.loads = lambda b: {'kind': 'run', 'setup': ''}",
 }
@@ -464,6 +575,43 @@ def test_a_right_program_passes_what_no_forger_does():
     program = "import math\ndef f(x): return x * x"
     for tests in WRAPPED:
         assert attack(program, tests, seconds_per_test=20) == (1.0, "1 of 1 tests", False)
+
+
+def test_items_of_an_object_do_not_end_the_loops_of_a_test():
+    program = "class Any:\n  def __getitem__(s, i): raise StopIteration\ndef f(x): return Any()"
+    tests = "assert all(map(lambda x: f(x)[0] == x, [2, 3]))"
+    assert "raised StopIteration" in attack(program, tests, seconds_per_test=20).reason
+
+
+def test_objects_work_with_numbers_but_answer_none_with_a_number():
+    program = (
+        "class V:\n  def __init__(s, x): s.x = x\n  def __mul__(s, n): return V(s.x * n)\n"
+        "  def __eq__(s, o): return s.x == o.x\n  def __str__(s): return f'V{s.x}'\n"
+        "  def __iter__(s): return iter([s.x])\n  def __matmul__(s, o): return s.x * o.x\n"
+        "  def __abs__(s): return s.x"
+    )
+    for test in (
+        "assert V(2) * 3 == V(6)",
+        "assert str(V(2) * 3) == 'V6' and list(V(2) * 3) == [6] and (V(2) * 3).x == 6",
+        "assert abs(V(2)) + 1 == 3 and V(2) @ V(3) == 6",
+    ):
+        assert attack(program, [test], seconds_per_test=20).value == 1.0, test
+    assert "was told a number" in attack(program, ["assert abs(V(2) * 3) == 6"]).reason
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def f(x): raise ValueError('\\x1b[2J\\ud800\\nend')",
+        'import os\ndef f(x):\n  for n in range(3, 64):\n    try: os.write(n, b\'\\n{"value": '
+        '["o", "\\\\u001b[2J\\\\ud800"]}\')\n    except OSError: pass\n  os._exit(0)',
+    ],
+)
+def test_reasons_can_be_printed(program):
+    score = attack(program, ["assert f(2) == 4"], seconds_per_test=20)
+    assert score.value == 0.0
+    assert score.reason.isprintable()
+    assert "end" in score.reason or "an object of class unknown" in score.reason
 
 
 SEARCHER = """
