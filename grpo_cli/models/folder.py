@@ -73,9 +73,10 @@ def _check_config(folder: Path, config: dict[str, Any], model: ModelConfig) -> I
     if not config.keys() & {"model_type", "auto_map"}:
         fix = 'add it, such as "model_type": "qwen2", or fetch the file anew'
         yield f"{file} has no `model_type`", fix
-    kinds = [str(each) for each in config.get("architectures") or ["model"]]
-    if config.get("is_encoder_decoder") or kinds[0].endswith(_OTHER_HEADS):
-        kind = f"an encoder-decoder ({kinds[0]})" if config.get("is_encoder_decoder") else kinds[0]
+    listed = config.get("architectures")
+    kind = str(listed[0]) if isinstance(listed, list) and listed else "model"
+    if config.get("is_encoder_decoder") or kind.endswith(_OTHER_HEADS):
+        kind = f"an encoder-decoder ({kind})" if config.get("is_encoder_decoder") else kind
         message = f"the model is {kind}, which cannot be trained with GRPO ({file})"
         yield message, "name a causal language model (`…ForCausalLM`)"
     quantization = config.get("quantization_config")
@@ -85,7 +86,9 @@ def _check_config(folder: Path, config: dict[str, Any], model: ModelConfig) -> I
         yield f"weights quantized with {method} cannot be trained without `lora` ({file})", fix
     auto_map = config.get("auto_map")
     if model.trust_remote_code and isinstance(auto_map, dict):
-        yield from _check_code(folder, {str(name) for name in auto_map.values()})
+        yield from _check_code(
+            folder, {name for name in auto_map.values() if isinstance(name, str)}
+        )
 
 
 def _check_code(folder: Path, classes: set[str]) -> Iterator[Fault]:

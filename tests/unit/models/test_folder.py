@@ -71,6 +71,8 @@ def test_faults_are_named_with_their_file_and_fix(tmp_path, files, config, said)
     ("files", "config"),
     [
         ({"mine.py": b"x = 1"}, OWN),
+        ({}, {"auto_map": {"AutoTokenizer": ["mine.Mine", None], "AutoConfig": "a/b--mine.Mine"}}),
+        ({}, {"architectures": "LlamaForCausalLM"}),
         ({"pytorch_model.bin": POINTER, "tokenizer.model": POINTER}, {}),  # neither is read
         ({"model.safetensors": None, "pytorch_model.bin": b"PK"}, {}),
         ({"model.safetensors": None}, {"transformers_weights": "other.safetensors"}),
