@@ -84,6 +84,11 @@ class GrpoError(Exception):
 
     exit_code: ExitCode = ExitCode.FAILED
 
+    def __init__(self, message: str = "", path: str = "") -> None:
+        self.path = path
+        """Dotted path into the recipe; empty if there is none, or if it is not known."""
+        super().__init__(message)
+
 
 class ProblemsError(GrpoError):
     """One or more problems, sorted by where they stand."""

@@ -1,7 +1,7 @@
-"""What transformers says (5.17) of a model that cannot be had, as a sentence that tells how to mend it.
+"""Turns the errors by which transformers (5.17) refuses a model into messages with a fix.
 
-Owns the words both models and reward models can meet. The fixes only one of them can meet are
-given by the room that loads it; nothing is loaded here.
+Owns the words that both models and reward models can meet. The fixes that only one of them can meet
+are passed in by the room that loads it; nothing is loaded here.
 """
 
 import json
@@ -9,22 +9,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+
 from grpo_cli.errors import SetupError
 
-Fixes = Sequence[tuple[str, str]]
-"""(words of the message, in any case; how to mend it); `{path}` stands for what was to be loaded."""
+Fixes = Sequence[tuple[str, str, str]]
+"""(words of the message, in any case; the fix; the key of the recipe's section); `{path}` stands for
+what was to be loaded."""
 
 _UNREACHABLE = ("couldn't connect", "connection error", "offline mode")
+_TRUST = "trust_remote_code"
 _TOKENIZER_FIX = "put tokenizer.json and tokenizer_config.json beside config.json"
 _FIXES: Fixes = (
-    ("gated repo", "ask for access at https://huggingface.co/{path}, then `hf auth login`"),
-    ("not a valid model identifier", "check the name; for a private model, `hf auth login`"),
-    ("not a valid git identifier", "check `{section}revision`"),
-    ("no file named", "put the weights (*.safetensors) beside config.json"),
-    ("backend tokenizer", _TOKENIZER_FIX),
-    ("custom code", "read the code that ships with it, then set `trust_remote_code: true`"),
-    ("mismatched sizes", "give config.json the sizes of the weights, or fetch both anew"),
-    ("does not recognize this architecture", "pip install --upgrade transformers"),
+    ("gated repo", "ask for access at https://huggingface.co/{path}, then `hf auth login`", "path"),
+    (
+        "not a valid model identifier",
+        "check the name; for a private model, `hf auth login`",
+        "path",
+    ),
+    ("not a valid git identifier", "check `{section}revision`", "revision"),
+    ("no file named", "put the weights (*.safetensors) beside config.json", "path"),
+    ("backend tokenizer", _TOKENIZER_FIX, "path"),
+    ("to read a `tiktoken` file", _TOKENIZER_FIX, "path"),
+    ("custom code", "read the code that ships with it, then set `trust_remote_code: true`", _TRUST),
+    ("does not recognize this architecture", "pip install --upgrade transformers", "path"),
 )
 
 
@@ -32,14 +40,14 @@ _FIXES: Fixes = (
 def explain_loading(
     path: str, *, section: str, offline_fix: str, more_fixes: Fixes
 ) -> Iterator[None]:
-    """Turns what transformers raises for a model that cannot be had into a `SetupError`.
+    """Turn what transformers raises for a model that cannot be loaded into a `SetupError`.
 
     An error it does not know is passed on as it is, so that no bug hides behind a sentence.
 
     Args:
         path: What is loaded, as the recipe names it.
         section: What stands before `path` and `revision` in a message: `model.`, or nothing.
-        offline_fix: How to mend it where the hub cannot be reached; may hold `{path}`.
+        offline_fix: The fix if the hub cannot be reached; may hold `{path}`.
         more_fixes: Looked through after those that all models share; the first match holds.
 
     Raises:
@@ -47,33 +55,57 @@ def explain_loading(
     """
     from safetensors import SafetensorError
 
+    refusals = (OSError, ValueError, ImportError, TypeError, RuntimeError)
     try:
         yield
-    except SafetensorError as error:
-        fix = "the weights are torn: fetch them anew"
-        raise SetupError(f"{path} cannot be loaded: {error}. Fix: {fix}") from error
-    except json.JSONDecodeError as error:
-        fix = "one of its files is damaged: fetch them anew"
-        raise SetupError(f"{path} cannot be loaded: {error}. Fix: {fix}") from error
-    except UnicodeDecodeError as error:
-        fix = "one of its files is not UTF-8: save it as UTF-8, or fetch it anew"
-        raise SetupError(f"{path} cannot be loaded: {error}. Fix: {fix}") from error
-    except (OSError, ValueError, ImportError, TypeError, RuntimeError) as error:
+    except (*refusals, SafetensorError, StrictDataclassError) as error:
         text = " ".join(str(error).split())
-        offline = [(words, offline_fix) for words in _UNREACHABLE]
-        last_resort = "check `{section}path`" if isinstance(error, OSError) else None
-        found = _find_fix(text, [*offline, *_FIXES, *more_fixes]) or last_resort
+        offline = [(words, offline_fix, "path") for words in _UNREACHABLE]
+        found = _fix_by_type(error) or _find_fix(text, [*offline, *_FIXES, *more_fixes])
+        if found is None and isinstance(error, OSError):
+            found = "check `{section}path`", "path"
         if found is None:
             raise
-        sentence, fix = text.split(". ")[0].rstrip("."), found.format(path=path, section=section)
-        raise SetupError(f"{path} cannot be loaded: {sentence}. Fix: {fix}") from error
+        if isinstance(error, StrictDataclassError):
+            text = str(error.__cause__ or error)
+        sentence, fix = text.split(". ")[0].rstrip("."), found[0].format(path=path, section=section)
+        message = f"{path} cannot be loaded: {sentence}. Fix: {fix}"
+        raise SetupError(message, section + found[1]) from error
 
 
-def _find_fix(text: str, fixes: Fixes) -> str | None:
-    return next((fix for words, fix in fixes if words.lower() in text.lower()), None)
+def _fix_by_type(error: Exception) -> tuple[str, str] | None:
+    from safetensors import SafetensorError
+
+    fixes = (
+        (SafetensorError, "the weights are torn: fetch them anew"),
+        (json.JSONDecodeError, "one of its files is damaged: fetch them anew"),
+        (UnicodeDecodeError, "one of its files is not UTF-8: save it as UTF-8, or fetch it anew"),
+        (StrictDataclassError, "correct that value in its config.json, or fetch the file anew"),
+    )
+    return next(((fix, "path") for kind, fix in fixes if isinstance(error, kind)), None)
 
 
-def check_tokenizer(tokenizer: Any, path: str) -> None:
+def _find_fix(text: str, fixes: Fixes) -> tuple[str, str] | None:
+    return next(((fix, key) for words, fix, key in fixes if words.lower() in text.lower()), None)
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Suppress the progress bars and warnings of transformers."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def check_tokenizer(tokenizer: Any, path: str, *, section: str) -> None:
     """Refuse the empty tokenizer that transformers makes up (5.17) if a folder has none.
 
     Raises:
@@ -81,4 +113,5 @@ def check_tokenizer(tokenizer: Any, path: str) -> None:
     """
     ids = tokenizer("What is 1 + 1?", add_special_tokens=False)["input_ids"]
     if not set(ids) - {tokenizer.unk_token_id}:
-        raise SetupError(f"{path} has no vocabulary for its tokenizer. Fix: {_TOKENIZER_FIX}")
+        message = f"{path} has no vocabulary for its tokenizer. Fix: {_TOKENIZER_FIX}"
+        raise SetupError(message, f"{section}path")

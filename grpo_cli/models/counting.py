@@ -6,18 +6,14 @@ weights and allocates nothing.
 """
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from grpo_cli.errors import SetupError
 from grpo_cli.models.adapters import without_wrapper
 from grpo_cli.models.loading import add_adapters, load_config, pick_dtype
 from grpo_cli.models.shape import ModelShape
-from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.model import ModelConfig
 
 _FUSED = "grpo_fused_attention"
@@ -62,38 +58,6 @@ def read_shape(
         # Some architectures look into masks, or hold kernels that know no shapes without values.
         return _describe(model, empty, dtype, None, None)
     return _describe(model, empty, dtype, saved / tokens, checkpointed / tokens)
-
-
-def find_other_sizes(model: ModelConfig) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Compare the headers of a folder's safetensors files with the model that its config.json describes.
-
-    Returns:
-        Name → size in the file and size in the model, of weights that have both and differ.
-
-    Raises:
-        SetupError: A file is damaged.
-    """
-    source, config = resolve_source(model), load_config(model)
-    if source.kind != "folder" or getattr(config, "quantization_config", None):
-        return {}
-    empty = _build_empty(model.model_copy(update={"lora": None}), config, torch.float32)
-    wanted = {name: tuple(each.shape) for name, each in empty.named_parameters()}
-    found = {}
-    for file in sorted(Path(source.location).glob("*.safetensors")):
-        for name, stored in _read_sizes(file).items():
-            # A file of the backbone alone names its weights without this prefix.
-            for known in (name, f"{empty.base_model_prefix}.{name}"):
-                if wanted.get(known, stored) != stored:
-                    found[known] = (stored, wanted[known])
-    return found
-
-
-def _read_sizes(file: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        with safe_open(file, framework="pt") as weights:
-            return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise SetupError(f"{file}: {error}. Fix: the file is damaged: fetch it anew") from error
 
 
 def _dtype(model: ModelConfig, config: Any, *, cuda: bool) -> torch.dtype:

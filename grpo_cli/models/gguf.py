@@ -116,7 +116,8 @@ def _convert(path: Path, folder: Path) -> None:
     except (ValueError, KeyError, IndexError) as error:
         why = str(error).rstrip(".")
         fix = "fetch the file anew (it may be cut short), or use the model's safetensors"
-        raise SetupError(f"{path} cannot be converted: {why}. Fix: {fix}") from error
+        message = f"{path} cannot be converted: {why}. Fix: {fix}"
+        raise SetupError(message, "model.path") from error
 
 
 def _convert_loudly(path: Path, folder: Path) -> None:

@@ -5,7 +5,9 @@ model on a device, except a quantized one; why a model cannot be had is `loading
 """
 
 import importlib.util
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import peft
@@ -18,8 +20,8 @@ from transformers import (
     GenerationConfig,
 )
 
-from grpo_cli.errors import Problem, RecipeError, SetupError, install_extra
-from grpo_cli.loading_errors import check_tokenizer, explain_loading
+from grpo_cli.errors import GrpoError, Problem, RecipeError, SetupError, install_extra
+from grpo_cli.loading_errors import check_tokenizer, explain_loading, quiet_loading
 from grpo_cli.machine import has_bfloat16
 from grpo_cli.models.source import model_folder_or_id, read_chat_template, resolve_source
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
@@ -28,13 +30,19 @@ _OFFLINE_FIX = (
     "download it beforehand with `hf download {path}` and set HF_HUB_OFFLINE=1, "
     "or name a local folder in `model.path`"
 )
+_ATTENTION = "attn_implementation"
 _FIXES = (
-    ("Unrecognized configuration class", "name a model that writes text from left to right"),
-    ("attn_implementation", "remove `model.attn_implementation`, or set it to sdpa"),
-    ("FlashAttention", "remove `model.attn_implementation`, or install that kernel"),
-    ("unexpected keyword argument", "correct `model.init_kwargs`"),
+    (
+        "Unrecognized configuration class",
+        "name a model that writes text from left to right",
+        "path",
+    ),
+    ("attn_implementation", "remove `model.attn_implementation`, or set it to sdpa", _ATTENTION),
+    ("FlashAttention", "remove `model.attn_implementation`, or install that kernel", _ATTENTION),
+    ("unexpected keyword argument", "correct `model.init_kwargs`", "init_kwargs"),
+    ("quantized model requires", "name the unquantized model, or install that package", "path"),
 )
-"""What transformers says (5.17) of these models alone, and how to mend it."""
+"""The messages of transformers (5.17) about these models alone."""
 
 
 def load_tokenizer(model: ModelConfig) -> Any:
@@ -53,7 +61,7 @@ def load_tokenizer(model: ModelConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             location, padding_side="left", truncation_side="left", **_hub_options(model)
         )
-    check_tokenizer(tokenizer, model.path)
+    check_tokenizer(tokenizer, model.path, section="model.")
     if tokenizer.eos_token is None:
         fix = "add `eos_token` to its tokenizer_config.json"
         _refuse(f"the tokenizer of {model.path} has no end-of-sequence token", fix)
@@ -91,40 +99,118 @@ def load_generation_config(model: ModelConfig) -> Any:
 
 
 def load_model(
-    model: ModelConfig, tokenizer: Any = None, *, device_is_cuda: bool | None = None
+    model: ModelConfig,
+    tokenizer: Any = None,
+    *,
+    device_is_cuda: bool | None = None,
+    on_meta: bool = False,
 ) -> Any:
-    """Loads the weights, on the CPU; quantized ones on the current CUDA device.
+    """Load the weights, on the CPU; quantized ones on the current CUDA device.
 
     Args:
         model: The recipe's section.
-        tokenizer: Where given, the model must have an embedding for each of its tokens.
-        device_is_cuda: Whether the model will run on CUDA; looked up where it is None.
+        tokenizer: If given, the model must have an embedding for each of its tokens.
+        device_is_cuda: Whether the model will run on CUDA; looked up if None.
+        on_meta: Read names and sizes but no values, into a model on the `meta` device.
 
     Returns:
         A `PreTrainedModel` with a language-modelling head, without adapters.
 
     Raises:
         RecipeError: `model.path` names nothing, or the tokenizer does not fit.
-        SetupError: The weights cannot be had, or quantization is not possible here.
+        SetupError: The weights cannot be loaded, or quantization is not possible here.
     """
     cuda = torch.cuda.is_available() if device_is_cuda is None else device_is_cuda
     options = {**_hub_options(model), **_precision_options(model, cuda), **model.init_kwargs}
     if model.attn_implementation is not None:
         options["attn_implementation"] = model.attn_implementation
+    if on_meta:
+        options["device_map"] = {"": "meta"}
+    # Weights of other sizes are refused below, where the message can name them.
+    options["ignore_mismatched_sizes"] = True
     location = model_folder_or_id(model)
     with _explained(model):
-        loaded, told = AutoModelForCausalLM.from_pretrained(
+        loaded, report = AutoModelForCausalLM.from_pretrained(
             location, output_loading_info=True, **options
         )
-    if lacking := sorted(told["missing_keys"]):
-        # transformers only warns, and goes on with random values.
-        raise SetupError(
-            f"{model.path} lacks {len(lacking)} of its weights, such as {lacking[0]}. "
-            "Fix: fetch it anew; or name a model that was saved with its language-modelling head"
-        )
+    _check_names(model.path, report["missing_keys"], report["unexpected_keys"])
+    _check_sizes(model.path, report["mismatched_keys"])
     if tokenizer is not None:
         check_vocabulary(loaded, tokenizer)
+    if not on_meta:
+        _check_values(model.path, loaded)
     return loaded
+
+
+def check_weights(model: ModelConfig, tokenizer: Any) -> None:
+    """Check that a folder's weights are complete and fit its config.json and tokenizer; read no values.
+
+    Skips models of the hub, which would have to be downloaded, and checkpoints that are quantized.
+
+    Raises:
+        RecipeError: The tokenizer does not fit.
+        SetupError: The weights cannot be loaded.
+    """
+    quantized = getattr(load_config(model), "quantization_config", None)
+    if quantized or not Path(model_folder_or_id(model)).is_dir():
+        return
+    plain = model.model_copy(update={"quantization": None})
+    try:
+        with quiet_loading():
+            load_model(plain, tokenizer, device_is_cuda=False, on_meta=True)
+    except GrpoError:
+        raise
+    except Exception:
+        # The code of some models needs values; loading them will tell.
+        return
+
+
+def _check_names(path: str, missing: Iterable[str], unexpected: Iterable[str]) -> None:
+    """Refuse missing weights, for which transformers would use random values."""
+    absent, others = sorted(missing), sorted(unexpected)
+    if not absent:
+        return
+    message = f"{path} lacks {len(absent)} of its weights, such as {absent[0]}"
+    if others:
+        message += f"; it holds {len(others)} that the model does not have, such as {others[0]}"
+    other = others[0] if others else ""
+    prefix = next((other.removesuffix(each) for each in absent if other.endswith(each)), "")
+    if prefix.endswith("."):
+        fix = f"remove the prefix `{prefix}` from the names of its tensors"
+    elif all("layers" in each or ".h." in each for each in absent):
+        fix = "correct the number of layers in config.json, or fetch the weights anew"
+    else:
+        fix = (
+            "fetch it anew, or name a model that was saved with its language-modelling head; if it shares "
+            "that with the embeddings, set `tie_word_embeddings: true` in config.json"
+        )
+    raise SetupError(f"{message}. Fix: {fix}", "model.path")
+
+
+def _check_sizes(path: str, mismatched: Iterable[tuple[str, Iterable[int], Iterable[int]]]) -> None:
+    others = sorted(mismatched)
+    if not others:
+        return
+    name, *both = others[0]
+    stored, expected = (" × ".join(map(str, size)) for size in both)
+    message = (
+        f"{len(others)} weights of {path} have other sizes than config.json gives them: "
+        f"{name} is {stored}, and should be {expected}"
+    )
+    fix = "correct config.json (hidden_size, vocab_size, …), or fetch both anew"
+    raise SetupError(f"{message}. Fix: {fix}", "model.path")
+
+
+def _check_values(path: str, model: Any) -> None:
+    """Refuse weights that are not finite; the sum of a tensor, which takes no memory, shows them."""
+    for name, weight in model.named_parameters():
+        if not weight.is_floating_point() or weight.element_size() == 1:
+            continue
+        # A sum in half precision can also overflow.
+        if not weight.sum().isfinite() and not weight.isfinite().all():
+            fix = "fetch the weights anew, or name an earlier checkpoint of their training"
+            message = f"{path} has NaN or infinite values in {name}. Fix: {fix}"
+            raise SetupError(message, "model.path")
 
 
 def pick_dtype(model: ModelConfig, *, cuda: bool) -> Any:
@@ -179,11 +265,14 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
         RecipeError: It does not; training would end in `index out of range in self`.
     """
     rows = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > rows:
-        _refuse(
-            f"the tokenizer knows {len(tokenizer)} tokens, the model {rows}",
-            "use the tokenizer that belongs to these weights",
-        )
+    if len(tokenizer) <= rows:
+        return
+    outside = [token for token, id in tokenizer.get_vocab().items() if id >= rows]
+    message = f"the tokenizer knows {len(tokenizer)} tokens, the model {rows}"
+    if tokenizer.pad_token in outside:
+        what = f"{message}: the padding token {tokenizer.pad_token} has no embedding"
+        _refuse(what, "set `pad_token` in tokenizer_config.json to a token that has one")
+    _refuse(message, "use the tokenizer that belongs to these weights")
 
 
 def _hub_options(model: ModelConfig) -> dict[str, Any]:

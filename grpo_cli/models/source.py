@@ -5,15 +5,22 @@ the network. Does not load anything: that is `models/loading.py`.
 """
 
 import importlib.util
-import json
 import mmap
 import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from grpo_cli.errors import Problem, RecipeError, install_extra, nearest
+from grpo_cli.models.folder import (
+    check_data,
+    check_folder,
+    enumerate_names,
+    find_fault,
+    read_settings,
+    visible_names,
+)
 from grpo_cli.recipe.model import ModelConfig
 
 _PACKAGE_SCHEME = "package://"
@@ -21,8 +28,6 @@ _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 _GGUF_MAGIC = b"GGUF"
 _GGUF_METADATA_BYTES = 64 * 2**20
 """How far into a GGUF file its metadata is searched; a 256k vocabulary takes about 10 MiB."""
-_TOKENIZER_FILE = re.compile(r"tokenizer|vocab|\.model$|tiktoken|tekken")
-"""What the name of one file of every tokenizer holds."""
 _INIT_KWARGS_HOMES = {
     "attn_implementation": "model.attn_implementation",
     "dtype": "model.dtype",
@@ -82,8 +87,20 @@ def check_model(model: ModelConfig) -> list[Problem]:
         message = "reading a GGUF file needs the `gguf` package"
         problems.append(Problem(message, install_extra("gguf"), "model.path"))
     if source.kind == "folder":
-        problems += _check_files(Path(source.location))
+        problems += check_folder(Path(source.location), model)
     return problems
+
+
+def check_model_data(model: ModelConfig) -> None:
+    """Check that the tokenizer and the weights of a folder are there and whole, without torch.
+
+    Raises:
+        RecipeError: They are not.
+    """
+    source = resolve_source(model)
+    problems = check_data(Path(source.location), model) if source.kind == "folder" else []
+    if problems:
+        raise RecipeError(problems)
 
 
 def read_chat_template(model: ModelConfig) -> str | None:
@@ -119,7 +136,7 @@ def known_chat_template(source: ModelSource, model: ModelConfig) -> bool | None:
         return True
     if not (folder / "tokenizer_config.json").exists():
         return False
-    settings = _read_settings(folder / "tokenizer_config.json")
+    settings = read_settings(folder / "tokenizer_config.json")
     return None if settings is None else bool(settings.get("chat_template"))
 
 
@@ -150,6 +167,8 @@ def _resolve_local(path: Path, text: str) -> ModelSource:
         raise _missing_error(path, text)
     with path.open("rb") as file:
         if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
+            if fault := find_fault(path):
+                raise _path_error(*fault)
             raise _path_error(
                 f"{text} is not a GGUF file", "name a model folder or a `.gguf` file; fetch it anew"
             )
@@ -172,7 +191,7 @@ def _find_in_package(text: str) -> Path:
 
 
 def _check_folder(folder: Path, text: str) -> None:
-    names = _visible_names(folder)
+    names = visible_names(folder)
     if "config.json" in names:
         return
     files = [name for name in names if name.endswith(".gguf")]
@@ -182,40 +201,7 @@ def _check_folder(folder: Path, text: str) -> None:
         fix = "this is a LoRA adapter: merge it into its base (peft: `merge_and_unload`), and name that folder"
     else:
         fix = "name the folder that holds config.json, the weights and the tokenizer"
-    raise _path_error(f"{text} holds no config.json but {_enumerate(names)}", fix)
-
-
-def _check_files(folder: Path) -> list[Problem]:
-    """What is wrong with the small files of a model folder."""
-    names = _visible_names(folder)
-    found = []
-    for name in ("config.json", "tokenizer_config.json"):
-        if name in names and _read_settings(folder / name) is None:
-            fix = f"fetch {name} anew; it should hold {{…}}"
-            found.append((f"{folder / name} cannot be read as a JSON object", fix))
-    config = _read_settings(folder / "config.json")
-    if config is not None and not config.keys() & {"model_type", "auto_map"}:
-        fix = 'add it, such as "model_type": "qwen2", or fetch the file anew'
-        found.append((f"{folder / 'config.json'} has no `model_type`", fix))
-    if not any(_TOKENIZER_FILE.search(name) for name in names):
-        fix = "put tokenizer.json and tokenizer_config.json beside config.json"
-        found.append((f"{folder} holds no tokenizer but {_enumerate(names)}", fix))
-    try:
-        if "chat_template.jinja" in names:
-            (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        file = folder / "chat_template.jinja"
-        found.append((f"{file} is not UTF-8 text", "save it as UTF-8, or fetch it anew"))
-    return [Problem(message, fix, "model.path") for message, fix in found]
-
-
-def _read_settings(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None if the file does not hold one."""
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return settings if isinstance(settings, dict) else None
+    raise _path_error(f"{text} holds no config.json but {enumerate_names(names)}", fix)
 
 
 def _check_quantization(model: ModelConfig) -> list[Problem]:
@@ -284,24 +270,13 @@ def read_gguf_text(path: Path, key: str) -> str | None:
 
 
 def _missing_error(path: Path, text: str) -> RecipeError:
-    siblings = _visible_names(path.parent) if path.parent.is_dir() else []
+    siblings = visible_names(path.parent) if path.parent.is_dir() else []
     close = nearest(path.name, siblings)
     if close:
         return _path_error(f"{text} does not exist", f"did you mean {close}?")
     fix = "name an existing model folder or `.gguf` file"
-    there = f"; {path.parent} holds {_enumerate(siblings)}" if siblings else ""
+    there = f"; {path.parent} holds {enumerate_names(siblings)}" if siblings else ""
     return _path_error(f"{text} does not exist{there}", fix)
-
-
-def _visible_names(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "__")))
-
-
-def _enumerate(names: list[str], most: int = 8) -> str:
-    if not names:
-        return "nothing"
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _path_error(message: str, fix: str) -> RecipeError:

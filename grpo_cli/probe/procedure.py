@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 from grpo_cli.checks.recipe_checks import CheckedRecipe
-from grpo_cli.errors import RecipeError
 from grpo_cli.probe.result import Probe
 from grpo_cli.probe.sampling import sample_and_judge
 from grpo_cli.probe.session import Progress, Session
@@ -39,12 +38,10 @@ def probe_recipe(
     """
     started = time.monotonic()
     session = Session(checked, checked.recipe, Probe(str(checked.loaded.source)), on_progress)
-    try:
+    with checked.loaded.placing_errors():
         survey(session, runs, costly=not quick)
-    except RecipeError as error:
-        raise RecipeError(map(checked.loaded.place, error.problems)) from error
-    if not quick and session.recipe.is_sampled:
-        sample_and_judge(session, prompts_sampled)
+        if not quick and session.recipe.is_sampled:
+            sample_and_judge(session, prompts_sampled)
     session.probe.quick = quick
     session.probe.seconds = time.monotonic() - started
     return session.probe

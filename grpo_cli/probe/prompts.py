@@ -125,13 +125,17 @@ def _check_room(
     if not over:
         return
     longest = max(lengths)
-    room = limit - longest
-    edits = [f"`max_completion_length: {room}`"] if room > 0 else []
-    if limit - completion >= min(lengths):
-        edits.append(f"`dataset.max_prompt_length: {limit - completion}`")
-    fix = "set " + (" or ".join(edits) or f"`max_completion_length` well below {limit}")
     if "vllm" in path:
         fix = f"set `generation.vllm.max_model_length: {longest + completion}`"
+    elif min(lengths) >= limit:
+        path = "model.path"
+        fix = f"shorten the prompts, or name a model that reads {longest + completion} tokens"
+    else:
+        room = limit - longest
+        edits = [f"`max_completion_length: {room}`"] if room > 0 else []
+        if limit - completion >= min(lengths):
+            edits.append(f"`dataset.max_prompt_length: {limit - completion}`")
+        fix = "set " + (" or ".join(edits) or f"`max_completion_length` well below {limit}")
     yield Finding(
         f"length: {who}",
         "error",

@@ -19,6 +19,7 @@ from grpo_cli.checks.settings import read_setting
 from grpo_cli.data.scored import GroupReport
 from grpo_cli.issues import Finding, FindingLevel
 from grpo_cli.machine import pick_device, read_hardware
+from grpo_cli.models.source import check_model_data
 from grpo_cli.probe import cost, prompts, risks
 from grpo_cli.probe import resource_checks as affordability
 from grpo_cli.probe.device import find_device
@@ -26,10 +27,9 @@ from grpo_cli.probe.memory import estimate_memory, memory_inputs
 from grpo_cli.probe.session import ROWS, Session, spread
 from grpo_cli.probe.signal_checks import CLIPPED, DEAD, WEAK
 from grpo_cli.probe.upstream_settings import check_upstream_settings
-from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, text_of
-from grpo_cli.rewards.scoring import Reward
+from grpo_cli.rewards.scoring import Reward, has_state, read_state
 
 LONGEST = 8
 """Prompts with the most characters, which are looked at besides."""
@@ -66,10 +66,15 @@ def survey(session: Session, runs: Path, *, costly: bool) -> None:
 
 def _load_data(session: Session) -> None:
     from grpo_cli.data.build import build_datasets
-    from grpo_cli.models.loading import load_tokenizer
+    from grpo_cli.models.loading import check_weights, load_config, load_tokenizer
 
     session.tell("loading the tokenizer")
+    # First, as these errors are clearer than those of the tokenizer.
+    check_model_data(session.recipe.model)
+    load_config(session.recipe.model)
     session.tokenizer = load_tokenizer(session.recipe.model)
+    session.tell("comparing the weights with config.json")
+    check_weights(session.recipe.model, session.tokenizer)
     session.tell("loading the data")
     session.data = build_datasets(
         session.recipe,
@@ -192,6 +197,11 @@ def _try_rewards(session: Session, *, costly: bool) -> None:
     recipe, train = session.recipe, session.data.train
     context = reward_context(recipe, pick_device(recipe.launch))
     session.rewards = tuple(build_rewards(recipe.rewards, context))
+    for index, reward in enumerate(session.rewards):
+        why = "the first checkpoint would end the training"
+        with session.failing("rewards: state", why, f"rewards.{index}"):
+            if has_state(reward):
+                read_state(reward)
     if not costly and any(reward.params.costly for reward in session.rewards):
         return
     own = [reward for reward in session.rewards if reward.kind == "python"]
@@ -277,7 +287,6 @@ def _estimate(session: Session, runs: Path) -> None:
     )
     if session.shape.saved_bytes_per_token is None:
         session.add([_uncounted()])
-    session.add(_check_sizes(recipe.model))
     inputs = memory_inputs(recipe, device, longest, session.sampled_at_once())
     session.probe.memory = estimate_memory(session.shape, inputs)
     session.probe.memory_available = device.available
@@ -286,22 +295,6 @@ def _estimate(session: Session, runs: Path) -> None:
     session.add(affordability.judge_memory(memory, device.available, recipe, plan, cuda=cuda))
     session.probe.disk = cost.estimate_disk(recipe, plan, session.shape)
     session.add(affordability.judge_disk(session.probe.disk, _free_disk(runs)))
-
-
-def _check_sizes(model: ModelConfig) -> Iterable[Finding]:
-    from grpo_cli.models.counting import find_other_sizes
-
-    others = find_other_sizes(model)
-    for name, (stored, wanted) in list(others.items())[:1]:
-        yield Finding(
-            "weights: sizes",
-            "error",
-            f"{len(others)} weights of {model.path} have other sizes than config.json gives them: {name} is "
-            f"{' × '.join(map(str, stored))}, and should be {' × '.join(map(str, wanted))}",
-            "correct config.json (hidden_size, vocab_size, …), or fetch both anew",
-            "they cannot be loaded",
-            "model.path",
-        )
 
 
 def _uncounted() -> Finding:

@@ -5,13 +5,15 @@ Does not look anything up on the machine beyond the recipe files: that is `check
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from grpo_cli.errors import Problem, RecipeError
+from grpo_cli.errors import GrpoError, Problem, RecipeError
 from grpo_cli.recipe import explanation
 from grpo_cli.recipe.overrides import apply_overrides
 from grpo_cli.recipe.recipe import Recipe
@@ -50,6 +52,24 @@ class LoadedRecipe:
             return problem
         steps = explanation.split_path(problem.path)
         return replace(problem, location=explanation.locate(self.tree, steps))
+
+    @contextmanager
+    def placing_errors(self) -> Iterator[None]:
+        """Add the line of the recipe to errors that know their dotted path.
+
+        Raises:
+            GrpoError: What was raised inside, of the same type.
+        """
+        try:
+            yield
+        except RecipeError as error:
+            raise RecipeError(map(self.place, error.problems)) from error.__cause__
+        except GrpoError as error:
+            if not error.path:
+                raise
+            location = self.place(Problem("", "", error.path)).location
+            place = f"{location}: {error.path}" if location else error.path
+            raise type(error)(f"{place}: {error}") from error.__cause__
 
 
 def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:

@@ -24,7 +24,7 @@ from grpo_cli.rewards.contract import (
 )
 from grpo_cli.rewards.pool import Died, Late, WorkerPool
 from grpo_cli.rewards.registry import KINDS
-from grpo_cli.rewards.scoring import Reward, right_score
+from grpo_cli.rewards.scoring import Reward, has_state, right_score
 
 
 def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> list[Reward]:
@@ -42,7 +42,14 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
     names = name_rewards(configs)
     origins = [Origin(*each, context) for each in zip(configs, names, strict=True)]
     pool = WorkerPool(_prepare, (tuple(origin for origin in origins if _limit_of(origin)),))
-    return [_limited(build_reward(origin), origin, pool) for origin in origins]
+    rewards = []
+    for index, origin in enumerate(origins):
+        try:
+            rewards.append(_limited(build_reward(origin), origin, pool))
+        except GrpoError as error:
+            error.path = f"rewards.{index}.{error.path}".rstrip(".")
+            raise
+    return rewards
 
 
 def right_scores(
@@ -124,11 +131,12 @@ def build_reward(origin: Origin) -> Reward:
     try:
         scorer = params.build(origin.context)
     except (RewardError, SetupError) as error:
-        raise type(error)(f"reward {name!r} ({config.kind}): {error}") from error
+        raise type(error)(f"reward {name!r} ({config.kind}): {error}", error.path) from error
     except (Exception, SystemExit) as error:
-        raise RewardError(failures.of_build(name, config.kind, error)) from error
+        path = "path" if config.kind == "python" else ""
+        raise RewardError(failures.of_build(name, config.kind, error), path) from error
     for path, message, fix in params.conflicts(origin.context):
-        raise RewardError(f"reward {name!r} ({config.kind}): {path} {message}. Fix: {fix}")
+        raise RewardError(f"reward {name!r} ({config.kind}): {path} {message}. Fix: {fix}", path)
     condition = Condition(config.when) if config.when else None
     waits = params.waits(limited=config.timeout_s is not None)
     return Reward(
@@ -155,10 +163,11 @@ def _limited(reward: Reward, origin: Origin, pool: WorkerPool) -> Reward:
     limit = _limit_of(origin)
     if limit is None:
         return reward
-    if hasattr(reward.scorer, "state_dict"):
+    if has_state(reward):
         raise RewardError(
             f"reward {reward.name!r} has a state, and `timeout_s` scores in several processes that would have one "
-            "each. Fix: remove `timeout_s`, or state_dict() and load_state_dict()"
+            "each. Fix: remove `timeout_s`, or state_dict() and load_state_dict()",
+            "timeout_s",
         )
 
     def scorer(batch: Batch) -> list[Score | Exception]:

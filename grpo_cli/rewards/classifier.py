@@ -12,10 +12,9 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.integrations import deepspeed
-from transformers.utils import logging
 
 from grpo_cli.errors import RewardError, SetupError
-from grpo_cli.loading_errors import check_tokenizer, explain_loading
+from grpo_cli.loading_errors import check_tokenizer, explain_loading, quiet_loading
 from grpo_cli.rewards.kinds.model import ModelParams
 
 _OFFLINE_FIX = (
@@ -23,9 +22,13 @@ _OFFLINE_FIX = (
     "`path: ./{path}`"
 )
 _FIXES = (
-    ("Unrecognized configuration class", "name a model with a head for sequence classification"),
+    (
+        "Unrecognized configuration class",
+        "name a model with a head for sequence classification",
+        "path",
+    ),
 )
-"""What transformers says (5.17) of these models alone, and how to mend it."""
+"""The messages of transformers (5.17) about these models alone."""
 _UNLIMITED = 10**9
 """Tokenizers without a limit name one beyond this."""
 _EFFICIENT_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
@@ -152,7 +155,7 @@ def load_classifier(params: ModelParams, default_device: str) -> Classifier:
     explained = explain_loading(
         params.path, section="", offline_fix=_OFFLINE_FIX, more_fixes=_FIXES
     )
-    with _quiet(), explained:
+    with quiet_loading(), explained:
         tokenizer = AutoTokenizer.from_pretrained(location, truncation_side="left", **options)
         with _whole():
             model, report = AutoModelForSequenceClassification.from_pretrained(
@@ -164,7 +167,7 @@ def load_classifier(params: ModelParams, default_device: str) -> Classifier:
                 **options,
             )
     _check_weights(params.path, report)
-    check_tokenizer(tokenizer, params.path)
+    check_tokenizer(tokenizer, params.path, section="")
     _set_padding(params.path, model, tokenizer)
     # The keys and values of a text that is read once are of no use.
     model.config.get_text_config().use_cache = False
@@ -254,20 +257,6 @@ def _explain_tokens(path: str, message: str) -> NoReturn:
     raise RewardError(
         f"the tokenizer of {path} {message}. Fix: use the tokenizer that belongs to these weights"
     )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars and warnings."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 @contextlib.contextmanager

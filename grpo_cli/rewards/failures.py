@@ -15,6 +15,12 @@ from grpo_cli.rewards.contract import Batch
 SHOWN = 300
 """Characters shown of a prompt or completion."""
 
+_CORRECT = "correct what the last line of the traceback names"
+_IMPORT_FIXES: tuple[tuple[type[BaseException], str], ...] = (
+    (ModuleNotFoundError, "install the package that has this module, or correct the import"),
+    (FileNotFoundError, "write a path that starts at the module: `Path(__file__).parent / …`"),
+    (SystemExit, 'put what the script does under `if __name__ == "__main__":`'),
+)
 _OURS = str(Path(__file__).parent)
 _LOOP = str(Path(os.__file__).parent / "asyncio")
 
@@ -58,7 +64,12 @@ def of_value(reward: _Named, batch: Batch, row: int, value: object, fault: str) 
 
 def of_build(name: str, kind: str, error: BaseException) -> str:
     """A reward's own code failed while it was imported."""
-    head = f"reward {name!r} ({kind}) could not be loaded: {_summary(error)}"
+    fix = next((fix for type_, fix in _IMPORT_FIXES if isinstance(error, type_)), _CORRECT)
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        fix = "import by the file's name alone, as the reward's folder is on the path: `import helpers`"
+    head = (
+        f"reward {name!r} ({kind}) could not be loaded: {_summary(error).rstrip('.')}. Fix: {fix}"
+    )
     return "\n".join([head, *_trace(error)])
 
 

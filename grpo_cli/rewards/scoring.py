@@ -5,7 +5,9 @@ to. Making rewards of a recipe is `building.py`'s, the texts of failures are `fa
 the scores go is the trainer's business.
 """
 
+import io
 import math
+import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -206,3 +208,30 @@ def _fault(value: float | None, weight: float) -> str:
     if max(abs(value), abs(value * weight)) > LARGEST:
         return f"is too large (with weight {weight:g}; the limit is {LARGEST:g})"
     return ""
+
+
+def has_state(reward: Reward) -> bool:
+    """Return whether a reward offers a state for checkpoints to keep."""
+    return hasattr(reward.scorer, "state_dict")
+
+
+def read_state(reward: Reward) -> Any:
+    """Return a copy of a reward's state, made as a checkpoint makes it.
+
+    Raises:
+        RewardError: It cannot be read, or holds what a checkpoint could not give back.
+    """
+    import torch
+
+    kept = io.BytesIO()
+    try:
+        torch.save(reward.scorer.state_dict(), kept)  # type: ignore[attr-defined]
+        kept.seek(0)
+        return torch.load(kept, weights_only=True)
+    except Exception as error:
+        other = isinstance(error, pickle.UnpicklingError)
+        why = "it holds objects of other classes" if other else f"{error!r:.300}"
+        raise RewardError(
+            f"the state of reward {reward.name!r} cannot be kept in a checkpoint: {why}. Fix: let its "
+            "state_dict() return numbers, texts, lists, dicts, sets and tensors"
+        ) from error

@@ -4,19 +4,15 @@ TRL calls each reward once for each batch, with the columns of the dataset as ke
 (trl 1.16.0, `GRPOTrainer._calculate_rewards`).
 """
 
-import io
-import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import Batch
-from grpo_cli.rewards.scoring import Reward
+from grpo_cli.rewards.scoring import Reward, has_state, read_state
 from grpo_cli.train.completion_log import CompletionLog
 from grpo_cli.train.overlap import EarlyScores, EarlyScoring
 
@@ -117,27 +113,7 @@ def save_states(rewards: Sequence[Reward]) -> dict[str, Any]:
     Raises:
         RewardError: A state cannot be read, or holds what a checkpoint could not give back.
     """
-    return {reward.name: _read_state(reward) for reward in rewards if _has_state(reward)}
-
-
-def _has_state(reward: Reward) -> bool:
-    return hasattr(reward.scorer, "state_dict")
-
-
-def _read_state(reward: Reward) -> Any:
-    """Return a copy of a reward's state, made as a checkpoint makes it."""
-    kept = io.BytesIO()
-    try:
-        torch.save(reward.scorer.state_dict(), kept)  # type: ignore[attr-defined]
-        kept.seek(0)
-        return torch.load(kept, weights_only=True)
-    except Exception as error:
-        other = isinstance(error, pickle.UnpicklingError)
-        why = "it holds objects of other classes" if other else f"{error!r:.300}"
-        raise RewardError(
-            f"the state of reward {reward.name!r} cannot be kept in a checkpoint: {why}. Fix: let its "
-            "state_dict() return numbers, texts, lists, dicts, sets and tensors"
-        ) from error
+    return {reward.name: read_state(reward) for reward in rewards if has_state(reward)}
 
 
 def load_states(
@@ -154,7 +130,7 @@ def load_states(
     Raises:
         RewardError: There is none of a reward, or the reward refuses it.
     """
-    for reward in filter(_has_state, rewards):
+    for reward in filter(has_state, rewards):
         if reward.name not in states:
             if force:
                 continue

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from grpo_cli.errors import RecipeError, RunError, SetupError, install_extra
@@ -25,6 +26,7 @@ from grpo_cli.models import loading
 from grpo_cli.models.adapters import find_prompt_ties
 from grpo_cli.models.loading import (
     build_peft_config,
+    check_weights,
     load_model,
     load_tokenizer,
 )
@@ -184,6 +186,78 @@ def test_a_model_of_another_kind(changes: dict, fix: str, chat_folder: Path, tmp
     model = copy_with(chat_folder, tmp_path / "m", "config.json", **changes)
     with pytest.raises(SetupError, match=fix):
         load_model(model)
+
+
+def rewrite_weights(folder: Path, change: Any) -> None:
+    """Pass the tensors of a model's only file through a function, by name."""
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "said"),
+    [
+        ({"num_hidden_layers": 4}, None, r"lacks 18 .* model\.layers\.2\..* number of layers"),
+        ({"intermediate_size": 60}, None, "6 weights .* is 32 × 64, and should be 32 × 60"),
+        ({"hidden_size": "many"}, None, "'hidden_size' expected int.* correct that value"),
+        ({"num_attention_heads": 3}, None, r"not a multiple .* heads \(3\)\. Fix: correct"),
+        (
+            {},
+            lambda old: {"v_head": old.pop("lm_head.weight"), **old},
+            r"lm_head\.weight; .* v_head",
+        ),
+        ({}, lambda old: {f"_orig_mod.{n}": w for n, w in old.items()}, "the prefix `_orig_mod.`"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_without_reading_them(
+    config: dict, change: Any, said: str, chat_folder: Path, tmp_path: Path
+):
+    model = copy_with(chat_folder, tmp_path / "m", "config.json", **config)
+    if change:
+        rewrite_weights(tmp_path / "m", change)
+    for check in (check_weights, load_model):
+        with pytest.raises(SetupError, match=said) as caught:
+            check(model, load_tokenizer(ModelConfig(path=str(chat_folder))))
+        assert caught.value.path == "model.path"
+
+
+def test_what_else_loading_would_refuse_is_seen_without_values(chat_folder: Path, tmp_path: Path):
+    model = copy_with(chat_folder, tmp_path / "m", "tokenizer_config.json", pad_token="[PAD]")
+    with pytest.raises(RecipeError, match=r"the padding token \[PAD\] has no embedding"):
+        check_weights(model, load_tokenizer(model))
+    unknown = ModelConfig(path=str(chat_folder), init_kwargs={"low_cpu_mem": True})
+    with pytest.raises(SetupError, match="'low_cpu_mem'") as caught:
+        check_weights(unknown, None)
+    assert caught.value.path == "model.init_kwargs"
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(chat_folder: Path, tmp_path: Path):
+    folder = shutil.copytree(chat_folder, tmp_path / "m")
+    rewrite_weights(
+        folder, lambda old: {**old, "model.norm.weight": old["model.norm.weight"] * 1e39}
+    )
+    check_weights(ModelConfig(path=str(folder)), None)
+    with pytest.raises(SetupError, match=r"NaN or infinite values in model\.norm\.weight"):
+        load_model(ModelConfig(path=str(folder)))
+
+
+def test_whole_checkpoints_of_every_form_pass(base_folder: Path, tmp_path: Path):
+    tokenizer = load_tokenizer(ModelConfig(path=str(base_folder)))
+    old = shutil.copytree(base_folder, tmp_path / "old")  # tied heads, and names without a prefix
+    rewrite_weights(old, lambda w: {n.removeprefix("transformer."): v for n, v in w.items()})
+    pickled = shutil.copytree(base_folder, tmp_path / "pickled")
+    torch.save(load_file(pickled / "model.safetensors"), pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 8, "head_dim": 8, "num_attention_heads": 4}
+    experts = Qwen3MoeConfig(num_hidden_layers=1, num_experts=2, vocab_size=300, **sizes)
+    # Its experts are several tensors in the file, and one in the model.
+    Qwen3MoeForCausalLM(experts).save_pretrained(tmp_path / "experts", max_shard_size="30KB")
+    for folder in (base_folder, old, pickled, tmp_path / "experts"):
+        assert (
+            load_model(ModelConfig(path=str(folder)), tokenizer, on_meta=True).device.type == "meta"
+        )
+        check_weights(ModelConfig(path=str(folder)), tokenizer)
+        load_model(ModelConfig(path=str(folder)), tokenizer)
 
 
 def test_missing_and_torn_files(chat_folder: Path, tmp_path: Path):

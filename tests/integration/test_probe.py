@@ -252,6 +252,29 @@ def test_a_reward_that_raises_is_found(probe, tmp_path):
     assert ("rewards: failure", "error") in seen(found)
 
 
+def test_a_state_that_no_checkpoint_can_hold_is_found(probe, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n"
+        "    def __call__(self, completions, **kwargs): return [len(str(c)) for c in completions]\n"
+        "    def state_dict(self): return {'own': self}\n"
+        "    def load_state_dict(self, state): pass\n"
+        "mine = Mine()\n"
+    )
+    found = probe(changed(rewards=[{"kind": "python", "path": "./mine.py:mine"}]), quick=True)
+    (finding,) = [each for each in found.findings if each.subject == "rewards: state"]
+    assert "cannot be kept in a checkpoint" in finding.seen
+    assert finding.level == "error"
+    assert finding.location.line
+
+
+def test_a_context_that_no_prompt_fits_is_not_blamed_on_the_completions(probe, tmp_path):
+    folder = make_tiny_model(tmp_path / "short", context_length=8)
+    found = probe(changed(model={"path": str(folder)}, training__learning_rate=1e-6), quick=True)
+    (finding,) = [each for each in found.findings if each.subject.startswith("length: the model")]
+    assert finding.path == "model.path"
+    assert finding.fix.startswith("shorten the prompts, or name a model that reads ")
+
+
 def test_prompts_that_end_with_the_answer_are_found(probe):
     talk = [
         {
@@ -284,11 +307,8 @@ def test_weights_of_other_sizes_than_the_config_are_found(probe, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 60}))
     recipe = changed(model={"path": str(folder)}, training__learning_rate=1e-6)
-    found = probe(recipe, quick=True)
-    assert ("weights: sizes", "error") in seen(found)
-    (finding,) = [each for each in found.findings if each.subject == "weights: sizes"]
-    assert finding.seen.startswith("6 weights")
-    assert finding.location.line
+    with pytest.raises(GrpoError, match=r"yaml:\d+:\d+: model\.path: 6 weights of .* 32 × 64, and"):
+        probe(recipe, quick=True)
 
 
 NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

@@ -9,13 +9,17 @@ safetensors = pytest.importorskip("safetensors")
 
 
 def explain(error, section="model."):
-    more = (("head of its own", "name another than {path}"), ("gated repo", "not asked for"))
+    more = (
+        ("head of its own", "name another than {path}", "head"),
+        ("gated repo", "not asked for", "path"),
+    )
     with (
         pytest.raises(SetupError) as caught,
         explain_loading("a/b", section=section, offline_fix="fetch {path}", more_fixes=more),
     ):
         raise error
     assert caught.value.__cause__ is error
+    assert caught.value.path.rpartition(".")[0] == section.rstrip(".")
     return str(caught.value)
 
 

@@ -102,7 +102,8 @@ def try_recipe(
     on_progress("loading the data")
     data = _read_data(recipe)
     on_progress("loading the rewards")
-    rewards = build_rewards(recipe.rewards, reward_context(recipe))
+    with checked.loaded.placing_errors():
+        rewards = build_rewards(recipe.rewards, reward_context(recipe))
     encode = _load_encoder(recipe) if any(each.params.reads_tokens() for each in rewards) else None
     trial = try_rewards(
         rewards,

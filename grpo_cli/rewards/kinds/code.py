@@ -49,9 +49,9 @@ class CodeParams(RewardParams):
     interpreter's (Landlock), and of the kernel only what computing, threads and files need: no new
     processes, no sockets, no signals to others, no locks, no change of rights, owners or times of
     files, nothing that processes share (seccomp). Containers often forbid namespaces; the last two
-    remain. Programs that need subprocesses, the network or locks (SQLite's files) fail. Where a program could change the
-    user's files, end their processes or reach the network (macOS, old kernels in containers), none
-    is run unless you set `unprotected: true`.
+    remain. Programs that need subprocesses, the network or locks (SQLite's files) fail. Where a
+    program could change the user's files, end their processes or reach the network (macOS, old
+    kernels in containers), none is run unless you set `unprotected: true`.
 
     What does not: nothing guards against faults of the kernel, or measures time that does not
     depend on a busy machine. Without namespaces, files and threads may exceed their limits for a
@@ -65,8 +65,8 @@ class CodeParams(RewardParams):
     What it does decide is what its functions return, and how objects of its own classes compare
     with each other; names that a test uses without importing them (`Counter`, `np`) are the
     program's. An object of its own class that meets a number of the test's cannot answer with a
-    number: it could call every difference 0. A test can hand over plain data, functions, and objects of classes that it
-    defines; coroutines cannot be handed back (`asyncio.run(f(x))` fails).
+    number: it could call every difference 0. A test can hand over plain data, functions, and objects
+    of classes that it defines; coroutines cannot be handed back (`asyncio.run(f(x))` fails).
 
     Source: the forms of tests of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).

@@ -198,9 +198,17 @@ def load_function(source: str, name: str) -> Callable[..., Any]:
     """
     module = _load_file(Path(source)) if is_file(source) else importlib.import_module(source)
     function = getattr(module, name, None)
+    if function is None:
+        raise RewardError(
+            f"{source} has no function {name!r}. Fix: define it, or name another", "path"
+        )
     if not callable(function):
-        what = "has no" if function is None else "has something else than a"
-        raise RewardError(f"{source} {what} function {name!r}")
+        kind = type(function).__name__
+        raise RewardError(
+            f"{name!r} in {source} is a {kind} that cannot be called. Fix: name a function, or give "
+            f"class {kind} a `__call__(self, completions, **kwargs)`",
+            "path",
+        )
     return function
 
 
@@ -212,7 +220,7 @@ def _load_file(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
-        raise RewardError(f"there is no file {path}")
+        raise RewardError(f"there is no file {path}. Fix: correct `path`", "path")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)

@@ -122,8 +122,10 @@ def test_a_gguf_file(tmp_path: Path):
 
 
 def test_a_file_that_only_looks_like_gguf(tmp_path: Path):
-    (tmp_path / "tiny.gguf").write_text("version https://git-lfs.github.com/spec/v1")
+    (tmp_path / "tiny.gguf").write_text("GGML")
     assert "is not a GGUF file" in refusal(path=str(tmp_path / "tiny.gguf")).message
+    (tmp_path / "tiny.gguf").write_text("version https://git-lfs.github.com/spec/v1")
+    assert "is a Git LFS pointer" in refusal(path=str(tmp_path / "tiny.gguf")).message
 
 
 def test_another_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -229,6 +229,34 @@ def test_malformed_paths_are_refused(path):
         PythonParams(path=path)
 
 
+STATEFUL = """
+class Seen:
+    def __call__(self, **kwargs): return [1.0]
+    def state_dict(self): return {}
+    def load_state_dict(self, state): pass
+f = Seen()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "key", "fix"),
+    [
+        ("import no_such_package", {}, "path", "install the package that has this module"),
+        ("from .words import WORDS", {}, "path", "import by the file's name alone"),
+        ("open('words.txt')", {}, "path", r"`Path\(__file__\)\.parent"),
+        ("raise SystemExit", {}, "path", 'under `if __name__ == "__main__":`'),
+        ("import os; os.environ['NO_SUCH']", {}, "path", "the last line of the traceback"),
+        ("f = object()", {}, "path", "give class object a `__call__"),
+        ("g = 1", {}, "path", "define it, or name another"),
+        (STATEFUL, {"timeout_s": 5}, "timeout_s", "remove `timeout_s`"),
+    ],
+)
+def test_a_reward_that_cannot_be_built_names_its_key_and_a_fix(write, source, options, key, fix):
+    with pytest.raises(RewardError, match=rf"\. Fix: .*{fix}") as caught:
+        run(f"{write(source)}:f", BATCH, **options)
+    assert caught.value.path == f"rewards.0.{key}"
+
+
 @pytest.mark.parametrize(
     ("source", "text"),
     [
