@@ -1,23 +1,17 @@
-"""Exact integer batch arithmetic of GRPO training and evaluation.
+"""Exact integer batch arithmetic of GRPO training and evaluation: numbers in, numbers out.
 
-Owns the rules a batch must meet, the count of steps and samples that follows, and the values that
-would mend a broken setting. Does not read recipes, datasets or hardware: numbers in, numbers out.
-
-Glossary, used with these meanings throughout the package:
+Owns the rules a batch must meet, the counts that follow from the settings, and the nearest values that
+fix a broken rule.
 
 - *prompt*: one row of the dataset; one question.
 - *completion*: one answer sampled for a prompt. `per_device_train_batch_size` counts completions.
 - *group*: the `num_generations` completions of one prompt; advantages compare within it.
 - *micro-step*: one forward and backward pass on every process (`B·N` completions).
 - *optimizer step*: one weight update, after `gradient_accumulation_steps` micro-steps; the last one
-  of an epoch has fewer where they do not divide. Trainers report it as `global_step`.
+  of an epoch has fewer if they do not divide. Trainers report it as `global_step`.
 
 Letters: `B` per-device batch, `N` processes, `A` gradient accumulation, `S` steps per generation
 (default `A`), `G` generations per prompt, `I` iterations over each generation batch.
-
-The modules, each importing only from those before it: `inputs` (the settings and their products),
-`rules` (what a batch must meet), `suggestions` (what would mend it), `plan` (all that follows),
-`derivation` (the sum on paper), `misreadings` (what is often taken for it).
 
 Source: TRL 1.16.0 `GRPOConfig.__post_init__` (rules), `GRPOTrainer.get_train_dataloader`,
 `GRPOTrainer._get_train_sampler` and `RepeatSampler` (what an epoch holds), `_prepare_inputs` (when
@@ -25,11 +19,9 @@ sampling happens); transformers 5.17 `Trainer.set_initial_training_values` (step
 `BatchSamplerShard` (how evaluation fills its last batch).
 """
 
-from grpo_cli.batch.derivation import derive
-from grpo_cli.batch.inputs import BatchInputs
-from grpo_cli.batch.misreadings import Misreading, find_misreadings
+from grpo_cli.batch.explanation import Misreading, derive, find_misreadings
 from grpo_cli.batch.plan import BatchPlan, as_json, plan_batch
-from grpo_cli.batch.suggestions import Suggestion
+from grpo_cli.batch.rules import BatchInputs, Suggestion
 
 __all__ = [
     "BatchInputs",

@@ -1,31 +1,30 @@
-"""What follows from the settings: whether they are valid, and every count of steps and samples.
-
-The rules are `rules.py`'s and the repairs `suggestions.py`'s; here they become one plan.
-"""
+"""What follows from the settings: whether they are valid, and every count of steps and samples."""
 
 import math
 from collections.abc import Set
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from grpo_cli.batch.inputs import BatchInputs
 from grpo_cli.batch.rules import (
     DATASET,
+    DURATION,
     GROUPS,
     NOT_BATCH,
     SPLIT,
-    TIME,
+    BatchInputs,
+    Suggestion,
     can_evaluate,
+    describe_fix,
     find_broken_rules,
-    find_senseless_values,
+    find_invalid_values,
+    suggest,
 )
-from grpo_cli.batch.suggestions import Suggestion, describe_fix, suggest
 from grpo_cli.errors import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """What follows from `inputs`. None where a value cannot be known or the rules forbid it."""
+    """What follows from `inputs`; None if a value is unknown or the rules forbid it."""
 
     inputs: BatchInputs
     valid: bool
@@ -36,16 +35,16 @@ class BatchPlan:
     completions_per_micro_step: int | None = None
     completions_per_optimizer_step: int | None = None
     prompts_per_optimizer_step: int | float | None = None
-    """Groups' worth of completions in a full optimizer step, `B·N·A / G`. Fractional where a step
-    holds parts of groups (`S > A` allows it). Where `I > 1` the same completions come back in `I`
-    passes, so *new* prompts per step are this divided by `I`."""
+    """`B·N·A / G`, for a full optimizer step. Fractional if a step holds parts of groups (`S > A`
+    allows it). With `I > 1` the same completions return in `I` passes, so the new prompts of a step
+    are this divided by `I`."""
     generation_batch_size: int | None = None
     steps_per_generation: int | None = None
     prompts_per_generation_batch: int | None = None
     most_prompts_per_generation_batch: int | None = None
-    """Prompts that are sampled where every group is replaced in every round; None without replacing."""
+    """Prompts sampled if every round replaces every group; None without dynamic sampling."""
     dropped_prompts_per_epoch: int | None = None
-    """Prompts after the last whole generation batch; with shuffling, other ones each epoch."""
+    """Prompts after the last whole generation batch; with shuffling, different ones each epoch."""
     generation_batches_per_epoch: int | None = None
     micro_steps_per_epoch: int | None = None
     optimizer_steps_per_epoch: int | None = None
@@ -54,7 +53,7 @@ class BatchPlan:
     total_completions: int | None = None
     """Completions sampled in the whole training, evaluation not counted."""
     eval_valid: bool | None = None
-    """None where training does not evaluate."""
+    """None if training does not evaluate."""
     eval_num_generations: int | None = None
     eval_completions_per_step: int | None = None
     eval_prompts_per_step: int | None = None
@@ -63,36 +62,35 @@ class BatchPlan:
     eval_completions: int | None = None
     """Completions sampled in one evaluation, repeats included."""
     eval_repeated_prompts: int | None = None
-    """Prompts asked again to fill the last batch of several processes; the metrics count them."""
+    """Prompts repeated to fill the last batch of several processes; the metrics count them."""
 
 
 def plan_batch(inputs: BatchInputs) -> BatchPlan:
-    """Derives every count from `inputs`, and finds all problems at once.
+    """Derive every count from `inputs` and find all problems at once.
 
-    Stricter than the trainer in three places, where it would do something nobody asks for:
-    `max_steps: 0` (it trains one step), `num_generations_eval: 0` (it takes `num_generations`), and
-    nothing to train or evaluate on (it ends in success after no step, or without a metric).
+    Stricter than TRL about `max_steps: 0` (TRL trains one step), `num_generations_eval: 0` (TRL takes
+    `num_generations`) and empty data (TRL succeeds after no step, or without a metric).
     """
-    senseless = find_senseless_values(inputs)
-    broken = find_broken_rules(inputs, senseless.keys())
-    problems, suggestions = list(senseless.values()), []
+    invalid = find_invalid_values(inputs)
+    broken = find_broken_rules(inputs, invalid.keys())
+    problems, suggestions = list(invalid.values()), []
     for path, message in broken.items():
-        offers = suggest(inputs, path, senseless.keys())
-        problems.append(Problem(message, describe_fix(inputs, path, offers), path))
-        suggestions += [offer for offer in offers if offer not in suggestions]
+        fixes = suggest(inputs, path, invalid.keys())
+        problems.append(Problem(message, describe_fix(inputs, path, fixes), path))
+        suggestions += [each for each in fixes if each not in suggestions]
     return BatchPlan(
         inputs=inputs,
         valid=not problems,
         problems=tuple(problems),
         suggestions=tuple(sorted(suggestions, key=lambda s: s.change)),
         num_processes=inputs.num_processes,
-        **_train_numbers(inputs, senseless.keys(), set(broken)),
-        **_eval_numbers(inputs, senseless.keys()),
+        **_train_numbers(inputs, invalid.keys(), set(broken)),
+        **_eval_numbers(inputs, invalid.keys()),
     )
 
 
 def as_json(plan: BatchPlan) -> dict[str, object]:
-    """The plan as plain values, for `--json`; keys are the fields of `BatchPlan`."""
+    """Return the plan as plain values, for `--json`; keys are the fields of `BatchPlan`."""
     return {field.name: getattr(plan, field.name) for field in fields(plan)} | {
         "inputs": asdict(plan.inputs),
         "problems": [problem.as_json() for problem in plan.problems],
@@ -104,8 +102,8 @@ def _ceil_div(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
-def _train_numbers(inputs: BatchInputs, senseless: Set[str], broken: set[str]) -> dict[str, Any]:
-    if senseless - NOT_BATCH:
+def _train_numbers(inputs: BatchInputs, invalid: Set[str], broken: set[str]) -> dict[str, Any]:
+    if invalid - NOT_BATCH:
         return {}
     micro, batch, group = inputs.micro_batch, inputs.generation_batch, inputs.num_generations
     step = micro * inputs.gradient_accumulation_steps
@@ -131,14 +129,14 @@ def _train_numbers(inputs: BatchInputs, senseless: Set[str], broken: set[str]) -
             "micro_steps_per_epoch": micro_steps,
             "optimizer_steps_per_epoch": _ceil_div(micro_steps, inputs.gradient_accumulation_steps),
         }
-    return numbers if senseless & TIME else numbers | _total_numbers(inputs, numbers)
+    return numbers if invalid & DURATION else numbers | _total_numbers(inputs, numbers)
 
 
 def _total_numbers(inputs: BatchInputs, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Steps and samples of the whole training.
+    """Count the steps and samples of the whole training.
 
-    A generation batch feeds `I·S` micro-steps and is sampled at the first of them, also where
-    training ends before the last; every epoch starts on a fresh one.
+    A generation batch feeds `I·S` micro-steps and is sampled at the first of them, even if training
+    ends before the last; every epoch starts with a new one.
     """
     cycle = inputs.num_iterations * numbers["steps_per_generation"]
     accumulation = inputs.gradient_accumulation_steps
@@ -160,8 +158,8 @@ def _total_numbers(inputs: BatchInputs, numbers: dict[str, Any]) -> dict[str, An
     }
 
 
-def _eval_numbers(inputs: BatchInputs, senseless: Set[str]) -> dict[str, Any]:
-    if not can_evaluate(inputs, senseless):
+def _eval_numbers(inputs: BatchInputs, invalid: Set[str]) -> dict[str, Any]:
+    if not can_evaluate(inputs, invalid):
         return {"eval_valid": False} if inputs.evaluates else {}
     batch, group, size = inputs.eval_batch, inputs.eval_group, inputs.eval_dataset_size
     numbers: dict[str, Any] = {

@@ -93,7 +93,7 @@ def test_a_batch_that_is_set_may_hold_groups_and_yet_not_split():
         "generation batch generation_batch_size = 30; 30 / 6 = 5: allowed by this rule, but it does not "
         "split into micro-steps of 12"
     )
-    assert found[-1].actual.text == "not known while they do not fit"
+    assert found[-1].actual.text == "unknown until the sizes fit"
 
 
 def test_without_the_number_of_prompts_steps_are_not_known():
