@@ -167,7 +167,7 @@ def write_all() -> None:
 
 def _records(rule: Rule) -> str:
     # Some look at measurements instead.
-    return f"{rule.window} ({rule.fewest})" if rule.window else "–"
+    return f"{rule.window} ({rule.min_records})" if rule.window else "–"
 
 
 def _docstring(model: type[BaseModel]) -> str:

@@ -32,7 +32,7 @@ def stop_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def start_bound(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+def start_child(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """Starts a process that stops when this one dies, and loses no signal meanwhile.
 
     Args:
@@ -83,7 +83,7 @@ _LOOK_S = 0.1
 
 
 @contextlib.contextmanager
-def guarded(argv: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[Any]"]:
+def reaped(argv: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[Any]"]:
     """Starts a command under guard; on the way out it and its family are ended, the reaper alive or not.
 
     Args:
@@ -147,7 +147,7 @@ def main(told: int, argv: list[str]) -> int:
         signal.signal(number, asked.receive)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    process = start_bound(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+    process = start_child(argv, stdin=subprocess.DEVNULL, start_new_session=True)
     os.write(told, str(process.pid).encode())
     os.close(told)
     deadline = None

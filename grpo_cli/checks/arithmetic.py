@@ -85,12 +85,12 @@ def _inputs_of(
 ) -> tuple[BatchInputs, bool]:
     """The inputs, and whether the recipe samples, without which there is no rule for evaluation."""
     # The schema takes half of a command's time to import, and flags alone do without it.
-    from grpo_cli.data.preview import peek
+    from grpo_cli.data.preview import preview
     from grpo_cli.recipe.loading import load_recipe
 
     recipe = load_recipe(recipe_path, overrides)
     processes = resolve_num_processes(recipe, hardware)
-    seen = peek(recipe.dataset, recipe.seed)
+    seen = preview(recipe.dataset, recipe.seed)
     if seen.problems:
         raise RecipeError(seen.problems)
     return batch_inputs(recipe, processes, seen.train_rows, seen.eval_rows), recipe.is_sampled

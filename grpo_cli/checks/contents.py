@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from grpo_cli.data.columns import check_columns, extract_columns
-from grpo_cli.data.preview import Peek, peek
+from grpo_cli.data.preview import Preview, preview
 from grpo_cli.data.prompts import Renderer, is_plain, template_columns
 from grpo_cli.data.rows import Row
 from grpo_cli.errors import Problem, ProblemsError, RewardError, nearest
@@ -104,12 +104,12 @@ def _name_reward_keys(
 
 def check_data(
     loaded: LoadedRecipe, params: dict[int, RewardParams], problems: list[Problem]
-) -> Peek | None:
+) -> Preview | None:
     """Looks at the data, and compares its columns with what prompts and rewards want."""
     dataset = loaded.recipe.dataset if loaded.recipe else _dataset_alone(loaded)
     if dataset is None:
         return None
-    seen = peek(dataset, loaded.recipe.seed if loaded.recipe else 0)
+    seen = preview(dataset, loaded.recipe.seed if loaded.recipe else 0)
     problems += seen.problems
     if seen.columns is None:
         problems += _check_templates(dataset)
@@ -131,7 +131,7 @@ def check_data(
 def _check_evaluation_rows(
     loaded: LoadedRecipe,
     dataset: Any,
-    seen: Peek,
+    seen: Preview,
     params: dict[int, RewardParams],
     problems: list[Problem],
 ) -> None:

@@ -27,7 +27,7 @@ from grpo_cli.checks.slurm import check_slurm
 from grpo_cli.checks.stopping import check_metrics, check_stop_when
 from grpo_cli.checks.trackers import check_trackers
 from grpo_cli.checks.vllm import check_vllm
-from grpo_cli.data.preview import Peek, has_eval
+from grpo_cli.data.preview import Preview, has_eval
 from grpo_cli.data.prompts import resolve_style
 from grpo_cli.errors import Problem, RecipeError, install_extra, nearest, sort_problems
 from grpo_cli.machine import Hardware, is_on_cpu, read_hardware, resolve_num_processes
@@ -44,7 +44,7 @@ class CheckedRecipe:
     loaded: LoadedRecipe
     problems: tuple[Problem, ...]
     """Errors, warnings and notes, sorted by where they stand."""
-    peek: Peek | None
+    preview: Preview | None
     """What the data looks like; None where it could not be read."""
     batch: BatchPlan | None
     """None where the recipe does not fit the schema."""
@@ -82,9 +82,11 @@ class CheckedRecipe:
             "not_checked": list(self.unseen),
             "problems": [problem.as_json() for problem in self.problems],
             "num_processes": self.num_processes,
-            "train_rows": self.peek.train_rows if self.peek else None,
-            "eval_rows": self.peek.eval_rows if self.peek else None,
-            "columns": sorted(self.peek.columns) if self.peek and self.peek.columns else None,
+            "train_rows": self.preview.train_rows if self.preview else None,
+            "eval_rows": self.preview.eval_rows if self.preview else None,
+            "columns": sorted(self.preview.columns)
+            if self.preview and self.preview.columns
+            else None,
             "batch": batch_as_json(self.batch) if self.batch else None,
         }
 
@@ -170,7 +172,7 @@ def _decides_batch(path: str) -> bool:
 
 
 def _find_unseen(
-    recipe: Recipe, seen: Peek | None, processes: int, hardware: Hardware
+    recipe: Recipe, seen: Preview | None, processes: int, hardware: Hardware
 ) -> Iterator[str]:
     if seen is None or seen.train_rows is None:
         yield "the rows of the dataset, which are loaded when training starts"
@@ -181,7 +183,7 @@ def _find_unseen(
         yield f"GPUs for the {processes} processes: this machine has none"
 
 
-def _plan(recipe: Recipe, processes: int, seen: Peek | None) -> BatchPlan:
+def _plan(recipe: Recipe, processes: int, seen: Preview | None) -> BatchPlan:
     prompts = seen.train_rows if seen else None
     eval_prompts = seen.eval_rows if seen else None
     return plan_batch(batch_inputs(recipe, processes, prompts, eval_prompts))
@@ -296,7 +298,7 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _check_evaluation(recipe: Recipe, seen: Peek | None) -> Iterator[Problem]:
+def _check_evaluation(recipe: Recipe, seen: Preview | None) -> Iterator[Problem]:
     training = recipe.training
     if (
         recipe.launch.strategy in SHARED_WEIGHTS

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from grpo_cli.analysis.ranking import GAP, RANKING
 from grpo_cli.checks.settings import read_setting
 from grpo_cli.checks.stopping import named_metrics
-from grpo_cli.data.preview import Peek
+from grpo_cli.data.preview import Preview
 from grpo_cli.data.scored import GroupReport
 from grpo_cli.errors import Problem
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
@@ -15,7 +15,7 @@ _EMPTY = 0.5
 """Share of empty places in groups beyond which most of a step is padding."""
 
 
-def check_scored(recipe: Recipe, seen: Peek | None) -> Iterator[Problem]:
+def check_scored(recipe: Recipe, seen: Preview | None) -> Iterator[Problem]:
     """Settings that mean nothing without sampling, and groups that do not fit."""
     if recipe.is_sampled:
         return

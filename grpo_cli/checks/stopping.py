@@ -51,7 +51,7 @@ def named_metrics(recipe: Recipe) -> dict[str, str | None]:
 
 def check_stop_when(recipe: Recipe) -> Iterator[Problem]:
     """A warning for each rule that can never stop this run."""
-    bars = {rule.name: rule.bar(recipe) for rule in RULES}
+    bars = {rule.name: rule.skip_reason(recipe) for rule in RULES}
     if recipe.training.eval_strategy == "no":
         # The measurement after training comes too late to stop it.
         bars["held_out_gap"] = "`eval_strategy` is `no`, so held-out prompts are not looked at"

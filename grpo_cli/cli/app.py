@@ -189,16 +189,16 @@ def probe(
     """
     from grpo_cli.checks.recipe_checks import check_recipe
     from grpo_cli.cli import output, probe_view
-    from grpo_cli.launch.cpu_environment import settle_threads
+    from grpo_cli.launch.cpu_environment import set_thread_env
     from grpo_cli.machine import is_on_cpu, read_hardware
     from grpo_cli.probe.procedure import probe_recipe
 
-    with output.stdout_kept(), output.progress("checking the recipe") as report:
+    with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         hardware = read_hardware()
         checked = check_recipe(recipe, set_, hardware)
         launch = checked.recipe.launch
         if is_on_cpu(launch, hardware) and checked.recipe.generation.backend != "vllm":
-            settle_threads(hardware, checked.num_processes // launch.num_machines)
+            set_thread_env(hardware, checked.num_processes // launch.num_machines)
         found = probe_recipe(
             checked, runs=runs, prompts_sampled=prompts, quick=quick, on_progress=report
         )
@@ -298,10 +298,10 @@ def doctor(
 ) -> None:
     """Find what is wrong with this machine: packages, devices, memory, disk, ports, the hub."""
     from grpo_cli.cli import output, views
-    from grpo_cli.doctor.diagnostics import examine
+    from grpo_cli.doctor.diagnostics import diagnose_machine
 
     with output.progress("looking at this machine") as report:
-        examination = examine(runs, quick=quick, on_progress=report)
+        examination = diagnose_machine(runs, quick=quick, on_progress=report)
     if json:
         output.print_json(examination.as_json())
     else:
@@ -373,7 +373,7 @@ def score_answers(
     from grpo_cli.checks.reward_tests.procedure import try_recipe
     from grpo_cli.cli import output, views
 
-    with output.stdout_kept(), output.progress("checking the recipe") as report:
+    with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)
         trial = try_recipe(checked, rows=rows, answers=answer or (), on_progress=report)
     if json:

@@ -36,7 +36,7 @@ def convert(
     from grpo_cli.cli import output as streams
     from grpo_cli.convert.conversion import convert_file
 
-    with streams.stdout_kept():
+    with streams.stdout_to_stderr():
         converted = convert_file(file, from_, to, output)
     if json:
         streams.print_json(converted.as_json())

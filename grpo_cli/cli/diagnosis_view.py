@@ -81,7 +81,7 @@ def print_rules(rules: "Iterable[Rule]") -> None:
         console.print(Text.assemble((rule.name, "bold"), f"  {rule.title}"))
         # What looks at no records looks at the measurements before and after.
         last = f", the last {count_noun(rule.window, 'record')}" if rule.window else ""
-        least = f"; from {count_noun(rule.fewest, 'record')} on" if rule.fewest else ""
+        least = f"; from {count_noun(rule.min_records, 'record')} on" if rule.min_records else ""
         facts = {
             "metric": f"{rule.metric}{last}",
             "speaks": f"{rule.threshold}{least}",

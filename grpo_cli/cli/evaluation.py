@@ -95,8 +95,8 @@ def measure(
     check_floors(fail_under or (), known_metrics(request), baseline=request.baseline is not None)
     folder = open_folder(request, options)
     with (
-        output.stdout_kept(),
-        folder.held(),
+        output.stdout_to_stderr(),
+        folder.lock(),
         kept_for_resume(folder, fresh=not resume),
         eval_view.progress(folder) as tell,
     ):

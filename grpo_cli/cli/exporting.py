@@ -61,7 +61,7 @@ def export(
     refine = dtype is None and format == "safetensors" and verify
     target = resolve_target(to, request.run)
     plan = exporting.ExportPlan(request, target, force, verify, refine, command)
-    with output.stdout_kept(), export_view.progress() as tell:
+    with output.stdout_to_stderr(), export_view.progress() as tell:
         result = _export_and_push(plan, push, public=public, tell=tell)
     if json:
         output.print_json(result)

@@ -13,10 +13,10 @@ from grpo_cli.errors import RunError
 from grpo_cli.eval.evaluation import run_here
 from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.request import EvalRequest, Progress
-from grpo_cli.launch.cpu_environment import settle_threads
+from grpo_cli.launch.cpu_environment import set_thread_env
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
 from grpo_cli.machine import is_on_cpu, processes_per_machine, read_hardware
-from grpo_cli.processes import start_bound
+from grpo_cli.processes import start_child
 from grpo_cli.runs.folder import RunFolder
 
 WORKER = "grpo_cli.eval.worker"
@@ -44,7 +44,7 @@ def run_request(
     count = processes or (1 if alone else processes_per_machine(hardware))
     if count == 1:
         if request.backend != "vllm" and is_on_cpu(request.recipe.launch, hardware):
-            settle_threads(hardware, 1)
+            set_thread_env(hardware, 1)
         run_here(request, folder, tell)
         return
     # Each process measures with a model of its own, however the training shared it.
@@ -85,7 +85,7 @@ def _run_together(
 ) -> None:
     """Runs the launcher to its end; what its processes say goes to a log."""
     with folder.log.open("w", encoding="utf-8") as log:
-        process = start_bound(
+        process = start_child(
             plan.argv,
             env=plan.add_environment(os.environ),
             stdout=log,

@@ -88,7 +88,7 @@ class _PlainProgress:
 
 
 @contextmanager
-def stdout_kept() -> Iterator[None]:
+def stdout_to_stderr() -> Iterator[None]:
     """Sends what rewards and libraries print to stderr meanwhile: stdout is for the result."""
     sys.stdout.flush()
     kept = os.dup(1)

@@ -13,16 +13,16 @@ from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
 from grpo_cli.checks.settings import read_setting
 from grpo_cli.cli.output import print_problems, progress, stderr
 from grpo_cli.errors import UsageError
-from grpo_cli.launch.check_server import examine
+from grpo_cli.launch.check_server import check_server
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
 from grpo_cli.launch.resume import (
     LENGTHS,
-    Resumption,
+    ResumePlan,
     is_finished,
     plan_resumption,
     read_target,
 )
-from grpo_cli.launch.server_location import find_places
+from grpo_cli.launch.server_location import find_server_location
 from grpo_cli.machine import is_on_cpu, read_hardware
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.recipe import Recipe
@@ -67,7 +67,7 @@ class PreparedRun:
     recipe: Recipe
     origin: dict[str, Any]
     """What the manifest of this attempt says."""
-    resumption: Resumption | None = None
+    resumption: ResumePlan | None = None
     finished: bool = False
     anew: bool = False
     """Whether an earlier attempt lies in the folder that saved nothing to go on from."""
@@ -101,7 +101,9 @@ def prepare(
         print_problems(problem for problem in checked.problems if problem.level != "error")
     if not dry_run:
         _look_at_server(recipe, path, cpu=is_on_cpu(recipe.launch, hardware))
-    plan_for = partial(plan_launch, recipe, hardware=hardware, places=find_places(recipe))
+    plan_for = partial(
+        plan_launch, recipe, hardware=hardware, location=find_server_location(recipe)
+    )
     origin = describe_origin(sys.argv, path, recipe.seed)
     if earlier.run_id is not None:
         named = locate_run(root, recipe, earlier.run_id)
@@ -122,7 +124,7 @@ def _look_at_server(recipe: Recipe, path: Path, *, cpu: bool) -> None:
         return
     port = urlparse(address).port or 80
     with progress(f"asking the vLLM server at {address}") as tell:
-        doubts = examine(
+        doubts = check_server(
             address,
             f"grpo serve {shlex.quote(str(path))} --port {port}",
             model=model_folder_or_id(recipe.model),
@@ -170,7 +172,7 @@ def _prepare_named(
     recipe = checked.recipe
     try:
         # Another command may make the same folder at this moment.
-        with folder.held():
+        with folder.lock():
             known = folder.resolved.is_file()
             if not known:
                 create_named_run(folder, recipe, checked.loaded.text)

@@ -16,7 +16,7 @@ from grpo_cli.launch.serve_plan import ServePlan
 from grpo_cli.launch.server_plan import ServerPlan
 from grpo_cli.launch.server_process import read_end, running
 from grpo_cli.report.live.terminal import clean_lines
-from grpo_cli.workflows.chat_backends import Message, Speaker
+from grpo_cli.workflows.chat_backends import ChatBackend, Message
 
 _COMMANDS = "/new starts anew, /quit or Ctrl-D ends"
 
@@ -59,7 +59,7 @@ def waiting(what: str) -> Iterator[None]:
         yield
 
 
-def converse(name: str, speaker: Speaker, system: str | None) -> None:
+def converse(name: str, speaker: ChatBackend, system: str | None) -> None:
     """Reads lines and streams the answers; Ctrl-C ends an answer, Ctrl-D (or /quit) the chat.
 
     Where stdin is no terminal every line is answered, and nothing else is printed on stdout.
@@ -93,7 +93,7 @@ def _read_line(typed: bool) -> str | None:
     return None if line == "/quit" else line
 
 
-def _answer(speaker: Speaker, messages: list[Message]) -> str:
+def _answer(speaker: ChatBackend, messages: list[Message]) -> str:
     pieces: list[str] = []
     stream = speaker(messages)
     try:

@@ -63,9 +63,9 @@ def chat(
     """Talk with a trained model in the terminal: in this process, or through a server."""
     from grpo_cli.cli import serve_view
     from grpo_cli.launch.serve_plan import find_served
-    from grpo_cli.workflows.chat_backends import Manner, open_model, open_server
+    from grpo_cli.workflows.chat_backends import SamplingParams, open_model, open_server
 
-    served, manner = find_served(source, checkpoint), Manner(temperature, max_tokens)
+    served, manner = find_served(source, checkpoint), SamplingParams(temperature, max_tokens)
     with serve_view.waiting("loading the model"):
         speaker = open_server(url, None, manner) if url else open_model(served, manner)
     serve_view.converse(served.name, speaker, served.system if system is None else system)

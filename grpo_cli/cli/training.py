@@ -23,7 +23,7 @@ from grpo_cli.errors import ExitCode
 from grpo_cli.issues import Finding
 from grpo_cli.launch.resume import begin_anew, begin_attempt
 from grpo_cli.launch.supervisor import Outcome, supervise
-from grpo_cli.processes import run_module, start_bound
+from grpo_cli.processes import run_module, start_child
 from grpo_cli.report.live.following import Follower
 from grpo_cli.report.live.progress import ProgressView, SilentView, choose_view
 from grpo_cli.report.summary import RunSummary, read_summary
@@ -69,7 +69,7 @@ def probe_first(path: Path, overrides: list[str] | None, root: Path, *, quiet: b
 def _run_apart(command: list[str]) -> tuple[int, str, str]:
     """Runs a command to its end: exit code, stdout, stderr. It ends with this process."""
     pipe = subprocess.PIPE
-    with start_bound(command, stdout=pipe, stderr=pipe, text=True) as process:
+    with start_child(command, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             told, said = process.communicate()
         except BaseException:
@@ -100,7 +100,7 @@ def run(prepared: PreparedRun, *, quiet: bool, dashboard: bool = False) -> tuple
     folder = prepared.folder
     if prepared.finished:
         return read_summary(folder), ExitCode.OK
-    with folder.held():
+    with folder.lock():
         if prepared.resumption:
             begin_attempt(prepared.resumption, prepared.recipe, prepared.plan, prepared.origin)
         if prepared.anew:
@@ -130,7 +130,7 @@ def _watch(prepared: PreparedRun, *, quiet: bool) -> Outcome:
         with contextlib.suppress(OSError):
             stderr().print(text, markup=False)
 
-    def guarded(show: Callable[..., None]) -> Callable[..., None]:
+    def reaped(show: Callable[..., None]) -> Callable[..., None]:
         def shown(*args: Any) -> None:
             with contextlib.suppress(OSError):
                 show(*args)
@@ -138,9 +138,9 @@ def _watch(prepared: PreparedRun, *, quiet: bool) -> Outcome:
         return shown
 
     try:
-        return supervise(prepared.plan, folder, refresh, guarded(view.stopping), guarded(view.tell))
+        return supervise(prepared.plan, folder, refresh, reaped(view.stopping), reaped(view.tell))
     finally:
-        guarded(view.close)()
+        reaped(view.close)()
 
 
 def _choose_view(prepared: PreparedRun, *, quiet: bool) -> ProgressView:

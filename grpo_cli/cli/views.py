@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def print_check(checked: "CheckedRecipe") -> None:
     """Prints what a recipe that passed comes to."""
-    console, recipe, seen = stdout(), checked.recipe, checked.peek
+    console, recipe, seen = stdout(), checked.recipe, checked.preview
     table = Table.grid(padding=(0, 2))
     trained = "LoRA" if recipe.model.lora else "all weights"
     table.add_row("model", Text(f"{recipe.model.path} ({trained})"))
@@ -60,7 +60,7 @@ def print_check(checked: "CheckedRecipe") -> None:
 
 
 def _count_rows(checked: "CheckedRecipe") -> str:
-    seen = checked.peek
+    seen = checked.preview
     if seen is None or seen.train_rows is None:
         return "not looked at"
     held_out = f", {seen.eval_rows:,} held out" if seen.eval_rows else ""
@@ -68,7 +68,7 @@ def _count_rows(checked: "CheckedRecipe") -> str:
 
 
 def _describe_groups(checked: "CheckedRecipe") -> str:
-    groups = checked.peek.groups if checked.peek else None
+    groups = checked.preview.groups if checked.preview else None
     if groups is None:
         return "in the rows"
     return f"in the rows: {groups.smallest} to {groups.largest} responses a prompt, {groups.median} in the median"

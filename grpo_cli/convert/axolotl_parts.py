@@ -36,7 +36,7 @@ _DATA = {"path", "name", "split", "type", "data_files", "ds_type", "revision"}
 _ENDINGS = (".json", ".jsonl", ".csv", ".parquet")
 
 
-def take_weights(ledger: Ledger) -> None:
+def load_weights(ledger: Ledger) -> None:
     """Takes the model, its kernel, its template and its adapters."""
     take_plain(ledger, ("base_model",), "model.path")
     take_plain(ledger, ("revision_of_model",), "model.revision")

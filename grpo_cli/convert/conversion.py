@@ -178,7 +178,7 @@ def _write_and_check(
             for problem in checked.problems
             if not any(f"{problem.path}.".startswith(f"{key}.") for key in lacking)
         )
-    return text, problems, checked.peek.columns if checked.peek else None
+    return text, problems, checked.preview.columns if checked.preview else None
 
 
 def _lacks_prompt(ledger: Ledger, columns: frozenset[str] | None) -> bool:

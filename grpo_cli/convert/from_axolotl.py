@@ -13,7 +13,7 @@ from grpo_cli.convert.axolotl_keys import (
     RENAMED,
     SAME,
 )
-from grpo_cli.convert.axolotl_parts import take_data, take_precision, take_weights
+from grpo_cli.convert.axolotl_parts import load_weights, take_data, take_precision
 from grpo_cli.convert.axolotl_sections import take_section, take_server
 from grpo_cli.convert.from_trl import keep_best_metric, take_warmup_ratio
 from grpo_cli.convert.key_report import Ledger, find
@@ -44,7 +44,7 @@ def convert_axolotl(ledger: Ledger, folders: tuple[FilePath, ...]) -> None:
         RecipeError: The config is for another training than GRPO.
     """
     _take_method(ledger)
-    take_weights(ledger)
+    load_weights(ledger)
     take_precision(ledger)
     take_data(ledger)
     take_rewards(ledger, {}, inside=("trl",), folders=folders)

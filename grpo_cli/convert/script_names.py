@@ -49,7 +49,7 @@ class ScriptNames:
         """Names that `global` or `nonlocal` lets another scope bind."""
         self._changed: set[str] = set()
         """Names whose lists or mappings may be changed after they are bound."""
-        self._visit_scope(tree, (), tree.body, guarded=False)
+        self._visit_scope(tree, (), tree.body, reaped=False)
 
     def locate(self, node: ast.AST) -> Location:
         """Return where a node was written."""
@@ -134,20 +134,20 @@ class ScriptNames:
         return Node(values, where, places)
 
     def _visit_scope(
-        self, scope: ast.AST, outer: tuple[ast.AST, ...], body: Any, *, guarded: bool
+        self, scope: ast.AST, outer: tuple[ast.AST, ...], body: Any, *, reaped: bool
     ) -> None:
         self._bound[scope] = {}
         for node in body:
-            self._visit(node, (*outer, scope), certain=True, guarded=guarded)
+            self._visit(node, (*outer, scope), certain=True, reaped=reaped)
 
     def _visit(
-        self, node: ast.AST, scopes: tuple[ast.AST, ...], *, certain: bool, guarded: bool
+        self, node: ast.AST, scopes: tuple[ast.AST, ...], *, certain: bool, reaped: bool
     ) -> None:
         self._scopes[node] = scopes
-        if isinstance(node, ast.Call) and not guarded:
+        if isinstance(node, ast.Call) and not reaped:
             self._unguarded.add(node)
         if isinstance(node, _SCOPES):
-            self._visit_function(node, scopes, certain=certain, guarded=guarded)
+            self._visit_function(node, scopes, certain=certain, reaped=reaped)
             return
         bound = dict(_read_bindings(node))
         for name, value in bound.items():
@@ -159,17 +159,17 @@ class ScriptNames:
             named = isinstance(child, ast.Name) and child.id in bound
             if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store) and not named:
                 self._bind(scopes[-1], child.id, None)
-            self._visit(child, scopes, certain=certain, guarded=guarded or main)
+            self._visit(child, scopes, certain=certain, reaped=reaped or main)
 
     def _visit_function(
-        self, node: Any, scopes: tuple[ast.AST, ...], *, certain: bool, guarded: bool
+        self, node: Any, scopes: tuple[ast.AST, ...], *, certain: bool, reaped: bool
     ) -> None:
         if not isinstance(node, ast.Lambda):
             function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             self._bind(scopes[-1], node.name, node if function and certain else None)
         body = [node.body] if isinstance(node, ast.Lambda) else node.body
         is_class = isinstance(node, ast.ClassDef)
-        self._visit_scope(node, scopes, body, guarded=guarded or not is_class)
+        self._visit_scope(node, scopes, body, reaped=reaped or not is_class)
         arguments = () if is_class else ast.walk(node.args)
         for argument in arguments:
             if isinstance(argument, ast.arg):

@@ -221,7 +221,7 @@ _READERS: dict[str, Callable[[RowFile], Iterator[Row]]] = {
 
 
 @dataclass(frozen=True)
-class Glance:
+class DataPreview:
     """What a look at a file shows."""
 
     columns: frozenset[str]
@@ -231,7 +231,7 @@ class Glance:
     sample: tuple[Row, ...]
 
 
-def glance(file: RowFile, sample_rows: int) -> Glance:
+def glance(file: RowFile, sample_rows: int) -> DataPreview:
     """Columns, number of rows and the first rows of a file, as cheaply as its format allows.
 
     A JSONL file is parsed for its first rows only and its lines are counted; CSV and JSON are read
@@ -244,11 +244,11 @@ def glance(file: RowFile, sample_rows: int) -> Glance:
     sample = tuple(row for _, row in zip(range(sample_rows), rows, strict=False))
     if file.format == ".parquet":
         count = _count_parquet(file)
-        return Glance(frozenset(columns_of(sample)), count, sample)
+        return DataPreview(frozenset(columns_of(sample)), count, sample)
     if file.format == ".jsonl":
-        return Glance(frozenset(columns_of(sample)), _count_lines(file), sample)
+        return DataPreview(frozenset(columns_of(sample)), _count_lines(file), sample)
     rest = list(rows)
-    return Glance(frozenset(columns_of([*sample, *rest])), len(sample) + len(rest), sample)
+    return DataPreview(frozenset(columns_of([*sample, *rest])), len(sample) + len(rest), sample)
 
 
 def _count_lines(file: RowFile) -> int:

@@ -7,7 +7,7 @@ Owns the look; whether prompts and rewards fit what is seen is judged by `checks
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from grpo_cli.data.files import Glance, find_files, glance
+from grpo_cli.data.files import DataPreview, find_files, glance
 from grpo_cli.data.rows import Row, columns_of
 from grpo_cli.data.scored import GroupReport, look_at_groups
 from grpo_cli.data.sources import (
@@ -30,13 +30,13 @@ from grpo_cli.recipe.dataset import (
     ScoredDataset,
 )
 
-__all__ = ["Peek", "has_eval", "peek"]
+__all__ = ["Preview", "has_eval", "preview"]
 
 SAMPLE_ROWS = 20
 
 
 @dataclass(frozen=True)
-class Peek:
+class Preview:
     """What a look at the sources shows."""
 
     columns: frozenset[str] | None
@@ -59,7 +59,7 @@ class Peek:
     """What is wrong with the section, the files and their rows."""
 
 
-def peek(dataset: DatasetConfig, seed: int) -> Peek:
+def preview(dataset: DatasetConfig, seed: int) -> Preview:
     """Look at the rows a recipe names, reading as little as it can.
 
     Args:
@@ -75,11 +75,11 @@ def peek(dataset: DatasetConfig, seed: int) -> Peek:
         seen = _peek(dataset, seed, problems)
     except RecipeError as error:
         problems += error.problems
-        seen = Peek(None, None, None, (), "there are mistakes to correct first")
+        seen = Preview(None, None, None, (), "there are mistakes to correct first")
     return replace(seen, problems=(*problems, *seen.problems))
 
 
-def _peek(dataset: DatasetConfig, seed: int, problems: list[Problem]) -> Peek:
+def _peek(dataset: DatasetConfig, seed: int, problems: list[Problem]) -> Preview:
     match dataset:
         case FilesDataset():
             train = _glance_at(dataset.train, "dataset.train", problems)
@@ -91,13 +91,13 @@ def _peek(dataset: DatasetConfig, seed: int, problems: list[Problem]) -> Peek:
         case ReasoningGymDataset():
             check_task(dataset)
             sizes = split_sizes(dataset, dataset.size, dataset.eval_size or None)
-            return Peek(COLUMNS, *sizes, (), "rows are drawn when training starts")
+            return Preview(COLUMNS, *sizes, (), "rows are drawn when training starts")
         case ScoredDataset():
             return _peek_scored(dataset, seed)
         case HubDataset():
             _refuse_other_places(dataset.path)
             note = f"{dataset.path} is looked at when it is loaded"
-            return Peek(None, None, None, (), note)
+            return Preview(None, None, None, (), note)
 
 
 def _refuse_other_places(path: str) -> None:
@@ -116,7 +116,7 @@ def _refuse_other_places(path: str) -> None:
     raise RecipeError([Problem(message, fix, "dataset.path")])
 
 
-def _glance_at(paths: tuple[str, ...], field: str, problems: list[Problem]) -> Glance | None:
+def _glance_at(paths: tuple[str, ...], field: str, problems: list[Problem]) -> DataPreview | None:
     """All files of a split as one; None if there is a problem with one of them."""
     glances = []
     for index, path in enumerate(paths):
@@ -129,27 +129,29 @@ def _glance_at(paths: tuple[str, ...], field: str, problems: list[Problem]) -> G
         return None
     sample = tuple(row for one in glances for row in one.sample)[:SAMPLE_ROWS]
     columns = frozenset().union(*(one.columns for one in glances))
-    return Glance(columns, sum(one.count for one in glances), sample)
+    return DataPreview(columns, sum(one.count for one in glances), sample)
 
 
-def _as_glance(rows: list[Row] | None) -> Glance | None:
+def _as_glance(rows: list[Row] | None) -> DataPreview | None:
     if rows is None:
         return None
-    return Glance(frozenset(columns_of(rows)), len(rows), tuple(rows[:SAMPLE_ROWS]))
+    return DataPreview(frozenset(columns_of(rows)), len(rows), tuple(rows[:SAMPLE_ROWS]))
 
 
-def _describe(dataset: DatasetConfig, train: Glance | None, held: Glance | None) -> Peek:
+def _describe(
+    dataset: DatasetConfig, train: DataPreview | None, held: DataPreview | None
+) -> Preview:
     if train is None:
-        seen = Peek(None, None, None, (), "a file of the training rows cannot be read")
+        seen = Preview(None, None, None, (), "a file of the training rows cannot be read")
     else:
         sizes = split_sizes(dataset, train.count, held.count if held else None)
-        seen = Peek(train.columns, *sizes, train.sample, None)
+        seen = Preview(train.columns, *sizes, train.sample, None)
     return replace(seen, eval_columns=held.columns, eval_sample=held.sample) if held else seen
 
 
-def _peek_scored(dataset: ScoredDataset, seed: int) -> Peek:
+def _peek_scored(dataset: ScoredDataset, seed: int) -> Preview:
     """Reads all rows: how many prompts there are shows in no other way."""
-    seen = peek(dataset.source, seed)
+    seen = preview(dataset.source, seed)
     if seen.columns is None or seen.problems:
         return seen
     try:
@@ -159,7 +161,7 @@ def _peek_scored(dataset: ScoredDataset, seed: int) -> Peek:
         return replace(seen, problems=tuple(error.problems))
 
 
-def _count_groups(dataset: ScoredDataset, source: SourceRows, seen: Peek) -> Peek:
+def _count_groups(dataset: ScoredDataset, source: SourceRows, seen: Preview) -> Preview:
     groups = look_at_groups(dataset, source.train, "training")
     if dataset.eval_fraction:
         chosen = held_out_count(groups.prompts, dataset.eval_fraction)

@@ -29,7 +29,7 @@ _Progress = Callable[[str], None]
 _HUB_TIMEOUT_S = 15.0
 
 
-def examine(
+def diagnose_machine(
     runs: Path, *, quick: bool = False, on_progress: _Progress = lambda text: None
 ) -> Examination:
     """Looks at this machine. Changes nothing on it.

@@ -26,23 +26,23 @@ def explain_imports(results: dict[str, TrialResult]) -> Iterator[Finding]:
         results: Of trials named `import:PACKAGE`.
     """
     tried = {name.partition(":")[2]: r for name, r in results.items() if name.startswith("import:")}
-    mended: dict[str, str] = {}
+    fixes: dict[str, str] = {}
     for name, result in tried.items():
         if result.error is not None:
-            yield _explain_import(name, result.error, mended)
+            yield _explain_import(name, result.error, fixes)
     fine = [name for name, result in tried.items() if result.error is None]
     if fine:
         yield Finding("imports", "ok", f"{', '.join(fine)} can be imported")
 
 
-def _explain_import(name: str, error: str, mended: dict[str, str]) -> Finding:
-    """One import that failed; `mended` collects what mends each error seen so far."""
+def _explain_import(name: str, error: str, fixes: dict[str, str]) -> Finding:
+    """One import that failed; `fixes` collects what mends each error seen so far."""
     level: FindingLevel = "error" if name in NEEDED else "warning"
-    fix = mended.get(error)
+    fix = fixes.get(error)
     if fix is None:
         fix = _mend_import(name, error)
         # Whatever fails with the same words fails because of this one.
-        mended[error] = f"mend the import of {name} first: {fix}"
+        fixes[error] = f"mend the import of {name} first: {fix}"
     return Finding(f"import {name}", level, error, fix)
 
 

@@ -173,7 +173,7 @@ def _find_unfinished(request: EvalRequest, out: Path | None, root: Path) -> Eval
             continue
         if not differing:
             folder.samples.path.mkdir(exist_ok=True)
-            with folder.held():
+            with folder.lock():
                 folder.samples.forget_torn()
             return folder
         if out:

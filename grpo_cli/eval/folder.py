@@ -15,7 +15,7 @@ from grpo_cli.eval.request import EvalRequest
 from grpo_cli.eval.samples import SampleFiles
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.folder import unwritable
-from grpo_cli.runs.lock import held
+from grpo_cli.runs.lock import lock_folder
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class EvalFolder:
         """Every completion with its scores."""
         return SampleFiles(self.path / "samples")
 
-    def held(self) -> AbstractContextManager[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Keeps other commands from measuring into the same folder; see `runs/locking.py`."""
-        return held(self.path, "measuring")
+        return lock_folder(self.path, "measuring")
 
     def write_request(self, request: EvalRequest) -> None:
         """Writes what was asked for; makes the folder.

@@ -23,7 +23,7 @@ from grpo_cli.issues import Finding
 from grpo_cli.models.adapters import read_adapter_base
 from grpo_cli.models.licence import read_licence
 from grpo_cli.models.sharded import is_sharded, make_whole
-from grpo_cli.processes import run_module, start_bound
+from grpo_cli.processes import run_module, start_child
 from grpo_cli.recipe.writing import write_yaml
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json, write_text
 from grpo_cli.runs.folder import RunFolder, unwritable
@@ -211,7 +211,7 @@ def run_verification(request: ExportRequest, folder: Path, tell: Tell) -> dict[s
     """
     tell("verifying in a fresh process")
     with tempfile.TemporaryFile("w+") as said:
-        process = start_bound(
+        process = start_child(
             [*run_module(_VERIFIER), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

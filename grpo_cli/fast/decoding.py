@@ -41,7 +41,7 @@ class Sampled:
     were not asked for."""
 
 
-def find_obstacle(model: Any) -> str | None:
+def unsupported_reason(model: Any) -> str | None:
     """Why a model cannot be read in two parts; None where it reads text alone, and remembers all of it.
 
     Args:
@@ -78,7 +78,7 @@ def decode(
     """Samples a completion for each prompt; equal prompts are read once.
 
     Args:
-        model: One of which `find_obstacle` gives none, without peft's wrapper; its adapters take part.
+        model: One of which `unsupported_reason` gives none, without peft's wrapper; its adapters take part.
         prompts: Token ids; none is empty.
         decoding: What to sample by.
         width: The prompts are padded to a multiple of this many tokens.

@@ -17,7 +17,7 @@ from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
 from grpo_cli.recipe.fast import find_beyond
 
 
-def find_obstacle(trainer: Any) -> str | None:
+def unsupported_reason(trainer: Any) -> str | None:
     """Why only the trainer's own way will do; None where this one does.
 
     Args:
@@ -30,7 +30,7 @@ def find_obstacle(trainer: Any) -> str | None:
         return "each process holds a part of the weights"
     if (tie := find_prompt_ties(whole)) is not None:
         return tie
-    if (obstacle := decoding.find_obstacle(model)) is not None:
+    if (obstacle := decoding.unsupported_reason(model)) is not None:
         return obstacle
     settings = read_decoding(trainer.generation_config, model.generation_config)
     if settings is None:

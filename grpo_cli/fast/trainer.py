@@ -32,8 +32,8 @@ from grpo_cli.fast.metrics import ENTROPY, merge
 from grpo_cli.fast.packing import Cut
 from grpo_cli.fast.verification import (
     compare,
-    find_obstacle,
     ignores_padding,
+    unsupported_reason,
     widest_cut,
 )
 from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
@@ -92,7 +92,7 @@ class FastTrainer(GRPOTrainer):
         self._fast = leave_off(self._fast, found)
         if self._fast.shared_prompts and (obstacle := self._find_obstacle(model)):
             found["shared_prompts"] = obstacle
-        if self._fast.sampling and (obstacle := sampling.find_obstacle(self)):
+        if self._fast.sampling and (obstacle := sampling.unsupported_reason(self)):
             found["sampling"] = obstacle
         self._fast = leave_off(self._fast, found)
         if self._repacks:
@@ -107,7 +107,7 @@ class FastTrainer(GRPOTrainer):
             size = args.per_device_train_batch_size, args.max_completion_length
             if large := find_large_masks(*size):
                 return large
-        obstacle = find_obstacle(unwrapped, self._bare(model)) or self._try_out(model)
+        obstacle = unsupported_reason(unwrapped, self._bare(model)) or self._try_out(model)
         found = [one for one in gather_object([obstacle]) if one is not None]
         return found[0] if found else None
 

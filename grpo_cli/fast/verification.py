@@ -35,7 +35,7 @@ Reader = Callable[[torch.Tensor, torch.Tensor, int], Any]
 """Token ids and mask, both `[rows, width]`, and the columns of completions, to log-probabilities first."""
 
 
-def find_obstacle(model: Any, bare: Any) -> str | None:
+def unsupported_reason(model: Any, bare: Any) -> str | None:
     """What about a model's settings forbids that prompts are shared; None where nothing does.
 
     Args:

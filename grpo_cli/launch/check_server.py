@@ -21,7 +21,7 @@ _LOOK_S = 1.0
 _TIMEOUT_S = 10.0
 
 
-def examine(
+def check_server(
     address: str,
     command: str,
     *,

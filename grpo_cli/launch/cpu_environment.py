@@ -44,7 +44,7 @@ def merge(planned: Mapping[str, str], present: Mapping[str, str]) -> dict[str, s
     return {**ours, **present}
 
 
-def settle_threads(hardware: Hardware, local_processes: int) -> None:
+def set_thread_env(hardware: Hardware, local_processes: int) -> None:
     """Has this process compute as one of so many workers would; in time only before it has loaded torch."""
     planned = plan_cpu_environment(hardware, local_processes)
     threads = {name: planned[name] for name in (_THREADS, _SPIN) if name in planned}

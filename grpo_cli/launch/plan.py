@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from grpo_cli.launch.accelerate_config import build_config
 from grpo_cli.launch.cpu_environment import merge, plan_cpu_environment
-from grpo_cli.launch.server_location import Places
+from grpo_cli.launch.server_location import ServerLocation
 from grpo_cli.launch.server_plan import UNBOUND, ServerPlan, plan_training_server
 from grpo_cli.machine import Hardware, is_on_cpu, resolve_num_processes
 from grpo_cli.processes import run_module
@@ -71,7 +71,7 @@ def plan_launch(
     run: Path,
     hardware: Hardware,
     worker: str = WORKER,
-    places: Places | None = None,
+    location: ServerLocation | None = None,
 ) -> LaunchPlan:
     """Works out what to start for a recipe on this machine.
 
@@ -99,12 +99,12 @@ def plan_launch(
         accelerate=build_config(recipe.launch, strategy, processes, mixed_precision=precision)
         if written
         else None,
-        server=_plan_server(recipe, hardware, places or Places(), cpu=cpu),
+        server=_plan_server(recipe, hardware, location or ServerLocation(), cpu=cpu),
     )
 
 
 def _plan_server(
-    recipe: Recipe, hardware: Hardware, places: Places, *, cpu: bool
+    recipe: Recipe, hardware: Hardware, location: ServerLocation, *, cpu: bool
 ) -> ManagedServer | None:
     """The server where the recipe wants one; it takes the last of the visible GPUs."""
     vllm = recipe.generation.vllm
@@ -112,10 +112,10 @@ def _plan_server(
         return None
     plan = plan_training_server(
         recipe,
-        places.vllm,
-        places.model or recipe.model.path,
+        location.vllm,
+        location.model or recipe.model.path,
         host="127.0.0.1",
-        port=places.server_port,
+        port=location.server_port,
         device="cpu" if cpu else "cuda",
         visible_devices="" if cpu else ",".join(_split_devices(recipe, hardware)[1]),
     )
@@ -124,7 +124,7 @@ def _plan_server(
         plan.host,
         plan.port,
         plan.environment,
-        group_port=int(vllm.extras.get("group_port", places.group_port)),
+        group_port=int(vllm.extras.get("group_port", location.group_port)),
         max_restarts=vllm.max_restarts,
     )
 

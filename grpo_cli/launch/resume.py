@@ -49,7 +49,7 @@ processes are compared as planned."""
 
 
 @dataclass(frozen=True)
-class Resumption:
+class ResumePlan:
     """A run that can go on."""
 
     folder: RunFolder
@@ -83,7 +83,7 @@ def read_target(path: Path) -> tuple[RunFolder, int | None]:
 
 def plan_resumption(
     run: RunFolder, step: int | None, recipe: Recipe, plan: LaunchPlan, *, force: bool
-) -> Resumption | None:
+) -> ResumePlan | None:
     """Works out from where a run goes on.
 
     Args:
@@ -123,16 +123,16 @@ def plan_resumption(
             needs_reference=changes_reference
             and step >= read_setting(recipe, "ref_model_sync_steps"),
         )
-    return Resumption(run, known[step], step, tuple(changed), force)
+    return ResumePlan(run, known[step], step, tuple(changed), force)
 
 
 def begin_attempt(
-    resumption: Resumption, recipe: Recipe, plan: LaunchPlan, origin: Mapping[str, Any]
+    resume_plan: ResumePlan, recipe: Recipe, plan: LaunchPlan, origin: Mapping[str, Any]
 ) -> None:
     """Takes the run folder back to the checkpoint and makes it ready for another attempt.
 
     Args:
-        resumption: Where it goes on.
+        resume_plan: Where it goes on.
         recipe: With what.
         plan: How it is launched.
         origin: What this attempt's manifest says.
@@ -140,24 +140,24 @@ def begin_attempt(
     Raises:
         UsageError: The last attempt's workers still work, or the folder cannot be written.
     """
-    run = resumption.folder
+    run = resume_plan.folder
     _refuse_company(run)
     status = StatusFile(run.status).read()
     try:
-        rewind(run, resumption.step)
+        rewind(run, resume_plan.step)
         _open_attempt(run, recipe, plan, origin)
         told = {
-            "checkpoint": resumption.checkpoint.name,
-            "step": resumption.step,
-            "forced": resumption.forced,
+            "checkpoint": resume_plan.checkpoint.name,
+            "step": resume_plan.step,
+            "forced": resume_plan.forced,
         }
         write_json(run.resumption, told)
-        record = {"event": "resume", "step": resumption.step, "attempt": run.attempts}
+        record = {"event": "resume", "step": resume_plan.step, "attempt": run.attempts}
         append_record(run.metrics, record)
         StatusFile(run.status).update(
             state="pending",
             phase="starting",
-            step=resumption.step,
+            step=resume_plan.step,
             reason=None,
             stopped_by=None,
             traceback=None,

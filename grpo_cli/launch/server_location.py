@@ -10,7 +10,7 @@ from grpo_cli.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Places:
+class ServerLocation:
     """Where things are on this machine."""
 
     vllm: tuple[str, ...] = VLLM_SERVE
@@ -21,15 +21,15 @@ class Places:
     group_port: int = GROUP_PORT
 
 
-def find_places(recipe: Recipe) -> Places:
+def find_server_location(recipe: Recipe) -> ServerLocation:
     """Where things are, for a recipe whose vLLM server is managed; the defaults for others.
 
     Raises:
         GrpoError: The model is a GGUF file that cannot be converted.
     """
     if not recipe.generation.has_managed_server:
-        return Places()
-    return Places(
+        return ServerLocation()
+    return ServerLocation(
         find_vllm() or VLLM_SERVE,
         model_folder_or_id(recipe.model),
         pick_free_port(),

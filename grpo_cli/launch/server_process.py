@@ -17,7 +17,7 @@ from typing import IO, Literal
 from grpo_cli.errors import RunError
 from grpo_cli.launch.server_plan import ServerPlan
 from grpo_cli.machine import check_port
-from grpo_cli.processes import guarded, run_module
+from grpo_cli.processes import reaped, run_module
 
 _LOOK_S = 0.5
 _LAST_LINES, _LAST_BYTES, _LINE_LENGTH = 8, 2**16, 500
@@ -71,7 +71,7 @@ def running(
 def start(plan: ServerPlan, out: IO[bytes]) -> AbstractContextManager["subprocess.Popen[bytes]"]:
     """A server under guard, which may not answer yet; what it says goes to a file."""
     environment = {**os.environ, **plan.environment}
-    return guarded(plan.argv, stdout=out, stderr=subprocess.STDOUT, env=environment)
+    return reaped(plan.argv, stdout=out, stderr=subprocess.STDOUT, env=environment)
 
 
 def _wait(

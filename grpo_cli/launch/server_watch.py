@@ -87,15 +87,15 @@ class ServerWatch:
         time.sleep(_LOOK_S * 5)
         self._process.send_signal(signal.SIGINT)
 
-    def end(self, in_a_hurry: Callable[[], bool]) -> None:
+    def end(self, force: Callable[[], bool]) -> None:
         """Ends the server and all that it started; returns when they are gone.
 
         Args:
-            in_a_hurry: Whether to end it now, with whatever it has in hand.
+            force: Whether to end it now, with whatever it has in hand.
         """
         self._process.terminate()
         while self._process.poll() is None:
-            if in_a_hurry():
+            if force():
                 self._process.send_signal(signal.SIGINT)
             time.sleep(_LOOK_S)
         self._guard.close()
@@ -112,7 +112,7 @@ def watched(
     plan: ManagedServer | None,
     log: Path,
     tell: Callable[[str], None],
-    in_a_hurry: Callable[[], bool],
+    force: Callable[[], bool],
 ) -> Iterator[ServerWatch | None]:
     """A server for as long as the training runs; None where the plan has none."""
     if plan is None:
@@ -122,4 +122,4 @@ def watched(
     try:
         yield watch
     finally:
-        watch.end(in_a_hurry)
+        watch.end(force)

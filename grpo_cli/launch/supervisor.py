@@ -19,7 +19,7 @@ from typing import IO, Any
 from grpo_cli.errors import RunError
 from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.launch.server_watch import watched
-from grpo_cli.processes import start_bound
+from grpo_cli.processes import start_child
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.heartbeat import BeatWatch
 from grpo_cli.runs.liveness import live_workers
@@ -111,7 +111,7 @@ def supervise(
 
 def _start(plan: LaunchPlan, output: IO[bytes]) -> subprocess.Popen[bytes]:
     # Where this process dies, the launcher gets a SIGTERM, as the workers do: a step, a save, an end.
-    return start_bound(
+    return start_child(
         plan.argv,
         env=plan.add_environment(os.environ),
         stdin=subprocess.DEVNULL,

@@ -27,7 +27,7 @@ from grpo_cli.machine import pick_device
 from grpo_cli.models.loading import load_generation_config, load_model
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import engine_settings
-from grpo_cli.probe.step_timing import Rehearsal, prepare, rehearse
+from grpo_cli.probe.step_timing import StepTiming, prepare, time_step
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 
@@ -70,7 +70,7 @@ class Outcome:
     """Seconds a completion, as training samples it."""
     measure_s: float
     """Seconds a completion, as measuring before and after training samples it; as `sample_s` with vLLM."""
-    rehearsal: Rehearsal | None
+    timing: StepTiming | None
 
 
 def run_model(
@@ -126,7 +126,7 @@ def run_model(
         ]
         with _explained("a training step", recipe):
             model = model or _load(recipe, tokenizer)
-            done = rehearse(recipe, model, tokenizer.pad_token_id, sequences)
+            done = time_step(recipe, model, tokenizer.pad_token_id, sequences)
     each = watch.seconds / sum(map(len, sampled))
     return Outcome(sampled, each + reading.trained, each + reading.measured, done)
 

@@ -1,6 +1,6 @@
 """`grpo probe`: what would make a training fail, or learn nothing.
 
-Owns the order. The cheap part needs no weights (`survey.py`); the rest samples with the real model and
+Owns the order. The cheap part needs no weights (`check_statically.py`); the rest samples with the real model and
 takes one training step that is thrown away (`sampling.py`).
 """
 
@@ -11,7 +11,7 @@ from grpo_cli.checks.recipe_checks import CheckedRecipe
 from grpo_cli.probe.result import Probe
 from grpo_cli.probe.sampling import sample_and_judge
 from grpo_cli.probe.session import Progress, Session
-from grpo_cli.probe.static_checks import survey
+from grpo_cli.probe.static_checks import check_statically
 
 PROMPTS = 16
 
@@ -39,7 +39,7 @@ def probe_recipe(
     started = time.monotonic()
     session = Session(checked, checked.recipe, Probe(str(checked.loaded.source)), on_progress)
     with checked.loaded.placing_errors():
-        survey(session, runs, costly=not quick)
+        check_statically(session, runs, costly=not quick)
         if not quick and session.recipe.is_sampled:
             sample_and_judge(session, prompts_sampled)
     session.probe.quick = quick

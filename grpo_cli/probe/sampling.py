@@ -11,8 +11,8 @@ from grpo_cli.checks.settings import read_setting
 from grpo_cli.issues import Finding
 from grpo_cli.machine import usable_cpus
 from grpo_cli.probe import cost, signal
-from grpo_cli.probe import resource_checks as affordability
-from grpo_cli.probe import signal_checks as judgement
+from grpo_cli.probe import resource_checks as resource_checks
+from grpo_cli.probe import signal_checks as signal_checks
 from grpo_cli.probe.session import Session, spread
 from grpo_cli.rewards.building import right_scores
 
@@ -118,7 +118,7 @@ def _judge(session: Session, scored: list[ScoredCompletion]) -> None:
     probe.lengths = signal.read_lengths(scored, recipe.generation.max_completion_length)
     masked = bool(read_setting(recipe, "mask_truncated_completions"))
     room = _room(session)
-    session.add(judgement.judge(probe.signal, probe.lengths, masked=masked, room=room))
+    session.add(signal_checks.judge(probe.signal, probe.lengths, masked=masked, room=room))
 
 
 def _room(session: Session) -> int | None:
@@ -131,23 +131,23 @@ def _room(session: Session) -> int | None:
 
 
 def _judge_time(session: Session, outcome: Any, score_s: float) -> None:
-    rehearsal, plan = outcome.rehearsal, session.plan
-    if rehearsal is None or plan is None:
+    timing, plan = outcome.timing, session.plan
+    if timing is None or plan is None:
         return
     timings = cost.Timings(
         sample_s=outcome.sample_s,
         measure_s=outcome.measure_s,
         score_s=score_s,
-        forward_s=rehearsal.forward_s,
-        micro_step_s=rehearsal.micro_step_s,
-        update_s=rehearsal.update_s,
-        learned=_learned_share(session, rehearsal.tokens),
+        forward_s=timing.forward_s,
+        micro_step_s=timing.micro_step_s,
+        update_s=timing.update_s,
+        learned=_learned_share(session, timing.tokens),
         resampled=sum(_silent_shares(session)[:-1]),
     )
     held = session.data.report.eval_rows or 0
     session.probe.time = cost.estimate_time(session.recipe, plan, timings, held)
     if session.probe.time is not None:
-        session.add(affordability.judge_time(session.recipe, session.probe.time))
+        session.add(resource_checks.judge_time(session.recipe, session.probe.time))
 
 
 def _learned_share(session: Session, padded: int) -> float:

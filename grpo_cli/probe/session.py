@@ -73,6 +73,6 @@ class Session:
 
 
 def spread(total: int, wanted: int) -> list[int]:
-    """Places spread evenly over the data."""
+    """ServerLocation spread evenly over the data."""
     count = min(total, wanted)
     return [index * total // count for index in range(count)]

@@ -21,7 +21,7 @@ from grpo_cli.issues import Finding, FindingLevel
 from grpo_cli.machine import pick_device, read_hardware
 from grpo_cli.models.source import check_model_data
 from grpo_cli.probe import cost, prompts, risks
-from grpo_cli.probe import resource_checks as affordability
+from grpo_cli.probe import resource_checks as resource_checks
 from grpo_cli.probe.device import find_device
 from grpo_cli.probe.memory import estimate_memory, memory_inputs
 from grpo_cli.probe.session import ROWS, Session, spread
@@ -39,7 +39,7 @@ _SHOWN_LENGTH = 10_000
 """Characters of a rendered prompt that are kept."""
 
 
-def survey(session: Session, runs: Path, *, costly: bool) -> None:
+def check_statically(session: Session, runs: Path, *, costly: bool) -> None:
     """Looks at settings, data, prompts, rewards, memory and disk.
 
     Args:
@@ -292,9 +292,9 @@ def _estimate(session: Session, runs: Path) -> None:
     session.probe.memory_available = device.available
     cuda = device.kind == "cuda"
     memory = session.probe.memory
-    session.add(affordability.judge_memory(memory, device.available, recipe, plan, cuda=cuda))
+    session.add(resource_checks.judge_memory(memory, device.available, recipe, plan, cuda=cuda))
     session.probe.disk = cost.estimate_disk(recipe, plan, session.shape)
-    session.add(affordability.judge_disk(session.probe.disk, _free_disk(runs)))
+    session.add(resource_checks.judge_disk(session.probe.disk, _free_disk(runs)))
 
 
 def _uncounted() -> Finding:

@@ -23,7 +23,7 @@ _TIMED = 2
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class StepTiming:
     """Seconds measured; see `cost.Timings`."""
 
     forward_s: float
@@ -54,12 +54,12 @@ def prepare(recipe: Recipe, model: Any) -> Any:
     return model
 
 
-def rehearse(
+def time_step(
     recipe: Recipe,
     model: Any,
     pad_token_id: int,
     sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
-) -> Rehearsal:
+) -> StepTiming:
     """Takes one training step with a model that has sampled; changes its weights.
 
     Args:
@@ -97,7 +97,7 @@ def rehearse(
     optimizer = torch.optim.AdamW(trained, lr=0.0, fused=True)
     micro_step_s = _time(micro_step)
     update_s = _time(optimizer.step, times=1)
-    return Rehearsal(
+    return StepTiming(
         forward_s=_time(pass_once),
         micro_step_s=micro_step_s,
         update_s=update_s,

@@ -18,7 +18,7 @@ import yaml
 
 from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.runs.files import SCHEMA_VERSION, parse_json, read_object, write_json, write_text
-from grpo_cli.runs.lock import held
+from grpo_cli.runs.lock import lock_folder
 
 if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
@@ -174,9 +174,9 @@ class RunFolder:
             # JSON is YAML, but people look at this one.
             write_text(self.accelerate, yaml.safe_dump(plan["accelerate"], sort_keys=False))
 
-    def held(self) -> AbstractContextManager[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Keeps other commands from training into the same folder; see `runs/locking.py`."""
-        return held(self.launch, "training")
+        return lock_folder(self.launch, "training")
 
     def read_plan(self) -> dict[str, Any]:
         """What was launched; nothing where it is not there, or damaged."""

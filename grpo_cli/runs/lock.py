@@ -1,4 +1,4 @@
-"""Who may work in a folder: one command at a time, known by a lock that ends with its process."""
+"""Exclusive folder lock (flock), released when the process exits."""
 
 import fcntl
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from grpo_cli.errors import UsageError
 
 
 @contextmanager
-def held(folder: Path, work: str) -> Iterator[None]:
-    """Keeps other commands from doing the same work in a folder.
+def lock_folder(folder: Path, work: str) -> Iterator[None]:
+    """Keep other commands from doing the same work in a folder.
 
     Args:
         folder: Where the lock lies, as `.lock`.

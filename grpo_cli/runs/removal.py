@@ -15,7 +15,7 @@ from grpo_cli.runs.checkpoints import STAGING, whole_checkpoints
 from grpo_cli.runs.files import measure_bytes
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.liveness import look_at_life
-from grpo_cli.runs.lock import held
+from grpo_cli.runs.lock import lock_folder
 from grpo_cli.runs.selection import is_own, read_status
 from grpo_cli.runs.trained import find_trained
 
@@ -82,7 +82,7 @@ def remove(removals: Sequence[Removal]) -> int:
             _refuse(each.run)
             for lock in (each.run.launch, *_measured(each.run)):
                 if lock.is_dir() and not lock.is_symlink():
-                    locks.enter_context(held(lock, "working"))
+                    locks.enter_context(lock_folder(lock, "working"))
         for each in removals:
             for path in each.paths:
                 _take_away(path)

@@ -60,7 +60,7 @@ class AsyncRunTrainer(WholeCheckpoints, AsyncGRPOTrainer):
     groups_a_step = 1
     """Prompts that a step learns from."""
 
-    def go_on(self, checkpoint: Path, steps_an_epoch: int) -> None:
+    def resume_from(self, checkpoint: Path, steps_an_epoch: int) -> None:
         """Trains from a checkpoint to the end, from the prompt that it stands at.
 
         Args:
@@ -73,7 +73,7 @@ class AsyncRunTrainer(WholeCheckpoints, AsyncGRPOTrainer):
             self.rollout_worker.skip(state.global_step * self.groups_a_step)
         self.train(resume_from_checkpoint=str(checkpoint))
 
-    def take_weights(self, checkpoint: Path) -> None:
+    def load_weights(self, checkpoint: Path) -> None:
         """Loads a checkpoint behind which nothing is left to train."""
         self._load_from_checkpoint(str(checkpoint))
         self.state = TrainerState.load_from_json(str(checkpoint / STATE))

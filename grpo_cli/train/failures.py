@@ -53,7 +53,7 @@ def trace(error: BaseException) -> str | None:
 
 
 @contextmanager
-def whole_or_nothing(partial: Path) -> Iterator[None]:
+def atomic_dir(partial: Path) -> Iterator[None]:
     """Writes a folder to its end, or leaves nothing of it.
 
     Args:

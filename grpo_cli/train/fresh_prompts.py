@@ -5,7 +5,7 @@ from collections.abc import Set
 
 
 class FreshPrompts:
-    """Places in the training data, pass after pass, each pass in another seeded order.
+    """ServerLocation in the training data, pass after pass, each pass in another seeded order.
 
     The order is this one's alone: the trainer's own shuffling neither changes it nor is changed by it.
     A count is all it takes to go on where another process left off.
@@ -17,7 +17,7 @@ class FreshPrompts:
         Args:
             size: Training prompts.
             seed: Of the run.
-            taken: Places gone through before, those passed over among them.
+            taken: ServerLocation gone through before, those passed over among them.
         """
         self.taken = taken
         self._size = size
@@ -30,7 +30,7 @@ class FreshPrompts:
 
         Args:
             count: How many; with `avoid` at most as many as there are prompts.
-            avoid: Places in use already; they are passed over.
+            avoid: ServerLocation in use already; they are passed over.
         """
         found: list[int] = []
         while len(found) < count:

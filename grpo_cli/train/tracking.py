@@ -43,7 +43,7 @@ def _guard(callback: TrainerCallback, name: str, folder: RunFolder) -> None:
     """Has a tracker that raises once say nothing more; at the start, when nothing is lost, it ends the run."""
     failed: list[Exception] = []
 
-    def guarded(event: str, act: Callable[..., Any]) -> Callable[..., Any]:
+    def reaped(event: str, act: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(act)
         def run(*arguments: Any, **named: Any) -> Any:
             if failed:
@@ -67,7 +67,7 @@ def _guard(callback: TrainerCallback, name: str, folder: RunFolder) -> None:
         return run
 
     for event in _EVENTS:
-        setattr(callback, event, guarded(event, getattr(callback, event)))
+        setattr(callback, event, reaped(event, getattr(callback, event)))
 
 
 def _say(folder: RunFolder, name: str, why: str) -> None:

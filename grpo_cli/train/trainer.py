@@ -30,7 +30,7 @@ from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.checkpoints import REFERENCE, STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.train.dynamic_sampling import DynamicSampling, Sampled
-from grpo_cli.train.failures import whole_or_nothing
+from grpo_cli.train.failures import atomic_dir
 from grpo_cli.train.group_signal import GroupSignal
 from grpo_cli.train.overlap import EarlyScoring
 from grpo_cli.train.phases import PhaseClock
@@ -57,7 +57,7 @@ class WholeCheckpoints:
         staged = checkpoints / STAGING / f"checkpoint-{self.state.global_step}"
         self._saving = True
         try:
-            with whole_or_nothing(staged.parent):
+            with atomic_dir(staged.parent):
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
                 self._save_more(staged)
                 if self.args.should_save:
@@ -106,7 +106,7 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
         super().__init__(*args, **given)
         self.add_callback(self._clock)
 
-    def go_on(self, checkpoint: Path, steps_an_epoch: int) -> None:
+    def resume_from(self, checkpoint: Path, steps_an_epoch: int) -> None:
         """Trains from a checkpoint to the end, as if it had never been interrupted.
 
         What TRL does not restore is taken up here: it keeps a batch of generations for
@@ -137,7 +137,7 @@ class RunTrainer(WholeCheckpoints, FastTrainer):
         self.args.eval_on_start = False
         self.train(resume_from_checkpoint=str(checkpoint))
 
-    def take_weights(self, checkpoint: Path) -> None:
+    def load_weights(self, checkpoint: Path) -> None:
         """Loads a checkpoint behind which nothing is left to train."""
         take_numbered_cpus()
         self._load_from_checkpoint(str(checkpoint))

@@ -47,7 +47,7 @@ from grpo_cli.train.distributed_checks import (
     check_world,
 )
 from grpo_cli.train.dynamic_sampling import DynamicSampling
-from grpo_cli.train.failures import whole_or_nothing
+from grpo_cli.train.failures import atomic_dir
 from grpo_cli.train.measurement import Measurer, select_rows
 from grpo_cli.train.overlap import EarlyScoring
 from grpo_cli.train.ranking import ScoredMeasurer, write_answers
@@ -59,7 +59,7 @@ from grpo_cli.train.stopping import Stopped, StopRequest
 from grpo_cli.train.tracking import track
 from grpo_cli.train.trainer import RunTrainer
 from grpo_cli.train.trl_args import build_trl_args
-from grpo_cli.train.vllm_generation import RunGeneration, mended
+from grpo_cli.train.vllm_generation import RunGeneration, patched_vllm
 
 if TYPE_CHECKING:
     from grpo_cli.train.async_trainer import AsyncRunTrainer
@@ -191,7 +191,7 @@ def _build_trainer(
     if recipe.generation.backend == "vllm":
         place = recipe.generation.vllm.mode
         session.report(f"loading vLLM ({place})" if place == "colocate" else "waiting for vLLM")
-    with mended(session.folder.launch / "weights", lambda: _wait_for_server(session)):
+    with patched_vllm(session.folder.launch / "weights", lambda: _wait_for_server(session)):
         lora = build_peft_config(recipe.model.lora)
         if recipe.is_sampled:
             early = EarlyScoring(rewards, recipe.generation.sampling_parts)
@@ -323,9 +323,9 @@ def _go_on(
     inputs = batch_inputs(session.recipe, session.processes.num_processes, len(data.train))
     plan = plan_batch(inputs)
     if resumption["step"] >= (plan.total_optimizer_steps or 0):
-        trainer.take_weights(checkpoint)
+        trainer.load_weights(checkpoint)
     else:
-        trainer.go_on(checkpoint, plan.optimizer_steps_per_epoch or 1)
+        trainer.resume_from(checkpoint, plan.optimizer_steps_per_epoch or 1)
 
 
 def _planned_steps(trainer: "AnyTrainer") -> int | None:
@@ -357,7 +357,7 @@ def _save_model(session: Session, trainer: "AnyTrainer") -> None:
     if session.processes.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
     session.processes.wait_for_everyone()
-    with whole_or_nothing(partial):
+    with atomic_dir(partial):
         trainer.save_model(str(partial))
     session.processes.wait_for_everyone()
     if session.processes.is_main_process:

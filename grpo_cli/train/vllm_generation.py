@@ -37,7 +37,7 @@ _STARTED = "process_start_time_seconds"
 
 
 @contextmanager
-def mended(folder: Path, while_waiting: Callable[[], None]) -> Iterator[None]:
+def patched_vllm(folder: Path, while_waiting: Callable[[], None]) -> Iterator[None]:
     """Has `GRPOTrainer`, built inside, sample with the classes of this file.
 
     Args:
@@ -102,7 +102,7 @@ class RunClient(VLLMClient):
                 "Fix: run the server on this machine"
             )
 
-    def come_back(self, timeout_s: float, device: Any) -> None:
+    def reconnect(self, timeout_s: float, device: Any) -> None:
         """Waits for the server, and makes ready to give it weights.
 
         Raises:
@@ -281,6 +281,6 @@ class RunGeneration(VLLMGeneration):
     def _take_back(self) -> None:
         if not self.accelerator.is_main_process:
             return
-        self.vllm_client.come_back(self.server_timeout, self.accelerator.device)
+        self.vllm_client.reconnect(self.server_timeout, self.accelerator.device)
         if self.on_return is not None:
             self.on_return()

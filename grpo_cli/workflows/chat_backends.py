@@ -10,19 +10,19 @@ from grpo_cli.errors import RunError, SetupError, install_extra
 from grpo_cli.launch.serve_plan import Served
 
 Message = dict[str, str]
-Speaker = Callable[[Sequence[Message]], Iterator[str]]
+ChatBackend = Callable[[Sequence[Message]], Iterator[str]]
 """Streams the answer to a conversation, piece by piece."""
 
 
 @dataclass(frozen=True)
-class Manner:
+class SamplingParams:
     """How answers are sampled."""
 
     temperature: float
     max_tokens: int
 
 
-def open_model(served: Served, manner: Manner) -> Speaker:
+def open_model(served: Served, manner: SamplingParams) -> ChatBackend:
     """Loads a model into this process.
 
     Raises:
@@ -58,7 +58,7 @@ def open_model(served: Served, manner: Manner) -> Speaker:
 
 
 def _stream(
-    model: Any, tokenizer: Any, prompt: Sequence[int], stops: list[int], manner: Manner
+    model: Any, tokenizer: Any, prompt: Sequence[int], stops: list[int], manner: SamplingParams
 ) -> Iterator[str]:
     """Generates in a thread, so that what is there can be shown while the rest is made."""
     import torch
@@ -103,7 +103,7 @@ def _stream(
         raise RunError(f"the model failed: {failed[0]}. Fix: a shorter conversation") from failed[0]
 
 
-def open_server(url: str, name: str | None, manner: Manner) -> Speaker:
+def open_server(url: str, name: str | None, manner: SamplingParams) -> ChatBackend:
     """A server with an OpenAI-compatible API.
 
     Args:

@@ -28,7 +28,7 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_cli.fast import log_probs
 from grpo_cli.fast.batch_dependence import has_dropout
 from grpo_cli.fast.trainer import FastTrainer
-from grpo_cli.fast.verification import find_obstacle, widest_cut
+from grpo_cli.fast.verification import unsupported_reason, widest_cut
 from grpo_cli.recipe.fast import FastConfig
 from tests.tiny_models import make_tiny_model
 
@@ -353,7 +353,7 @@ def test_windows_that_only_a_mask_tells_and_noise_of_routers_are_found():
     assert not has_dropout(Routed(0.0))
     config = SimpleNamespace(sliding_window=8, layer_types=None)
     model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
-    assert find_obstacle(model, model) == "the model has sliding windows"
+    assert unsupported_reason(model, model) == "the model has sliding windows"
 
 
 def test_a_model_with_dropout_is_read_as_trl_does(folders, tmp_path):

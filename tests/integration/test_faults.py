@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from grpo_cli.errors import RunError
-from grpo_cli.train.failures import whole_or_nothing
+from grpo_cli.train.failures import atomic_dir
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import sets
 from tests.integration.test_training import alive_workers
@@ -114,7 +114,7 @@ def test_a_disk_too_small_for_a_file_of_weights_is_full(tmp_path):
         partial.mkdir()
         with (
             pytest.raises(RunError, match=r"is full: .*Fix: free some space"),
-            whole_or_nothing(partial),
+            atomic_dir(partial),
         ):
             save_file({"weight": torch.zeros(2**20)}, partial / "model.safetensors")
         assert not partial.exists()

@@ -32,7 +32,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_cli.fast import decoding
 from grpo_cli.fast import token_attention as attention
-from grpo_cli.fast.decoding import decode, find_obstacle
+from grpo_cli.fast.decoding import decode, unsupported_reason
 from grpo_cli.fast.token_sampling import draw, read_decoding
 from grpo_cli.recipe.fast import FastConfig
 from grpo_cli.train.trainer import RunTrainer
@@ -241,7 +241,7 @@ def test_what_is_not_one_tokens_attention_is_left_to_transformers():
 def test_a_model_that_passes_its_mask_by_name_is_sampled():
     torch.manual_seed(0)
     model = DogeForCausalLM(DogeConfig(**SHAPE)).eval()
-    assert find_obstacle(model) is None
+    assert unsupported_reason(model) is None
     found = answers(model, PROMPTS, settings(max_new_tokens=4))
     assert found.completion_ids == answers_of_generate(model, PROMPTS, settings(max_new_tokens=4))
 
@@ -265,7 +265,7 @@ class CountsLogits(Qwen2ForCausalLM):
 def test_a_model_that_counts_the_logits_to_keep_is_sampled():
     torch.manual_seed(0)
     model = CountsLogits(Qwen2Config(**SHAPE)).eval()
-    assert find_obstacle(model) is None
+    assert unsupported_reason(model) is None
     expected = answers_of_generate(make_qwen(), PROMPTS, settings())
     assert answers(model, PROMPTS, settings()).completion_ids == expected
 
@@ -337,15 +337,15 @@ def test_the_models_own_settings_stay_out_where_others_are_asked_for():
 
 
 def test_models_that_read_otherwise_are_left_to_generate():
-    assert find_obstacle(make_qwen()) is None
+    assert unsupported_reason(make_qwen()) is None
     windowed = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4))
-    assert find_obstacle(windowed) == "the model has sliding windows"
+    assert unsupported_reason(windowed) == "the model has sliding windows"
     bert = MegatronBertForCausalLM(MegatronBertConfig(**SHAPE, is_decoder=True))
-    assert "encoder" in find_obstacle(bert)
+    assert "encoder" in unsupported_reason(bert)
     hybrid = Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]))
-    assert find_obstacle(hybrid) == "the model has layers of the kind conv"
+    assert unsupported_reason(hybrid) == "the model has layers of the kind conv"
     mamba = MambaForCausalLM(MambaConfig(vocab_size=WORDS, hidden_size=16, num_hidden_layers=1))
-    assert "takes no" in find_obstacle(mamba)
+    assert "takes no" in unsupported_reason(mamba)
 
 
 def build_trainer(trainer, folder, where, **changes):

@@ -78,7 +78,7 @@ def test_the_local_recipe_takes_the_real_gsm8k():
     overrides = [f"dataset.train={GSM8K / 'train.jsonl'}", f"dataset.eval={GSM8K / 'test.jsonl'}"]
     checked = check_recipe(ROOT / "recipes" / "gsm8k-local.yaml", overrides, CPU)
     assert checked.errors == []
-    assert checked.peek.train_rows == 7473
+    assert checked.preview.train_rows == 7473
 
 
 @pytest.mark.parametrize("template", list_templates())

@@ -8,13 +8,13 @@ import pytest
 
 _SCRIPT = """
 import os, signal, subprocess, sys
-from grpo_cli.processes import start_bound
+from grpo_cli.processes import start_child
 
 if sys.argv[1] == "noted":
     signal.signal(signal.SIGINT, lambda number, frame: print("noted"))
 os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
 try:
-    process = start_bound([sys.executable, "-c", "import time; time.sleep(600)"])
+    process = start_child([sys.executable, "-c", "import time; time.sleep(600)"])
 except KeyboardInterrupt:
     print("interrupted")
 else:

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from grpo_cli.processes import guarded
+from grpo_cli.processes import reaped
 
 # A command with a child in a session of its own; it notes both down.
 COMMAND = """\
@@ -25,8 +25,8 @@ time.sleep(1000)
 # Asks for it and then does nothing.
 ASKER = """\
 import sys, time
-from grpo_cli.processes import guarded
-with guarded(sys.argv[1:]):
+from grpo_cli.processes import reaped
+with reaped(sys.argv[1:]):
     time.sleep(1000)
 """
 
@@ -49,15 +49,15 @@ def command(*flags):
 
 
 def test_an_exit_code_is_passed_on(tmp_path):
-    with guarded([sys.executable, "-c", "raise SystemExit(7)"]) as process:
+    with reaped([sys.executable, "-c", "raise SystemExit(7)"]) as process:
         assert process.wait(30) == 7
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    with guarded([sys.executable, "-c", killed]) as process:
+    with reaped([sys.executable, "-c", killed]) as process:
         assert process.wait(30) == 137
 
 
 def test_leaving_ends_the_whole_family(tmp_path):
-    with guarded(command(), cwd=tmp_path):
+    with reaped(command(), cwd=tmp_path):
         family = wait_for_pids(tmp_path)
     assert all_gone(family)
 
@@ -72,7 +72,7 @@ def test_the_family_ends_with_the_asker(tmp_path, number):
 
 
 def test_who_does_not_listen_is_ended_when_asked_again(tmp_path):
-    with guarded(command("deaf"), cwd=tmp_path) as process:
+    with reaped(command("deaf"), cwd=tmp_path) as process:
         family = wait_for_pids(tmp_path)
         process.terminate()
         time.sleep(0.5)
@@ -83,7 +83,7 @@ def test_who_does_not_listen_is_ended_when_asked_again(tmp_path):
 
 
 def test_who_does_not_listen_is_ended_when_the_guardian_is_killed(tmp_path):
-    with guarded(command("deaf"), cwd=tmp_path) as process:
+    with reaped(command("deaf"), cwd=tmp_path) as process:
         asked, child = wait_for_pids(tmp_path)
         process.kill()
         process.wait()

@@ -42,7 +42,7 @@ class Diagnosis:
 
 def examine(history: History) -> Diagnosis:
     """Applies every rule, and says which could not look."""
-    blind = {rule.name: why for rule in RULES if (why := rule.find_obstacle(history))}
+    blind = {rule.name: why for rule in RULES if (why := rule.unsupported_reason(history))}
     return Diagnosis(tuple(diagnose(history)), blind, len(RULES))
 
 

@@ -8,7 +8,7 @@ from grpo_cli.analysis.diagnosis.answers import Answers
 from grpo_cli.analysis.diagnosis.fixes import on_run, slower, try_rewards
 from grpo_cli.analysis.diagnosis.history import History
 from grpo_cli.analysis.diagnosis.rewards import JUDGES, MAY_JUDGE, propose_less
-from grpo_cli.analysis.diagnosis.rule import Rule, Sighting, sampled_only
+from grpo_cli.analysis.diagnosis.rule import Rule, RuleHit, sampled_only
 from grpo_cli.analysis.diagnosis.trends import NEAR, most_reward
 from grpo_cli.analysis.estimates import ALL_EQUAL, FEWEST_CLUSTERS, difference_interval
 from grpo_cli.recipe.rewards import RewardConfig
@@ -41,7 +41,7 @@ class _Fall:
         return f"`{self.name}` fell from {self.before:.3g} to {self.now:.3g} ({interval})"
 
 
-def _look_for_collapse(history: History) -> Sighting | None:
+def _look_for_collapse(history: History) -> RuleHit | None:
     before, after = history.said_before, history.said_after
     if before is None or after is None or min(before.prompts, after.prompts) < FEWEST_PROMPTS:
         return None
@@ -61,7 +61,7 @@ def _look_for_collapse(history: History) -> Sighting | None:
         )
     else:
         fix = f"{slower(history.recipe)}, {_go_back(history)}"
-    return Sighting("warning", seen, fix)
+    return RuleHit("warning", seen, fix)
 
 
 def _is_right(history: History, after: Answers) -> bool:
@@ -75,7 +75,7 @@ def _is_right(history: History, after: Answers) -> bool:
     return most is not None and bool(after.totals) and _mean(after.totals) >= most - NEAR * weights
 
 
-def _look_for_loss(history: History) -> Sighting | None:
+def _look_for_loss(history: History) -> RuleHit | None:
     before, after = history.said_before, history.said_after
     if before is None or after is None:
         return None
@@ -93,7 +93,7 @@ def _look_for_loss(history: History) -> Sighting | None:
         fix = propose_less(*paid)
     # What shapes answers may give way to a total that rises.
     serious = not gained or any(each.matters for each in falls)
-    return Sighting("warning" if serious else "note", seen, fix)
+    return RuleHit("warning" if serious else "note", seen, fix)
 
 
 def _find_falls(history: History, before: Answers, after: Answers) -> Iterator[_Fall]:

@@ -5,7 +5,7 @@ from statistics import fmean
 from grpo_cli.analysis.diagnosis.fixes import slower
 from grpo_cli.analysis.diagnosis.history import History
 from grpo_cli.analysis.diagnosis.rewards import JUDGES
-from grpo_cli.analysis.diagnosis.rule import AXOLOTL, PROBE, Rule, Sighting, sampled_only
+from grpo_cli.analysis.diagnosis.rule import AXOLOTL, PROBE, Rule, RuleHit, sampled_only
 from grpo_cli.analysis.diagnosis.trends import LIKELY, change_of, has_risen
 
 _CLIPPED, _LENGTH = "completions/clipped_ratio", "completions/mean_length"
@@ -19,7 +19,7 @@ _BEGUN = 3
 """Records that the first length is the mean of: a length that is paid for changes within ten steps."""
 
 
-def _look_for_truncation(history: History) -> Sighting | None:
+def _look_for_truncation(history: History) -> RuleHit | None:
     shares = history.last(_CLIPPED, 10)
     if not shares or fmean(shares) <= MANY_CLIPPED:
         return None
@@ -43,11 +43,11 @@ def _look_for_truncation(history: History) -> Sighting | None:
     )
     fix = f"`generation.max_completion_length: {2 * limit}`, or a prompt that asks for shorter answers"
     if has_risen(history, LIKELY):
-        return Sighting("note", f"{seen}; the reward rises all the same", fix)
-    return Sighting("error" if severe else "warning", seen, fix)
+        return RuleHit("note", f"{seen}; the reward rises all the same", fix)
+    return RuleHit("error" if severe else "warning", seen, fix)
 
 
-def _look_for_explosion(history: History) -> Sighting | None:
+def _look_for_explosion(history: History) -> RuleHit | None:
     limit = history.recipe.generation.max_completion_length
     change = change_of(history, _LENGTH, _BEGUN)
     if change is None or change.now < max(GROWTH * change.before, NEAR_LIMIT * limit):
@@ -60,10 +60,10 @@ def _look_for_explosion(history: History) -> Sighting | None:
     fix = "a reward that pays for length must go"
     if "soft_overlong" not in kinds:
         fix = f"`rewards: [..., {{kind: soft_overlong}}]`, or {fix}"
-    return Sighting("warning", seen, fix)
+    return RuleHit("warning", seen, fix)
 
 
-def _look_for_collapse(history: History) -> Sighting | None:
+def _look_for_collapse(history: History) -> RuleHit | None:
     length, reward = change_of(history, _LENGTH, _BEGUN), change_of(history, "reward", 10)
     if length is None or reward is None or length.now > SHRINKAGE * length.before:
         return None
@@ -74,7 +74,7 @@ def _look_for_collapse(history: History) -> Sighting | None:
         f"{SHRINKAGE:.0%}), and the reward went from {reward.before:.3g} to {reward.now:.3g}"
     )
     fix = f"{slower(history.recipe)}; look in `completions/` at what is paid for brevity"
-    return Sighting("warning", seen, fix)
+    return RuleHit("warning", seen, fix)
 
 
 RULES = (

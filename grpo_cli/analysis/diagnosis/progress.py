@@ -7,7 +7,7 @@ from statistics import fmean
 
 from grpo_cli.analysis.diagnosis.fixes import on_run, slower
 from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rule import Rule, Sighting, sampled_only
+from grpo_cli.analysis.diagnosis.rule import Rule, RuleHit, sampled_only
 from grpo_cli.analysis.diagnosis.trends import NOW, SURE, Change, change_of, compare
 
 _SURE_OF_BEST = 6.0
@@ -22,7 +22,7 @@ LEAST_FALL = 0.3
 """Of what was gained."""
 
 
-def _look_for_early_peak(history: History) -> Sighting | None:
+def _look_for_early_peak(history: History) -> RuleHit | None:
     peak, started = history.peak("reward"), history.first("reward", NOW)
     if peak is None or len(history.up_to("reward", peak.step, NOW)) < NOW:
         return None
@@ -36,10 +36,10 @@ def _look_for_early_peak(history: History) -> Sighting | None:
         f"the reward was best around step {peak.step} ({peak.mean:.3g}, from {gain.before:.3g}) and is "
         f"{fall.now:.3g} now, by more than {LEAST_FALL:.0%} of the gain lower"
     )
-    return Sighting("warning", seen, _keep(history, peak.step))
+    return RuleHit("warning", seen, _keep(history, peak.step))
 
 
-def _look_for_fall(history: History) -> Sighting | None:
+def _look_for_fall(history: History) -> RuleHit | None:
     change, peak = change_of(history, "reward", NOW), history.peak("reward")
     if change is None or peak is None or history.count("reward") < 2 * NOW:
         return None
@@ -50,7 +50,7 @@ def _look_for_fall(history: History) -> Sighting | None:
         f"the reward began at {change.before:.3g} and is {change.now:.3g} now (the first and the last {NOW} "
         f"records; at most {least:.2g} lower)"
     )
-    return Sighting("warning", seen, _keep(history, peak.step))
+    return RuleHit("warning", seen, _keep(history, peak.step))
 
 
 def _keep(history: History, step: int) -> str:
@@ -66,7 +66,7 @@ def _keep(history: History, step: int) -> str:
     )
 
 
-def _look_for_gap(history: History) -> Sighting | None:
+def _look_for_gap(history: History) -> RuleHit | None:
     trained, held = change_of(history, "reward"), _held_out(history)
     if trained is None or held is None:
         return None
@@ -82,7 +82,7 @@ def _look_for_gap(history: History) -> Sighting | None:
         "more rows, fewer epochs (`training.num_train_epochs: 1`), or a narrower reward; "
         "read the best completions in `completions/`"
     )
-    return Sighting("warning", seen, fix)
+    return RuleHit("warning", seen, fix)
 
 
 def _held_out(history: History) -> Change | None:

@@ -5,7 +5,7 @@ from statistics import fmean
 from grpo_cli.analysis.diagnosis import signal, stability
 from grpo_cli.analysis.diagnosis.fixes import held, slower
 from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rule import PROBE, Rule, Sighting, sampled_only
+from grpo_cli.analysis.diagnosis.rule import PROBE, Rule, RuleHit, sampled_only
 from grpo_cli.analysis.diagnosis.signal import MOST_SILENT
 from grpo_cli.analysis.diagnosis.trends import NOW, change_of
 from grpo_cli.recipe.rates import FULL, LORA, rates_of
@@ -26,14 +26,14 @@ def _highest(history: History) -> float | None:
     return max(history.first("learning_rate", _FIRST), default=None)
 
 
-def _look_for_low_rate(history: History) -> Sighting | None:
+def _look_for_low_rate(history: History) -> RuleHit | None:
     rates, peak = rates_of(history.recipe), _highest(history)
     if peak is None or peak >= rates.least or _has_moved(history):
         return None
     reward = change_of(history, "reward", 10)
     told = f"reward {reward.before:.3g} then and {reward.now:.3g} now" if reward else "no reward"
     seen = f"the highest learning rate is {peak:.2g} (at least {rates.least:g}), and nothing has moved: {told}"
-    return Sighting(
+    return RuleHit(
         "error" if peak == 0 else "warning",
         seen,
         f"`training.learning_rate: {rates.usual:g}` (it is {history.recipe.training.learning_rate:g})",
@@ -51,7 +51,7 @@ def _has_moved(history: History) -> bool:
     return reward is not None and (reward.exceeds() or reward.reversed().exceeds())
 
 
-def _look_for_high_rate(history: History) -> Sighting | None:
+def _look_for_high_rate(history: History) -> RuleHit | None:
     recipe, peak = history.recipe, _highest(history)
     most = rates_of(recipe).most
     if peak is None or peak <= most:
@@ -65,7 +65,7 @@ def _look_for_high_rate(history: History) -> Sighting | None:
     bad = any(sign.level == "error" for sign in signs)
     given = f"{slower(recipe)} (it is {recipe.training.learning_rate:g})"
     fix = f"{given}, from the start; {held(recipe)} holds it too"
-    return Sighting("error" if bad else "warning", seen, fix)
+    return RuleHit("error" if bad else "warning", seen, fix)
 
 
 RULES = (

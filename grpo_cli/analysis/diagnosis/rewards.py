@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 from grpo_cli.analysis.diagnosis.fixes import overlapped, try_rewards
 from grpo_cli.analysis.diagnosis.history import History, Point
-from grpo_cli.analysis.diagnosis.rule import Rule, Sighting
+from grpo_cli.analysis.diagnosis.rule import Rule, RuleHit
 from grpo_cli.analysis.diagnosis.trends import NOW, Change, compare, is_bounded, top_score
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
@@ -50,7 +50,7 @@ def _voices(history: History) -> Iterator[_Voice]:
             yield _Voice(abs(entry.weight) * fmean(spreads), size, place, name, entry.weight)
 
 
-def _look_for_swamping(history: History) -> Sighting | None:
+def _look_for_swamping(history: History) -> RuleHit | None:
     voices = sorted(_voices(history), reverse=True)
     if len(voices) < 2:
         return None
@@ -64,10 +64,10 @@ def _look_for_swamping(history: History) -> Sighting | None:
         f"scores are {times:.0f} times as large as those of `{other.name}`"
     )
     fix = f"`rewards.{loud.place}.weight: {loud.weight / times:.2g}` (it is {loud.weight:g})"
-    return Sighting("warning", seen, fix)
+    return RuleHit("warning", seen, fix)
 
 
-def _look_for_parting(history: History) -> Sighting | None:
+def _look_for_parting(history: History) -> RuleHit | None:
     rewards = [each for each in history.rewards() if each[2].weight > 0]
     kinds = {entry.kind for _, _, entry in rewards}
     judging = JUDGES if kinds & JUDGES else MAY_JUDGE
@@ -80,7 +80,7 @@ def _look_for_parting(history: History) -> Sighting | None:
                     f"`{answer}` fell from its best {fall.before:.3g} to {fall.now:.3g} (by more than "
                     f"{LEAST_FALL:.0%}), while `{other}` rose from {rise.before:.3g} to {rise.now:.3g}"
                 )
-                return Sighting("error", seen, propose_less(place, other, other_entry))
+                return RuleHit("error", seen, propose_less(place, other, other_entry))
     return None
 
 
@@ -107,7 +107,7 @@ def _compare_since_peak(history: History, answer: str, other: str) -> tuple[Chan
     return (fall, rise) if fell and rose else None
 
 
-def _look_for_constancy(history: History) -> Sighting | None:
+def _look_for_constancy(history: History) -> RuleHit | None:
     for place, name, entry in history.rewards():
         points = history.series.get(f"rewards/{name}/std", [])
         means = history.last(f"rewards/{name}/mean", CONSTANT)
@@ -130,11 +130,11 @@ def _look_for_constancy(history: History) -> Sighting | None:
             f"{try_rewards(history)} shows what `{name}` gives to answers of several kinds; "
             f"correct it, or take `rewards.{place}` away"
         )
-        return Sighting("note" if at_top else "warning", seen, fix)
+        return RuleHit("note" if at_top else "warning", seen, fix)
     return None
 
 
-def _look_for_absence(history: History) -> Sighting | None:
+def _look_for_absence(history: History) -> RuleHit | None:
     absent = [
         (place, name)
         for place, name, _ in history.rewards()
@@ -151,11 +151,11 @@ def _look_for_absence(history: History) -> Sighting | None:
     )
     if len(absent) == len(history.recipe.rewards):
         others = ", nor did any other reward" if len(absent) > 1 else ""
-        return Sighting("error", f"{seen}{others}: nothing is learned", fix)
-    return Sighting("warning", seen, fix)
+        return RuleHit("error", f"{seen}{others}: nothing is learned", fix)
+    return RuleHit("warning", seen, fix)
 
 
-def _look_for_slowness(history: History) -> Sighting | None:
+def _look_for_slowness(history: History) -> RuleHit | None:
     steps = history.series.get("step_time", [])[-10:]
     seconds = _usual_sum(steps)
     spent = {
@@ -181,20 +181,20 @@ def _look_for_slowness(history: History) -> Sighting | None:
     )
     path = f"rewards.{place}"
     if (beside := overlapped(history.recipe, place)) is not None:
-        return Sighting(
+        return RuleHit(
             "note",
             seen,
             f"{beside}, which scores one part of a batch while the next is sampled; or `{path}.when`, so that "
             "it scores the rows that need it alone",
         )
     if entry.timeout_s is None:
-        return Sighting(
+        return RuleHit(
             "note",
             seen,
             f"`{path}.timeout_s: 10`: completions are then scored one by one in a pool of processes, several at "
             "a time; or a faster reward",
         )
-    return Sighting("note", seen, f"`{path}.when`, so that it scores the rows that need it alone")
+    return RuleHit("note", seen, f"`{path}.when`, so that it scores the rows that need it alone")
 
 
 def _usual_sum(points: Sequence[Point]) -> float:

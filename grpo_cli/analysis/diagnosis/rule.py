@@ -1,4 +1,4 @@
-"""What a rule is: where it looks, from what value on it speaks, by whose word, and what it says."""
+"""A diagnosis rule: metrics, threshold, source, message."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ PROBE = "where `grpo probe` speaks up"
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """What a rule saw in a history that is out of order."""
+class RuleHit:
+    """What a rule found wrong."""
 
     level: SymptomLevel
     seen: str
@@ -26,7 +26,7 @@ class Sighting:
 
 
 def sampled_only(recipe: Recipe) -> str | None:
-    """Why a rule on what the model samples has nothing to look at."""
+    """Return why a rule about sampling does not apply to a recipe, or None."""
     return None if recipe.is_sampled else "scored data is not sampled"
 
 
@@ -36,44 +36,43 @@ def _nothing(recipe: Recipe) -> str | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that can be wrong with a run, and how it is told."""
+    """One thing that can be wrong with a run, and how it is reported."""
 
     name: str
-    """As `training.stop_when` takes it."""
+    """As in `training.stop_when`."""
     title: str
     """What is wrong, in a few words."""
     metrics: tuple[str, ...]
-    """What it cannot do without, by the names in `metrics.jsonl`; NAME stands for any reward's."""
+    """Required metrics, named as in `metrics.jsonl`; NAME stands for any reward."""
     window: int
-    """Over how many of the newest records it looks."""
-    fewest: int
-    """Records of these metrics before which it says nothing."""
+    """Number of newest records that are checked."""
+    min_records: int
+    """Records of these metrics that the check needs."""
     threshold: str
-    """From where on it speaks, in words."""
+    """The threshold in words."""
     source: str
-    """Where the threshold is from; `ours: ` and the reason where it is of our own making."""
+    """Where the threshold comes from; `ours: ` and the reason if it is our own."""
     why: str
     """Why it matters, in one sentence."""
-    look: Callable[[History], Sighting | None]
-    """Gives what is wrong, or None."""
-    bar: Callable[[Recipe], str | None] = _nothing
-    """Why a recipe never gives it anything to look at; None where it does."""
-
-    lack: Callable[[History], str | None] | None = None
-    """Why a history has nothing for it, where it looks at something else than records; `metrics` then name
-    that, and `window` and `fewest` are 0."""
+    check: Callable[[History], RuleHit | None]
+    """Return what is wrong, or None."""
+    skip_reason: Callable[[Recipe], str | None] = _nothing
+    """Return why the rule never applies to a recipe; None if it does."""
+    missing_input: Callable[[History], str | None] | None = None
+    """Return what a history lacks, for a rule that reads something other than records. `metrics` then names
+    that input, and `window` and `min_records` are 0."""
 
     @property
     def metric(self) -> str:
-        """What it looks at, in words."""
+        """The metrics in words."""
         return ", ".join(self.metrics)
 
-    def find_obstacle(self, history: History) -> str | None:
-        """Why it cannot look yet, or ever; None where it can."""
-        if (barred := self.bar(history.recipe)) is not None:
-            return barred
-        if self.lack is not None:
-            return self.lack(history)
+    def unsupported_reason(self, history: History) -> str | None:
+        """Return why the rule cannot be checked, yet or ever; None if it can."""
+        if (reason := self.skip_reason(history.recipe)) is not None:
+            return reason
+        if self.missing_input is not None:
+            return self.missing_input(history)
         if history.lost_at is not None and self.name == "nan_loss":
             return None
         counts = {metric: history.count(metric) for metric in self.metrics}
@@ -81,20 +80,20 @@ class Rule:
         if lacking:
             return f"{', '.join(lacking)} not logged"
         few = min(counts.values())
-        return f"{few} of {self.fewest} records" if few < self.fewest else None
+        return f"{few} of {self.min_records} records" if few < self.min_records else None
 
     def apply(self, history: History) -> Symptom | None:
-        """What it finds in a history, if it can look and something is wrong."""
-        found = None if self.find_obstacle(history) else self.look(history)
-        if found is None:
+        """Check a history; None if nothing is wrong or the rule cannot be checked."""
+        hit = None if self.unsupported_reason(history) else self.check(history)
+        if hit is None:
             return None
         return Symptom(
             self.name,
-            found.level,
+            hit.level,
             history.step,
-            found.seen,
+            hit.seen,
             self.why,
-            found.fix,
+            hit.fix,
             self.metric,
             self.window,
             self.threshold,
@@ -102,6 +101,6 @@ class Rule:
         )
 
     def as_json(self) -> dict[str, object]:
-        """The rule as plain values, for `--json`."""
-        names = ("name", "title", "metric", "window", "fewest", "threshold", "source", "why")
-        return {name: getattr(self, name) for name in names}
+        """Return the rule as plain values, for `--json`."""
+        names = ("name", "title", "metric", "window", "threshold", "source", "why")
+        return {**{name: getattr(self, name) for name in names}, "fewest": self.min_records}

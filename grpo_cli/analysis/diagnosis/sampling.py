@@ -3,7 +3,7 @@
 from statistics import fmean
 
 from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rule import AXOLOTL, Rule, Sighting, sampled_only
+from grpo_cli.analysis.diagnosis.rule import AXOLOTL, Rule, RuleHit, sampled_only
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.series import PHASES
 
@@ -14,7 +14,7 @@ MOST_SAMPLING = 0.9
 """Share of a step's time."""
 
 
-def _look_for_mismatch(history: History) -> Sighting | None:
+def _look_for_mismatch(history: History) -> RuleHit | None:
     recent = history.last(_DIFFERENCE, 10)
     if not recent or fmean(recent) <= USUAL_DIFFERENCE:
         return None
@@ -36,10 +36,10 @@ def _look_for_mismatch(history: History) -> Sighting | None:
         f"vLLM's log-probabilities are {fmean(recent):.2g} from the trainer's over the last 10 records "
         f"(below {USUAL_DIFFERENCE} is usual, at most {MOST_DIFFERENCE:g})"
     )
-    return Sighting("error" if fmean(recent) > MOST_DIFFERENCE else "warning", seen, fix)
+    return RuleHit("error" if fmean(recent) > MOST_DIFFERENCE else "warning", seen, fix)
 
 
-def _look_for_starvation(history: History) -> Sighting | None:
+def _look_for_starvation(history: History) -> RuleHit | None:
     spent = {phase: fmean(history.last(f"time/{phase}", 10) or [0.0]) for phase in PHASES}
     total = sum(spent.values())
     share = spent["sampling"] / total if total > 0 else 0.0
@@ -51,13 +51,11 @@ def _look_for_starvation(history: History) -> Sighting | None:
     )
     generation, training = history.recipe.generation, history.recipe.training
     if generation.backend != "vllm":
-        return Sighting("note", seen, "`generation.backend: vllm`")
+        return RuleHit("note", seen, "`generation.backend: vllm`")
     if generation.vllm.mode == "colocate":
-        return Sighting("note", seen, "`generation.vllm.mode: server` on devices of its own")
+        return RuleHit("note", seen, "`generation.vllm.mode: server` on devices of its own")
     more = training.num_iterations + 1
-    return Sighting(
-        "note", seen, f"`training.num_iterations: {more}`, which uses each sample again"
-    )
+    return RuleHit("note", seen, f"`training.num_iterations: {more}`, which uses each sample again")
 
 
 def _is_not_vllm(recipe: Recipe) -> str | None:

@@ -4,7 +4,7 @@ from statistics import fmean
 
 from grpo_cli.analysis.diagnosis.fixes import resampled, slower, try_rewards
 from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rule import AXOLOTL, Rule, Sighting, sampled_only
+from grpo_cli.analysis.diagnosis.rule import AXOLOTL, Rule, RuleHit, sampled_only
 from grpo_cli.analysis.diagnosis.trends import change_of, has_risen, is_near_most
 
 _SILENT, _ALL = "frac_reward_zero_std", 0.999
@@ -41,7 +41,7 @@ def _groups(history: History) -> str:
     return "batches" if by_batch or summed_last else "groups"
 
 
-def _look_for_no_signal(history: History) -> Sighting | None:
+def _look_for_no_signal(history: History) -> RuleHit | None:
     dynamic = history.recipe.generation.dynamic_sampling
     share = _silent_share(history, _SILENT if dynamic is None else _LEFT)
     if share is None or _is_solved(history):
@@ -63,10 +63,10 @@ def _look_for_no_signal(history: History) -> Sighting | None:
             f"{try_rewards(history)}; if right answers score there, easier prompts or "
             f"{' or '.join(offers)}"
         )
-    return Sighting("error" if share > _ALL else "warning", seen, fix)
+    return RuleHit("error" if share > _ALL else "warning", seen, fix)
 
 
-def _look_for_all_solved(history: History) -> Sighting | None:
+def _look_for_all_solved(history: History) -> RuleHit | None:
     share, change = _silent_share(history), change_of(history, "reward")
     if share is None or change is None or not _is_solved(history):
         return None
@@ -78,11 +78,11 @@ def _look_for_all_solved(history: History) -> Sighting | None:
     )
     if risen:
         done = f"`training.max_steps: {history.step}` would do; harder prompts to go on"
-        return Sighting("note", seen, done)
-    return Sighting("warning", seen, "harder prompts, or a reward that tells more answers apart")
+        return RuleHit("note", seen, done)
+    return RuleHit("warning", seen, "harder prompts, or a reward that tells more answers apart")
 
 
-def _look_for_repeats(history: History) -> Sighting | None:
+def _look_for_repeats(history: History) -> RuleHit | None:
     share = fmean(history.last("completions/repeated_share", 10) or [0.0])
     lengths = history.last("completions/mean_length", 10)
     limit = MOST_REPEATED if lengths and fmean(lengths) >= FEW_TOKENS else NEARLY_ALL
@@ -104,7 +104,7 @@ def _look_for_repeats(history: History) -> Sighting | None:
         f"(at most {limit:.0%})"
     )
     fix = ", ".join(narrow) or f"{slower(history.recipe)}, from an earlier checkpoint"
-    return Sighting("warning", seen, fix)
+    return RuleHit("warning", seen, fix)
 
 
 RULES = (

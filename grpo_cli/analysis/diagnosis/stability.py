@@ -4,7 +4,7 @@ from statistics import fmean, median
 
 from grpo_cli.analysis.diagnosis.fixes import held, slower
 from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rule import AXOLOTL, Rule, Sighting
+from grpo_cli.analysis.diagnosis.rule import AXOLOTL, Rule, RuleHit
 from grpo_cli.analysis.diagnosis.signal import COLLAPSED
 from grpo_cli.analysis.diagnosis.trends import LIKELY, change_of, has_risen, is_near_most
 from grpo_cli.recipe.recipe import Recipe
@@ -20,7 +20,7 @@ _FP16_SKIPS = 5
 """Steps in a row that the gradient scaler of fp16 may skip while it looks for its scale."""
 
 
-def _look_for_entropy_collapse(history: History) -> Sighting | None:
+def _look_for_entropy_collapse(history: History) -> RuleHit | None:
     recent = history.last("entropy", 10)
     if not recent or fmean(recent) >= COLLAPSED or is_near_most(history):
         return None
@@ -33,10 +33,10 @@ def _look_for_entropy_collapse(history: History) -> Sighting | None:
     recipe = history.recipe
     warmer = "" if recipe.generation.temperature >= 1 else ", `generation.temperature: 1.0`"
     fix = f"{slower(recipe)}, {held(recipe)}{warmer}; go back to an earlier checkpoint"
-    return Sighting("error", seen, fix)
+    return RuleHit("error", seen, fix)
 
 
-def _look_for_entropy_explosion(history: History) -> Sighting | None:
+def _look_for_entropy_explosion(history: History) -> RuleHit | None:
     entropy = change_of(history, "entropy", 10)
     if entropy is None or entropy.now < max(MOST_ENTROPY, GROWTH * entropy.before):
         return None
@@ -46,18 +46,18 @@ def _look_for_entropy_explosion(history: History) -> Sighting | None:
         f"entropy rose from {entropy.before:.2g} to {entropy.now:.2g} (at most {MOST_ENTROPY:g}), "
         "and the reward did not"
     )
-    return Sighting("error", seen, f"{slower(history.recipe)}, {held(history.recipe)}")
+    return RuleHit("error", seen, f"{slower(history.recipe)}, {held(history.recipe)}")
 
 
-def _look_for_runaway(history: History) -> Sighting | None:
+def _look_for_runaway(history: History) -> RuleHit | None:
     recent = history.last("kl", 10)
     if not recent or median(recent) <= MOST_KL:
         return None
     seen = f"the median KL of the last 10 records is {median(recent):.3g} (at most {MOST_KL:g})"
-    return Sighting("error", seen, f"{slower(history.recipe)}, or {held(history.recipe)}")
+    return RuleHit("error", seen, f"{slower(history.recipe)}, or {held(history.recipe)}")
 
 
-def _look_for_spikes(history: History) -> Sighting | None:
+def _look_for_spikes(history: History) -> RuleHit | None:
     norms = [value for value in history.last(_GRADIENT, 20) if value > 0]
     large = [value for value in norms if value > MOST_GRADIENT]
     if len(large) >= SPIKES:
@@ -72,23 +72,23 @@ def _look_for_spikes(history: History) -> Sighting | None:
     norm = history.recipe.training.extras.get("max_grad_norm", 1.0)
     clip = "" if norm else ", `training.max_grad_norm: 1.0`"
     seen += f" (fewer than {SPIKES} are usual); the largest is {max(large):.3g}"
-    return Sighting("warning", seen, f"{slower(history.recipe)}{clip}, or larger batches")
+    return RuleHit("warning", seen, f"{slower(history.recipe)}{clip}, or larger batches")
 
 
-def _look_for_nan(history: History) -> Sighting | None:
+def _look_for_nan(history: History) -> RuleHit | None:
     fix = f"{slower(history.recipe)}, and look for extreme rewards in `completions/`"
     if history.lost_at is not None:
-        return Sighting("error", f"the loss of step {history.lost_at} is no number", fix)
+        return RuleHit("error", f"the loss of step {history.lost_at} is no number", fix)
     fp16 = history.recipe.training.extras.get("fp16")
     for metric in (_GRADIENT,) if fp16 else ("loss", _GRADIENT):
         newest = history.series.get(metric, [])[-_FP16_SKIPS if fp16 else -1 :]
         if newest and all(value is None for _, value in newest):
             what = "loss" if metric == "loss" else "gradient norm"
-            return Sighting("error", f"the {what} of step {newest[-1][0]} is no number", fix)
+            return RuleHit("error", f"the {what} of step {newest[-1][0]} is no number", fix)
     return None
 
 
-def _look_for_clipping(history: History) -> Sighting | None:
+def _look_for_clipping(history: History) -> RuleHit | None:
     recent = history.last(_CLIPPED, 10)
     if not recent or fmean(recent) <= MOST_CLIPPED:
         return None
@@ -104,7 +104,7 @@ def _look_for_clipping(history: History) -> Sighting | None:
         f"{fmean(recent):.0%} of the tokens of the last 10 records had a clipped ratio "
         f"(at most {MOST_CLIPPED:.0%})"
     )
-    return Sighting("warning", seen, fix)
+    return RuleHit("warning", seen, fix)
 
 
 def _has_no_reference(recipe: Recipe) -> str | None:

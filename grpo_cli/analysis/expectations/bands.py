@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from grpo_cli.analysis.estimates import predict_mean, predict_share
-from grpo_cli.analysis.expectations.run_metrics import ACCURACY, Evidence
+from grpo_cli.analysis.expectations.run_metrics import ACCURACY, RunMetrics
 from grpo_cli.errors import UsageError
 
 Band = tuple[float, float]
@@ -48,7 +48,7 @@ def band_of_series(metric: str, windows: Sequence[Sequence[float]]) -> Band:
     return widen(predict_mean(records, future=len(records)))
 
 
-def band_of_held_out(metric: str, values: Sequence[float], runs: Sequence[Evidence]) -> Band:
+def band_of_held_out(metric: str, values: Sequence[float], runs: Sequence[RunMetrics]) -> Band:
     """The band of a metric of the measurement after training.
 
     Args:

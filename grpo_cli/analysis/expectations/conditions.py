@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, Literal
 
-from grpo_cli.analysis.expectations.run_metrics import Evidence
+from grpo_cli.analysis.expectations.run_metrics import RunMetrics
 from grpo_cli.recipe.expect import MeasuredConfig
 from grpo_cli.recipe.fingerprint import fingerprint_settings
 from grpo_cli.recipe.recipe import Recipe
@@ -38,7 +38,7 @@ _OTHER = {
 }
 
 
-def describe_conditions(runs: Sequence[tuple[Evidence, Recipe]]) -> MeasuredConfig:
+def describe_conditions(runs: Sequence[tuple[RunMetrics, Recipe]]) -> MeasuredConfig:
     """What a block says of the runs it was made from."""
     manifests = [evidence.run.read_manifest() for evidence, _ in runs]
     seen = [
@@ -60,7 +60,7 @@ def describe_conditions(runs: Sequence[tuple[Evidence, Recipe]]) -> MeasuredConf
     )
 
 
-def list_mismatches(measured: MeasuredConfig, run: Evidence, recipe: Recipe) -> list[Mismatch]:
+def list_mismatches(measured: MeasuredConfig, run: RunMetrics, recipe: Recipe) -> list[Mismatch]:
     """In what a run differs from those that were measured; what either does not say is left out."""
     manifest = run.run.read_manifest()
     found = {

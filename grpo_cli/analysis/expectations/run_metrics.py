@@ -26,7 +26,7 @@ MEASURED = (ACCURACY, "rewards/", *_OF_ALL)
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RunMetrics:
     """What one run has left behind."""
 
     run: RunFolder
@@ -89,7 +89,7 @@ class Evidence:
         return list(logged | dict.fromkeys(self.held_out()))
 
 
-def read_evidence(run: RunFolder) -> Evidence:
+def read_evidence(run: RunFolder) -> RunMetrics:
     """Reads what a run has left behind.
 
     Raises:
@@ -100,7 +100,7 @@ def read_evidence(run: RunFolder) -> Evidence:
         for each in read_records(run.metrics)
         if each.get("event") in ("train", "eval") and _is_number(each.get("step"))
     )
-    return Evidence(run, StatusFile(run.status).read(), records, _read_after(run))
+    return RunMetrics(run, StatusFile(run.status).read(), records, _read_after(run))
 
 
 def _read_after(run: RunFolder) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from grpo_cli.analysis.expectations.conditions import Mismatch, list_mismatches
-from grpo_cli.analysis.expectations.run_metrics import MEASURED, Evidence, read_evidence
+from grpo_cli.analysis.expectations.run_metrics import MEASURED, RunMetrics, read_evidence
 from grpo_cli.errors import UsageError
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric
 from grpo_cli.recipe.recipe import Recipe
@@ -131,7 +131,7 @@ def bands_of(run: RunFolder, metric: str) -> list[BandAt]:
         return []
 
 
-def _place(evidence: Evidence, expect: ExpectConfig, metric: str) -> Iterator[BandAt]:
+def _place(evidence: RunMetrics, expect: ExpectConfig, metric: str) -> Iterator[BandAt]:
     for each in expect.metrics:
         records = evidence.window(metric, each.step, each.window)
         if each.metric == metric:
@@ -140,7 +140,7 @@ def _place(evidence: Evidence, expect: ExpectConfig, metric: str) -> Iterator[Ba
             yield BandAt(first, each.step, *each.band)
 
 
-def _judge(expected: ExpectedMetric, run: Evidence) -> Verdict:
+def _judge(expected: ExpectedMetric, run: RunMetrics) -> Verdict:
     metric, step = expected.metric, expected.step
     series, held_out = run.series(metric), run.held_out()
 
@@ -162,7 +162,7 @@ def _judge(expected: ExpectedMetric, run: Evidence) -> Verdict:
     return say(_place_in(expected, value), value)
 
 
-def _judge_window(expected: ExpectedMetric, run: Evidence) -> Verdict:
+def _judge_window(expected: ExpectedMetric, run: RunMetrics) -> Verdict:
     records = [value for _, value in run.window(expected.metric, expected.step, expected.window)]
     known = [value for value in records if value is not None]
     head = (expected.metric, expected.step, *expected.band)

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_cli.analysis.expectations.bands import band_of_held_out, band_of_series
 from grpo_cli.analysis.expectations.conditions import describe_conditions
-from grpo_cli.analysis.expectations.run_metrics import ACCURACY, GAP, Evidence, read_evidence
+from grpo_cli.analysis.expectations.run_metrics import ACCURACY, GAP, RunMetrics, read_evidence
 from grpo_cli.errors import UsageError, nearest
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric
 from grpo_cli.recipe.fingerprint import list_training_differences
@@ -72,7 +72,7 @@ def expect_from_runs(
     return Written(ExpectConfig(metrics=found, measured=describe_conditions(runs)), tuple(notes))
 
 
-def _read_run(path: Path) -> tuple[Evidence, Recipe]:
+def _read_run(path: Path) -> tuple[RunMetrics, Recipe]:
     run = RunFolder(path.absolute())
     recipe, evidence = run.read_recipe(), read_evidence(run)
     state = evidence.status.state
@@ -85,7 +85,7 @@ def _read_run(path: Path) -> tuple[Evidence, Recipe]:
     return evidence, recipe
 
 
-def _check_alike(runs: Sequence[tuple[Evidence, Recipe]]) -> None:
+def _check_alike(runs: Sequence[tuple[RunMetrics, Recipe]]) -> None:
     first, recipe = runs[0]
     seeds: dict[int, str] = {}
     for other, its_recipe in runs:
@@ -103,13 +103,13 @@ def _check_alike(runs: Sequence[tuple[Evidence, Recipe]]) -> None:
         seeds[its_recipe.seed] = other.name
 
 
-def _ends(runs: Sequence[Evidence]) -> set[int]:
+def _ends(runs: Sequence[RunMetrics]) -> set[int]:
     """The last step, where all runs agree on it."""
     ends = {run.step for run in runs}
     return ends if len(ends) == 1 else set()
 
 
-def _last_step(runs: Sequence[Evidence], step: int | None) -> int:
+def _last_step(runs: Sequence[RunMetrics], step: int | None) -> int:
     shortest = min(run.step for run in runs)
     if step is None and not _ends(runs):
         reached = ", ".join(f"{run.name} {run.step}" for run in runs)
@@ -123,7 +123,7 @@ def _last_step(runs: Sequence[Evidence], step: int | None) -> int:
     return shortest if step is None else step
 
 
-def _default_metrics(runs: Sequence[Evidence], *, at_end: bool) -> list[str]:
+def _default_metrics(runs: Sequence[RunMetrics], *, at_end: bool) -> list[str]:
     held_out = runs[0].held_out() if at_end else {}
     if GAP in held_out:
         # The rewards of scored data are those of the data, whatever is learned.
@@ -132,7 +132,7 @@ def _default_metrics(runs: Sequence[Evidence], *, at_end: bool) -> list[str]:
 
 
 def _expect_metric(
-    metric: str, runs: Sequence[Evidence], step: int, window: int | None
+    metric: str, runs: Sequence[RunMetrics], step: int, window: int | None
 ) -> ExpectedMetric:
     for run in runs:
         if not run.series(metric) and run.held_out().get(metric) is None:
@@ -155,12 +155,12 @@ def _expect_metric(
     )
 
 
-def _default_window(metric: str, runs: Sequence[Evidence], step: int) -> int:
+def _default_window(metric: str, runs: Sequence[RunMetrics], step: int) -> int:
     counts = [sum(place <= step for place, _ in run.series(metric)) for run in runs]
     return max(min(counts) // _SHARE, 1)
 
 
-def _expect_held_out(metric: str, runs: Sequence[Evidence], step: int) -> ExpectedMetric:
+def _expect_held_out(metric: str, runs: Sequence[RunMetrics], step: int) -> ExpectedMetric:
     if _ends(runs) != {step}:
         raise UsageError(
             f"`{metric}` was measured at the end of each run, not at step {step}. "
@@ -171,7 +171,7 @@ def _expect_held_out(metric: str, runs: Sequence[Evidence], step: int) -> Expect
     return ExpectedMetric(metric=metric, step=step, band=band_of_held_out(metric, values, runs))
 
 
-def _unknown(metric: str, run: Evidence) -> UsageError:
+def _unknown(metric: str, run: RunMetrics) -> UsageError:
     names = run.names()
     close = nearest(metric, names)
     fix = f"--metric {close}" if close else f"one of {', '.join(names) or '(none: no metrics)'}"

@@ -25,7 +25,7 @@ from grpo_cli.report.page.completions import (
     pack_training,
 )
 from grpo_cli.report.page.packing import pack_json, pack_text
-from grpo_cli.report.page.run_data import Material, read_material
+from grpo_cli.report.page.run_data import RunData, read_material
 from grpo_cli.report.page.verdict import first_line, judge
 from grpo_cli.runs.files import write_text
 from grpo_cli.runs.folder import RunFolder
@@ -111,7 +111,7 @@ def _render(folders: Sequence[RunFolder], plotly: str) -> str:
     )
 
 
-def _rank(runs: Sequence[Material], comparison: RunsComparison) -> dict[str, Any]:
+def _rank(runs: Sequence[RunData], comparison: RunsComparison) -> dict[str, Any]:
     """The runs of a page, the best first, with the facts in which they differ and those that all share."""
     metric, order = gain_table.rank_runs(runs)
     facts = [[("state", run.state), *origin.list_facts(run)] for run in runs]
@@ -153,7 +153,7 @@ def _read_asset(name: str) -> str:
     return resources.files("grpo_cli.report.page").joinpath("assets", name).read_text("utf-8")
 
 
-def _build_browsers(runs: Sequence[Material]) -> list[Browser]:
+def _build_browsers(runs: Sequence[RunData]) -> list[Browser]:
     """The browsers that have something to show; several runs share the room that there is."""
     packs = {
         "training": [pack_training(run, TRAINING_BYTES // len(runs)) for run in runs],
@@ -166,7 +166,7 @@ def _build_browsers(runs: Sequence[Material]) -> list[Browser]:
     ]
 
 
-def _describe(place: int, run: Material) -> dict[str, Any]:
+def _describe(place: int, run: RunData) -> dict[str, Any]:
     """What the template says of one run."""
     plan, failure, measured = (
         origin.read_batch(run),
@@ -199,7 +199,7 @@ def _describe(place: int, run: Material) -> dict[str, Any]:
     }
 
 
-def _tell_failure(run: Material) -> dict[str, Any] | None:
+def _tell_failure(run: RunData) -> dict[str, Any] | None:
     """What ended a run: its first line, and what is folded away."""
     reason, traceback = (run.status.reason or "").strip(), run.status.traceback
     if run.state != "failed" or not (reason or traceback):

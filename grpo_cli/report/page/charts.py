@@ -14,7 +14,7 @@ from grpo_cli.analysis.expectations.verdicts import bands_of
 from grpo_cli.analysis.metrics import Metric
 from grpo_cli.report.page.gain_table import list_measured, rank_runs
 from grpo_cli.report.page.held_out import SHARES
-from grpo_cli.report.page.run_data import Material
+from grpo_cli.report.page.run_data import RunData
 
 MOST_POINTS = 20_000
 """Points of all lines of a chart; of longer ones the least and the greatest of each stretch are kept."""
@@ -124,7 +124,7 @@ class _Steps:
         return self._places[steps]
 
 
-def build_charts(runs: Sequence[Material]) -> ChartSet:
+def build_charts(runs: Sequence[RunData]) -> ChartSet:
     """Chooses and orders the charts of one run, or of several over each other."""
     names = sorted({name for run in runs for name in run.history.series if _is_shown(name, runs)})
     repeated = {name for name in names if _repeats_reward(name, runs)}
@@ -174,11 +174,11 @@ def _join(found: Sequence[str]) -> str:
     return " or ".join(dict.fromkeys(filter(None, found)))
 
 
-def _evaluation_sampling(run: Material) -> str:
+def _evaluation_sampling(run: RunData) -> str:
     return f"at temperature {run.recipe.generation.temperature:g}"
 
 
-def _repeats_reward(name: str, runs: Sequence[Material]) -> bool:
+def _repeats_reward(name: str, runs: Sequence[RunData]) -> bool:
     """Whether a metric is that of the only reward, of weight 1, and the total says the same."""
     found = re.fullmatch(r"(eval_)?rewards/.+/(mean|std)", name)
     if not found:
@@ -199,7 +199,7 @@ def _is_close(one: float, other: float) -> bool:
     return isclose(one, other, rel_tol=1e-5, abs_tol=1e-7)
 
 
-def _constant(name: str, runs: Sequence[Material]) -> float | None:
+def _constant(name: str, runs: Sequence[RunData]) -> float | None:
     """The value of a metric that has no other and that nothing stands beside; else None."""
     values = [value for run in runs for value in run.values(name)]
     lone = len(values) < 2 * len(runs)
@@ -216,7 +216,7 @@ def _order(name: str) -> tuple[bool, list[tuple[int, str]]]:
     ]
 
 
-def _is_shown(name: str, runs: Sequence[Material]) -> bool:
+def _is_shown(name: str, runs: Sequence[RunData]) -> bool:
     return name not in _NOT_SHOWN and any(run.values(name) for run in runs)
 
 
@@ -225,7 +225,7 @@ def _note(name: str) -> str:
     return next((note for pattern, note in _NOTES if re.fullmatch(pattern, logged)), "")
 
 
-def _build(name: str, runs: Sequence[Material], steps: _Steps, most: int) -> dict[str, Any]:
+def _build(name: str, runs: Sequence[RunData], steps: _Steps, most: int) -> dict[str, Any]:
     lines = [
         _line(index, known, steps, most)
         for index, run in enumerate(runs)
@@ -251,7 +251,7 @@ def _say_constant(name: str, value: float) -> str:
     return "none" if _TERMINATED.fullmatch(name) and not value else f"{value:.4g}"
 
 
-def _range(name: str, runs: Sequence[Material]) -> str:
+def _range(name: str, runs: Sequence[RunData]) -> str:
     """What the axis of values holds: all `shares` from 0 to 1, at least `zero`, or what is `free`."""
     if not _SHARES.fullmatch(name):
         return "free"
@@ -262,7 +262,7 @@ def _range(name: str, runs: Sequence[Material]) -> str:
     )
 
 
-def _read_points(run: Material, name: str) -> Sequence[Point]:
+def _read_points(run: RunData, name: str) -> Sequence[Point]:
     """A metric's records, with gaps where a 0 stands for nothing that could be measured."""
     points = run.history.series.get(name, [])
     if not _TERMINATED.fullmatch(name):
@@ -296,7 +296,7 @@ def _value(point: Point) -> float:
     return point[1] or 0.0
 
 
-def _bands(run: Material, name: str) -> Iterator[dict[str, float]]:
+def _bands(run: RunData, name: str) -> Iterator[dict[str, float]]:
     expect = run.recipe.expect
     if expect and any(each.metric == name for each in expect.metrics):
         for band in bands_of(run.folder, name):
@@ -305,7 +305,7 @@ def _bands(run: Material, name: str) -> Iterator[dict[str, float]]:
             yield {"from": left, "to": band.last_step, "low": band.low, "high": band.high}
 
 
-def _marks(index: int, run: Material, name: str) -> Iterator[dict[str, Any]]:
+def _marks(index: int, run: RunData, name: str) -> Iterator[dict[str, Any]]:
     """The held-out measurements, where they are of the metric in the chart."""
     measured = "reward" if name == "reward" else _measured_name(name)
     for when, found, step in (("before", run.gain.before, 0), ("after", run.gain.after, run.step)):
@@ -314,7 +314,7 @@ def _marks(index: int, run: Material, name: str) -> Iterator[dict[str, Any]]:
             yield {"run": index, "when": when, "step": step, **_ends(metric)}
 
 
-def _held_out_rows(runs: Sequence[Material]) -> tuple[str, list[dict[str, Any]]]:
+def _held_out_rows(runs: Sequence[RunData]) -> tuple[str, list[dict[str, Any]]]:
     """Before and after with their intervals: of several runs one metric, of one run all on the same scale."""
     metric, ranked = rank_runs(runs)
     rows = [(runs[place].name, place, metric) for place in ranked]

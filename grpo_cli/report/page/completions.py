@@ -16,7 +16,7 @@ from grpo_cli.report.page.groups import (
     read_weights,
 )
 from grpo_cli.report.page.packing import pack_json
-from grpo_cli.report.page.run_data import Material
+from grpo_cli.report.page.run_data import RunData
 
 TRAINING_BYTES = 12_000_000
 """Most bytes that the groups of training may take in a page."""
@@ -127,13 +127,13 @@ class _Packer:
         )
 
 
-def pack_training(run: Material, most_bytes: int = TRAINING_BYTES) -> Pack | None:
+def pack_training(run: RunData, most_bytes: int = TRAINING_BYTES) -> Pack | None:
     """The groups that were sampled in training and in its evaluations; None where there are none."""
     places = find_groups(run.folder)
     return _fit(run, places, lambda chosen: load_groups(chosen, run.recipe), most_bytes)
 
 
-def pack_held_out(run: Material, most_bytes: int = HELD_OUT_BYTES) -> Pack | None:
+def pack_held_out(run: RunData, most_bytes: int = HELD_OUT_BYTES) -> Pack | None:
     """The held-out prompts, before and after; None where their answers are not there."""
     return _fit(run, load_held_out(run.folder, run.gain, run.step), iter, most_bytes)
 
@@ -148,7 +148,7 @@ def spread(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def _fit(
-    run: Material,
+    run: RunData,
     items: Sequence[Item],
     load: Callable[[Iterable[Item]], Iterator[Group]],
     most_bytes: int,
@@ -167,7 +167,7 @@ def _fit(
         count = max(int(count * most_bytes / pack.size * 0.97), 1)
 
 
-def _pack(run: Material, groups: Iterable[Group], found: int) -> Pack:
+def _pack(run: RunData, groups: Iterable[Group], found: int) -> Pack:
     packer = _Packer(read_weights(run.recipe))
     for group in groups:
         packer.add(group)

@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_cli.analysis.metrics import Metric
 from grpo_cli.report.page.held_out import SHARES, direction, sort_names
-from grpo_cli.report.page.run_data import Material
+from grpo_cli.report.page.run_data import RunData
 
 _SCORES = ("accuracy/", "reward")
 """How metrics begin of which several may say the same."""
@@ -27,7 +27,7 @@ class MeasuredRow:
     prompts: int
 
 
-def list_measured(run: Material) -> list[MeasuredRow]:
+def list_measured(run: RunData) -> list[MeasuredRow]:
     """Every held-out metric before and after, with intervals; what says the same twice is in one row."""
     gain = run.gain
     groups = group_equal(gain.names, gain.before, gain.after, gain.change, *gain.values.values())
@@ -53,7 +53,7 @@ def group_equal(names: Iterable[str], *columns: Mapping[str, Any]) -> list[list[
     return groups
 
 
-def rank_runs(runs: Sequence[Material]) -> tuple[str, list[int]]:
+def rank_runs(runs: Sequence[RunData]) -> tuple[str, list[int]]:
     """The held-out metric that most runs have, and the places of the runs, the highest value first.
 
     Without a measurement, the metric is empty and the training reward decides.
@@ -69,7 +69,7 @@ def rank_runs(runs: Sequence[Material]) -> tuple[str, list[int]]:
     return metric, sorted(range(len(runs)), key=score, reverse=True)
 
 
-def _measured_row(run: Material, name: str, same: Sequence[str]) -> MeasuredRow:
+def _measured_row(run: RunData, name: str, same: Sequence[str]) -> MeasuredRow:
     before, after = run.gain.before.get(name), run.gain.after.get(name)
     change = run.gain.change.get(name)
     told = change or after or before

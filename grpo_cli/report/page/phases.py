@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from grpo_cli.report.page.run_data import Material
+from grpo_cli.report.page.run_data import RunData
 from grpo_cli.runs.metrics import read_ends
 from grpo_cli.runs.series import PHASES
 from grpo_cli.units import format_duration
@@ -37,7 +37,7 @@ class PhaseRow:
     time: str
 
 
-def list_phases(run: Material) -> list[PhaseRow]:
+def list_phases(run: RunData) -> list[PhaseRow]:
     """The time of each phase over the whole run; nothing where it was not logged."""
     totals = {phase: _total(run, f"time/{phase}") for phase in PHASES}
     if not any(totals.values()):
@@ -57,7 +57,7 @@ def list_phases(run: Material) -> list[PhaseRow]:
     ]
 
 
-def _start_up(run: Material) -> float:
+def _start_up(run: RunData) -> float:
     """Seconds before the first measurement or step; 0 where that is not known, as of a resumed run."""
     first: dict[str, Any] = next(read_ends(run.folder.metrics, _ENOUGH_BYTES).from_first(), {})
     parts = [first.get(name) for name in ("time", "seconds", "step_time")]
@@ -67,7 +67,7 @@ def _start_up(run: Material) -> float:
     return max(ended - (measured or stepped * steps) - run.status.started_at, 0.0)
 
 
-def _total(run: Material, metric: str) -> float:
+def _total(run: RunData, metric: str) -> float:
     """Seconds over all steps: each record is the mean of the steps since the one before."""
     total, before = 0.0, 0
     for step, value in run.history.series.get(metric, ()):
@@ -76,7 +76,7 @@ def _total(run: Material, metric: str) -> float:
     return total
 
 
-def phase_series(run: Material) -> dict[str, Any]:
+def phase_series(run: RunData) -> dict[str, Any]:
     """Seconds of each phase by step, in stretches few enough to draw as bars."""
     known: dict[str, Mapping[int, float]] = {
         phase: {step: value for step, value in points if value is not None}

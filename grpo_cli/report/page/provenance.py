@@ -19,7 +19,7 @@ from grpo_cli.recipe.choices import list_choices
 from grpo_cli.recipe.comparison import flatten
 from grpo_cli.recipe.overrides import apply_overrides
 from grpo_cli.recipe.yaml_tree import read_text
-from grpo_cli.report.page.run_data import Course, Material
+from grpo_cli.report.page.run_data import Course, RunData
 from grpo_cli.report.page.values import show
 from grpo_cli.units import format_duration
 
@@ -43,7 +43,7 @@ class Setting:
     """In words, where there is none."""
 
 
-def list_facts(run: Material) -> list[tuple[str, str]]:
+def list_facts(run: RunData) -> list[tuple[str, str]]:
     """What one wants to know first, beside the verdict."""
     manifest, course = run.manifest, run.course("reward")
     total = f" of {run.total_steps:,}" if run.total_steps else ""
@@ -100,7 +100,7 @@ def _device(manifest: Mapping[str, Any]) -> str:
     return cores if seen.get("device") == "cpu" else f"{seen.get('device')}, {cores}"
 
 
-def list_settings(run: Material) -> list[Setting]:
+def list_settings(run: RunData) -> list[Setting]:
     """What the recipe says: what is not as by default, and what was set to its default all the same."""
     given = read_given(run)
     found = [
@@ -118,7 +118,7 @@ def list_settings(run: Material) -> list[Setting]:
     return [each for each in found if re.split(r"[.\[]", each.path)[0] not in _TOLD_ELSEWHERE]
 
 
-def read_given(run: Material) -> frozenset[str] | None:
+def read_given(run: RunData) -> frozenset[str] | None:
     """The paths that the recipe and its overrides name; None where parents of it may name more."""
     try:
         tree = read_text(run.folder.recipe.read_text(encoding="utf-8"), "recipe.yaml")
@@ -153,7 +153,7 @@ def _lies_in(path: str, section: str) -> bool:
     return path == section or path.startswith((f"{section}.", f"{section}["))
 
 
-def read_batch(run: Material) -> BatchPlan | None:
+def read_batch(run: RunData) -> BatchPlan | None:
     """The batch arithmetic of the launch; None where it is not known on how many processes."""
     processes = run.plan.get("num_processes")
     data = run.manifest.get("data")
@@ -175,7 +175,7 @@ def show_command(manifest: Mapping[str, Any]) -> str:
     return shlex.join(["grpo" if own else program, *rest])
 
 
-def list_origin(run: Material) -> list[tuple[str, str]]:
+def list_origin(run: RunData) -> list[tuple[str, str]]:
     """The manifest, line by line."""
     manifest = run.manifest
     found = {

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from grpo_cli.errors import GrpoError
-from grpo_cli.report.page.run_data import Course, Material
+from grpo_cli.report.page.run_data import Course, RunData
 from grpo_cli.rewards.building import name_rewards
 
 
@@ -24,7 +24,7 @@ class RewardRow:
     """Mean time of scoring."""
 
 
-def list_rewards(run: Material) -> list[RewardRow]:
+def list_rewards(run: RunData) -> list[RewardRow]:
     """The recipe's rewards with what became of them."""
     try:
         names = name_rewards(run.recipe.rewards)
@@ -36,7 +36,7 @@ def list_rewards(run: Material) -> list[RewardRow]:
     ]
 
 
-def _reward_row(run: Material, name: str, kind: str, weight: float) -> RewardRow:
+def _reward_row(run: RunData, name: str, kind: str, weight: float) -> RewardRow:
     stds, errors, seconds = (
         run.values(f"rewards/{name}/{part}") for part in ("std", "error_share", "seconds")
     )

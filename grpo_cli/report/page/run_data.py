@@ -43,7 +43,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Material:
+class RunData:
     """One run, as its folder has it."""
 
     folder: RunFolder
@@ -103,7 +103,7 @@ class Material:
         return Course(found or Change(values[0], values[-1], inf), width)
 
 
-def read_material(run: RunFolder, name: str) -> Material:
+def read_material(run: RunFolder, name: str) -> RunData:
     """Reads a run.
 
     Args:
@@ -114,7 +114,7 @@ def read_material(run: RunFolder, name: str) -> Material:
         UsageError: This is not a run folder, or its recipe or status is damaged.
     """
     history, status = read_history(run), StatusFile(run.status).read()
-    return Material(
+    return RunData(
         run,
         name,
         history,

@@ -12,7 +12,7 @@ from grpo_cli.analysis.metrics import Metric
 from grpo_cli.analysis.ranking import RANKING
 from grpo_cli.report.page.groups import read_weights
 from grpo_cli.report.page.held_out import Gain, direction
-from grpo_cli.report.page.run_data import Course, Material
+from grpo_cli.report.page.run_data import Course, RunData
 from grpo_cli.units import format_duration
 
 Tone = Literal["good", "bad", "plain"]
@@ -29,14 +29,14 @@ class Verdict:
     tone: Tone
 
 
-def judge(run: Material) -> Verdict:
+def judge(run: RunData) -> Verdict:
     """The verdict on a run."""
     parts = [_tell_gain(run.gain) or _tell_reward(run), _tell_moved(run.gain), _tell_problems(run)]
     told = "; ".join(part for part in parts if part)
     return Verdict(f"{_tell_way(run)}{f': {told}' if told else ''}.", _tone(run))
 
 
-def _tell_way(run: Material) -> str:
+def _tell_way(run: RunData) -> str:
     """How far it came."""
     status, time = run.status, format_duration(run.seconds)
     steps = (
@@ -124,7 +124,7 @@ def format_change(change: Metric) -> str:
     return f"{change.value:+.3f}{interval}".replace("-", "−")
 
 
-def _tell_reward(run: Material) -> str:
+def _tell_reward(run: RunData) -> str:
     course = run.course("reward")
     if course is None or not run.recipe.is_sampled:
         return ""
@@ -150,7 +150,7 @@ def _tell_noise(course: Course) -> str:
     return f"{found} with a noise of ±{course.margin:.3f}" if course.margin else found
 
 
-def _tell_problems(run: Material) -> str:
+def _tell_problems(run: RunData) -> str:
     counts = {
         level: sum(each.level == level for each in run.symptoms)
         for level in ("error", "warning", "note")
@@ -171,7 +171,7 @@ def _tell_problems(run: Material) -> str:
     return f"no problems found{so_far}" if run.history.series else ""
 
 
-def _tone(run: Material) -> Tone:
+def _tone(run: RunData) -> Tone:
     if run.state in _BROKEN or any(each.level == "error" for each in run.symptoms):
         return "bad"
     way = direction(run.gain.change.get(run.gain.primary or ""))
@@ -180,7 +180,7 @@ def _tone(run: Material) -> Tone:
     return "bad" if way < 0 else "plain"
 
 
-def _lost(run: Material) -> bool:
+def _lost(run: RunData) -> bool:
     """Whether a held-out accuracy or reward that counts is lower than before, beyond doubt."""
     gain, weights = run.gain, read_weights(run.recipe)
     fell = [name for name, change in gain.moved().items() if direction(change) < 0]

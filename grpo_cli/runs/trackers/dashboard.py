@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from urllib.parse import urlencode
 
 from grpo_cli.errors import SetupError
-from grpo_cli.processes import run_module, start_bound
+from grpo_cli.processes import run_module, start_child
 from grpo_cli.runs.trackers.catalogue import install_command, is_installed
 
 _PATIENCE_S = 30.0
@@ -46,7 +46,7 @@ def dashboard(project: str) -> Iterator[str]:
     Yields:
         The address for people, or why there is no dashboard: a training goes on without.
     """
-    process = start_bound(
+    process = start_child(
         [*run_module("grpo_cli.runs.trackers.dashboard"), project],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

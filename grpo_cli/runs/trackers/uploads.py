@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grpo_cli.processes import run_module, start_bound
+from grpo_cli.processes import run_module, start_child
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.trackers.contents import read_contents
 from grpo_cli.runs.trackers.defaults import set_defaults
@@ -43,7 +43,7 @@ def _run(command: list[str], log: Path) -> str | None:
     """Runs the process to its end; gives the reason where that was not a good one."""
     try:
         with log.open("ab") as output:
-            process = start_bound(
+            process = start_child(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
         try:

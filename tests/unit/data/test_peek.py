@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from grpo_cli.data.preview import has_eval, peek
+from grpo_cli.data.preview import has_eval, preview
 from grpo_cli.data.sources import hold_out, read_rows
 
 ROWS = [{"question": str(number), "answer": number} for number in range(37)]
@@ -44,7 +44,7 @@ def test_counts_are_those_read_rows_gives(section, rows_file, limits) -> None:
         ]
     for source in sources:
         dataset = section(**{**source, **limits})
-        seen, read = peek(dataset, 3), read_rows(dataset, 3)
+        seen, read = preview(dataset, 3), read_rows(dataset, 3)
         train, held = read.train, read.eval
         if dataset.eval_fraction:
             prompts = [str(place) for place in range(len(train))]
@@ -58,13 +58,13 @@ def test_counts_are_those_read_rows_gives(section, rows_file, limits) -> None:
 
 def test_the_sample_is_the_first_rows(section, rows_file) -> None:
     dataset = section(kind="files", train=rows_file)
-    assert peek(dataset, 0).sample == tuple(ROWS[:20])
-    assert peek(section(kind="inline", rows=ROWS), 0).sample == tuple(ROWS[:20])
+    assert preview(dataset, 0).sample == tuple(ROWS[:20])
+    assert preview(section(kind="inline", rows=ROWS), 0).sample == tuple(ROWS[:20])
 
 
 def test_the_hub_is_not_asked(section) -> None:
     dataset = section(kind="hub", path="a/b", eval_split="test")
-    seen = peek(dataset, 0)
+    seen = preview(dataset, 0)
     assert (seen.columns, seen.train_rows, seen.eval_rows, seen.sample) == (None, None, None, ())
     assert "a/b" in seen.note
     assert has_eval(dataset)
@@ -74,12 +74,12 @@ def test_the_hub_is_not_asked(section) -> None:
 def test_unusable_files_are_found_before_training(section, tmp_path, text) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
-    assert peek(section(kind="files", train=str(path)), 0).problems
+    assert preview(section(kind="files", train=str(path)), 0).problems
 
 
 def test_a_missing_eval_file_is_found(section, rows_file) -> None:
     lost = rows_file.replace("rows.", "row.")
-    (problem,) = peek(section(kind="files", train=rows_file, eval=lost), 0).problems
+    (problem,) = preview(section(kind="files", train=rows_file, eval=lost), 0).problems
     assert (problem.path, problem.fix) == ("dataset.eval", "write `rows.jsonl`")
 
 
@@ -91,12 +91,12 @@ def test_importing_the_room_and_peeking_load_nothing_heavy(rows_file) -> None:
 import sys
 from pydantic import TypeAdapter
 from grpo_cli.data import columns, encoding, files, prompts, rows, sources, tasks
-from grpo_cli.data.preview import peek
+from grpo_cli.data.preview import preview
 from grpo_cli.recipe.dataset import DatasetConfig
 adapter = TypeAdapter(DatasetConfig)
-peek(adapter.validate_python({{"kind": "files", "train": {rows_file!r}}}), 0)
+preview(adapter.validate_python({{"kind": "files", "train": {rows_file!r}}}), 0)
 if tasks.find_tasks():
-    peek(adapter.validate_python({{"kind": "reasoning_gym", "task": "chain_sum"}}), 0)
+    preview(adapter.validate_python({{"kind": "reasoning_gym", "task": "chain_sum"}}), 0)
 print(*({HEAVY!r} & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

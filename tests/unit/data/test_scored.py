@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("datasets")
 
 from grpo_cli.data.build import build_datasets
-from grpo_cli.data.preview import peek
+from grpo_cli.data.preview import preview
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.recipe import Recipe
 
@@ -114,20 +114,20 @@ def test_what_cannot_be_used_is_said_by_building_and_by_looking(scored, keys, pa
     made = scored(**keys)
     with pytest.raises(RecipeError) as error:
         build(made)
-    for problems in (error.value.problems, peek(made.dataset, made.seed).problems):
+    for problems in (error.value.problems, preview(made.dataset, made.seed).problems):
         (problem,) = problems
         assert problem.path == path
         assert said in problem.message
 
 
 def test_a_look_counts_the_prompts_that_training_will_have(scored):
-    seen = peek(scored().dataset, 1)
+    seen = preview(scored().dataset, 1)
     assert (seen.train_rows, seen.eval_rows) == (2, None)
     assert (seen.groups.responses, seen.groups.single) == (5, 1)
     rows = [row(f"p{number}", text, 0) for number in range(10) for text in "xyz"]
-    seen = peek(scored(rows=rows, eval_fraction=0.3).dataset, 1)
+    seen = preview(scored(rows=rows, eval_fraction=0.3).dataset, 1)
     assert (seen.train_rows, seen.eval_rows) == (7, 3)
-    seen = peek(scored(eval_rows=ROWS).dataset, 1)
+    seen = preview(scored(eval_rows=ROWS).dataset, 1)
     assert (seen.train_rows, seen.eval_rows) == (2, 2)
 
 

@@ -20,7 +20,7 @@ from grpo_cli.doctor import (
     resources,
     verdicts,
 )
-from grpo_cli.doctor import diagnostics as examination
+from grpo_cli.doctor import diagnostics as diagnostics
 from grpo_cli.doctor import subprocess_checks as trials
 from grpo_cli.doctor.result import Examination
 from grpo_cli.doctor.subprocess_checks import TrialResult
@@ -758,22 +758,22 @@ def test_a_check_that_breaks_becomes_a_finding(monkeypatch, tmp_path):
 
     monkeypatch.setattr(network, "check_ports", break_off)
     monkeypatch.delenv("GRPO_DEBUG", raising=False)
-    found = examination.examine(tmp_path / "runs", quick=True)
+    found = diagnostics.diagnose_machine(tmp_path / "runs", quick=True)
     assert "ZeroDivisionError: by nought" in only(found.findings, "doctor").seen
     assert "memory" in levels(found.findings)
     monkeypatch.setenv("GRPO_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
-        examination.examine(tmp_path / "runs", quick=True)
+        diagnostics.diagnose_machine(tmp_path / "runs", quick=True)
 
 
 def test_a_broken_driver_is_not_called_no_gpu(nvidia_smi, tmp_path):
     nvidia_smi("NVIDIA-SMI has failed", code=9)
-    found = examination.examine(tmp_path / "runs", quick=True).findings
+    found = diagnostics.diagnose_machine(tmp_path / "runs", quick=True).findings
     assert only(found, "GPU driver").level == "error"
     assert "GPU" not in levels(found)
 
 
 def test_looking_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    examination.examine(Path("runs"), quick=True)
+    diagnostics.diagnose_machine(Path("runs"), quick=True)
     assert list(tmp_path.iterdir()) == []

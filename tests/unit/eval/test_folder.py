@@ -52,9 +52,9 @@ def test_what_is_no_record_is_passed_over(tmp_path, tail):
 
 def test_one_command_at_a_time_measures_into_a_folder(tmp_path):
     folder = EvalFolder(tmp_path)
-    with folder.held(), pytest.raises(UsageError, match="another command"), folder.held():
+    with folder.lock(), pytest.raises(UsageError, match="another command"), folder.lock():
         pass
-    with folder.held():
+    with folder.lock():
         pass
 
 

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from grpo_cli.errors import SetupError
-from grpo_cli.launch.check_server import examine
+from grpo_cli.launch.check_server import check_server
 
 MODELS = {"data": [{"id": "m"}]}
 SUITS = {
@@ -47,7 +47,7 @@ def serve():
 
 
 def look(address, *, by_nccl=True, model="m"):
-    return examine(address, "THE COMMAND", model=model, by_nccl=by_nccl, wait_s=0, tell=str)
+    return check_server(address, "THE COMMAND", model=model, by_nccl=by_nccl, wait_s=0, tell=str)
 
 
 def answers_of(info, models=None):

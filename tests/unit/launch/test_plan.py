@@ -6,9 +6,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from grpo_cli.launch.cpu_environment import settle_threads
+from grpo_cli.launch.cpu_environment import set_thread_env
 from grpo_cli.launch.plan import plan_launch
-from grpo_cli.launch.server_location import Places
+from grpo_cli.launch.server_location import ServerLocation
 from grpo_cli.machine import Hardware, count_gpus, resolve_num_processes
 from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import GOOD, write_recipe
@@ -67,7 +67,7 @@ def test_threads_that_wait_soon_sleep(tmp_path):
 def test_a_process_of_ours_computes_as_a_worker_would(monkeypatch, present, found):
     environment = dict(present)
     monkeypatch.setattr(os, "environ", environment)
-    settle_threads(CPU, 2)
+    set_thread_env(CPU, 2)
     assert environment == found
 
 
@@ -195,8 +195,8 @@ MANAGED = (
 
 def test_a_managed_server_has_gpus_of_its_own(tmp_path):
     hardware = Hardware(gpus=3, cpus=32, names=("4", "6", "7"))
-    places = Places(("/opt/vllm", "serve"), "/models/m", 8123, 50123)
-    planned = plan_launch(recipe_of(tmp_path, "", MANAGED), RUN, hardware, places=places)
+    location = ServerLocation(("/opt/vllm", "serve"), "/models/m", 8123, 50123)
+    planned = plan_launch(recipe_of(tmp_path, "", MANAGED), RUN, hardware, location=location)
     assert planned.num_processes == 1
     assert planned.environment["CUDA_VISIBLE_DEVICES"] == "4"
     server = planned.server

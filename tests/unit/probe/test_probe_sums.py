@@ -9,8 +9,8 @@ from grpo_cli.analysis.samples import ScoredCompletion
 from grpo_cli.batch import BatchInputs, plan_batch
 from grpo_cli.models.shape import ModelShape
 from grpo_cli.probe import cost, signal
-from grpo_cli.probe import resource_checks as affordability
-from grpo_cli.probe import signal_checks as judgement
+from grpo_cli.probe import resource_checks as resource_checks
+from grpo_cli.probe import signal_checks as signal_checks
 from grpo_cli.probe.memory import MemoryInputs, estimate_memory
 from grpo_cli.recipe.recipe import Recipe
 
@@ -100,7 +100,7 @@ def two_rewards(*groups, weights):
 def test_weights_are_to_blame_only_where_rewards_differ_and_totals_do_not(pair, weights, advice):
     groups = [*[pair] * 19, [(0, 1), (0, 0)]]
     found = signal.read_signal(two_rewards(*groups, weights=weights), {})
-    findings = list(judgement.judge(found, signal.Lengths(5, 5, 5, 0.0, 64), masked=False))
+    findings = list(signal_checks.judge(found, signal.Lengths(5, 5, 5, 0.0, 64), masked=False))
     (told,) = [each for each in findings if each.subject == "signal: groups without spread"]
     assert told.fix.startswith(advice)
 
@@ -123,7 +123,7 @@ def test_signal_and_lengths_are_judged(groups, clipped, masked, expected):
     completions = scored(*groups, clipped=clipped)
     found = signal.read_signal(completions, {"math": 1.0})
     lengths = signal.read_lengths(completions, 5)
-    findings = list(judgement.judge(found, lengths, masked=masked))
+    findings = list(signal_checks.judge(found, lengths, masked=masked))
     told = {(finding.subject, finding.level) for finding in findings}
     assert told == set() if expected is None else expected in told
     assert all(finding.fix and finding.why for finding in findings)
@@ -333,7 +333,7 @@ def test_memory_that_is_not_there_is_an_error_with_an_edit():
     found = estimate_memory(SHAPE, INPUTS)
 
     def judge(available, *, cuda=False):
-        return list(affordability.judge_memory(found, available, recipe(), PLAN, cuda=cuda))
+        return list(resource_checks.judge_memory(found, available, recipe(), PLAN, cuda=cuda))
 
     (over,), (near,) = judge(found.peak_bytes - 1), judge(int(found.peak_bytes * 1.05))
     assert (over.level, near.level) == ("error", "warning")
@@ -346,11 +346,11 @@ def test_memory_that_is_not_there_is_an_error_with_an_edit():
 def test_hours_that_nothing_saves_are_a_warning():
     given = recipe(training={"save_strategy": "no"})
     long = cost.TimeEstimate((cost.TimePart("sampling", 7200.0, ""),), 72.0, 100, 7200.0)
-    told = [finding.subject for finding in affordability.judge_time(given, long)]
+    told = [finding.subject for finding in resource_checks.judge_time(given, long)]
     assert told == ["cost: nothing is saved"]
     short = replace(long, steps=10)
-    assert list(affordability.judge_time(given, short)) == []
+    assert list(resource_checks.judge_time(given, short)) == []
     slow = cost.TimeEstimate((cost.TimePart("scoring", 60.0, ""),), 1.0, 60, 60.0)
-    assert [finding.subject for finding in affordability.judge_time(given, slow)] == [
+    assert [finding.subject for finding in resource_checks.judge_time(given, slow)] == [
         "cost: scoring"
     ]

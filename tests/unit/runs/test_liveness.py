@@ -6,9 +6,11 @@ import platform
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from grpo_cli.runs import heartbeat
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.heartbeat import BeatWatch
 from grpo_cli.runs.liveness import live_workers, look_at_life, was_started
@@ -106,7 +108,8 @@ def test_a_folder_that_a_dry_run_left_was_never_started(tmp_path):
 def test_only_time_awake_without_a_sign_is_a_stall(tmp_path, monkeypatch):
     run = make_running(tmp_path)
     clock = iter([0, 1, 2, 3, 90_000, 90_001, 90_002])
-    monkeypatch.setattr("grpo_cli.runs.heartbeat.time.monotonic", lambda: next(clock))
+    # Other threads read the real clock, so only this module's is replaced.
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     watch = BeatWatch(run)
     assert watch.look() == 0
     beat = run.launch / "rank_0.beat"

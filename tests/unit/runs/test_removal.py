@@ -127,7 +127,7 @@ def test_nothing_is_removed_where_one_of_them_was_taken_up_meanwhile(tmp_path):
     runs = [make_finished_run(tmp_path, seed=seed) for seed in (1, 2)]
     planned = [plan_removal(run) for run in runs]
     runs[1].launch.mkdir()
-    with runs[1].held(), pytest.raises(UsageError, match="another command"):
+    with runs[1].lock(), pytest.raises(UsageError, match="another command"):
         remove(planned)
     assert all(run.path.is_dir() for run in runs)
 

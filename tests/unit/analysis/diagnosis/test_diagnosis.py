@@ -62,7 +62,7 @@ def test_a_rule_that_fails_takes_nothing_down_and_is_not_hidden(monkeypatch, cap
     def fail(history):
         raise ZeroDivisionError("of a bug")
 
-    broken = replace(next(each for each in RULES if each.name == "no_signal"), look=fail)
+    broken = replace(next(each for each in RULES if each.name == "no_signal"), check=fail)
     monkeypatch.setattr(diagnosis, "RULES", (broken, *RULES))
     with caplog.at_level(logging.WARNING):
         found = diagnose(make_history(SICK))
@@ -115,4 +115,4 @@ def test_every_rule_tells_its_source_or_that_it_is_ours():
         assert cited, rule.name
         assert rule.why.endswith("."), rule.name
         assert not rule.threshold.endswith("."), rule.name
-        assert rule.fewest >= min(rule.window, 10), rule.name
+        assert rule.min_records >= min(rule.window, 10), rule.name

@@ -608,11 +608,11 @@ def test_gradients_far_above_their_median_are_spikes_too():
 )  # fmt: skip
 def test_rules_that_a_recipe_gives_nothing_to_look_at_say_why(changes, rules):
     history = make_history({"loss": [0.0]}, make_recipe(**changes))
-    barred = {rule.name for rule in RULES if rule.bar(history.recipe)}
+    barred = {rule.name for rule in RULES if rule.skip_reason(history.recipe)}
     assert rules <= barred
     for rule in RULES:
         if rule.name in rules:
-            assert rule.find_obstacle(history) == rule.bar(history.recipe)
+            assert rule.unsupported_reason(history) == rule.skip_reason(history.recipe)
 
 
 def test_scored_data_is_judged_by_what_it_trains_alone():
