@@ -22,7 +22,7 @@ from grpo_cli.checks.optimizer import check_optimizer
 from grpo_cli.checks.overlap import check_overlap
 from grpo_cli.checks.precision import check_precision, settle_dtype
 from grpo_cli.checks.scored import check_scored
-from grpo_cli.checks.settings import read_setting
+from grpo_cli.checks.settings import check_effects, read_setting
 from grpo_cli.checks.slurm import check_slurm
 from grpo_cli.checks.stopping import check_metrics, check_stop_when
 from grpo_cli.checks.trackers import check_trackers
@@ -136,7 +136,7 @@ def check_recipe(
             *check_async(recipe),
         ]
         problems += [*check_trackers(recipe), *check_precision(recipe, found)]
-        problems += check_optimizer(recipe)
+        problems += [*check_optimizer(recipe), *check_effects(recipe, batch.total_optimizer_steps)]
         problems += check_expect(recipe, batch.total_optimizer_steps)
         if not loaded.problems:
             unseen = tuple(_find_unseen(recipe, seen, processes, found))

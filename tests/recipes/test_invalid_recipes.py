@@ -33,3 +33,14 @@ def test_a_mistake_gets_its_message(path):
 def test_every_mistake_has_a_message_beside_it():
     assert len(RECIPES) >= 30
     assert {path.stem for path in RECIPES} == {path.stem for path in FOLDER.glob("*.expected")}
+
+
+def test_settings_without_effect_are_warned_of():
+    found = check_recipe(FOLDER / "no_effect.yaml", hardware=Hardware(gpus=0, cpus=2)).problems
+    warned = {problem.path for problem in found if problem.level == "warning"}
+    assert warned == {
+        "generation.vllm",
+        "training.warmup_steps",
+        "training.eval_steps",
+        "training.greater_is_better",
+    }
