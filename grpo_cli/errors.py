@@ -158,7 +158,7 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     key = name.lower().replace("-", "_")
     if key in folded:
         return folded[key]
-    close = difflib.get_close_matches(key, folded, n=1, cutoff=0.7)
+    close = difflib.get_close_matches(key, folded, n=1, cutoff=0.76)
     return folded[close[0]] if close else None
 
 

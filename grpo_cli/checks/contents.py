@@ -318,7 +318,8 @@ def _check_golds(
 def _missing_column(
     name: str, known: frozenset[str], path: str, who: str, split: str = "training"
 ) -> Problem:
-    close = nearest(name, known)
+    bare = name.strip("{} ")
+    close = bare if bare in known else nearest(name, known)
     fix = f"use `{close}`, or " if close else ""
     return Problem(
         f"{who} the column `{name}`, which the {_NAMES[split]} lacks (columns: {_list(known)})",

@@ -135,7 +135,7 @@ def read_text(text: str, source: str) -> Node:
         _check_depth(text, source, loader)
         root = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
-        raise _refuse_syntax(error, source) from None
+        raise _refuse_syntax(error, source, text) from None
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise _refuse(Location(source), f"is not YAML ({error})", "remove that character") from None
     if root is None:
@@ -252,14 +252,22 @@ def _refuse(where: Location, message: str, fix: str) -> RecipeError:
     return RecipeError([Problem(message, fix, location=where)])
 
 
-def _refuse_syntax(error: yaml.MarkedYAMLError, source: str) -> RecipeError:
+_LOOKALIKES = {"\u00a0": "no-break space", "\u2013": "dash (–)", "\u2014": "dash (—)"}
+"""Characters that word processors and web pages put in the place of a space or a hyphen."""
+
+
+def _refuse_syntax(error: yaml.MarkedYAMLError, source: str, text: str) -> RecipeError:
     mark = error.problem_mark or error.context_mark
+    lines = text.splitlines()[max(mark.line - 1, 0) : mark.line + 1] if mark else []
     where = Location(source, mark.line + 1, mark.column + 1) if mark else Location(source)
     said = error.problem or error.context or "cannot be parsed"
-    return _refuse(where, f"is not valid YAML: {said}", _syntax_fix(said))
+    return _refuse(where, f"is not valid YAML: {said}", _syntax_fix(said, lines))
 
 
-def _syntax_fix(said: str) -> str:
+def _syntax_fix(said: str, lines: list[str]) -> str:
+    for sign, name in _LOOKALIKES.items():
+        if any(sign in line for line in lines):
+            return f"replace the {name} in this line or the one above with a plain one"
     if "cannot start any token" in said:
         return "indent with spaces, not tabs; put text that begins with `@`, `%` or a backtick in quotes"
     if "mapping values" in said:
