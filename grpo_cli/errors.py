@@ -1,18 +1,13 @@
-"""What can go wrong, as data: problems, the exception tree and the exit codes.
-
-Owns the shape of every message a user reads (`file:line:col: dotted.path: what is wrong. Fix: …`)
-and the search for the nearest valid name. Does not print: that is `cli/errors.py`.
-"""
+"""The exceptions of grpo, the exit codes, and the search for the nearest valid name."""
 
 import difflib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-Level = Literal["error", "warning", "note"]
+from grpo_cli.issues import Issue, sort_issues
 
 
 class ExitCode(IntEnum):
@@ -31,56 +26,8 @@ class ExitCode(IntEnum):
     """By SIGTERM."""
 
 
-@dataclass(frozen=True, order=True)
-class Location:
-    """Where a value was written: a file with line and column (both from 1), or a flag."""
-
-    source: str
-    line: int = 0
-    column: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong, where it is, and how to mend it."""
-
-    message: str
-    """What is wrong, with the values seen."""
-    fix: str
-    """A concrete edit or command."""
-    path: str = ""
-    """Dotted path into the recipe, such as `training.learning_rate`; empty where there is none."""
-    location: Location | None = None
-    level: Level = "error"
-
-    @property
-    def is_missing_package(self) -> bool:
-        """Whether this machine lacks a package; with it, the recipe may be right."""
-        return self.message.endswith("is not installed")
-
-    def __str__(self) -> str:
-        parts = [str(self.location) if self.location else "", self.path, self.message]
-        return f"{': '.join(part for part in parts if part)}. Fix: {self.fix}"
-
-    def as_json(self) -> dict[str, object]:
-        """The problem as plain values, for `--json`."""
-        where = self.location
-        return {
-            "level": self.level,
-            "file": where.source if where else None,
-            "line": where.line or None if where else None,
-            "column": where.column or None if where else None,
-            "path": self.path or None,
-            "message": self.message,
-            "fix": self.fix,
-        }
-
-
 class GrpoError(Exception):
-    """An error of ours: its text says what is wrong and how to mend it, so no traceback is shown."""
+    """An expected error: its text says what is wrong and how to fix it, so no traceback is shown."""
 
     exit_code: ExitCode = ExitCode.FAILED
 
@@ -89,14 +36,19 @@ class GrpoError(Exception):
         """Dotted path into the recipe; empty if there is none, or if it is not known."""
         super().__init__(message)
 
+    def as_issue(self, path: str = "", **details: Any) -> Issue:
+        """Return the error as an issue at a path; `details` are its level, subject and why."""
+        seen, _, fix = str(self).partition(". Fix: ")
+        return Issue(seen, fix, path or self.path, **details)
+
 
 class ProblemsError(GrpoError):
-    """One or more problems, sorted by where they stand."""
+    """One or more issues of a recipe, sorted by file and line."""
 
     exit_code = ExitCode.USAGE
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = sort_problems(problems)
+    def __init__(self, problems: Iterable[Issue]) -> None:
+        self.problems = sort_issues(problems)
         if self.problems and all(problem.is_missing_package for problem in self.problems):
             self.exit_code = ExitCode.ENVIRONMENT
         super().__init__("\n".join(str(problem) for problem in self.problems))
@@ -137,22 +89,16 @@ def install_extra(extra: str) -> str:
     # Importing it takes as long as all else in this module together.
     from importlib import metadata
 
-    told = metadata.distribution("grpo-cli").read_text("direct_url.json")
-    origin = json.loads(told) if told else {}
+    direct_url = metadata.distribution("grpo-cli").read_text("direct_url.json")
+    origin = json.loads(direct_url) if direct_url else {}
     url = origin.get("url", "")
     if vcs := origin.get("vcs_info"):
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
     return f'pip install "grpo-cli[{extra}]{f" @ {url}" if url else ""}"'
 
 
-def sort_problems(problems: Iterable[Problem]) -> list[Problem]:
-    """Orders problems by file, line and column; those without a place come last."""
-    nowhere = Location("\uffff")
-    return sorted(problems, key=lambda problem: (problem.location or nowhere, problem.path))
-
-
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name closest to `name`, or None where nothing is close."""
+    """Return the valid name closest to `name`; None if nothing is close."""
     candidates = list(valid)
     folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
     key = name.lower().replace("-", "_")

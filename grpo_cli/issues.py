@@ -1,64 +1,66 @@
-"""One thing that was looked at before a training: the machine, the settings, the samples.
+"""One thing that is wrong, or good to know: what checks, probe, doctor, reward tests and exports report."""
 
-Owns the shape of what is found. Looks at nothing itself.
-"""
-
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from grpo_cli.errors import Location, Problem
+Level = Literal["ok", "note", "warning", "error"]
 
-FindingLevel = Literal["ok", "note", "warning", "error"]
+
+@dataclass(frozen=True, order=True)
+class Location:
+    """Where a value was written: a file with line and column (both from 1), or a flag."""
+
+    source: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What was seen of one subject, how bad it is, and what mends it."""
+class Issue:
+    """What was seen, where, how serious it is, and how to fix it."""
 
-    subject: str
-    """What was looked at, such as `package torch`, `disk: runs` or `signal: groups without spread`."""
-    level: FindingLevel
-    """`error`: training will fail or learn nothing. `warning`: some of it will. `note`: good to know."""
     seen: str
-    """The values seen."""
+    """What is wrong, with the values seen."""
     fix: str = ""
-    """A concrete command or edit; empty only where nothing needs mending."""
-    why: str = ""
-    """Why it matters, in one sentence; empty where the values speak for themselves."""
+    """A concrete edit or command; empty only if nothing needs fixing."""
     path: str = ""
-    """Dotted path into the recipe; empty where it is not a recipe's."""
+    """Dotted path into the recipe, such as `training.learning_rate`; empty if there is none."""
     location: Location | None = None
-    """Where in the recipe's file that path stands."""
+    """Where that path stands in the recipe's file."""
+    level: Level = "error"
+    """`error`: the run will fail or learn nothing. `warning`: part of it will. `note`: good to know."""
+    subject: str = ""
+    """What was checked, such as `package torch` or `disk: runs`; empty for a key of the recipe."""
+    why: str = ""
+    """Why it matters, in one sentence; empty if the values speak for themselves."""
+
+    @property
+    def is_missing_package(self) -> bool:
+        """Whether this machine lacks a package; with it, the recipe may be right."""
+        return self.seen.endswith("is not installed")
 
     def __str__(self) -> str:
-        parts = [str(self.location) if self.location else "", self.path or self.subject]
-        text = f"{': '.join(filter(None, parts))}: {self.seen.rstrip('.')}"
-        text = f"{text}. {self.why.rstrip('.')}" if self.why else text
-        return f"{text}. Fix: {self.fix}" if self.fix else text
-
-    @classmethod
-    def of(cls, subject: str, problem: Problem) -> Self:
-        """A problem that some other check found."""
-        return cls(
-            subject,
-            problem.level,
-            problem.message,
-            problem.fix,
-            path=problem.path,
-            location=problem.location,
-        )
+        where = str(self.location) if self.location else ""
+        text = ": ".join(filter(None, (where, self.path or self.subject, self.seen.rstrip("."))))
+        why = f". {self.why.rstrip('.')}" if self.why else ""
+        return f"{text}{why}. Fix: {self.fix}" if self.fix else f"{text}{why}"
 
     def placed(self, location: Location | None) -> Self:
-        """The same finding with its place in the recipe."""
+        """Return the same issue with its place in the recipe, unless it has one."""
         return replace(self, location=self.location or location)
 
     def as_json(self) -> dict[str, Any]:
-        """The finding as plain values, for `--json`."""
+        """Return the issue as plain values, for `--json`. `message` is `seen` by its older name."""
         where = self.location
         return {
-            "subject": self.subject,
+            "subject": self.subject or None,
             "level": self.level,
             "seen": self.seen,
+            "message": self.seen,
             "why": self.why or None,
             "fix": self.fix or None,
             "path": self.path or None,
@@ -68,15 +70,22 @@ class Finding:
         }
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Self:
-        """The finding that `as_json` told of."""
-        source, line, column = told["file"], told["line"] or 0, told["column"] or 0
+    def from_json(cls, entry: dict[str, Any]) -> Self:
+        """Return the issue that `as_json` wrote."""
+        file = entry["file"]
+        location = Location(file, entry["line"] or 0, entry["column"] or 0) if file else None
         return cls(
-            told["subject"],
-            told["level"],
-            told["seen"],
-            told["fix"] or "",
-            told["why"] or "",
-            told["path"] or "",
-            Location(source, line, column) if source else None,
+            entry["seen"],
+            entry["fix"] or "",
+            entry["path"] or "",
+            location,
+            entry["level"],
+            entry["subject"] or "",
+            entry["why"] or "",
         )
+
+
+def sort_issues(issues: Iterable[Issue]) -> list[Issue]:
+    """Sort issues by file, line and column; those without a place come last."""
+    nowhere = Location("\uffff")
+    return sorted(issues, key=lambda issue: (issue.location or nowhere, issue.path))

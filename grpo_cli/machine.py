@@ -15,11 +15,17 @@ if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where a container's limits stand."""
+"""Holds a container's limits."""
 _CPUINFO = Path("/proc/cpuinfo")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 _RENDERERS = Path("/dev/dri")
+_NVIDIA: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
+_AMD = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""Variables that choose among the GPUs; HIP and torch read the first that is set, vLLM refuses two that differ.
+
+Source: torch 2.13, `torch.cuda._parse_visible_devices`; vLLM, `vllm/platforms/rocm.py`.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,30 +38,31 @@ class Hardware:
     """Cores that computing threads can keep busy."""
     linux: bool = True
     names: tuple[str, ...] = ()
-    """What `CUDA_VISIBLE_DEVICES` calls the visible devices, where it is set."""
+    """The visible devices as the first of `selectors` that is set names them."""
     bfloat16: bool | None = None
-    """Whether the processor computes in bfloat16 itself; None where the system does not tell."""
+    """Whether the processor computes in bfloat16 itself; None if the system does not tell."""
+    selectors: tuple[str, ...] = _NVIDIA
+    """The variables that choose among the GPUs."""
 
     @property
     def devices(self) -> tuple[str, ...]:
         """The visible devices, as `CUDA_VISIBLE_DEVICES` would name them."""
         return self.names or tuple(map(str, range(self.gpus)))
 
+    def select(self, devices: tuple[str, ...]) -> dict[str, str]:
+        """Return the variables with which a process sees only these devices."""
+        return dict.fromkeys(self.selectors, ",".join(devices))
+
 
 def read_hardware(gpus: int | None = None) -> Hardware:
     """Look at this machine; with `gpus`, as if it had so many GPUs."""
     if gpus is not None:
         return Hardware(gpus, count_cores(), bfloat16=has_bfloat16())
-    gpus = count_gpus()
-    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    visible = tuple(name for name in names if name)[:gpus]
-    return Hardware(
-        gpus,
-        count_cores(),
-        sys.platform.startswith("linux"),
-        visible,
-        has_bfloat16(),
-    )
+    gpus, selectors = _find_gpus()
+    visible = next(filter(None, map(os.environ.get, selectors)), "")
+    names = tuple(named_devices(visible))[:gpus]
+    linux = sys.platform.startswith("linux")
+    return Hardware(gpus, count_cores(), linux, names, has_bfloat16(), selectors)
 
 
 def count_gpus(nodes: Path = _AMD_NODES, renderers: Path = _RENDERERS) -> int:
@@ -65,15 +72,22 @@ def count_gpus(nodes: Path = _AMD_NODES, renderers: Path = _RENDERERS) -> int:
         nodes: What Linux tells of AMD's GPUs.
         renderers: The devices that this machine, or container, may use.
     """
-    found, variables = _count_nvidia(), ["CUDA_VISIBLE_DEVICES"]
-    if not found:
-        found = _count_amd(nodes, renderers)
-        variables += ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"]
-    for variable in variables:
+    return _find_gpus(nodes, renderers)[0]
+
+
+def _find_gpus(
+    nodes: Path = _AMD_NODES, renderers: Path = _RENDERERS
+) -> tuple[int, tuple[str, ...]]:
+    """Return the number of GPUs, and the variables that choose among them."""
+    count = _count_nvidia()
+    selectors = limits = _NVIDIA
+    if not count and (count := _count_amd(nodes, renderers)):
+        selectors, limits = _AMD, ("ROCR_VISIBLE_DEVICES", *_AMD)
+    for variable in limits:
         visible = os.environ.get(variable)
         if visible is not None:
-            found = min(found, len(named_devices(visible)))
-    return found
+            count = min(count, len(named_devices(visible)))
+    return count, selectors
 
 
 def named_devices(visible: str) -> list[str]:
@@ -82,7 +96,11 @@ def named_devices(visible: str) -> list[str]:
 
 
 def _count_nvidia() -> int:
-    """Ask the driver, which knows containers and WSL."""
+    """Ask the driver, which knows containers and WSL.
+
+    Source: NVIDIA's MIG user guide, "CUDA Device Enumeration": where GPUs are divided into instances, a process
+    sees one of these, however many it names, and no whole GPU.
+    """
     import pynvml
 
     try:
@@ -90,39 +108,59 @@ def _count_nvidia() -> int:
     except pynvml.NVMLError:
         return 0
     try:
-        return int(pynvml.nvmlDeviceGetCount())
+        count = int(pynvml.nvmlDeviceGetCount())
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = None if visible is None else named_devices(visible)
+        instance = any(name.startswith("MIG-") for name in names or ())
+        return 1 if instance or any(_is_divided(index, names) for index in range(count)) else count
     except pynvml.NVMLError:
         return 0
     finally:
         pynvml.nvmlShutdown()
 
 
+def _is_divided(index: int, names: list[str] | None) -> bool:
+    """Return whether a GPU of NVIDIA's is among `names`, by index or UUID, and divided into instances (MIG)."""
+    import pynvml
+
+    try:
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+        if not pynvml.nvmlDeviceGetMigMode(gpu)[0]:
+            return False
+        if names is None or str(index) in names:
+            return True
+        # CUDA takes the beginning of a UUID too.
+        return pynvml.nvmlDeviceGetUUID(gpu).startswith(tuple(names))
+    except pynvml.NVMLError:
+        return False
+
+
 def _count_amd(nodes: Path, renderers: Path) -> int:
-    found = 0
-    for properties in nodes.glob("*/properties"):
-        told = dict(line.split(maxsplit=1) for line in properties.read_text().splitlines())
-        # Processors are nodes too, without compute units. A container shows all nodes, but its own devices alone.
-        renderer = renderers / f"renderD{told.get('drm_render_minor')}"
-        found += int(told.get("simd_count", 0)) > 0 and renderer.exists()
-    return found
+    count = 0
+    for file in nodes.glob("*/properties"):
+        properties = dict(line.split(maxsplit=1) for line in file.read_text().splitlines())
+        # CPUs are nodes too, without compute units. A container shows all nodes, but only its own devices.
+        renderer = renderers / f"renderD{properties.get('drm_render_minor')}"
+        count += int(properties.get("simd_count", 0)) > 0 and renderer.exists()
+    return count
 
 
 def pick_device(launch: "LaunchConfig") -> Literal["cpu", "cuda"]:
-    """Where a process of this machine works, as torch sees it; imports torch."""
+    """Return where a process of this machine works, as torch sees it; imports torch."""
     import torch
 
     return "cuda" if torch.cuda.is_available() and not launch.use_cpu else "cpu"
 
 
 def is_on_cpu(launch: "LaunchConfig", hardware: Hardware) -> bool:
-    """Whether a launch on this machine trains on the CPU; without importing torch."""
+    """Return whether a launch on this machine trains on the CPU; without importing torch."""
     return launch.use_cpu or hardware.gpus == 0
 
 
 def resolve_num_processes(recipe: "Recipe", hardware: Hardware) -> int:
-    """Worker processes over all machines, with `auto` worked out for this one.
+    """Return the worker processes over all machines; `auto` is worked out for this one.
 
-    GPUs that a managed vLLM server works on are not training's.
+    Training does not use the GPUs of a managed vLLM server.
     """
     launch = recipe.launch
     if launch.num_processes != "auto":
@@ -136,52 +174,41 @@ def resolve_num_processes(recipe: "Recipe", hardware: Hardware) -> int:
 
 
 def processes_per_machine(hardware: Hardware) -> int:
-    """What `auto` means on this machine: one process for each visible GPU, and 1 on a CPU."""
+    """Return what `auto` means on this machine: one process for each visible GPU, or 1 on a CPU."""
     return max(hardware.gpus, 1)
 
 
 def read_available_memory(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP
 ) -> tuple[int | None, bool]:
-    """Memory that could be taken now.
-
-    Returns:
-        Bytes, None where the system does not tell; and whether a container's limit decides.
-    """
-    available, room = _read_available(meminfo), _read_cgroup_room(cgroup)
+    """Return the bytes of available memory, None if unknown; and whether a container's limit decides."""
+    available = _read_entry(meminfo, "MemAvailable:", unit=1024)
+    room = _read_cgroup_room(cgroup)
     if available is not None and room is not None and room < available:
         return room, True
     return available, False
 
 
-def _read_available(meminfo: Path) -> int | None:
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        return None
-    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0][1]) * 1024 if found else None
-
-
 def _read_cgroup_room(cgroup: Path) -> int | None:
-    """What a container may still take; page cache that can be dropped counts as free."""
+    """Return what a container may still take; page cache that can be dropped counts as free."""
     for limit, used, key in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
     ):
-        most, now = read_number(cgroup / limit), read_number(cgroup / used)
+        most, now = _read_number(cgroup / limit), _read_number(cgroup / used)
         if most is not None and now is not None:
             stat = (cgroup / limit).parent / "memory.stat"
-            return max(most - now + _read_entry(stat, key), 0)
+            return max(most - now + (_read_entry(stat, key) or 0), 0)
     return None
 
 
-def _read_entry(path: Path, key: str) -> int:
+def _read_entry(path: Path, key: str, unit: int = 1) -> int | None:
+    """Return a number from a file of names and numbers; None if it is missing."""
     try:
-        entries = dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
-    except (OSError, ValueError):
-        return 0
-    return int(entries.get(key, 0))
+        rows = [line.split() for line in path.read_text().splitlines()]
+        return next((int(row[1]) * unit for row in rows if row and row[0] == key), None)
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
@@ -189,20 +216,16 @@ _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def usable_cpus() -> int:
-    """Processors this process may run on."""
+    """Return the number of processors this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def count_cores(cgroup: Path = CGROUP, topology: Path = _TOPOLOGY) -> int:
-    """Cores that computing threads can keep busy.
+    """Return the number of cores that computing threads can keep busy.
 
     Two threads of one core share its arithmetic, so a core counts once; and a container gets no more than
     its quota of time, which torch does not see.
-
-    Args:
-        cgroup: Where the quota stands.
-        topology: Where the kernel says which processors share a core.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = _count_cores(affinity(0), topology) if affinity else usable_cpus()
@@ -211,7 +234,7 @@ def count_cores(cgroup: Path = CGROUP, topology: Path = _TOPOLOGY) -> int:
 
 
 def _count_cores(usable: set[int], topology: Path) -> int:
-    """Different cores among some processors; one each where the system does not tell."""
+    """Return how many different cores some processors are; one each if the system does not tell."""
     siblings = set()
     for cpu in usable:
         try:
@@ -223,18 +246,18 @@ def _count_cores(usable: set[int], topology: Path) -> int:
 
 
 def read_cpu_quota(cgroup: Path = CGROUP) -> float | None:
-    """Processors whose time a container gets; None where nothing limits it."""
+    """Return the number of processors whose time a container gets; None if there is no limit."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
-        old = read_number(cgroup / "cpu/cpu.cfs_quota_us")
-        period_us = read_number(cgroup / "cpu/cpu.cfs_period_us")
-        return old / period_us if old and period_us else None
+        # Version 1 of cgroups.
+        quota_us = _read_number(cgroup / "cpu/cpu.cfs_quota_us")
+        period_us = _read_number(cgroup / "cpu/cpu.cfs_period_us")
+        return quota_us / period_us if quota_us and period_us else None
 
 
-def read_number(path: Path) -> int | None:
-    """The whole number in a file of the kernel's; None where there is none."""
+def _read_number(path: Path) -> int | None:
     try:
         text = path.read_text().strip()
     except OSError:
@@ -243,9 +266,9 @@ def read_number(path: Path) -> int | None:
 
 
 def has_bfloat16(cpuinfo: Path = _CPUINFO) -> bool | None:
-    """Whether the processor computes in bfloat16 itself; None where the system does not tell.
+    """Return whether the processor computes in bfloat16 itself; None if the system does not tell.
 
-    Where it does not, torch makes float32 of each number and rounds back.
+    If not, torch converts each number to float32 and rounds back.
     """
     try:
         lines = cpuinfo.read_text(errors="replace").splitlines()
@@ -259,31 +282,30 @@ def has_bfloat16(cpuinfo: Path = _CPUINFO) -> bool | None:
 
 
 def pick_free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """Return a port that nobody listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on a port of this machine."""
-    return _why_not("0.0.0.0", port) is None
+    """Return whether a server could listen on a port of this machine."""
+    return _refusal("0.0.0.0", port) is None
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuses an address that cannot be listened on.
+    """Refuse an address that cannot be listened on.
 
     Raises:
-        SetupError: It is another program's, or not this machine's.
+        SetupError: Another program uses it, or it is not this machine's.
     """
-    said = _why_not(host, port)
-    if said is not None:
+    if (reason := _refusal(host, port)) is not None:
         raise SetupError(
-            f"{host}:{port} cannot be listened on ({said}). Fix: another --port, or another --host"
+            f"{host}:{port} cannot be listened on ({reason}). Fix: another --port, or another --host"
         )
 
 
-def _why_not(host: str, port: int) -> str | None:
+def _refusal(host: str, port: int) -> str | None:
     with socket.socket() as probe:
         # As servers do: a connection that has just been closed does not hold the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

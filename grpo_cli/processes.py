@@ -1,8 +1,4 @@
-"""What the processes of a run have in common: that each stops when the one above it dies.
-
-Owns the start of such a process and the call to the kernel. What a process does with the signal is its own
-affair.
-"""
+"""Child processes: each stops when its parent dies, and is ended on the way out."""
 
 import contextlib
 import ctypes
@@ -14,34 +10,61 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_GRACE_S = 20.0
+_POLL_S = 0.1
 
 
 def run_module(name: str) -> tuple[str, ...]:
-    """Return the command that runs a module, in whose way no file of the working directory stands (`-P`)."""
+    """Return the command that runs a module; files of the working directory cannot shadow it (`-P`)."""
     return sys.executable, "-P", "-m", name
 
 
 def stop_with_parent() -> None:
-    """Asks the kernel for a SIGTERM when the parent dies, however that happens; Linux alone can."""
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Have the kernel send this process a SIGTERM when its parent dies (Linux only)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def start_child(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Starts a process that stops when this one dies, and loses no signal meanwhile.
+@contextlib.contextmanager
+def child(
+    argv: Sequence[str], *, grace_s: float | None = 0.0, **options: Any
+) -> Iterator["subprocess.Popen[Any]"]:
+    """Run a command that stops when this process dies, and end it on the way out.
 
     Args:
         argv: The command.
-        options: What `subprocess.Popen` takes.
+        grace_s: Seconds between SIGTERM and SIGKILL; 0 kills at once, None never does.
+        options: Arguments of `subprocess.Popen`. stdin is empty by default.
     """
+    process = _start(argv, {"stdin": subprocess.DEVNULL, **options})
+    try:
+        yield process
+    finally:
+        _end(process, grace_s)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _end(process: "subprocess.Popen[Any]", grace_s: float | None) -> None:
+    try:
+        if grace_s != 0 and process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _start(argv: Sequence[str], options: dict[str, Any]) -> "subprocess.Popen[Any]":
     process = None
     try:
-        with _signals_kept():
+        with _signals_deferred():
             process = subprocess.Popen(argv, preexec_fn=stop_with_parent, **options)
     except BaseException:
         if process is not None:
@@ -51,15 +74,15 @@ def start_child(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     return process
 
 
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Puts signals off until the end.
+@contextlib.contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Deliver signals at the end.
 
-    Forking a process that has loaded PyTorch takes long enough to be hit, and Python throws away what a
+    Forking a process that has loaded PyTorch takes long enough to be interrupted, and Python discards what a
     handler raises in the hooks that run there: Ctrl-C would be lost.
     """
     if threading.current_thread() is not threading.main_thread():
-        # Handlers run in the main thread, whatever this one does.
+        # Handlers run in the main thread only.
         yield
         return
     received: list[int] = []
@@ -73,108 +96,93 @@ def _signals_kept() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for kept in received:
-            signal.raise_signal(kept)
-
-
-_PR_SET_CHILD_SUBREAPER = 36
-_GRACE_S = 20.0
-_LOOK_S = 0.1
+        for each in received:
+            signal.raise_signal(each)
 
 
 @contextlib.contextmanager
 def reaped(argv: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[Any]"]:
-    """Starts a command under guard; on the way out it and its family are ended, the reaper alive or not.
+    """Run a command under a reaper; both, and all descendants, end on the way out or when this process dies.
 
     Args:
         argv: The command.
-        options: More of `subprocess.Popen`'s.
+        options: Arguments of `subprocess.Popen`.
 
     Yields:
-        The reaper, whose exit code is the command's.
+        The reaper. Its exit code is the command's, 128 + N if signal N ended it. Its first SIGTERM or SIGINT
+        asks the command to end; the second kills it.
     """
-    theirs, ours = os.pipe()
-    group, told = os.pipe()
+    lifeline, lifeline_end = os.pipe()
+    group, group_end = os.pipe()
     try:
         process = subprocess.Popen(
-            [*run_module("grpo_cli.processes"), str(told), *argv],
-            stdin=theirs,
-            pass_fds=(told,),
-            # Ctrl-C reaches it through us.
+            [*run_module("grpo_cli.processes"), str(group_end), *argv],
+            stdin=lifeline,
+            pass_fds=(group_end,),
+            # Ctrl-C in the terminal reaches this process only.
             start_new_session=True,
             **options,
         )
-        os.close(theirs)
-        os.close(told)
+        os.close(lifeline)
+        os.close(group_end)
         try:
             yield process
         finally:
-            _end(process)
-            if process.returncode < 0:
-                _end_orphans(group)
+            _end_reaper(process, group)
     finally:
-        os.close(ours)
+        os.close(lifeline_end)
         os.close(group)
 
 
-def _end(reaper: "subprocess.Popen[Any]") -> None:
-    """Asks once; a Ctrl-C or SIGTERM while it takes its time asks again, which ends it at once."""
-    reaper.terminate()
+def _end_reaper(process: "subprocess.Popen[Any]", group: int) -> None:
+    process.terminate()
     try:
-        reaper.wait()
+        process.wait()
     except BaseException:
-        reaper.terminate()
-        reaper.wait()
+        # A second Ctrl-C: kill at once.
+        process.terminate()
+        process.wait()
         raise
+    finally:
+        # A reaper that was killed itself has left its command running.
+        if process.returncode is not None and process.returncode < 0:
+            leader = os.read(group, 32)
+            if leader:
+                _signal_group(int(leader), signal.SIGKILL)
 
 
-def _end_orphans(group: int) -> None:
-    """Kills what a reaper that was killed has left: a server may hang in its own clean shutdown."""
-    leader = os.read(group, 32)
-    if leader:
-        _signal_group(int(leader), signal.SIGKILL)
-
-
-def main(told: int, argv: list[str]) -> int:
-    """Runs a command; gives its exit code, 128 + N where a signal ended it.
+def main(group: int, argv: list[str]) -> int:
+    """Run a command as its reaper; return its exit code, 128 + N if signal N ended it.
 
     Args:
-        told: A pipe that is told the command's process group.
+        group: A pipe that receives the command's process group.
         argv: The command.
     """
-    asked = _Asked()
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, asked.receive)
+        signal.signal(number, lambda number, frame: signals.append(number))
     if sys.platform.startswith("linux"):
+        # Orphaned descendants become children of this process.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    process = start_child(argv, stdin=subprocess.DEVNULL, start_new_session=True)
-    os.write(told, str(process.pid).encode())
-    os.close(told)
+    process = _start(argv, {"stdin": subprocess.DEVNULL, "start_new_session": True})
+    os.write(group, str(process.pid).encode())
+    os.close(group)
     deadline = None
     while process.poll() is None:
-        if deadline is None and (asked.count or _has_ended(sys.stdin.fileno())):
+        if deadline is None and (signals or _is_closed(sys.stdin.fileno())):
             deadline = time.monotonic() + _GRACE_S
             _signal_group(process.pid, signal.SIGTERM)
-        if asked.count > 1 or (deadline is not None and time.monotonic() > deadline):
+        if len(signals) > 1 or (deadline is not None and time.monotonic() > deadline):
             break
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     _signal_group(process.pid, signal.SIGKILL)
     code = process.wait()
-    _end_family()
+    _kill_descendants()
     return code if code >= 0 else 128 - code
 
 
-class _Asked:
-    """How often this process was asked to end."""
-
-    count = 0
-
-    def receive(self, number: int, frame: object) -> None:
-        self.count += 1
-
-
-def _has_ended(pipe: int) -> bool:
-    """Whether the other end of a pipe was closed; what is written there is not read."""
+def _is_closed(pipe: int) -> bool:
+    """Return whether the other end of a pipe was closed."""
     ready, _, _ = select.select([pipe], [], [], 0)
     return bool(ready) and not os.read(pipe, 1024)
 
@@ -184,12 +192,12 @@ def _signal_group(leader: int, number: int) -> None:
         os.killpg(leader, number)
 
 
-def _end_family() -> None:
-    """Ends what the command left behind; as its own children are gone, all come to this process."""
+def _kill_descendants() -> None:
+    """Kill what the command left behind, until this process has no children."""
     while True:
-        for child in _children():
+        for pid in _children():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:

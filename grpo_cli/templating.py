@@ -19,7 +19,7 @@ MOST_ROUNDS = 100_000
 
 @lru_cache(maxsize=1)
 def environment() -> "ImmutableSandboxedEnvironment":
-    """The sandbox: no files, no randomness, no undefined names, and no None printed as text."""
+    """Return the sandbox: no files, no randomness, no undefined names, and no None printed as text."""
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -37,7 +37,7 @@ def environment() -> "ImmutableSandboxedEnvironment":
 
 
 def _refuse_explosion(operator: str, left: Any, right: Any) -> None:
-    """Stops `"a" * 10**10` and `9 ** 10**9` before they fill the memory."""
+    """Stop `"a" * 10**10` and `9 ** 10**9` before they fill the memory."""
     if operator == "**":
         if isinstance(right, int | float) and abs(right) > MOST_ROUNDS:
             raise OverflowError(f"a power of {right} is too large here")
@@ -64,7 +64,7 @@ def _refuse_unreadable(value: Any) -> Any:
 
 
 def bounded_range() -> Callable[..., range]:
-    """The templates' `range`: the sandbox bounds each one, this bounds all of a prompt together."""
+    """Return the templates' `range`: the sandbox bounds each one, this bounds all of a prompt together."""
     rounds = 0
 
     def bounded(*limits: int) -> range:

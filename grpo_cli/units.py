@@ -1,4 +1,7 @@
-"""Numbers as a person reads them: durations, sizes, counts."""
+"""Numbers as a person reads them: durations, sizes, counts, scores."""
+
+_PLAIN_FROM = 1000
+"""From here on three digits are an exponent to `g`, and whole numbers are read better."""
 
 
 def format_duration(seconds: float) -> str:
@@ -11,7 +14,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """A size in the binary unit that suits it, such as `1.28 MiB`."""
+    """Return a size in the binary unit that suits it, such as `1.28 MiB`."""
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
             return f"{count / 1024**power:.3g} {unit}"
@@ -19,8 +22,22 @@ def format_bytes(count: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """A count in thousands, millions or billions, such as `135M`."""
+    """Return a count in thousands, millions or billions, such as `135M`."""
     for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= limit:
             return f"{count / limit:.3g}{unit}"
     return f"{count:.0f}"
+
+
+def say_number(value: float, sign: str = "") -> str:
+    """A number in three digits, or whole: `0.0123`, `656`, `3,429`; with the sign `+` also of numbers above 0."""
+    # Rounding to three digits may make a thousand of a bit less.
+    large = _PLAIN_FROM - 0.5 <= abs(value) < 1e9
+    return f"{value:{sign},.0f}" if large else f"{value:{sign}.3g}"
+
+
+def format_value(value: float | None) -> str:
+    """Return a score with three decimals, a larger one with fewer; a dash if there is none."""
+    if value is None:
+        return "–"
+    return say_number(value) if abs(value) >= _PLAIN_FROM else f"{value:.3f}"

@@ -1,5 +1,6 @@
 """What every test starts from."""
 
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,8 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+
+from tests.fake_cuda import shim
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and their children would too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -64,3 +67,28 @@ def _make_offline(folder: Path) -> None:
     subprocess.run([sys.executable, str(maker), str(folder)], check=True, capture_output=True)
     rows = "".join(f'{{"question": "{i}", "answer": "so #### {i}"}}\n' for i in range(40))
     (folder / "rows.jsonl").write_text(rows)
+
+
+@pytest.fixture(scope="session")
+def fake_cuda(request):
+    """Call a function where there seems to be a CUDA device: `fake_cuda(module, function, **json)`."""
+    if shim.compiler() is None:
+        pytest.skip("there is no C++ compiler to build the CUDA device that is not there")
+    folder = Path(request.config.cache.mkdir("fake_cuda"))
+    with FileLock(folder / "lock"):
+        library = shim.build(folder)
+
+    def call(module: str, function: str, **arguments):
+        command = [sys.executable, "-m", "tests.fake_cuda.run", str(library), module, function]
+        done = subprocess.run(
+            [*command, json.dumps(arguments)],
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+        )
+        # Torch lists the backends of an operator that it does not find.
+        lines = [line for line in done.stderr.splitlines() if "registered at" not in line]
+        assert done.returncode == 0, "\n".join(lines[-40:])
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return call

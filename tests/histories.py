@@ -9,9 +9,8 @@ first line is the recipe, less its rows and what is a default; the others are th
 import json
 from pathlib import Path
 
-from grpo_cli.analysis.diagnosis.diagnosis import Watch
+from grpo_cli.analysis.diagnosis.diagnosis import RULES, diagnose
 from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rules import RULES
 from grpo_cli.recipe.recipe import Recipe
 
 RECORDED = Path(__file__).parent / "unit" / "analysis" / "diagnosis" / "recorded"
@@ -33,12 +32,15 @@ def make_recipe(**changes) -> Recipe:
     return Recipe.model_validate(merged)
 
 
-def make_history(series, recipe=None, **fields) -> History:
-    """A history that logged each series from step 1 on."""
+def make_history(series, recipe=None, before=None, after=None, **fields) -> History:
+    """A history that logged each series from step 1 on, and measured before and after."""
     history = History(recipe or make_recipe(), **fields)
+    for when, measured in (("before", before), ("after", after)):
+        if measured:
+            history.metrics.add({"event": "measure", "when": when, **measured})
     for step in range(1, max(map(len, series.values())) + 1):
         values = {name: values[step - 1] for name, values in series.items() if len(values) >= step}
-        history.add({"event": "train", "step": step, **values})
+        history.metrics.add({"event": "train", "step": step, **values})
     return history
 
 
@@ -62,6 +64,9 @@ def read_recorded(name: str):
 def watch_recorded(name: str):
     """A real run's history, and the symptoms in the order in which they arose."""
     recipe, records = read_recorded(name)
-    watch = Watch(recipe)
-    told = [symptom for record in records for symptom in watch.add(record)]
-    return watch.history, told
+    history, symptoms = History(recipe), {}
+    for record in records:
+        history.metrics.add(record)
+        for symptom in diagnose(history):
+            symptoms.setdefault(symptom.rule, symptom)
+    return history, list(symptoms.values())

@@ -25,14 +25,19 @@ from types import ModuleType
 from typing import IO, Any
 from unittest import mock
 
-from grpo_cli.cli import app, training
-from grpo_cli.export import exporting
-from grpo_cli.export.request import ExportRequest
+from grpo_cli.cli import app
+from grpo_cli.exporting import exporting
+from grpo_cli.exporting.request import ExportRequest
 from grpo_cli.launch import supervisor
 from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.launch.supervisor import Outcome
+from grpo_cli.probing.procedure import probe_run
+from grpo_cli.runs.files import finite
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.train import stopping
+from grpo_cli.runs.status import StatusFile
+from grpo_cli.training import session
+from grpo_cli.workflows import train as training
+from grpo_cli.workflows.prepare import PreparedRun
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -64,7 +69,7 @@ def run_command(
             mock.patch.object(sys, "argv", ["grpo", *arguments]),
             mock.patch.object(sys, "stdin", io.StringIO(stdin)),
             mock.patch.object(training, "supervise", _supervise),
-            mock.patch.object(training, "_run_apart", _probe),
+            mock.patch.object(training, "start_probe", _start_probe),
             mock.patch.object(exporting, "run_verification", verify_export),
             _redirected(stdout, stderr),
         ):
@@ -84,19 +89,21 @@ def run_command(
     return subprocess.CompletedProcess(["grpo", *arguments], code, *texts)
 
 
-def _probe(command: list[str]) -> tuple[int, str, str]:
-    """Run the probe that `grpo train` begins with; `command` starts with `python -P -m grpo_cli`."""
-    done = run_command(command[command.index("grpo_cli") + 1 :], Path.cwd())
-    return done.returncode, done.stdout, done.stderr
+@contextlib.contextmanager
+def _start_probe(prepared: PreparedRun) -> Iterator[training.QuickProbe]:
+    """Run the quick probe of a run here, to its end."""
+    output = io.StringIO(json.dumps(finite(probe_run(prepared.folder.path))))
+    process = mock.Mock(returncode=0, poll=lambda: 0)
+    yield training.QuickProbe(process, output, io.StringIO(), prepared)
 
 
 def verify_export(
     request: ExportRequest, folder: Path, tell: Callable[[str], object] = lambda what: None
 ) -> dict[str, Any]:
     """Verify an export as `run_verification` does, in this process."""
-    from grpo_cli.export.verification import verify
+    from grpo_cli.exporting.verification import verify
 
-    return json.loads(json.dumps(verify(request, folder)))
+    return json.loads(json.dumps(verify(request, folder, tell)))
 
 
 def _supervise(
@@ -105,17 +112,20 @@ def _supervise(
     on_tick: Callable[[], None],
     on_stopping: Callable[[], None],
     on_notice: Callable[[str], None],
+    cancelled: Callable[[], str | None],
 ) -> Outcome:
     """Run the worker of a single-process plan here, and settle its status as the supervisor does."""
     if plan.num_processes > 1 or folder.read_recipe().generation.backend == "vllm":
-        return supervisor.supervise(plan, folder, on_tick, on_stopping, on_notice)
+        return supervisor.supervise(plan, folder, on_tick, on_stopping, on_notice, cancelled)
+    if cancelled():
+        return Outcome(StatusFile(folder.status).read(), None)
     worker = _load_worker()
     with (
         folder.log.open("a") as log,
         _restored_state(),
         mock.patch.dict(os.environ, plan.add_environment(os.environ)),
         # It would end with the process that started pytest, which may be a shell in the background.
-        mock.patch.object(stopping, "stop_with_parent"),
+        mock.patch.object(session, "stop_with_parent"),
         _redirected(log, log),
     ):
         code = _exit_code(lambda: sys.exit(worker.main([str(folder.path)])))
@@ -127,7 +137,7 @@ def _supervise(
 @functools.cache
 def _load_worker() -> ModuleType:
     """The worker's module, with all that it imports."""
-    from grpo_cli.train import training, worker  # noqa: F401
+    from grpo_cli.training import training, worker  # noqa: F401
 
     # Every training collects garbage, which takes half a second over the objects of torch and transformers.
     gc.collect()

@@ -15,9 +15,9 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from grpo_cli.train.completion_log import CompletionLog
-from grpo_cli.train.dynamic_sampling import DynamicSampling
-from grpo_cli.train.trainer import RunTrainer
+from grpo_cli.training.dynamic_sampling import DynamicSampling
+from grpo_cli.training.reward_functions import CompletionLog
+from grpo_cli.training.trainer import RunTrainer
 
 ROWS = 24
 

@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 -m tests.sharding fsdp|zero3|send WHOLE BASE SHARDED
 
 WHOLE is a checkpoint as one process saves it, BASE the model below its adapter, SHARDED the folder to write.
-`send` writes `sent.pt` there: what FSDP2 sends to vLLM of a bfloat16 model, and its base weights afterwards.
+`send` writes `sent.pt` there: what FSDP2 sends to vLLM of a bfloat16 model, merged and as an adapter, and its
+weights after 200 times.
 """
 
 import os
@@ -16,7 +17,7 @@ import peft
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo_cli.models.adapters import is_adapter
+from grpo_cli.models.folder import is_adapter
 
 
 def load(whole, base):
@@ -51,10 +52,11 @@ def split(model):
 
 
 def send(model, target):
-    """By TRL's own iteration, five times."""
+    """By TRL's own iteration five times, and as an adapter 200 times."""
     from accelerate import Accelerator
 
-    from grpo_cli.train.vllm_generation import RunGeneration
+    from grpo_cli.training.vllm_generation import RunGeneration
+    from grpo_cli.training.vllm_weights import read_adapter
 
     model = model.bfloat16()
     split(model)
@@ -65,10 +67,12 @@ def send(model, target):
     )
     for _ in range(5):
         sent = {name: weight.clone() for name, weight in sender._iter_named_params()}
+    for _ in range(200):
+        adapter = read_adapter(model, sender._dist.gather_params)
     base = {name: weight.full_tensor() for name, weight in model.named_parameters()}
     if torch.distributed.get_rank() == 0:
         target.mkdir()
-        torch.save({"sent": sent, "base": base}, target / "sent.pt")
+        torch.save({"sent": sent, "adapter": adapter, "base": base}, target / "sent.pt")
 
 
 def shard_zero3(model, target):

@@ -1,7 +1,7 @@
 """Measures plain `GRPOTrainer` against `grpo train`, in turn on the same machine.
 
     python -m benchmarks.training [--only a,b] [--rounds 2] [--steps N] [--json FILE]
-                                  [--model quickstart|tiny|PATH] [--gpu] [--keep DIR]
+                                  [--model quickstart|tiny|PATH] [--keep DIR]
 
 Progress goes to stderr, the table to stdout. Ctrl-C ends it with the table of what is done.
 """
@@ -18,19 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.training.bench import Bench
-from benchmarks.training.cases import CASES, ON_CPU, ON_GPU, Case
+from benchmarks.training.cases import CASES, ON_CPU, Case
 from benchmarks.training.comparison import compare
 from benchmarks.training.runs import Measured, RunFailedError, run_case
 from benchmarks.training.table import format_comparison, format_ratio, take_ratio
 
-GPU_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parse(arguments)
-    if given.gpu and not _has_gpu():
-        _say("no CUDA device: nothing is measured")
-        return 0
     # Asked to end, it ends its run first, as with Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     chosen = [case for case in CASES if case.name in given.only and _is_possible(case)]
@@ -38,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(given.keep or scratch).resolve()
-        bench = Bench(folder, given.model, given.gpu, given.steps)
+        bench = Bench(folder, given.model, steps=given.steps)
         try:
             for case in chosen:
                 code |= _measure(bench, case, case.rounds or given.rounds, results)
@@ -98,37 +93,21 @@ def _is_possible(case: Case) -> bool:
     return not lacking
 
 
-def _has_gpu() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_available())
-
-
-def _gpu_model() -> str:
-    """Qwen2.5-0.5B where the hub's cache has it, else the quickstart's."""
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = isinstance(try_to_load_from_cache(GPU_MODEL, "model.safetensors"), str)
-    return GPU_MODEL if cached else "quickstart"
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="names of cases, with commas")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, help="optimizer steps, instead of each case's own")
     parser.add_argument("--json", help="write the results to this file too")
-    parser.add_argument("--model", help="quickstart, tiny, or a model's folder or hub id")
-    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument(
+        "--model", default="quickstart", help="quickstart, tiny, or a model's folder or hub id"
+    )
     parser.add_argument("--keep", help="an empty folder for all that is written")
     given = parser.parse_args(arguments)
     known = [case.name for case in CASES]
-    usual = ON_GPU if given.gpu else ON_CPU
-    given.only = usual if given.only is None else given.only.split(",")
+    given.only = ON_CPU if given.only is None else given.only.split(",")
     if unknown := [name for name in given.only if name not in known]:
         parser.error(f"no case {unknown[0]!r}; there are {', '.join(known)}")
-    if given.model is None:
-        given.model = _gpu_model() if given.gpu and _has_gpu() else "quickstart"
     return given
 
 

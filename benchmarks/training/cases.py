@@ -140,5 +140,3 @@ _CONTINUOUS = "e-transformers_continuous_batching"
 ON_CPU = tuple(case.name for case in CASES if case.name != _CONTINUOUS)
 """What `make bench` measures. Continuous batching on a CPU takes half the machine's memory for its cache, and
 minutes for a step."""
-ON_GPU = ("a", "b", "c0", "c50", "c90", "e-transformers", _CONTINUOUS, "e-vllm")
-"""What `make bench-gpu` measures."""

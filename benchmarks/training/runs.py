@@ -46,9 +46,11 @@ def run_case(bench: Bench, case: Case, system: System, number: int) -> Measured:
     """
     folder = bench.folder / case.name / f"{system}-{number}"
     folder.mkdir()
-    command = (_plain_command if system == "trl" else _grpo_command)(bench, case, folder)
+    command = (_plain_command if system == "trl" else grpo_command)(bench, case, folder)
     started = time.time()
-    peak_gib = _run(command, _environment(bench, case, folder), folder / "log.txt", gpu=bench.gpu)
+    peak_gib = run_command(
+        command, make_environment(bench, case, folder), folder / "log.txt", gpu=bench.gpu
+    )
     total_s = time.time() - started
     if system == "trl":
         records, model = folder / "steps.jsonl", folder / "model"
@@ -89,7 +91,8 @@ def _plain_command(bench: Bench, case: Case, folder: Path) -> list[str]:
     return [sys.executable, str(ROOT / "benchmarks" / "plain_trl.py"), str(own)]
 
 
-def _grpo_command(bench: Bench, case: Case, folder: Path) -> list[str]:
+def grpo_command(bench: Bench, case: Case, folder: Path) -> list[str]:
+    """The command that trains a case into `folder/runs`."""
     recipe = bench.folder / case.name / "recipe.yaml"
     sets = [f"--set={key}={json.dumps(value)}" for key, value in case.ours.items()]
     command = [sys.executable, "-m", "grpo_cli", "train", str(recipe), "--quiet", *sets]
@@ -98,12 +101,13 @@ def _grpo_command(bench: Bench, case: Case, folder: Path) -> list[str]:
     return [*command, *([] if whole else ["--no-probe"]), "--runs", str(folder / "runs")]
 
 
-def _environment(bench: Bench, case: Case, folder: Path) -> dict[str, str]:
+def make_environment(bench: Bench, case: Case, folder: Path) -> dict[str, str]:
+    """The environment of both systems."""
     replay = bench.replay_settings(case)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     return {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "TOKENIZERS_PARALLELISM": "false",
         # One process a side, which would train on all GPUs that it sees.
         **({"CUDA_VISIBLE_DEVICES": visible.partition(",")[0]} if bench.gpu else {}),
@@ -112,7 +116,7 @@ def _environment(bench: Bench, case: Case, folder: Path) -> dict[str, str]:
     }
 
 
-def _run(command: list[str], environment: dict[str, str], log: Path, *, gpu: bool) -> float:
+def run_command(command: list[str], environment: dict[str, str], log: Path, *, gpu: bool) -> float:
     """Runs a command to its end and returns the most memory it had, in GiB; ended with this program."""
     with log.open("w") as output:
         process = subprocess.Popen(

@@ -1,9 +1,7 @@
-"""What few samples say of many: proportions, means and differences, each with its uncertainty.
-
-Owns the formulas. Knows no rewards, models or files: numbers in, numbers out.
-"""
+"""Proportions, means and differences, each with its uncertainty: numbers in, numbers out."""
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
@@ -14,7 +12,9 @@ ALL_EQUAL = "it is the same for all prompts"
 """A reason for which there is no interval."""
 RESAMPLES = 10_000
 _BLOCK = 2**20
+"""Resampled values in memory at once."""
 _LEVEL = 0.95
+_Z = NormalDist().inv_cdf((1 + _LEVEL) / 2)
 _FLAT = 1e-12
 
 
@@ -28,7 +28,7 @@ class Interval:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Probability that one of `k` completions is right, from `right` right ones among `samples`.
+    """Return the probability that one of `k` completions is right, from `right` right ones among `samples`.
 
     Raises:
         ValueError: `k` is more than `samples`.
@@ -43,27 +43,21 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def majority(answers: Sequence[Hashable | None]) -> int | None:
-    """Place of the first completion that gives the commonest answer; None where none answers.
+    """Return the place of the first completion with the commonest answer; None if none answers.
 
-    Of equally common answers, the one given first wins, so that the choice does not depend on
-    which of them is right.
+    Of equally common answers the first wins, so that the choice does not depend on which is right.
 
     Source: Wang et al. 2023 (arXiv:2203.11171), self-consistency.
     """
-    counts: dict[Hashable, int] = {}
-    for answer in answers:
-        if answer is not None:
-            counts[answer] = counts.get(answer, 0) + 1
-    if not counts:
-        return None
-    return answers.index(max(counts, key=counts.__getitem__))
+    counts = Counter(answer for answer in answers if answer is not None)
+    return answers.index(counts.most_common(1)[0][0]) if counts else None
 
 
 def proportion_interval(rates: Sequence[float], size: int) -> Interval:
-    """95 % interval of a proportion measured in clusters; never of width 0.
+    """Return the 95 % interval of a proportion measured in clusters; never of width 0.
 
     Wilson's interval with the number of answers replaced by how many independent ones would be as
-    uncertain. Where all clusters agree, that is the number of clusters.
+    uncertain. If all clusters agree, that is the number of clusters.
 
     Args:
         rates: Share in each cluster.
@@ -75,9 +69,9 @@ def proportion_interval(rates: Sequence[float], size: int) -> Interval:
     variance = _variance_of_mean(rates)
     effective = mean * (1 - mean) / variance if variance > _FLAT else float(clusters)
     count = min(max(effective, 1.0), float(clusters * size))
-    z = NormalDist().inv_cdf((1 + _LEVEL) / 2)
-    middle = (mean + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count**2))
+    scale = 1 + _Z**2 / count
+    middle = (mean + _Z**2 / (2 * count)) / scale
+    half = _Z / scale * math.sqrt(mean * (1 - mean) / count + _Z**2 / (4 * count**2))
     return Interval(max(middle - half, 0.0), min(middle + half, 1.0))
 
 
@@ -89,7 +83,7 @@ def _variance_of_mean(values: Sequence[float]) -> float:
 
 
 def mean_interval(means: Sequence[float], seed: int = 0) -> Interval:
-    """95 % bootstrap interval of a mean over clusters, such as the mean of each prompt's completions.
+    """Return the 95 % bootstrap interval of a mean over clusters, such as the mean of each prompt's completions.
 
     Args:
         means: Mean of each cluster.
@@ -97,15 +91,16 @@ def mean_interval(means: Sequence[float], seed: int = 0) -> Interval:
 
     Source: Efron and Tibshirani 1993, chapter 13 (percentile interval), clusters resampled whole.
     """
-    reason = _too_little(means)
-    if reason:
-        return Interval(None, None, reason)
+    if len(means) < FEWEST_CLUSTERS:
+        few = f"{len(means)} prompts are too few for an interval (at least {FEWEST_CLUSTERS})"
+        return Interval(None, None, few)
+    if max(means) - min(means) <= _FLAT:
+        return Interval(None, None, ALL_EQUAL)
     import numpy
 
     values = numpy.asarray(means, dtype=numpy.float64)
     generator = numpy.random.default_rng(seed)
     resampled = numpy.empty(RESAMPLES)
-    # In blocks: all at once would be RESAMPLES × clusters numbers.
     block = max(_BLOCK // len(values), 1)
     for start in range(0, RESAMPLES, block):
         size = (min(block, RESAMPLES - start), len(values))
@@ -116,7 +111,7 @@ def mean_interval(means: Sequence[float], seed: int = 0) -> Interval:
 
 
 def difference_interval(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Interval:
-    """95 % paired bootstrap interval of the mean difference `after - before` over the same clusters.
+    """Return the 95 % paired bootstrap interval of the mean difference `after - before`.
 
     Args:
         before: Mean of each cluster, in one order.
@@ -130,17 +125,8 @@ def difference_interval(before: Sequence[float], after: Sequence[float], seed: i
     return mean_interval([second - first for first, second in pairs], seed)
 
 
-def _too_little(means: Sequence[float]) -> str | None:
-    """Why there is no interval."""
-    if len(means) < FEWEST_CLUSTERS:
-        return f"{len(means)} prompts are too few for an interval (at least {FEWEST_CLUSTERS})"
-    if max(means) - min(means) <= _FLAT:
-        return ALL_EQUAL
-    return None
-
-
 def student_t(probability: float, freedom: int) -> float:
-    """Quantile of Student's t, from the exact finite series of its distribution.
+    """Return the quantile of Student's t, from the exact finite series of its distribution.
 
     Args:
         probability: Above one half, below 1.
@@ -148,16 +134,17 @@ def student_t(probability: float, freedom: int) -> float:
 
     Source: Abramowitz and Stegun 1964, 26.7.3 (odd) and 26.7.4 (even degrees of freedom).
     """
-    wanted, low, high = 2 * probability - 1, 0.0, math.pi / 2
-    # Half an interval at a time, in the angle: t itself may be large where there is 1 degree.
+    low, high = 0.0, math.pi / 2
+    # Bisects the angle: t itself may be large with 1 degree of freedom.
     for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _central_mass(middle, freedom) < wanted else (low, middle)
-    return math.sqrt(freedom) * math.tan((low + high) / 2)
+        angle = (low + high) / 2
+        below = _central_mass(angle, freedom) < 2 * probability - 1
+        low, high = (angle, high) if below else (low, angle)
+    return math.sqrt(freedom) * math.tan(low)
 
 
 def _central_mass(angle: float, freedom: int) -> float:
-    """Probability that |t| is below `sqrt(freedom)·tan(angle)`."""
+    """Return the probability that |t| is below `sqrt(freedom)·tan(angle)`."""
     odd = freedom % 2
     sine, square = math.sin(angle), math.cos(angle) ** 2
     if freedom == 1:
@@ -170,7 +157,7 @@ def _central_mass(angle: float, freedom: int) -> float:
 
 
 def predict_mean(values: Sequence[float], future: int = 1) -> tuple[float, float]:
-    """95 % prediction interval of the mean of `future` more values like these, taken as normal.
+    """Return the 95 % prediction interval of the mean of `future` more values like these, taken as normal.
 
     Args:
         values: Two or more.
@@ -186,14 +173,14 @@ def predict_mean(values: Sequence[float], future: int = 1) -> tuple[float, float
 
 
 def predict_share(share: float, trials: int) -> tuple[float, float]:
-    """95 % prediction interval of the share in as many more trials; never of width 0.
+    """Return the 95 % prediction interval of the share in as many more trials; never of width 0.
 
-    Every share that a score test of two proportions does not tell from `share`. With c = z²/2n its ends
+    It holds every share that a score test of two proportions does not tell from `share`. With c = z²/2n its ends
     solve (x − p)² = c·(x + p)·(2 − x − p).
 
     Source: Krishnamoorthy and Peng 2011 (J. Statist. Plann. Inference 141), the joint sampling approach.
     """
-    c = NormalDist().inv_cdf((1 + _LEVEL) / 2) ** 2 / (2 * trials)
+    c = _Z**2 / (2 * trials)
     middle = share + c * (1 - share)
     square = middle**2 - (1 + c) * (share**2 * (1 + c) - 2 * c * share)
     half = math.sqrt(max(square, 0.0))

@@ -1,17 +1,20 @@
-"""From scored completions to metrics: one number a prompt, then a mean with its interval.
+"""From scored completions to metrics: one number a prompt, then a mean or a paired difference with its interval.
 
-Owns the names of metrics and what they count. The formulas of uncertainty are `estimates.py`'s.
-
-Names: `reward` (the weighted total), `rewards/NAME`, `accuracy/NAME` (share of right answers, for
-rewards that judge them), `pass@K/NAME`, `maj@K/NAME`, `completion_length` (tokens), `clipped` (share).
+Names: `reward` (the weighted total), `rewards/NAME`, `accuracy/NAME` (share of right answers, for rewards that
+judge them), `pass@K/NAME`, `maj@K/NAME`, `completion_length` (tokens), `clipped` (share); of models trained on
+scored data also `accuracy/ranking` and `likelihood_gap`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_cli.analysis.estimates import (
+    ALL_EQUAL,
     Interval,
     difference_interval,
     majority,
@@ -19,13 +22,18 @@ from grpo_cli.analysis.estimates import (
     pass_at_k,
     proportion_interval,
 )
-from grpo_cli.analysis.samples import ScoredCompletion
+from grpo_cli.runs.files import write_text
+from grpo_cli.units import say_number
 
-Group = Sequence[ScoredCompletion]
+if TYPE_CHECKING:
+    from grpo_cli.analysis.samples import ScoredCompletion
+
+Group = Sequence["ScoredCompletion"]
 PerPrompt = dict[int, float]
 """Row of the data → the metric's value for its prompt; rows it does not apply to are left out."""
-
+RANKING, GAP = "ranking", "likelihood_gap"
 _SHARES = ("accuracy/", "pass@", "maj@", "clipped")
+_NO_PROMPT = "it applies to no prompt"
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Metric:
     """A mean over prompts."""
 
     value: float | None
-    """None where it applies to no prompt."""
+    """None if it applies to no prompt."""
     low: float | None
     high: float | None
     """95 % interval, clustered by prompt; None with a reason."""
@@ -42,114 +50,83 @@ class Metric:
     reason: str | None = None
     """Why there is no interval, or no value."""
 
+    @property
+    def direction(self) -> int:
+        """Of a difference: 1 if it is beyond doubt a rise, -1 if it is a fall, else 0."""
+        value = self.value or 0.0
+        if self.reason == ALL_EQUAL:
+            return (value > 0) - (value < 0)
+        if self.low is None or self.high is None:
+            return 0
+        return (self.low > 0) - (self.high < 0)
+
     def as_json(self) -> dict[str, Any]:
-        """The metric as plain values."""
+        """Return the metric as plain values."""
         return asdict(self)
 
 
 def per_prompt(groups: Sequence[Group], right: Mapping[str, float]) -> dict[str, PerPrompt]:
-    """Every metric's value for every prompt.
+    """Return every metric's value for every prompt.
 
     Args:
         groups: The completions of each prompt, equally many.
         right: For each reward that judges answers, the score of a right one.
     """
-    size = min((len(group) for group in groups), default=0)
+    size = min(map(len, groups), default=0)
     names = list(groups[0][0].rewards) if size else []
-    found = {
-        "reward": _collect(groups, lambda group: fmean(each.total for each in group)),
-        **{f"rewards/{name}": _collect(groups, _reward(name)) for name in names},
+    values: dict[str, Callable[[Group], float | None]] = {
+        "reward": lambda group: fmean(each.total for each in group)
     }
-    for name, value in right.items():
-        found[f"accuracy/{name}"] = _collect(groups, _pass(name, value, 1))
-        for k in _powers(size):
-            found[f"pass@{k}/{name}"] = _collect(groups, _pass(name, value, k))
+    values |= {f"rewards/{name}": _reward(name) for name in names}
+    for name, score in right.items():
+        values[f"accuracy/{name}"] = _pass(name, score, 1)
+        values |= {f"pass@{k}/{name}": _pass(name, score, k) for k in _powers(size)}
         if size > 2 and any(
             each.answers.get(name) is not None for group in groups for each in group
         ):
-            found[f"maj@{size}/{name}"] = _collect(groups, _majority(name, value))
-    found["completion_length"] = _collect(
-        groups, lambda group: fmean(each.tokens for each in group)
-    )
-    found["clipped"] = _collect(groups, lambda group: fmean(each.clipped for each in group))
-    return found
+            values[f"maj@{size}/{name}"] = _majority(name, score)
+    values["completion_length"] = lambda group: fmean(each.tokens for each in group)
+    values["clipped"] = lambda group: fmean(each.clipped for each in group)
+    return {
+        metric: {group[0].row: number for group in groups if (number := value(group)) is not None}
+        for metric, value in values.items()
+    }
 
 
 def metric_names(rewards: Sequence[str], right: Collection[str], size: int) -> list[str]:
-    """The metrics that `per_prompt` gives; majority votes only where a reward can read answers.
+    """Return the metrics that `per_prompt` gives; majority votes only if a reward can read answers.
 
     Args:
         rewards: Names of the rewards.
         right: Names of those that judge answers.
         size: Completions of each prompt.
     """
-    judged = [
-        f"{metric}/{name}"
-        for name in right
-        for metric in (
-            "accuracy",
-            *(f"pass@{k}" for k in _powers(size)),
-            *([f"maj@{size}"] if size > 2 else []),
-        )
-    ]
+    votes = [f"maj@{size}"] if size > 2 else []
+    of_answers = ["accuracy", *(f"pass@{k}" for k in _powers(size)), *votes]
+    judged = [f"{metric}/{name}" for name in right for metric in of_answers]
     shared = ["reward", *(f"rewards/{name}" for name in rewards)]
     return [*shared, *judged, "completion_length", "clipped"]
 
 
-def summarize(values: Mapping[str, PerPrompt], size: int, seed: int) -> dict[str, Metric]:
-    """The mean of each metric over prompts.
-
-    Args:
-        values: What `per_prompt` gave.
-        size: Completions a prompt.
-        seed: Of the bootstrap.
-    """
-    return {name: _mean(name, list(found.values()), size, seed) for name, found in values.items()}
-
-
-def compare(
-    before: Mapping[str, PerPrompt], after: Mapping[str, PerPrompt], seed: int
-) -> dict[str, Metric]:
-    """The paired difference `after - before` of each metric that both have, over the same prompts."""
-    found = {}
-    for name in before.keys() & after.keys():
-        rows = sorted(before[name].keys() & after[name].keys())
-        pair = [before[name][row] for row in rows], [after[name][row] for row in rows]
-        if not rows:
-            found[name] = Metric(None, None, None, 0, "it applies to no prompt")
-            continue
-        found[name] = _metric(
-            fmean(pair[1]) - fmean(pair[0]), difference_interval(*pair, seed=seed), len(rows)
-        )
-    return {name: found[name] for name in before if name in found}
-
-
-def _collect(groups: Sequence[Group], value: Callable[[Group], float | None]) -> PerPrompt:
-    found = {group[0].row: value(group) for group in groups}
-    return {row: number for row, number in found.items() if number is not None}
+def _known(name: str, group: Group) -> list[float]:
+    return [value for each in group if (value := each.rewards[name]) is not None]
 
 
 def _reward(name: str) -> Callable[[Group], float | None]:
-    def mean(group: Group) -> float | None:
-        known = [value for each in group if (value := each.rewards[name]) is not None]
-        return fmean(known) if known else None
-
-    return mean
+    return lambda group: fmean(known) if (known := _known(name, group)) else None
 
 
 def _pass(name: str, right: float, k: int) -> Callable[[Group], float | None]:
     def estimate(group: Group) -> float | None:
-        known = [value for each in group if (value := each.rewards[name]) is not None]
-        if len(known) < k:
-            return None
-        return pass_at_k(len(known), sum(value == right for value in known), k)
+        known = _known(name, group)
+        return pass_at_k(len(known), known.count(right), k) if len(known) >= k else None
 
     return estimate
 
 
 def _majority(name: str, right: float) -> Callable[[Group], float | None]:
     def vote(group: Group) -> float | None:
-        if all(each.rewards[name] is None for each in group):
+        if not _known(name, group):
             return None
         chosen = majority([each.answers.get(name) for each in group])
         return float(chosen is not None and group[chosen].rewards[name] == right)
@@ -158,25 +135,146 @@ def _majority(name: str, right: float) -> Callable[[Group], float | None]:
 
 
 def _powers(size: int) -> list[int]:
-    """2, 4, 8, … up to `size`, and `size` itself."""
+    """Return 2, 4, 8, … up to `size`, and `size` itself."""
     powers = {2**power for power in range(1, size.bit_length()) if 2**power <= size}
     return sorted({*powers, size} - {0, 1})
 
 
+def summarize(values: Mapping[str, PerPrompt], size: int, seed: int) -> dict[str, Metric]:
+    """Return the mean of each metric over prompts.
+
+    Args:
+        values: What `per_prompt` returned.
+        size: Completions a prompt.
+        seed: Of the bootstrap.
+    """
+    return {name: _mean(name, list(rows.values()), size, seed) for name, rows in values.items()}
+
+
 def _mean(name: str, values: list[float], size: int, seed: int) -> Metric:
     if not values:
-        return Metric(None, None, None, 0, "it applies to no prompt")
-    if name.startswith(_SHARES) or _are_shares(values, size):
+        return Metric(None, None, None, 0, _NO_PROMPT)
+    # Such as the mean of 0/1 scores.
+    shares = all(
+        0 <= value <= 1 and abs(value * size - round(value * size)) < 1e-9 for value in values
+    )
+    if name.startswith(_SHARES) or shares:
         return _metric(fmean(values), proportion_interval(values, size), len(values))
     return _metric(fmean(values), mean_interval(values, seed), len(values))
 
 
-def _are_shares(values: Sequence[float], size: int) -> bool:
-    """Whether each prompt's value may be a share of its completions, as the mean of 0/1 scores is."""
-    return all(
-        0 <= value <= 1 and abs(value * size - round(value * size)) < 1e-9 for value in values
-    )
-
-
 def _metric(value: float, interval: Interval, prompts: int) -> Metric:
     return Metric(value, interval.low, interval.high, prompts, interval.reason)
+
+
+def compare(
+    before: Mapping[str, PerPrompt], after: Mapping[str, PerPrompt], seed: int
+) -> dict[str, Metric]:
+    """Return the paired difference `after - before` of each metric that both have, over the same prompts."""
+    return {name: _compare(before[name], after[name], seed) for name in before if name in after}
+
+
+def _compare(before: PerPrompt, after: PerPrompt, seed: int) -> Metric:
+    rows = sorted(before.keys() & after.keys())
+    if not rows:
+        return Metric(None, None, None, 0, _NO_PROMPT)
+    then, now = [before[row] for row in rows], [after[row] for row in rows]
+    interval = difference_interval(then, now, seed=seed)
+    return _metric(fmean(now) - fmean(then), interval, len(rows))
+
+
+def primary_metric(right: Iterable[str]) -> str:
+    """Return the metric of a verdict: accuracy of the first reward that judges answers, else the total."""
+    return next((f"accuracy/{name}" for name in right), "reward")
+
+
+def say_difference(metric: str, change: Metric, name: str, baseline: str) -> str:
+    """Return a paired difference as a sentence."""
+    on = f"on the same {change.prompts} prompts"
+    if change.value is None:
+        return f"{name} and {baseline} have no prompt with a score of {metric} in common"
+    gain = f"{say_number(change.value, '+')} in {metric}"
+    if change.reason == ALL_EQUAL:
+        if not change.value:
+            return f"no difference: {metric} is the same for {name} and {baseline} {on}"
+        sense = "better" if change.value > 0 else "worse"
+        return f"{sense}: {gain} against {baseline} on each of the same {change.prompts} prompts"
+    if change.low is None or change.high is None:
+        gain = f"{gain} over {baseline}"
+        if not change.value:
+            gain = f"no difference: {metric} is the same in the mean for {name} and {baseline}"
+        return f"{gain} {on}; no interval, since {change.reason}"
+    sense, beside = {1: ("better", "over"), -1: ("worse", "against")}.get(
+        change.direction, ("no clear difference", "from")
+    )
+    interval = f"(95 % interval {say_number(change.low, '+')} to {say_number(change.high, '+')})"
+    return f"{sense}: {gain} {interval} {beside} {baseline} {on}"
+
+
+@dataclass(frozen=True)
+class RankedGroup:
+    """The scored responses of one prompt, with their rewards and how likely the model finds them."""
+
+    row: int
+    """The row of the data the prompt is of, from 0."""
+    rewards: list[float]
+    log_probabilities: list[float]
+    """Mean over the tokens of each response, in nats."""
+
+
+def write_ranked(path: Path, groups: Sequence[RankedGroup]) -> None:
+    """Write one group a line, as JSON."""
+    write_text(path, "".join(json.dumps(asdict(group)) + "\n" for group in groups))
+
+
+def read_ranked(path: Path) -> list[RankedGroup]:
+    """Read what `write_ranked` wrote; empty if there is no such file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [RankedGroup(**json.loads(line)) for line in lines]
+
+
+def rank_by_prompt(groups: Sequence[RankedGroup]) -> dict[str, PerPrompt]:
+    """Return `RANKING` and `GAP` of every prompt in which two rewards differ."""
+    estimates = {RANKING: ranking_accuracy, GAP: likelihood_gap}
+    return {
+        name: {
+            group.row: value
+            for group in groups
+            if (value := estimate(group.log_probabilities, group.rewards)) is not None
+        }
+        for name, estimate in estimates.items()
+    }
+
+
+def ranking_accuracy(log_probabilities: Sequence[float], rewards: Sequence[float]) -> float | None:
+    """Return the share of pairs of answers of which the better rewarded is the likelier one.
+
+    Pairs of equal reward do not count; a tie in likelihood is half right.
+
+    Args:
+        log_probabilities: Of each answer, per token, so that length does not decide.
+        rewards: Of each answer.
+
+    Returns:
+        None if no two rewards differ.
+
+    Source: "reward accuracy" of preference training (Rafailov et al. 2023), here of the policy itself.
+    """
+    pairs = combinations(zip(log_probabilities, rewards, strict=True), 2)
+    ranked = [
+        0.5 if first == second else float((first > second) == (better > worse))
+        for (first, better), (second, worse) in pairs
+        if better != worse
+    ]
+    return fmean(ranked) if ranked else None
+
+
+def likelihood_gap(log_probabilities: Sequence[float], rewards: Sequence[float]) -> float | None:
+    """Return the mean log-probability of answers above their group's mean reward, less that of those below.
+
+    In nats a token; None if no two rewards differ.
+    """
+    middle, pairs = fmean(rewards), list(zip(log_probabilities, rewards, strict=True))
+    above = [value for value, reward in pairs if reward > middle]
+    below = [value for value, reward in pairs if reward < middle]
+    return fmean(above) - fmean(below) if above and below else None

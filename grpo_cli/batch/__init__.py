@@ -20,8 +20,7 @@ sampling happens); transformers 5.17 `Trainer.set_initial_training_values` (step
 """
 
 from grpo_cli.batch.explanation import Misreading, derive, find_misreadings
-from grpo_cli.batch.plan import BatchPlan, as_json, plan_batch
-from grpo_cli.batch.rules import BatchInputs, Suggestion
+from grpo_cli.batch.plan import BatchInputs, BatchPlan, Suggestion, as_json, plan_batch
 
 __all__ = [
     "BatchInputs",

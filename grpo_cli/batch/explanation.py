@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from typing import Any
 
-from grpo_cli.batch.plan import BatchPlan
-from grpo_cli.batch.rules import BatchInputs
+from grpo_cli.batch.plan import BatchInputs, BatchPlan
 
 _SUMS = {
     "completions_per_micro_step": "{B} per device × {N} processes",

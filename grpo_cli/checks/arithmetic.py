@@ -1,11 +1,12 @@
-"""From a recipe or flags to the numbers of `batch.py`."""
+"""From a recipe or flags to the numbers of the batch arithmetic."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_cli.batch import BatchInputs, BatchPlan, plan_batch
 from grpo_cli.errors import RecipeError, UsageError
+from grpo_cli.issues import Issue, Location
 from grpo_cli.machine import (
     Hardware,
     processes_per_machine,
@@ -20,31 +21,27 @@ if TYPE_CHECKING:
 def batch_inputs(
     recipe: "Recipe", num_processes: int, prompts: int | None, eval_prompts: int | None = None
 ) -> BatchInputs:
-    """The batch arithmetic of a recipe.
+    """Return the numbers of a recipe's batch arithmetic.
 
     Args:
         recipe: The recipe.
         num_processes: Of the launch, never of the process that asks.
-        prompts: Training prompts, None where they are not known yet.
+        prompts: Training prompts, None if they are not known yet.
         eval_prompts: Evaluation prompts, likewise.
     """
-    training, generation = recipe.training, recipe.generation
-    dynamic = generation.dynamic_sampling
+    training, dynamic = recipe.training, recipe.generation.dynamic_sampling
+    values: dict[str, Any] = {
+        field.name: getattr(section, field.name)
+        for section in (training, recipe.generation)
+        for field in fields(BatchInputs)
+        if field.name in type(section).model_fields
+    }
     return BatchInputs(
-        per_device_train_batch_size=training.per_device_train_batch_size,
-        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        **values,
         num_processes=num_processes,
-        num_generations=generation.num_generations,
-        steps_per_generation=generation.steps_per_generation,
-        generation_batch_size=generation.generation_batch_size,
         max_resample=dynamic.max_resample if dynamic is not None else None,
-        num_iterations=training.num_iterations,
-        num_train_epochs=training.num_train_epochs,
-        max_steps=training.max_steps,
         dataset_size=prompts,
         evaluates=training.eval_strategy != "no" and recipe.is_sampled,
-        per_device_eval_batch_size=training.per_device_eval_batch_size,
-        num_generations_eval=generation.num_generations_eval,
         eval_dataset_size=eval_prompts,
     )
 
@@ -55,7 +52,7 @@ def plan_from_flags(
     flags: dict[str, int | float | None],
     gpus: int | None = None,
 ) -> BatchPlan:
-    """The batch plan of a recipe, of flags alone, or of a recipe with flags in place of some values.
+    """Return the batch plan of a recipe, of flags alone, or of a recipe with flags in place of some values.
 
     The number of processes is the launch's on a machine with `gpus` GPUs, by default this one, unless a flag
     gives it. Asking for an evaluation batch size by flag asks for the evaluation rule.
@@ -70,22 +67,45 @@ def plan_from_flags(
             "there is nothing to check. Fix: name a recipe, or give flags such as "
             "--per-device-train-batch-size 8 --num-generations 8 --dataset-size 1000"
         )
+    hardware, recipe = read_hardware(gpus), None
     if recipe_path is None:
-        processes = processes_per_machine(read_hardware(gpus))
-        inputs, samples = BatchInputs(num_processes=processes), True
+        inputs = BatchInputs(num_processes=processes_per_machine(hardware))
     else:
-        inputs, samples = _inputs_of(recipe_path, overrides, read_hardware(gpus))
-    if samples and given.keys() & {"per_device_eval_batch_size", "num_generations_eval"}:
+        inputs, recipe = _inputs_of(recipe_path, overrides, hardware)
+    if (recipe is None or recipe.is_sampled) and given.keys() & {
+        "per_device_eval_batch_size",
+        "num_generations_eval",
+    }:
         given["evaluates"] = True
-    return plan_batch(replace(inputs, **given))  # type: ignore[arg-type]
+    plan = plan_batch(replace(inputs, **given))  # type: ignore[arg-type]
+    launch = _find_gpu_errors(recipe, plan.num_processes, hardware) if recipe else []
+    problems = [_cite_flag(each, given) for each in (*plan.problems, *launch)]
+    return replace(plan, problems=tuple(problems), valid=plan.valid and not launch)
+
+
+def _find_gpu_errors(recipe: "Recipe", processes: int, hardware: Hardware) -> list[Issue]:
+    from grpo_cli.checks.devices import check_gpus
+
+    issues = check_gpus(recipe, processes, hardware)
+    return [issue for issue in issues if issue.level == "error"]
+
+
+def _cite_flag(problem: Issue, flags: dict[str, int | float]) -> Issue:
+    """Name the flag that gave a wrong value, instead of a key that may not be in the recipe."""
+    name = problem.path.rpartition(".")[2]
+    if name not in flags:
+        return problem
+    flag = f"--{name.replace('_', '-')}"
+    fix = problem.fix.replace(problem.path, flag)
+    return replace(problem, fix=fix, location=Location(f"{flag} {flags[name]}"))
 
 
 def _inputs_of(
     recipe_path: Path, overrides: list[str] | None, hardware: Hardware
-) -> tuple[BatchInputs, bool]:
-    """The inputs, and whether the recipe samples, without which there is no rule for evaluation."""
+) -> tuple[BatchInputs, "Recipe"]:
+    """Return the inputs, and the recipe: if it does not sample, there is no rule for evaluation."""
     # The schema takes half of a command's time to import, and flags alone do without it.
-    from grpo_cli.data.preview import preview
+    from grpo_cli.data.sources import preview
     from grpo_cli.recipe.loading import load_recipe
 
     recipe = load_recipe(recipe_path, overrides)
@@ -93,4 +113,4 @@ def _inputs_of(
     seen = preview(recipe.dataset, recipe.seed)
     if seen.problems:
         raise RecipeError(seen.problems)
-    return batch_inputs(recipe, processes, seen.train_rows, seen.eval_rows), recipe.is_sampled
+    return batch_inputs(recipe, processes, seen.train_rows, seen.eval_rows), recipe

@@ -1,20 +1,19 @@
-"""What a recipe says about data and rewards, against the data and the rewards themselves.
-
-Owns the comparison of columns, and of the first rows, with the templates and rewards that read them.
-"""
+"""Data and rewards: their columns, templates, conditions and gold answers on the first rows."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from grpo_cli.data.columns import check_columns, extract_columns
-from grpo_cli.data.preview import Preview, preview
 from grpo_cli.data.prompts import Renderer, is_plain, template_columns
-from grpo_cli.data.rows import Row
-from grpo_cli.errors import Problem, ProblemsError, RewardError, nearest
+from grpo_cli.data.rows import Row, RowNames
+from grpo_cli.data.sources import Preview, SplitPreview, preview
+from grpo_cli.errors import ProblemsError, RewardError, nearest
+from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.dataset import DatasetConfig
 from grpo_cli.recipe.explanation import explain, split_path, unknown_key
 from grpo_cli.recipe.loading import LoadedRecipe
@@ -23,14 +22,18 @@ from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import name_rewards
 from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams
-from grpo_cli.rewards.registry import KINDS
+from grpo_cli.rewards.registry import find_kind, kind_names
+from grpo_cli.rewards.scoring import clip_score
 from grpo_cli.templating import is_unreadable
 
-_NAMES = {"training": "data", "evaluation": "evaluation data"}
+_DATA = {"training": "data", "evaluation": "evaluation data"}
+_ADDED = frozenset({"prompt", "row_id"})
+"""Columns that `grpo` adds to those of the data."""
+_HOLDER = "<the column that holds it>"
 
 
-def collect(check: Callable[[], object]) -> list[Problem]:
-    """The problems that a check raises; none where it passes."""
+def collect(check: Callable[[], object]) -> list[Issue]:
+    """Return the problems that a check raises; none if it passes."""
     try:
         check()
     except ProblemsError as error:
@@ -38,115 +41,121 @@ def collect(check: Callable[[], object]) -> list[Problem]:
     return []
 
 
-def check_rewards(loaded: LoadedRecipe, problems: list[Problem]) -> dict[int, RewardParams]:
-    """Validates each reward's parameters against its kind; gives those that are right, by index."""
+# --- rewards -----------------------------------------------------------------------------------
+
+
+def check_rewards(loaded: LoadedRecipe, problems: list[Issue]) -> dict[int, RewardParams]:
+    """Validate each reward's parameters against its kind; return those that are right, by index."""
     node = loaded.tree.child("rewards")
     valid: dict[int, RewardParams] = {}
     entries = node.plain() if node is not None and isinstance(node.value, list) else []
     for index, entry in enumerate(entries):
-        if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
-            continue
-        path = ("rewards", index)
-        schema = KINDS.get(entry["kind"])
-        if schema is None:
-            problems.append(_unknown_kind(entry["kind"], index))
-            continue
-        own = {key: value for key, value in entry.items() if key not in RewardConfig.model_fields}
+        if isinstance(entry, dict) and isinstance(entry.get("kind"), str):
+            params = _read_params(loaded, index, entry, problems)
+            if params is not None:
+                valid[index] = params
+    if loaded.recipe is not None:
+        for index, config in enumerate(loaded.recipe.rewards):
+            if index in valid:
+                problems += _check_range(config, valid[index], f"rewards.{index}")
         try:
-            valid[index] = schema.model_validate(own)
-        except ValidationError as error:
-            problems += [
-                _name_reward_keys(problem, loaded, schema)
-                for problem in explain(error, schema, loaded.tree, path)
-            ]
-            continue
-        found = valid[index].problems()
-        if loaded.recipe is not None:
-            found += valid[index].conflicts(reward_context(loaded.recipe))
-        problems += [
-            Problem(message, fix, path=f"rewards.{index}.{name}") for name, message, fix in found
-        ]
-    problems += _check_names(loaded)
+            name_rewards(loaded.recipe.rewards)
+        except RewardError as error:
+            problems.append(error.as_issue("rewards"))
     return valid
 
 
+def _check_range(config: RewardConfig, params: RewardParams, path: str) -> Iterator[Issue]:
+    """Find rewards whose parameters or `clip` leave a single score."""
+    low, high = params.score_range()
+    if clip_score(low, config.clip) == clip_score(high, config.clip):
+        clip = f"with `clip: {list(config.clip)}` " if config.clip else ""
+        yield Issue(
+            f"{clip}every score is {clip_score(high, config.clip):g}, so the reward teaches nothing "
+            f"(`{config.kind}` gives {low:g} to {high:g})",
+            "choose bounds within that range, or remove `clip`"
+            if clip
+            else "correct its parameters",
+            f"{path}.clip" if clip else path,
+        )
+
+
 def reward_context(recipe: Recipe, device: str = "cpu") -> RewardContext:
-    """What rewards may know about a recipe."""
+    """Return what rewards may know about a recipe."""
     return RewardContext(recipe.generation.max_completion_length, device)
 
 
-def _check_names(loaded: LoadedRecipe) -> Iterator[Problem]:
-    if loaded.recipe is None:
-        return
+def _read_params(
+    loaded: LoadedRecipe, index: int, entry: dict[str, Any], problems: list[Issue]
+) -> RewardParams | None:
+    kind, path = entry["kind"], f"rewards.{index}"
     try:
-        name_rewards(loaded.recipe.rewards)
+        schema = find_kind(kind)
     except RewardError as error:
-        message, _, fix = str(error).partition(". Fix: ")
-        yield Problem(message, fix, path="rewards")
+        problems.append(error.as_issue(f"{path}.kind"))
+        return None
+    if schema is None:
+        close = nearest(kind, kind_names())
+        fix = f"write `{close}`" if close else f"write one of {', '.join(kind_names())}"
+        problems.append(Issue(f"there is no reward kind `{kind}`", fix, f"{path}.kind"))
+        return None
+    own = {key: value for key, value in entry.items() if key not in RewardConfig.model_fields}
+    try:
+        params = schema.model_validate(own)
+    except ValidationError as error:
+        for problem in explain(error, schema, loaded.tree, ("rewards", index)):
+            # An unknown parameter may also be a misspelt key that every reward has.
+            keys = [*schema.model_fields, *RewardConfig.model_fields]
+            unknown = problem.seen.startswith("unknown key")
+            steps = split_path(problem.path)
+            problems.append(unknown_key(loaded.tree, steps, keys) if unknown else problem)
+        return None
+    context = reward_context(loaded.recipe) if loaded.recipe is not None else None
+    problems += [replace(issue, path=f"{path}.{issue.path}") for issue in params.problems(context)]
+    return params
 
 
-def _unknown_kind(kind: str, index: int) -> Problem:
-    close = nearest(kind, KINDS)
-    fix = f"write `{close}`" if close else f"write one of {', '.join(KINDS)}"
-    return Problem(f"there is no reward kind `{kind}`", fix, path=f"rewards.{index}.kind")
-
-
-def _name_reward_keys(
-    problem: Problem, loaded: LoadedRecipe, schema: type[RewardParams]
-) -> Problem:
-    """An unknown parameter may also be a misspelt key that every reward has."""
-    if not problem.message.startswith("unknown key"):
-        return problem
-    steps = split_path(problem.path)
-    valid = [*schema.model_fields, *RewardConfig.model_fields]
-    return unknown_key(loaded.tree, steps, valid)
+# --- data --------------------------------------------------------------------------------------
 
 
 def check_data(
-    loaded: LoadedRecipe, params: dict[int, RewardParams], problems: list[Problem]
+    loaded: LoadedRecipe, params: dict[int, RewardParams], problems: list[Issue]
 ) -> Preview | None:
-    """Looks at the data, and compares its columns with what prompts and rewards want."""
+    """Look at the data, and compare its columns with what prompts and rewards need."""
     dataset = loaded.recipe.dataset if loaded.recipe else _dataset_alone(loaded)
     if dataset is None:
         return None
     seen = preview(dataset, loaded.recipe.seed if loaded.recipe else 0)
     problems += seen.problems
+    own = frozenset(dataset.columns) | _ADDED
     if seen.columns is None:
-        problems += _check_templates(dataset)
+        for key, text in _templates(dataset):
+            problems += collect(partial(template_columns, text, f"dataset.prompt.{key}"))
         problems += collect(lambda: check_columns(dataset.columns, None))
         problems += _check_conditions(loaded, None, _make_batch([], frozenset()))
     else:
-        found, sample = _look_at_split(dataset, seen.columns, seen.sample, "training")
-        problems += found
-        available = seen.columns | set(dataset.columns) | {"prompt", "row_id"}
+        available = seen.columns | own
+        names = seen.train.names if seen.train else RowNames("training")
+        batch = _check_split(dataset, seen.columns, seen.sample, names, available, problems)
         problems += _check_reward_columns(params, available)
-        batch = _make_batch(sample, available - {"prompt"})
         problems += _check_conditions(loaded, available, batch)
-        problems += _check_golds(loaded, params, batch)
+        golds = list(_check_golds(loaded, params, batch, "rows"))
+        problems += golds or _check_empty(loaded, params, seen.train)
     if seen.eval_columns is not None:
-        _check_evaluation_rows(loaded, dataset, seen, params, problems)
+        # A column that only one split has is empty in the other.
+        available = seen.eval_columns | (seen.columns or frozenset()) | own
+        found: list[Issue] = []
+        split = (seen.eval_columns, seen.eval_sample, seen.eval_names)
+        batch = _check_split(dataset, *split, available, found)
+        lacking = (seen.columns or frozenset()) - seen.eval_columns
+        found += _check_golds(loaded, params, batch, "evaluation rows", lacking)
+        known = {problem.path for problem in problems}
+        problems += [problem for problem in found if problem.path not in known]
     return seen
 
 
-def _check_evaluation_rows(
-    loaded: LoadedRecipe,
-    dataset: Any,
-    seen: Preview,
-    params: dict[int, RewardParams],
-    problems: list[Problem],
-) -> None:
-    """Look at the evaluation rows, which may lack what the training rows have."""
-    known = {problem.path for problem in problems}
-    columns = seen.eval_columns or frozenset()
-    found, sample = _look_at_split(dataset, columns, seen.eval_sample, "evaluation")
-    # A column that only one split has is empty in the other.
-    every = columns | (seen.columns or frozenset()) | set(dataset.columns) | {"row_id"}
-    found += _check_golds(loaded, params, _make_batch(sample, every), "evaluation")
-    problems += [problem for problem in found if problem.path not in known]
-
-
 def _dataset_alone(loaded: LoadedRecipe) -> Any:
-    """The dataset section of a recipe whose other parts are wrong."""
+    """Return the dataset section of a recipe whose other parts are wrong."""
     node = loaded.tree.child("dataset")
     try:
         return TypeAdapter(DatasetConfig).validate_python(node.plain()) if node else None
@@ -154,26 +163,38 @@ def _dataset_alone(loaded: LoadedRecipe) -> Any:
         return None
 
 
-def _look_at_split(
-    dataset: Any, columns: frozenset[str], sample: Sequence[Row], split: str
-) -> tuple[list[Problem], list[Row]]:
-    """Check columns and prompts of a split, and make its first rows with `row_id`, as training will."""
-    bad_columns = collect(lambda: check_columns(dataset.columns, sorted(columns), split))
-    problems = [*bad_columns, *_check_prompt(dataset, columns, split)]
+def _check_split(
+    dataset: Any,
+    columns: frozenset[str],
+    sample: Sequence[Row],
+    names: RowNames,
+    available: frozenset[str],
+    problems: list[Issue],
+) -> Batch:
+    """Check columns and prompts of a split; return its first rows as rewards will get them, unanswered."""
     rows: list[Row] = []
-    if not bad_columns:
-        problems += collect(lambda: rows.extend(_make_rows(dataset, sample, split)))
-    if not problems:
-        problems += collect(partial(_try_prompts, dataset, rows, split))
-    return problems, rows
+    found = collect(lambda: check_columns(dataset.columns, sorted(columns), names.split))
+    extracts = not found
+    found += _check_prompt(dataset, columns, names.split)
+    if extracts:
+        found += collect(lambda: rows.extend(_make_rows(dataset, sample, names)))
+    problems += found or collect(partial(_try_prompts, dataset, rows, names))
+    return _make_batch(rows, available - {"prompt"})
 
 
-def _make_rows(dataset: Any, sample: Sequence[Row], split: str) -> list[Row]:
-    rows = extract_columns(sample, dataset.columns, split=split)
+def _make_rows(dataset: Any, sample: Sequence[Row], names: RowNames) -> list[Row]:
+    """Return rows with `row_id`, as training makes them."""
+    rows = extract_columns(sample, dataset.columns, names)
     return [{**row, "row_id": place} for place, row in enumerate(rows) if row is not None]
 
 
-def _try_prompts(dataset: Any, rows: list[Row], split: str) -> None:
+def _make_batch(rows: list[Row], columns: frozenset[str]) -> Batch:
+    empty = [""] * len(rows)
+    named = {name: [row.get(name) for row in rows] for name in sorted(columns)}
+    return Batch(empty, empty, columns=named)
+
+
+def _try_prompts(dataset: Any, rows: list[Row], names: RowNames) -> None:
     """Fill the templates with the first rows.
 
     Raises:
@@ -186,96 +207,88 @@ def _try_prompts(dataset: Any, rows: list[Row], split: str) -> None:
     simple = dataset.prompt.user is not None and all(map(is_plain, templates))
     for row in rows:
         if not simple or any(is_unreadable(row.get(name, "")) for name in named):
-            renderer.render(row, f"{split} row {row['row_id'] + 1}")
+            renderer.render(row, names(row["row_id"]))
 
 
-def _check_templates(dataset: Any) -> Iterator[Problem]:
-    """Whether the templates can be read, where the columns they may name are not known."""
-    for key, text in _templates(dataset):
-        yield from collect(partial(template_columns, text, f"dataset.prompt.{key}"))
-
-
-def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator[Problem]:
+def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator[Issue]:
     known = columns | set(dataset.columns)
     for key, text in _templates(dataset):
         path = f"dataset.prompt.{key}"
         try:
-            wanted = template_columns(text, path)
+            missing = sorted(template_columns(text, path) - known)
         except ProblemsError as error:
             yield from error.problems
             continue
-        for name in sorted(wanted - known):
-            yield _missing_column(name, known, path, "the template names", split)
+        for name in missing:
+            issue = _missing_column(name, known, path, "the template names", split)
+            yield replace(issue, fix=_rename_fix(name, nearest(name, known), split))
     if dataset.prompt.user is None and "prompt" not in known:
-        yield Problem(
-            f"no `user` template is given and the {_NAMES[split]} has no column `prompt` "
-            f"(columns: {_list(columns)})",
-            'add `dataset.prompt.user`, such as `user: "{{ question }}"`',
-            path="dataset.prompt",
-        )
+        seen = f"no `user` template is given and the {_DATA[split]} has no column `prompt` "
+        fix = 'add `dataset.prompt.user`, such as `user: "{{ question }}"`'
+        yield Issue(f"{seen}(columns: {_list(columns)})", fix, "dataset.prompt")
 
 
-def _templates(dataset: Any) -> Iterator[tuple[str, str]]:
-    for key in ("user", "system"):
-        text = getattr(dataset.prompt, key)
-        if text is not None:
-            yield key, text
+def _rename_fix(name: str, close: str | None, split: str) -> str:
+    """Return the fix of a template that names a missing column."""
+    if split == "evaluation":
+        # The recipe's templates and columns are the training data's too.
+        return f"rename the column that holds it to `{name}` in the {_DATA[split]}"
+    other = f"`{close}`" if close else "a column of the data"
+    add = f"add it under `dataset.columns`, such as `{name}: {close or _HOLDER}`"
+    return f"rename it to {other} in the template, or {add}"
+
+
+def _templates(dataset: Any) -> list[tuple[str, str]]:
+    keyed = [(key, getattr(dataset.prompt, key)) for key in ("user", "system")]
+    return [(key, text) for key, text in keyed if text is not None]
 
 
 def _check_reward_columns(
     params: dict[int, RewardParams], available: frozenset[str]
-) -> Iterator[Problem]:
+) -> Iterator[Issue]:
     for index, reward in params.items():
         for name in reward.required_columns():
             if name not in available:
                 path = f"rewards.{index}"
-                yield _missing_column(
-                    name, available - {"prompt", "row_id"}, path, "the reward needs"
-                )
-
-
-def _make_batch(rows: list[Row], columns: frozenset[str]) -> Batch:
-    """The first rows as rewards will get them, with nothing answered yet."""
-    empty = [""] * len(rows)
-    named = {name: [row.get(name) for row in rows] for name in sorted(columns)}
-    return Batch(empty, empty, columns=named)
+                yield _missing_column(name, available - _ADDED, path, "the reward needs")
 
 
 def _check_conditions(
     loaded: LoadedRecipe, available: frozenset[str] | None, batch: Batch
-) -> Iterator[Problem]:
-    """Whether each `when` can be read, names columns that exist, and holds or not on the first rows."""
+) -> Iterator[Issue]:
+    """Check that each `when` can be read, names existing columns, and can be evaluated on the first rows."""
+    known = available or frozenset()
     for index, reward in enumerate(loaded.recipe.rewards if loaded.recipe else ()):
         if reward.when is None:
             continue
         path = f"rewards.{index}.when"
         condition = Condition(reward.when)
+        problems: list[Issue] = []
         try:
-            unknown = condition.columns() - (available or condition.columns())
-            if not unknown:
-                _rows_it_holds_on(condition, batch)
-        except RewardError as error:
-            message, _, fix = str(error).partition(". Fix: ")
-            problems = [Problem(message, fix, path=path)]
-        else:
-            known = available or frozenset()
+            unknown = condition.columns() - known if available else frozenset()
             who = "the expression names"
             problems = [_missing_column(name, known, path, who) for name in sorted(unknown)]
-        unnamable = condition.unnamable(available or ()) if problems else []
+            if not problems:
+                _applying(condition, batch)
+        except RewardError as error:
+            problems = [error.as_issue(path)]
+        unnamable = condition.unnamable(known) if problems else []
         yield from [_unnamable_column(name, path) for name in unnamable] or problems
 
 
-def _unnamable_column(name: str, path: str) -> Problem:
+def _unnamable_column(name: str, path: str) -> Issue:
     proper = re.sub(r"\W", "_", f"_{name}" if name[0].isdigit() else name)
-    return Problem(
-        f"an expression cannot name the column `{name}`: names are letters, digits and `_`",
-        f"rename it under `dataset.columns` (`{proper}: {name}`), and write `{proper}` here",
-        path=path,
-    )
+    seen = f"an expression cannot name the column `{name}`: names are letters, digits and `_`"
+    fix = f"rename it under `dataset.columns` (`{proper}: {name}`), and write `{proper}` here"
+    return Issue(seen, fix, path)
 
 
-def _rows_it_holds_on(condition: Condition | None, batch: Batch) -> list[int]:
-    """The rows a reward applies to; raises `RewardError` where its condition fails."""
+def _applying(condition: Condition | None, batch: Batch) -> list[int]:
+    """Return the rows a reward applies to.
+
+    Raises:
+        RewardError: Its condition fails.
+    """
     rows = range(len(batch.completions))
     return [row for row in rows if condition is None or condition.holds(batch, row)]
 
@@ -284,48 +297,78 @@ def _check_golds(
     loaded: LoadedRecipe,
     params: dict[int, RewardParams],
     batch: Batch,
-    split: str = "training",
-) -> Iterator[Problem]:
-    """Whether rewards can read the golds, or tests, of the first rows they apply to."""
+    rows_name: str,
+    lacking: frozenset[str] = frozenset(),
+) -> Iterator[Issue]:
+    """Check that rewards can read the golds, or tests, of the first rows they apply to.
+
+    `lacking` holds the columns that only the other split has.
+    """
     for index, config in enumerate(loaded.recipe.rewards if loaded.recipe else ()):
         reward = params.get(index)
-        source = reward.gold_source() if reward is not None else None
-        if (
-            reward is None
-            or source is None
-            or set(reward.required_columns()) - batch.columns.keys()
-        ):
+        if reward is None or set(reward.required_columns()) - batch.columns.keys():
             continue
         try:
-            rows = _rows_it_holds_on(Condition(config.when) if config.when else None, batch)
+            rows = _applying(Condition(config.when) if config.when else None, batch)
         except RewardError:
             continue  # `_check_conditions` tells
-        found = [(row, reward.gold_fault(batch, row)) for row in rows]
-        faults = [(batch.row_name(row), *fault) for row, fault in found if fault is not None]
-        if faults:
-            where, message, fix = faults[0]
-            every = len(faults) == len(rows)
-            rows_name = "rows" if split == "training" else f"{split} rows"
-            count = f"all {len(rows)}" if every else f"{len(faults)} of the {len(rows)}"
-            yield Problem(
-                f"{message} ({where}; so it is in {count} {rows_name} looked at)",
-                fix,
-                path=f"rewards.{index}.{source[0]}",
-                level="error" if every else "warning",
+        faults = {row: fault for row in rows if (fault := reward.gold_fault(batch, row))}
+        key, column = reward.gold_source() or ("", "")
+        if faults and column in lacking:
+            own = frozenset(name for name in batch.columns if name not in lacking | _ADDED)
+            seen = (
+                f"the evaluation data lacks the column `{column}`, which the training data has and the reward "
+                f"needs (columns: {_list(own)})"
             )
+            fix = _rename_fix(column, None, "evaluation")
+            yield Issue(seen, fix, f"rewards.{index}.{key}")
+        elif faults:
+            row, fault = next(iter(faults.items()))
+            every = len(faults) == len(rows)
+            count = f"all {len(rows)}" if every else f"{len(faults)} of the {len(rows)}"
+            where = f"{batch.row_name(row)}; so it is in {count} {rows_name} looked at"
+            level: Level = "error" if every else fault.level
+            path, seen = f"rewards.{index}.{fault.path}", f"{fault.seen} ({where})"
+            yield replace(fault, seen=seen, path=path, level=level)
+
+
+_SKIP_EMPTY = {"code", "judge"}
+"""Kinds for which a row with an empty column is no fault."""
+
+
+def _check_empty(
+    loaded: LoadedRecipe, params: dict[int, RewardParams], train: SplitPreview | None
+) -> Iterator[Issue]:
+    """Find rows without a value in a column that a reward needs."""
+    if train is None or loaded.recipe is None:
+        return
+    for index, config in enumerate(loaded.recipe.rewards):
+        # A Python function may well take empty values, and a condition may leave such rows out.
+        if index not in params or config.kind == "python" or config.when:
+            continue
+        for name in params[index].required_columns():
+            column = loaded.recipe.dataset.columns.get(name)
+            places = train.empty.get(column.from_ if column else name, [])
+            every = len(places) == train.looked_at
+            if places and (every or config.kind not in _SKIP_EMPTY):
+                seen = (
+                    f"the reward needs the column `{name}`, which is empty in {len(places)} of "
+                    f"{train.looked_at} rows; the first is {train.names(places[0])}"
+                )
+                fix = f"fill it, drop these rows, or leave them out of this reward with `when: {name}`"
+                level: Level = "error" if every else "warning"
+                yield Issue(seen, fix, f"rewards.{index}", level=level)
 
 
 def _missing_column(
     name: str, known: frozenset[str], path: str, who: str, split: str = "training"
-) -> Problem:
+) -> Issue:
     bare = name.strip("{} ")
     close = bare if bare in known else nearest(name, known)
-    fix = f"use `{close}`, or " if close else ""
-    return Problem(
-        f"{who} the column `{name}`, which the {_NAMES[split]} lacks (columns: {_list(known)})",
-        f"{fix}add it under `dataset.columns`, such as `{name}: {close or '<the column that holds it>'}`",
-        path=path,
-    )
+    seen = f"{who} the column `{name}`, which the {_DATA[split]} lacks (columns: {_list(known)})"
+    example = f"`{name}: {close or _HOLDER}`"
+    fix = f"add it under `dataset.columns`, such as {example}"
+    return Issue(seen, f"use `{close}`, or {fix}" if close else fix, path)
 
 
 def _list(names: frozenset[str]) -> str:

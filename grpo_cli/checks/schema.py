@@ -9,7 +9,7 @@ from grpo_cli.errors import UsageError
 from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.rewards.registry import KINDS
+from grpo_cli.rewards.registry import load_kinds
 from grpo_cli.runs.files import write_json
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
@@ -23,7 +23,7 @@ _SECTIONS: dict[grpo_fields.Home, str] = {
 
 
 def build_schema() -> dict[str, Any]:
-    """The schema that an editor needs to complete and check a recipe as `grpo check` does."""
+    """Return the schema that an editor needs to complete and check a recipe as `grpo check` does."""
     schema = Recipe.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
     for home, name in _SECTIONS.items():
@@ -39,7 +39,7 @@ def build_schema() -> dict[str, Any]:
 
 
 def write_schema(path: Path) -> None:
-    """Writes the schema to a file.
+    """Write the schema to a file.
 
     Raises:
         UsageError: The file cannot be written.
@@ -62,21 +62,19 @@ def _add_trl_fields(section: dict[str, Any], home: grpo_fields.Home) -> None:
 
 
 def _build_reward(definitions: dict[str, Any]) -> dict[str, Any]:
-    """One branch a kind: its own parameters beside those that every reward has."""
+    """Return one branch a kind: its own parameters beside those that every reward has."""
+    common = _schema_of(RewardConfig, definitions)["properties"]
     branches = []
-    for kind, params in KINDS.items():
+    for kind, params in load_kinds().items():
         own = _schema_of(params, definitions)
-        common = _schema_of(RewardConfig, definitions)
+        described = {"description": own.get("description", "")}
+        properties = {**common, **own.get("properties", {}), "kind": {"const": kind, **described}}
         branches.append(
             {
                 "title": kind,
-                "description": own.get("description", ""),
+                **described,
                 "type": "object",
-                "properties": {
-                    **common["properties"],
-                    **own.get("properties", {}),
-                    "kind": {"const": kind, "description": own.get("description", "")},
-                },
+                "properties": properties,
                 "required": ["kind", *own.get("required", [])],
                 "additionalProperties": False,
             }

@@ -1,16 +1,35 @@
-"""The values a recipe gives the fields of `GRPOConfig`, and those that have no effect."""
+"""Values of `GRPOConfig` fields, settings without effect, and the parts of `training.fast` that are on."""
 
 import ast
 from collections.abc import Iterator
 from typing import Any
 
-from grpo_cli.errors import Problem
+from grpo_cli.data.sources import has_eval
+from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.grpo_fields import home_of, key_in_home, read_grpo_fields
+from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.training import (
+    ATTENTION,
+    BUDGET,
+    GRAPHS,
+    PARTS,
+    FastConfig,
+    find_left_off,
+    leave_off,
+)
+
+_SAMPLED_AS = {
+    "max_new_tokens": "max_completion_length",
+    "max_tokens": "max_completion_length",
+    **{name: name for name in "temperature top_p top_k min_p repetition_penalty".split()},
+}
+"""Settings in `generation_kwargs`, and the keys of `generation` that they override."""
+_EVAL_ROWS = "give the dataset an eval split (`eval`, `eval_split`, `eval_rows` or `eval_fraction`)"
 
 
 def read_setting(recipe: Recipe, name: str) -> Any:
-    """The value of a `GRPOConfig` field that has a home in the recipe.
+    """Return the value of a `GRPOConfig` field that has a home in the recipe.
 
     Args:
         recipe: The recipe.
@@ -31,74 +50,239 @@ def read_setting(recipe: Recipe, name: str) -> Any:
         return None
 
 
-def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Problem]:
-    """Find settings that have no effect, or the opposite of the one that is meant.
+def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
+    """Find settings that have no effect, leave nothing to learn, or do the opposite of what is meant.
 
     Args:
         recipe: The recipe.
         steps: Optimizer steps of the training; None if they are not known.
     """
     generation, training = recipe.generation, recipe.training
-    if recipe.is_sampled and generation.backend != "vllm" and generation.vllm.model_fields_set:
-        yield Problem(
-            f"has no effect: completions are sampled by {generation.backend}",
-            "set `generation.backend: vllm`, or remove it",
-            "generation.vllm",
-            level="warning",
-        )
-    asked = generation.extras.get("generation_kwargs") or {}
-    if asked.get("do_sample", True) is False:
-        yield Problem(
-            "greedy decoding gives every completion of a prompt the same tokens, so no group has a signal",
-            "remove `do_sample`",
-            "generation.generation_kwargs.do_sample",
-        )
-    if training.extras.get("greater_is_better") is False and _names_a_reward(recipe):
-        yield Problem(
-            "the model with the lowest reward would count as the best",
-            "set it to true, or remove it",
-            "training.greater_is_better",
-            level="warning",
-        )
+    if recipe.rewards and not any(reward.weight for reward in recipe.rewards):
+        seen = "every reward has the weight 0, so nothing is learned"
+        yield Issue(seen, "give at least one reward a weight", "rewards.0.weight")
+    if read_setting(recipe, "sync_ref_model") and not read_setting(recipe, "beta"):
+        seen = "there is no reference model to synchronize: `training.beta` is 0"
+        fix = "set `training.beta: 0.04` or the like, or remove `sync_ref_model`"
+        yield Issue(seen, fix, "training.sync_ref_model")
+    # A resolved recipe holds the defaults too.
+    is_set = generation.vllm != type(generation.vllm)()
+    if recipe.is_sampled and generation.backend != "vllm" and is_set:
+        seen = f"has no effect: completions are sampled by {generation.backend}"
+        fix = "set `generation.backend: vllm`, or remove it"
+        yield Issue(seen, fix, "generation.vllm", level="warning")
+    yield from _find_idle(recipe)
+    if recipe.is_sampled:
+        yield from _check_sampling(recipe)
+    yield from _check_optimization(recipe)
+    metric = str(read_setting(recipe, "metric_for_best_model") or "reward").removeprefix("eval_")
+    of_reward = metric == "reward" or (metric.startswith("rewards/") and metric.endswith("/mean"))
+    if training.extras.get("greater_is_better") is False and of_reward:
+        seen = "the model with the lowest reward would count as the best"
+        fix = "set it to true, or remove it"
+        yield Issue(seen, fix, "training.greater_is_better", level="warning")
     for index, reward in enumerate(recipe.rewards):
         if (reward.model_extra or {}).get("mode") == "relative" and reward.timeout_s is not None:
-            yield Problem(
-                "scores completions one by one, so `mode: relative` has no group to compare",
-                "remove it; `request_timeout_s` limits each request",
-                f"rewards.{index}.timeout_s",
-            )
-    yield from _check_beyond_the_end(recipe, steps)
+            seen = "scores completions one by one, so `mode: relative` has no group to compare"
+            fix = "remove it; `request_timeout_s` limits each request"
+            yield Issue(seen, fix, f"rewards.{index}.timeout_s")
+    if steps:
+        yield from _check_beyond_the_end(recipe, steps)
 
 
-def _names_a_reward(recipe: Recipe) -> bool:
-    metric = str(read_setting(recipe, "metric_for_best_model") or "reward").removeprefix("eval_")
-    return metric == "reward" or (metric.startswith("rewards/") and metric.endswith("/mean"))
+def _find_idle(recipe: Recipe) -> Iterator[Issue]:
+    """Find settings that nothing reads because of another one."""
+    evaluates = recipe.training.eval_strategy
+    strategy, to_steps = f"`eval_strategy` is `{evaluates}`", "set `training.eval_strategy: steps`"
+    no_rows = bool(recipe.evaluation.limit) and not has_eval(recipe.dataset)
+    checkpointing = read_setting(recipe, "gradient_checkpointing")
+    idle = [
+        ("training.eval_steps", evaluates != "steps", strategy, to_steps),
+        ("training.eval_delay", evaluates == "no", strategy, to_steps),
+        (
+            "training.gradient_checkpointing_kwargs",
+            not checkpointing,
+            "`gradient_checkpointing` is false",
+            "set `training.gradient_checkpointing: true`",
+        ),
+        ("evaluation.limit", no_rows, "the dataset has no evaluation rows", _EVAL_ROWS),
+    ]
+    for name in ("run_name", "project"):
+        fix = "set `logging.report_to` to a tracker, such as `wandb`"
+        idle.append((f"logging.{name}", not recipe.logging.report_to, "there is no tracker", fix))
+    for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
+        why = "a training on scored data samples nothing"
+        idle.append((f"generation.{name}", not recipe.is_sampled, why, ""))
+    for path, is_idle, why, fix in idle:
+        section, name = path.split(".")
+        values = getattr(recipe, section)
+        # A resolved recipe holds the defaults too.
+        default = (
+            type(values).model_fields[name].default if name in type(values).model_fields else None
+        )
+        if is_idle and getattr(values, name, default) != default:
+            fix = f"{fix}, or remove it" if fix else "remove it"
+            yield Issue(f"has no effect: {why}", fix, path, level="warning")
 
 
-def _check_beyond_the_end(recipe: Recipe, steps: int | None) -> Iterator[Problem]:
-    """Find intervals that are longer than the training."""
-    training = recipe.training
-    if not steps:
-        return
-    for key, due in (
-        ("eval", training.eval_strategy),
-        ("save", read_setting(recipe, "save_strategy")),
+def _check_sampling(recipe: Recipe) -> Iterator[Issue]:
+    """Find completions that are all the same, and `generation_kwargs` that fail or contradict the recipe."""
+    generation, within = recipe.generation, "generation.generation_kwargs"
+    options = generation.extras.get("generation_kwargs") or {}
+    for path, is_greedy, how in (
+        (f"{within}.do_sample", options.get("do_sample", True) is False, "greedy decoding"),
+        ("generation.min_p", generation.min_p == 1, "1 leaves only the most likely token, which"),
+        ("generation.top_k", generation.top_k == 1, "1 leaves only the most likely token, which"),
     ):
-        every = read_setting(recipe, f"{key}_steps")
-        if due == "steps" and f"{key}_steps" in training.model_fields_set and (every or 0) > steps:
-            yield Problem(
-                f"{every:g} is after the last step of this training ({steps}), so it never happens"
-                if key == "eval"
-                else f"{every:g} is after the last step of this training ({steps}); only the last step is saved",
-                f"set it to {max(steps // 4, 1)}, say",
-                f"training.{key}_steps",
-                level="warning",
+        if is_greedy:
+            seen = f"{how} gives every completion of a prompt the same tokens, so no group has a signal"
+            yield Issue(seen, f"remove `{path.rpartition('.')[2]}`", path)
+    if options.get("stop_strings"):
+        seen = "sampling fails with it: `generate()` needs the tokenizer for it, which TRL does not pass"
+        yield Issue(seen, "remove it", f"{within}.stop_strings")
+    for name, key in _SAMPLED_AS.items():
+        value, ours = options.get(name), getattr(generation, key)
+        if value is not None and value != ours:
+            seen = (
+                f"{value} overrides `generation.{key}`, which is {'null' if ours is None else ours}"
             )
+            fix = f"remove it, and set `generation.{key}: {value}` if that is what you want"
+            yield Issue(seen, fix, f"{within}.{name}")
+
+
+def _check_optimization(recipe: Recipe) -> Iterator[Issue]:
+    """Find a learning rate and a clipping bound with which completions teach nothing.
+
+    Source: trl 1.16, `GRPOTrainer._compute_loss`, `torch.clamp(coef_1, max=self.args.delta)`.
+    """
+    if not recipe.training.learning_rate:
+        seen, fix = "is 0, so the weights never change", "set it to 1e-6, or 1e-5 with LoRA"
+        yield Issue(seen, fix, "training.learning_rate", level="warning")
+    delta = read_setting(recipe, "delta")
+    high = read_setting(recipe, "epsilon_high")
+    bound = 1 + (read_setting(recipe, "epsilon") if high is None else high)
+    if delta is not None and delta <= bound:
+        seen = (
+            f"{delta:g} is not above 1 + epsilon ({bound:g}): better completions whose probability ratio is above "
+            f"{delta:g} get no gradient, and every ratio starts at 1"
+        )
+        level: Level = "error" if delta < 1 else "warning"
+        yield Issue(seen, "set it to 4, say, or remove it", "training.delta", level=level)
+
+
+def _check_beyond_the_end(recipe: Recipe, steps: int) -> Iterator[Issue]:
+    """Find intervals that are longer than the training."""
+    training, saves = recipe.training, read_setting(recipe, "save_strategy")
+    for key, strategy, effect in (
+        ("eval", training.eval_strategy, ", so it never happens"),
+        ("save", saves, "; only the last step is saved"),
+    ):
+        name = f"{key}_steps"
+        every = read_setting(recipe, name) or 0
+        if strategy == "steps" and name in training.model_fields_set and every > steps:
+            seen = f"{every:g} is after the last step of this training ({steps}){effect}"
+            fix = f"set it to {max(steps // 4, 1)}, say"
+            yield Issue(seen, fix, f"training.{name}", level="warning")
+    every = read_setting(recipe, "eval_steps") or 0
+    every = every * steps if every < 1 else every
+    stopping, evaluations = training.early_stopping, int(steps // every) if every else 0
+    if stopping and training.eval_strategy == "steps" and 0 < evaluations <= stopping.patience:
+        seen = (
+            f"{stopping.patience} is never reached: there are {evaluations} evaluations, and the first is the "
+            "best so far whatever it gives"
+        )
+        fix = "set a smaller `training.eval_steps`, to evaluate more often"
+        if evaluations > 2:
+            fix = f"set it to {evaluations - 2} or less, or {fix}"
+        yield Issue(seen, fix, "training.early_stopping.patience", level="warning")
     warmup = read_setting(recipe, "warmup_steps") or 0
     if warmup >= steps:
-        yield Problem(
-            f"{warmup:g} warm-up steps of {steps} in all: the learning rate never reaches its value",
-            f"set `warmup_steps: {max(steps // 10, 1)}`, or a fraction of the steps such as 0.1",
-            "training.warmup_steps",
-            level="warning",
+        seen = (
+            f"{warmup:g} warm-up steps of {steps} in all: the learning rate never reaches its value"
         )
+        fix = f"set `warmup_steps: {max(steps // 10, 1)}`, or a fraction of the steps such as 0.1"
+        yield Issue(seen, fix, "training.warmup_steps", level="warning")
+
+
+# --- training.fast -----------------------------------------------------------------------------
+
+
+def describe_fast(recipe: Recipe, *, cpu: bool = False) -> str:
+    """Return the parts that are on, and why others are off: `shared_prompts; off: no_signal (beta is …)`.
+
+    With `cpu`, the machine has no GPU.
+    """
+    if recipe.training.mode == "async":
+        return "as TRL's asynchronous trainer does"
+    if cpu:
+        launch = recipe.launch.model_copy(update={"use_cpu": True})
+        recipe = recipe.model_copy(update={"launch": launch})
+    settled, left_off = settle_fast(recipe), _find_left_off(recipe)
+    on = [part for part in (*PARTS, GRAPHS) if getattr(settled, part)]
+    if settled.max_tokens_per_micro_batch:
+        on.append(f"{BUDGET} {settled.max_tokens_per_micro_batch}")
+    off: dict[str, list[str]] = {}
+    more = [BUDGET] * (BUDGET in left_off) + [GRAPHS] * recipe.training.fast.cuda_graphs
+    for part in (*PARTS, *more):
+        samples_itself = part == "sampling" and recipe.generation.backend == "vllm"
+        if part not in on and not samples_itself:
+            off.setdefault(left_off.get(part) or _why_not_wanted(recipe, part), []).append(part)
+    reasons = "; ".join(f"{', '.join(parts)} ({why})" for why, parts in off.items())
+    return "; ".join(filter(None, [", ".join(on), f"off: {reasons}" if off else ""]))
+
+
+def _why_not_wanted(recipe: Recipe, part: str) -> str:
+    if not getattr(recipe.training.fast, part):
+        return "switched off"
+    if not recipe.is_sampled:
+        return "scored data is not sampled"
+    return f"backend {recipe.generation.backend} samples in its own way"
+
+
+def settle_fast(recipe: Recipe) -> FastConfig:
+    """Return the switches without the parts that are not exact with this recipe; a model may exclude more."""
+    off = (*PARTS, BUDGET) if recipe.training.mode == "async" else _find_left_off(recipe)
+    return leave_off(wanted_parts(recipe), off)
+
+
+def wanted_parts(recipe: Recipe) -> FastConfig:
+    """Return the switches; `sampling` only if transformers samples."""
+    fast = recipe.training.fast
+    if recipe.is_sampled and recipe.generation.backend in ("transformers", "auto"):
+        return fast
+    return leave_off(fast, ["sampling"])
+
+
+def _find_left_off(recipe: Recipe) -> dict[str, str]:
+    fast, training, model = wanted_parts(recipe), recipe.training, recipe.model
+    options = recipe.generation.extras.get("generation_kwargs")
+    left_off = find_left_off(fast, {**training.extras, "generation_kwargs": options})
+    if fast.cuda_graphs and (why := _why_no_graphs(recipe)):
+        left_off.setdefault(GRAPHS, why)
+    strategy = recipe.launch.strategy
+    if fast.sampling and strategy in SHARED_WEIGHTS:
+        why = f"with strategy {strategy} each process holds a part of the weights"
+        left_off |= {"sampling": why} | ({GRAPHS: why} if fast.cuda_graphs else {})
+    dropout = model.lora.lora_dropout if model.lora else 0.0
+    attention = model.attn_implementation or ATTENTION[0]
+    if not fast.shared_prompts or "shared_prompts" in left_off:
+        return left_off
+    if dropout and not training.extras.get("disable_dropout"):
+        why = f"lora_dropout is {dropout:g}, drawn anew for each copy of a prompt"
+        left_off["shared_prompts"] = why
+    elif not any(part in attention for part in ATTENTION):
+        why = f"attn_implementation {attention} takes no such rows"
+        left_off["shared_prompts"] = why
+    return left_off
+
+
+def _why_no_graphs(recipe: Recipe) -> str | None:
+    """Return what of `graph_decoding.graph_unsupported_reason` the recipe decides."""
+    model, attention = recipe.model, recipe.model.attn_implementation or ATTENTION[0]
+    if attention != ATTENTION[0]:
+        return f"attention {attention} needs other masks"
+    if model.quantization is not None:
+        return "adapters cannot be merged in a copy of quantized weights"
+    if model.lora and model.lora.lora_dropout and not recipe.training.extras.get("disable_dropout"):
+        return "dropout in an adapter ends when it is merged"
+    return "there is no GPU" if recipe.launch.use_cpu else None

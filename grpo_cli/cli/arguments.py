@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take, worded once."""
+"""Arguments and options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,11 +7,11 @@ import typer
 
 _NAMED = "A path, NAME/ID, NAME (its newest) or latest."
 RUNS = Path("runs")
-"""Where run folders are, unless `--runs` says otherwise."""
+"""Default of `--runs`."""
 
 
 def _as_run(given: str) -> Path:
-    """A path as it is; anything else is taken for a run's name."""
+    """Return a path unchanged; take anything else for the name of a run."""
     path = Path(given)
     if path.exists() or path.suffix in (".yaml", ".yml", ".json"):
         return path
@@ -20,6 +20,11 @@ def _as_run(given: str) -> Path:
     return find_run(RUNS, given).path
 
 
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe (YAML).")]
+Gpus = Annotated[
+    int | None,
+    typer.Option(min=0, help="GPUs of the machine that will train, if it is another one."),
+]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help=_NAMED, parser=_as_run)]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help=_NAMED, parser=_as_run)]
 RunOrDir = Annotated[
@@ -38,7 +43,7 @@ RunOrResult = Annotated[
     Path,
     typer.Argument(
         metavar="RUN|FILE",
-        help="A run, by path or name, for its newest result; or a result, or its folder.",
+        help="A run, by path or name, for its newest result; or a result or its folder.",
         parser=_as_run,
     ),
 ]

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -27,6 +28,13 @@ _OF_THE_MACHINE = {
 """Errors of files that are no bug, wherever they come from, and what mends them."""
 
 
+_USAGE_FIXES = {
+    r"No such option: --(\w+\.[\w.]+)": r"write --set \1=VALUE",
+    r"unexpected extra argument.*\((= *\S+)": r"write --set KEY=VALUE without spaces around `=`",
+}
+"""Patterns of Typer's messages, and the fix."""
+
+
 class Terminated(BaseException):
     """A SIGTERM or SIGHUP, on its way past every `finally`; Typer would take a KeyboardInterrupt for Ctrl-C."""
 
@@ -36,7 +44,7 @@ _received: list[int] = []
 
 
 def run_guarded(command: Callable[[], int | None]) -> int:
-    """Runs a command; what is not an error of ours keeps its traceback. `GRPO_DEBUG=1` shows all."""
+    """Run a command and return its exit code; unexpected errors (with `GRPO_DEBUG=1` all) keep a traceback."""
     _received.clear()
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -48,13 +56,13 @@ def run_guarded(command: Callable[[], int | None]) -> int:
     try:
         code = int(command() or ExitCode.OK)
         # Typer makes an exit code of a Ctrl-C that nothing else has answered.
-        said = code == ExitCode.INTERRUPTED and signal.SIGINT in _received
-        return _say("interrupted", ExitCode.INTERRUPTED) if said else code
+        interrupted = code == ExitCode.INTERRUPTED and signal.SIGINT in _received
+        return _say("interrupted", ExitCode.INTERRUPTED) if interrupted else code
     except GrpoError as error:
         if os.environ.get("GRPO_DEBUG") == "1":
             raise
         if isinstance(error.__cause__, KeyboardInterrupt):
-            # It reached a reward, which could not know that it was meant for all.
+            # Ctrl-C reached a reward, whose error hides it.
             return _say("interrupted", ExitCode.INTERRUPTED)
         if isinstance(error, ProblemsError):
             print_problems(error.problems)
@@ -65,12 +73,12 @@ def run_guarded(command: Callable[[], int | None]) -> int:
     except TyperException as error:
         return _explain_usage(error)
     except (KeyboardInterrupt, typer.Abort):
-        # Typer's own stands for Ctrl-C, or the end of the input, at one of its questions.
+        # Typer raises Abort for Ctrl-C or end of input at a prompt.
         return _say("interrupted", ExitCode.INTERRUPTED)
     except Terminated:
         return _say("terminated", ExitCode.TERMINATED)
     except BrokenPipeError:
-        # The reader of our output has gone (`grpo … | head`): nothing is wrong.
+        # The reader has gone (`grpo … | head`): no error.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return ExitCode.OK
     except OSError as error:
@@ -79,7 +87,7 @@ def run_guarded(command: Callable[[], int | None]) -> int:
         stderr().print(_say_os_error(error), style="red", markup=False)
         return ExitCode.ENVIRONMENT
     except Exception:
-        # Libraries that load parts of themselves late make errors of their own of whatever breaks in there.
+        # Libraries that import lazily turn a signal during an import into errors of their own.
         if not _received or os.environ.get("GRPO_DEBUG") == "1":
             raise
         if _received[0] == signal.SIGINT:
@@ -88,7 +96,7 @@ def run_guarded(command: Callable[[], int | None]) -> int:
 
 
 def _mend_streams() -> None:
-    """Makes streams of a closed descriptor (`>&-`) empty ones, and text in another encoding readable."""
+    """Replace closed standard streams (`>&-`), and make text in another encoding printable."""
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -98,7 +106,7 @@ def _mend_streams() -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """The first signal lets every `finally` clean up; the next one ends at once."""
+    """Raise on the first signal, so that every `finally` cleans up; the next one kills."""
     _received.append(number)
     signal.signal(number, signal.SIG_DFL)
     raise Terminated
@@ -121,12 +129,15 @@ def _say(word: str, code: ExitCode) -> ExitCode:
 
 
 def _explain_usage(error: TyperException) -> int:
-    """A command line that Typer cannot read: its own words, and where help is."""
-    said = getattr(error, "format_message", lambda: str(error))()
+    """Print what Typer says of a wrong command line, and the command for help."""
+    message = getattr(error, "format_message", lambda: str(error))()
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "grpo"
-    if said:
-        stderr().print(f"error: {said} Fix: see {command} --help", style="red", markup=False)
+    fix = f"see {command} --help"
+    for pattern, hint in _USAGE_FIXES.items():
+        fix = match.expand(hint) if (match := re.search(pattern, message)) else fix
+    if message:
+        stderr().print(f"error: {message} Fix: {fix}", style="red", markup=False)
     return ExitCode.USAGE
 
 

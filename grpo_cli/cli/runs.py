@@ -1,5 +1,6 @@
-"""`grpo runs`: past runs, from their folders alone. Parses, calls one function, hands on its result."""
+"""`grpo runs`: past runs and those in progress, from their folders alone."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,14 +38,14 @@ def list_(
 ) -> None:
     """List runs, the newest first: state, steps, reward, held-out result, when, how long.
 
-    `interrupted` is a run that says it runs while nothing of it is left.
+    `interrupted`: marked as running, but no process exists.
     """
     from grpo_cli.cli import output, runs_view
-    from grpo_cli.report.listing import list_runs
+    from grpo_cli.report.summary import list_runs
 
     listed = list_runs(runs, name=name, states=state or (), sort=sort, limit=limit)
     if json:
-        output.print_json([each.as_json() for each in listed])
+        output.print_json(listed)
     else:
         runs_view.print_runs(listed, runs, filtered=bool(name or state))
         if sort == "accuracy":
@@ -53,16 +54,16 @@ def list_(
 
 @app.command()
 def show(run: NewestRun = "latest", runs: RunsRoot = RUNS, json: AsJson = False) -> None:
-    """Show one run: how it went, what it was made of, what lies on the disk, and what can be done next."""
+    """Show one run: its result, what it was made of, its size on disk, and the next commands."""
     from grpo_cli.cli import output, runs_view
-    from grpo_cli.report.overview import read_overview
+    from grpo_cli.report.summary import RunReport
     from grpo_cli.runs.selection import find_run
 
-    overview = read_overview(find_run(runs, run))
+    shown = RunReport(find_run(runs, run))
     if json:
-        output.print_json(overview.as_json())
+        output.print_json(shown.overview_json())
     else:
-        runs_view.print_overview(overview)
+        runs_view.print_overview(shown)
 
 
 @app.command()
@@ -75,36 +76,34 @@ def path(
     model: Annotated[bool, typer.Option("--model", help="Of the final model instead.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Print where a run lies, and nothing else: `cd $(grpo runs path)`, `grpo eval $(grpo runs path)`."""
-    import sys
-
+    """Print only the path of a run: `cd $(grpo runs path)`, `grpo eval $(grpo runs path)`."""
     from grpo_cli.cli import output
+    from grpo_cli.runs.checkpoints import find_part
     from grpo_cli.runs.selection import find_run
-    from grpo_cli.runs.trained import find_part
 
     if checkpoint is not None and model:
         raise UsageError("--checkpoint and --model name two places. Fix: leave one of them out")
-    found = find_part(find_run(runs, run), checkpoint, model=model)
+    selected = find_part(find_run(runs, run), checkpoint, model=model)
     if json:
-        output.print_json({"path": str(found)})
+        output.print_json({"path": str(selected)})
     else:
-        sys.stdout.write(f"{found}\n")
+        sys.stdout.write(f"{selected}\n")
 
 
 @app.command()
 def compare(run: SeveralRuns, runs: RunsRoot = RUNS, json: AsJson = False) -> None:
     """Compare runs with the first one: recipes side by side, metrics, and held-out results prompt by prompt."""
-    from grpo_cli.cli import compare_view, output
-    from grpo_cli.report.comparison import compare_runs
+    from grpo_cli.cli import output, runs_view
+    from grpo_cli.report.comparison import compare_runs, read_runs
     from grpo_cli.runs.selection import find_run
 
     if len(run) < 2:
         raise UsageError("one run has nothing to be compared with. Fix: name two or more")
-    compared = compare_runs([find_run(runs, each) for each in run])
+    compared = compare_runs(read_runs([find_run(runs, each) for each in run]))
     if json:
         output.print_json(compared.as_json())
     else:
-        compare_view.print_comparison(compared)
+        runs_view.print_comparison(compared)
 
 
 @app.command()
@@ -116,47 +115,40 @@ def remove(
         typer.Option("--checkpoints", help="Only checkpoints, all but the newest and the best."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Remove run folders for good, or the checkpoints that they need no more.
+    """Delete run folders for good, or checkpoints that they no longer need.
 
-    Refuses a run that is at work, and what is no run folder. Nothing behind a link is removed.
+    Refuses a run that is in progress, and a folder that is no run. Nothing behind a link is removed.
     """
     from grpo_cli.cli import output, runs_view
     from grpo_cli.runs.removal import plan_removal
     from grpo_cli.runs.selection import find_run
 
-    folders = {(found := find_run(runs, each)).path: found for each in run}
-    planned = [plan_removal(folder, checkpoints=checkpoints) for folder in folders.values()]
+    folders = dict.fromkeys(find_run(runs, each) for each in run)
+    planned = [plan_removal(folder, checkpoints=checkpoints) for folder in folders]
     if not json or not (yes or dry_run):
         runs_view.print_planned(planned)
-    freed = None if dry_run else _remove(planned, asked=not yes)
+    freed = None if dry_run else _remove(planned, confirm=not yes)
     if json:
         output.print_json({"removed": [each.as_json() for each in planned], "freed": freed})
     elif freed is not None:
         runs_view.print_freed(freed)
 
 
-def _remove(planned: "list[Removal]", *, asked: bool) -> int:
-    """Removes what was planned, once a person has said so; the bytes that it freed.
-
-    Raises:
-        UsageError: Nobody can be asked.
-        typer.Exit: The answer is no.
-    """
-    import sys
-
+def _remove(planned: "list[Removal]", *, confirm: bool) -> int:
+    """Remove what was planned, once the user has confirmed it; return the bytes that this freed."""
     from grpo_cli.runs.removal import remove as remove_planned
 
     if not any(each.paths for each in planned):
         return 0
-    if asked:
+    if confirm:
         if not (sys.stdin and sys.stdin.isatty()):
             raise UsageError(
-                "nobody can be asked here. Fix: --yes removes without asking, --dry-run only tells"
+                "no terminal to confirm in. Fix: --yes removes without asking, --dry-run only shows"
             )
         if not typer.confirm("remove this for good?", err=True):
             raise typer.Exit(ExitCode.FAILED)

@@ -1,26 +1,29 @@
-"""How lists of runs, one run at a glance, and what is removed look in a terminal. Computes nothing."""
+"""How `grpo runs` looks in a terminal: lists, one run, runs side by side, and what is removed."""
 
+import json
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
-from grpo_cli.analysis.sentences import PLAIN_FROM, say_number
-from grpo_cli.cli.output import stderr, stdout
-from grpo_cli.cli.views import count_noun, overrule, print_summary
-from grpo_cli.report.live.terminal import clean_text
-from grpo_cli.report.live.wording import short_path
-from grpo_cli.units import format_bytes, format_duration
+from grpo_cli.cli.output import count_noun, print_words, stderr, stdout
+from grpo_cli.cli.summary import overrule, print_summary
+from grpo_cli.report.wording import clean_text, short_path
+from grpo_cli.units import format_bytes, format_duration, format_value, say_number
 
 if TYPE_CHECKING:
-    from grpo_cli.report.listing import ListedRun
-    from grpo_cli.report.overview import RunOverview
+    from grpo_cli.analysis.metrics import Metric
+    from grpo_cli.report.comparison import RunsComparison
+    from grpo_cli.report.held_out import HeldOutDifference
+    from grpo_cli.report.summary import RunReport, Trend
     from grpo_cli.runs.removal import Removal
 
+Row = Mapping[str, Any]
+"""One run of `grpo runs list --json`."""
 STATE_MARKS = {
     "completed": ("✓", "green"),
     "running": ("●", "bold cyan"),
@@ -32,12 +35,14 @@ STATE_MARKS = {
 }
 _GAP = 2
 _DROPPED = ("took", "started", "reward", "held-out", "steps")
-"""Columns that go where the terminal is too narrow, in this order."""
+"""Columns that go if the terminal is too narrow, in this order."""
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
+_LONGEST = 40
+"""Characters of a setting's value."""
 
 
-def print_runs(runs: "Sequence[ListedRun]", root: Path, *, filtered: bool) -> None:
-    """Prints a line for each run; columns that do not fit are left out."""
+def print_runs(runs: Sequence[Row], root: Path, *, filtered: bool) -> None:
+    """Print a line for each run; columns that do not fit are left out."""
     if not runs:
         hint = "none is like this" if filtered else "grpo train RECIPE makes one"
         stderr().print(f"no runs in {root}: {hint}", markup=False)
@@ -61,193 +66,291 @@ def print_runs(runs: "Sequence[ListedRun]", root: Path, *, filtered: bool) -> No
     for cells in zip(*(columns[name] for name in widths), strict=True):
         table.add_row(*cells)
     console.print(table)
-    if "reward" in widths and any(run.reward_within_noise for run in runs):
+    if "reward" in widths and any(run["reward_within_noise"] for run in runs):
         stderr().print("≈ the reward has changed by no more than its noise", style="dim")
     for run in runs:
-        if run.state == "damaged":
-            told = f"damaged: {run.folder.path}: {clean_text(run.reason or '')}"
-            stderr().print(told, markup=False, style="yellow")
+        if run["state"] == "damaged":
+            line = f"damaged: {run['run']}: {clean_text(run['reason'])}"
+            stderr().print(line, markup=False, style="yellow")
 
 
-def print_held_out_sets(runs: "Sequence[ListedRun]") -> None:
-    """Say that results cannot be ranked if they were measured on different prompts."""
-    sets = {run.held_out_prompts for run in runs if run.held_out_prompts}
+def print_held_out_sets(runs: Sequence[Row]) -> None:
+    """Print that results cannot be ranked if they were measured on different prompts."""
+    sets = {run["held_out_prompts"] for run in runs if run["held_out_prompts"]}
     if len(sets) > 1:
-        told = (
+        warning = (
             f"measured on {len(sets)} different sets of held-out prompts: the order says little. Fix: the same "
             "`dataset.eval_seed` and data, or `grpo eval` of all models on one recipe"
         )
-        stderr().print(told, markup=False, style="yellow")
+        stderr().print(warning, markup=False, style="yellow")
 
 
-def _say_steps(run: "ListedRun") -> Text:
-    if run.step is None:
+def _say_steps(run: Row) -> Text:
+    step, total = run["step"], run["total_steps"]
+    if step is None:
         return Text("–")
-    return Text(f"{run.step}/{run.total_steps}" if run.total_steps else f"{run.step}")
+    return Text(f"{step}/{total}" if total else f"{step}")
 
 
-def _say_state(run: "ListedRun") -> Text:
-    mark, style = STATE_MARKS[run.state]
-    return Text(f"{mark} {run.state}", style=style)
+def _say_state(run: Row) -> Text:
+    mark, style = STATE_MARKS[run["state"]]
+    return Text(f"{mark} {run['state']}", style=style)
 
 
-def _say_ago(run: "ListedRun") -> Text:
-    if run.started_at is None:
-        return Text("–")
-    seconds = max(time.time() - run.started_at, 0)
+def _say_ago(run: Row) -> Text:
+    seconds = max(time.time() - (run["started_at"] or 0), 0)
     for unit, size in (("d", _DAY_S), ("h", _HOUR_S), ("m", _MINUTE_S)):
         if seconds >= size:
             return Text(f"{seconds // size:.0f}{unit} ago")
     return Text("now")
 
 
-def _say_took(run: "ListedRun") -> Text:
-    return Text("–" if run.seconds is None else format_duration(run.seconds))
+def _say_change(first: float | None, last: float | None, sign: str = "→") -> Text:
+    if first is None and last is None:
+        return Text("–")
+    return Text(f"{format_value(first)} {sign} ").append(format_value(last), style="bold")
 
 
-_COLUMNS: "dict[str, Callable[[ListedRun], Text]]" = {
-    "run": lambda run: Text(f"{run.name}/{run.id}", style="bold"),
+_COLUMNS: dict[str, Callable[[Row], Text]] = {
+    "run": lambda run: Text(f"{run['name']}/{run['id']}", style="bold"),
     "state": _say_state,
     "steps": _say_steps,
     "reward": lambda run: _say_change(
-        run.reward_first, run.reward_last, "≈" if run.reward_within_noise else "→"
+        run["reward_first"], run["reward_last"], "≈" if run["reward_within_noise"] else "→"
     ),
-    "held-out": lambda run: _say_change(run.before, run.after),
-    "took": _say_took,
+    "held-out": lambda run: _say_change(run["before"], run["after"]),
+    "took": lambda run: Text("–" if run["seconds"] is None else format_duration(run["seconds"])),
     "started": _say_ago,
 }
 
 
-def _say_change(first: float | None, last: float | None, sign: str = "→") -> Text:
-    if first is None and last is None:
-        return Text("–")
-    return Text(f"{_number(first)} {sign} ").append(_number(last), style="bold")
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return say_number(value) if abs(value) >= PLAIN_FROM else f"{value:.3f}"
-
-
-def print_overview(overview: "RunOverview") -> None:
-    """Prints how a run went, what it was made of, what lies on the disk, and what can be done next."""
-    from grpo_cli.report.live.watching import say_lost
-
-    status, life, console = overview.summary.status, overview.life, stdout()
-    lost = say_lost(overview.folder, life, status) if life.state == "interrupted" else None
-    console.print(Text(f"{overview.listed.name}/{overview.listed.id}", style="bold"))
-    print_summary(overview.summary, lost=lost)
+def print_overview(run: "RunReport") -> None:
+    """Print how a run went, what it was made of, its size on disk, and the next commands."""
+    console, path = stdout(), run.folder.path
+    console.print(Text(f"{path.parent.name}/{path.name}", style="bold"))
+    print_summary(run)
     console.print()
     table = Table.grid(padding=(0, _GAP))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, told in _list_facts(overview):
-        table.add_row(f"  {name}", Text(clean_text(told)))
+    for name, fact in _list_facts(run):
+        table.add_row(f"  {name}", Text(clean_text(fact)))
     console.print(table)
     console.print()
-    for command, does in _list_next(overview):
+    for command, does in _list_next(run):
         # A command is whole, to be copied, and its purpose does not run into it.
         fits = len(command) + len(does) + 2 * _GAP + 1 <= console.width
         between = "   " if fits or not console.is_terminal else "\n      "
         console.print(Text.assemble((f"  {command}", "bold"), (f"{between}{does}", "dim")))
 
 
-def _list_facts(overview: "RunOverview") -> list[tuple[str, str]]:
-    """What a run was made of, as far as it is known."""
-    recipe, manifest = overview.recipe, overview.manifest
-    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(overview.summary.status.started_at))
-    attempts = overview.folder.attempts
-    tuned = "LoRA" if recipe.model.lora else "all weights"
+def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
+    """Return the known facts about a run: model, data, rewards, versions, machine, files."""
+    recipe, manifest, attempts = run.recipe, run.manifest, run.folder.attempts
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.status.started_at))
+    sizes = run.sizes()
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
+    best = run.best_checkpoint
+    steps = [f"{step} (best)" if step == best else str(step) for step in run.checkpoints]
     facts = [
         ("started", f"{started}{f', {attempts} attempts' if attempts > 1 else ''}"),
-        ("model", f"{recipe.model.path} ({tuned})"),
-        ("data", _say_data(recipe.dataset.kind, manifest.get("data"))),
+        ("model", f"{recipe.model.path} ({'LoRA' if recipe.model.lora else 'all weights'})"),
+        ("data", _say_data(recipe.dataset.kind, manifest.get("data") or {})),
         ("rewards", ", ".join(f"{r.name or r.kind} × {r.weight:g}" for r in recipe.rewards)),
-        ("batch", _say_batch(overview)),
+        ("batch", _say_batch(run)),
         ("seed", str(recipe.seed)),
-        ("versions", _say_versions(manifest.get("versions"))),
-        ("git", _say_git(manifest.get("git"))),
+        ("versions", _say_versions(manifest.get("versions") or {})),
+        ("git", _say_git(manifest.get("git") or {})),
         ("machine", _say_machine(manifest)),
-        ("checkpoints", _say_checkpoints(overview)),
-        ("on disk", _say_sizes(overview.sizes)),
-        ("log", str(overview.folder.log)),
+        ("checkpoints", ", ".join(steps) or "none"),
+        ("on disk", f"{format_bytes(sum(sizes.values()))}: {parts}"),
+        ("log", str(run.folder.log)),
     ]
-    return [(name, told) for name, told in facts if told]
+    return [(name, fact) for name, fact in facts if fact]
 
 
-def _say_data(kind: str, told: Any) -> str:
-    if not isinstance(told, dict) or "train_rows" not in told:
+def _say_data(kind: str, data: Mapping[str, Any]) -> str:
+    if "train_rows" not in data:
         return kind
-    held_out = f", {told['eval_rows']:,} held out" if told.get("eval_rows") else ""
-    mark = f" (fingerprint {str(told['fingerprint'])[:12]})" if told.get("fingerprint") else ""
-    return f"{kind}: {told['train_rows']:,} prompts{held_out}{mark}"
+    held_out = f", {data['eval_rows']:,} held out" if data.get("eval_rows") else ""
+    mark = f" (fingerprint {str(data['fingerprint'])[:12]})" if data.get("fingerprint") else ""
+    return f"{kind}: {data['train_rows']:,} prompts{held_out}{mark}"
 
 
-def _say_batch(overview: "RunOverview") -> str:
-    from grpo_cli.report.overview import count_completions
+def _say_batch(run: "RunReport") -> str:
+    from grpo_cli.batch import plan_batch
+    from grpo_cli.checks.arithmetic import batch_inputs
 
-    processes = overview.folder.read_plan().get("num_processes")
-    processes = processes if isinstance(processes, int) and processes > 0 else 1
-    completions = count_completions(overview.recipe, processes)
-    size = overview.recipe.generation.num_generations
-    if completions is None:
+    processes, size = run.plan.get("num_processes") or 1, run.recipe.generation.num_generations
+    plan = plan_batch(batch_inputs(run.recipe, processes, None))
+    if plan.problems:
         return f"groups of {size}"
-    return f"{completions} completions a step in groups of {size}, on {processes} process{'es' * (processes > 1)}"
+    completions = f"{plan.completions_per_optimizer_step} completions a step in groups of {size}"
+    return f"{completions}, on {processes} process{'es' * (processes > 1)}"
 
 
-def _say_versions(versions: Any) -> str:
-    wanted = ("grpo-cli", "trl", "transformers", "torch", "peft", "vllm")
-    known = versions if isinstance(versions, dict) else {}
-    return ", ".join(f"{name} {known[name]}" for name in wanted if known.get(name))
+def _say_versions(versions: Mapping[str, str | None]) -> str:
+    shown = ("grpo-cli", "trl", "transformers", "torch", "peft", "vllm")
+    return ", ".join(f"{name} {versions[name]}" for name in shown if versions.get(name))
 
 
-def _say_git(git: Any) -> str:
-    if not isinstance(git, dict) or not git.get("revision"):
-        return ""
-    return f"{str(git['revision'])[:12]}{', with changes' if git.get('dirty') else ''}"
+def _say_git(git: Mapping[str, Any]) -> str:
+    changes = ", with changes" if git.get("dirty") else ""
+    return f"{git['revision'][:12]}{changes}" if git.get("revision") else ""
 
 
-def _say_machine(manifest: dict[str, Any]) -> str:
+def _say_machine(manifest: Mapping[str, Any]) -> str:
     hardware, device = manifest.get("hardware") or {}, manifest.get("accelerator") or {}
     cores = f"{hardware['cpus']} CPU cores" if hardware.get("cpus") else ""
     named = [hardware.get("host"), device.get("device"), cores]
     return ", ".join(str(each) for each in named if each)
 
 
-def _say_checkpoints(overview: "RunOverview") -> str:
-    steps = [
-        f"{step} (best)" if step == overview.best else str(step) for step in overview.checkpoints
-    ]
-    return ", ".join(steps) or "none"
-
-
-def _say_sizes(sizes: dict[str, int]) -> str:
-    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
-    return f"{format_bytes(sum(sizes.values()))}: {parts}"
-
-
-def _list_next(overview: "RunOverview") -> list[tuple[str, str]]:
-    """The commands that make sense for a run in this state."""
-    path = shlex.quote(short_path(overview.folder.path))
-    found = (
-        [(f"grpo diagnose {path}", "what is wrong with it")] if overview.summary.symptoms else []
-    )
-    if overview.life.state in ("running", "pending"):
-        return [(f"grpo watch {path}", "what it is doing"), *found]
-    commands = [*found, (f"grpo report {path}", "one HTML page of it")]
-    if overview.folder.model.is_dir():
-        commands.append((f"grpo eval {path}", "against the model it started from"))
-        commands.append((f"grpo export {path} --to DIR", "a model to take along"))
-    if overview.life.state != "completed" and overview.checkpoints:
-        resolved = f"{path}/{overview.folder.resolved.name}"
-        overruled = overrule(overview.summary.status)
-        commands.append((f"grpo train {resolved} --resume-from {path}{overruled}", "goes on"))
+def _list_next(run: "RunReport") -> list[tuple[str, str]]:
+    """Return the commands that make sense for a run in this state."""
+    path = shlex.quote(short_path(run.folder.path))
+    diagnose = [(f"grpo diagnose {path}", "what is wrong with it")] if run.symptoms else []
+    if not run.is_over:
+        return [(f"grpo watch {path}", "what it is doing"), *diagnose]
+    commands = [*diagnose, (f"grpo report {path}", "one HTML page of it")]
+    if run.folder.model.is_dir():
+        commands.append((f"grpo eval {path}", "compare with the model it started from"))
+        commands.append((f"grpo export {path} --to DIR", "export the model"))
+    if run.life.state != "completed" and run.checkpoints:
+        resume = f"--resume-from {path}{overrule(run.status)}"
+        commands.append((f"grpo train {path}/{run.folder.resolved.name} {resume}", "resume it"))
     return commands
 
 
+def print_comparison(compared: "RunsComparison") -> None:
+    """Print runs under letters: who they are, then each table with a column a run."""
+    from grpo_cli.report.comparison import find_trends, show_apart
+
+    console = stdout()
+    letters = [chr(ord("A") + place) for place in range(len(compared.runs))]
+    table = Table.grid(padding=(0, 2))
+    for letter, run in zip(letters, compared.runs, strict=True):
+        table.add_row(Text(letter, style="bold"), Text(run.name), Text(_say_run(run), style="dim"))
+    console.print(table)
+    settings = [
+        (path, show_apart([_say_value(value) for value in values], _LONGEST))
+        for path, values in compared.settings.items()
+    ]
+    _print_table("settings that differ", letters, settings, "every setting is the same")
+    trends = [find_trends(run) for run in compared.runs]
+    names = dict.fromkeys(name for each in trends for name in _telling(each))
+    rows = [(name, [_say_trend(each.get(name)) for each in trends]) for name in names]
+    _print_table("training: first → last (best)", letters, rows, "no metrics were logged")
+    if rows:
+        console.print(Text(f"  {_say_widths(trends)}", style="dim"), soft_wrap=False)
+    measured = [{} if isinstance(each, str) else each.metrics for each in compared.measurements]
+    names = dict.fromkeys(name for each in measured for name in each)
+    rows = [(name, [_say_metric(each.get(name)) for each in measured]) for name in names]
+    title = "held-out prompts after training (95 % interval)"
+    _print_table(title, letters, rows, "none of them was measured")
+    for letter, difference in zip(letters[1:], compared.held_out, strict=True):
+        _print_difference(letter, difference)
+
+
+def _print_difference(letter: str, difference: "HeldOutDifference") -> None:
+    """Print the verdict, the paired differences behind it, and what they may come from."""
+    from grpo_cli.report.comparison import tell_settings
+
+    console = stdout()
+    console.print()
+    if difference.reason is not None:
+        console.print(
+            Text(f"{letter} and A: not compared, since {difference.reason}", style="yellow")
+        )
+        return
+    print_words(console, Text(f"{letter} and A: {difference.verdict or ''}", style="bold"))
+    primary = difference.differences.get(difference.primary or "")
+    for name, each in difference.differences.items():
+        if name != difference.primary or each.value == 0:
+            line = f"  {name}: {_say_paired(each, primary.reason if primary else None)}"
+            print_words(console, Text(line))
+    if difference.only_base or difference.only_run:
+        line = f"  left out: {difference.only_base} prompts of A only, {difference.only_run} of {letter} only"
+        console.print(Text(line, style="dim"))
+    if difference.settings:
+        line = f"  measured with other settings: {'; '.join(tell_settings(difference.settings))}"
+        print_words(console, Text(line, style="yellow"))
+
+
+def _print_table(
+    title: str, letters: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], empty: str
+) -> None:
+    console = stdout()
+    console.print()
+    if not rows:
+        console.print(Text(empty, style="dim"))
+        return
+    console.print(Text(title, style="bold"))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    # A name is not broken: the cells beside it may be, at their spaces.
+    table.add_column(style="dim", no_wrap=True)
+    for letter in letters:
+        table.add_column(letter, overflow="fold")
+    for name, cells in rows:
+        table.add_row(Text(f"  {clean_text(name)}"), *(Text(clean_text(cell)) for cell in cells))
+    console.print(table)
+
+
+def _telling(trends: "Mapping[str, Trend]") -> list[str]:
+    """Return the metrics that say something; a single reward that is the total does not."""
+    rewards = [name for name in trends if name.startswith("rewards/")]
+    alone = len(rewards) == 1 and trends[rewards[0]] == trends.get("reward")
+    return [name for name in trends if not (alone and name == rewards[0])]
+
+
+def _say_run(run: "RunReport") -> str:
+    status = run.status
+    total = f"/{status.total_steps}" if status.total_steps else ""
+    return f"{status.state}, {status.step}{total} steps in {format_duration(status.seconds)}"
+
+
+def _say_value(value: Any) -> str | None:
+    is_plain = value is None or isinstance(value, str)
+    return value if is_plain else json.dumps(value, ensure_ascii=False)
+
+
+def _say_widths(trends: "Sequence[Mapping[str, Trend]]") -> str:
+    """Return what the values of the table are means of."""
+    widths = sorted({each["reward"].width for each in trends if "reward" in each}) or [1]
+    shown = f"{widths[0]}" if len(widths) == 1 else f"{widths[0]} to {widths[-1]}"
+    return f"means of {shown} records; entropy, kl and grad_norm begin with the first record"
+
+
+def _say_trend(trend: "Trend | None") -> str:
+    if trend is None:
+        return "–"
+    ends = f"{say_number(trend.first)} → {say_number(trend.last)}"
+    if trend.best is None:
+        return ends
+    return f"{ends} ({say_number(trend.best)} at step {trend.best_step})"
+
+
+def _say_metric(metric: "Metric | None") -> str:
+    if metric is None or metric.value is None:
+        return "–"
+    if metric.low is None or metric.high is None:
+        return say_number(metric.value)
+    return f"{say_number(metric.value)} ({say_number(metric.low)} to {say_number(metric.high)})"
+
+
+def _say_paired(metric: "Metric", known_reason: str | None) -> str:
+    """Return a difference with its interval, or why there is none if it is not known already."""
+    if metric.value is None:
+        return f"– ({metric.reason})"
+    value = say_number(metric.value, "+") if metric.value else "no difference"
+    if metric.low is None or metric.high is None:
+        return value if metric.reason == known_reason else f"{value} (no interval: {metric.reason})"
+    interval = f"{say_number(metric.low, '+')} to {say_number(metric.high, '+')}"
+    return f"{value} (95 % interval {interval})"
+
+
 def print_planned(planned: "Sequence[Removal]") -> None:
-    """Prints what would be removed, to stderr: it is no result yet."""
+    """Print what would be removed, to stderr: it is no result yet."""
     console = stderr()
     for each in planned:
         if not each.paths:
@@ -257,12 +360,12 @@ def print_planned(planned: "Sequence[Removal]") -> None:
         for path in each.kept:
             console.print(Text(f"keep   {path}", style="dim"))
         for path in each.linked:
-            told = f"{path} is a link to {path.readlink()}, which stays"
-            console.print(Text(told, style="yellow"))
+            note = f"{path} is a link to {path.readlink()}, which stays"
+            console.print(Text(note, style="yellow"))
     count = count_noun(sum(len(each.paths) for each in planned), "folder")
     console.print(f"{count}, {format_bytes(sum(each.bytes for each in planned))}", markup=False)
 
 
 def print_freed(freed: int) -> None:
-    """Prints what a removal came to."""
+    """Print what a removal came to."""
     stdout().print(f"freed {format_bytes(freed)}", markup=False)

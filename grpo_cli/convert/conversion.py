@@ -1,50 +1,72 @@
-"""From a file to a converted file: read, recognise, translate, write, and check what was written.
-
-Owns the order of these steps and the result; looks at no key itself.
-"""
+"""From a file to a converted file: read, recognise, translate, write, and check what was written."""
 
 import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from grpo_cli.checks.recipe_checks import check_recipe
-from grpo_cli.convert.dialects import TOOLS, Dialect, Recognition, recognise
-from grpo_cli.convert.from_axolotl import convert_axolotl
-from grpo_cli.convert.from_open_r1 import convert_open_r1
-from grpo_cli.convert.from_script import read_script
-from grpo_cli.convert.from_trl import PROMPT_EXAMPLE, convert_trl
-from grpo_cli.convert.key_report import Entry, Ledger, find, put
+from grpo_cli.convert import trl
+from grpo_cli.convert.axolotl import convert_axolotl
+from grpo_cli.convert.key_report import Entry, KeyReport, find, put, write_recipe
+from grpo_cli.convert.script import read_script
 from grpo_cli.convert.to_trl import flatten_recipe
-from grpo_cli.convert.writing import write_recipe, write_trl
-from grpo_cli.errors import Problem, UsageError, nearest
+from grpo_cli.errors import RecipeError, UsageError, nearest
+from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe.loading import load_recipe
-from grpo_cli.recipe.yaml_tree import read_source, read_text
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.yaml_tree import Node, read_source, read_text
 
-_CONVERTERS = {"trl": convert_trl, "open-r1": convert_open_r1, "axolotl": convert_axolotl}
+Dialect = Literal["trl", "open-r1", "axolotl"]
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
+_TOOLS: dict[Dialect, str] = {"trl": "TRL", "open-r1": "open-r1", "axolotl": "axolotl"}
+_CONVERTERS = {
+    "trl": trl.convert_trl,
+    "open-r1": trl.convert_open_r1,
+    "axolotl": convert_axolotl,
+}
 _TARGETS = ("recipe", "trl")
-_NOT_TELLING = frozenset(
+_TRL_SIGNS = (
+    "model_name_or_path dataset_name reward_funcs reward_model_name_or_path use_vllm".split()
+)
+_AXOLOTL_SIGNS = (
+    "base_model rl trl micro_batch_size num_epochs adapter lora_target_linear sequence_len val_set_size"
+).split()
+_RECIPE_SIGNS = frozenset({"model", "dataset", "rewards", "extends"})
+_GENERIC_FOLDERS = frozenset(
     "output outputs out model-out model results result checkpoints checkpoint trainer_output run".split()
 )
-"""Folders that say nothing of a training; the file's own name does."""
-_NAME_KEYS = ("hub_model_id", "output_dir")
-_STAND_INS = {
+"""Output folders that do not name a training; the config's file name does."""
+_PLACEHOLDERS = {
     "model.path": "to/choose",
     "dataset": "{kind: hub, path: to/choose, eval_split: test}",
     "rewards": "[{kind: think_format}]",
 }
-"""What is checked in the place of a part that is left to a person."""
+"""Placeholders for the parts that the user has to write, so that the rest can be checked."""
 _PATHS = ("model.path", "dataset.train", "dataset.eval", "launch.accelerate_config")
 """Keys of a recipe that may hold local paths, which are relative to it."""
 
 
 @dataclass(frozen=True)
+class Recognition:
+    """Which tool a config is for, and the keys by which that was recognised."""
+
+    dialect: Dialect
+    signs: tuple[str, ...]
+    """Empty if the dialect was given."""
+
+    @property
+    def tool(self) -> str:
+        """The tool's name."""
+        return _TOOLS[self.dialect]
+
+
+@dataclass(frozen=True)
 class Conversion:
-    """A converted config with the account of what was done."""
+    """A converted config, and what became of each key."""
 
     source: Path
     to: Literal["recipe", "trl"]
@@ -52,18 +74,18 @@ class Conversion:
     """The YAML, comments included."""
     plain: dict[str, Any]
     """The same as data."""
+    problems: tuple[Issue, ...]
+    """What `grpo check` reports on the recipe, or what TRL's script lacks."""
+    output: Path | None
+    """The file that was written."""
     recognition: Recognition | None = None
     """Whose config it was; None for a recipe."""
     entries: tuple[Entry, ...] = ()
     """What became of every key of another tool's config."""
     to_do: dict[str, str] = field(default_factory=dict)
-    """Dotted key of the recipe → what is left to be written by a person."""
+    """Dotted key of the recipe → what a person has to write there."""
     lost: tuple[tuple[str, str], ...] = ()
     """What TRL's command line cannot express of a recipe."""
-    problems: tuple[Problem, ...] = ()
-    """What `grpo check` says of the recipe; of a TRL config what its script cannot do without."""
-    output: Path | None = None
-    """The file that was written."""
 
     @property
     def mapped(self) -> list[Entry]:
@@ -77,11 +99,11 @@ class Conversion:
 
     @property
     def valid(self) -> bool:
-        """Whether what was written can be used as it is."""
-        return not any(problem.level == "error" for problem in self.problems)
+        """Whether what was written can be used as it is: without errors, and nothing is to do."""
+        return not self.to_do and not any(problem.level == "error" for problem in self.problems)
 
     def as_json(self) -> dict[str, Any]:
-        """The conversion as plain values, for `--json`."""
+        """Return the conversion as plain values, for `--json`."""
         known = self.recognition
         result: dict[str, Any] = {
             "source": str(self.source),
@@ -95,28 +117,25 @@ class Conversion:
         }
         if self.to == "trl":
             return {**result, "lost": [{"key": key, "reason": why} for key, why in self.lost]}
-        return {
-            **result,
-            "mapped": [entry.as_json() for entry in self.mapped],
-            "dropped": [
-                {"key": entry.key, "line": entry.location.line, "reason": entry.note}
-                for entry in self.dropped
-            ],
-            "to_do": self.to_do,
-        }
+        dropped = [
+            {"key": entry.key, "line": entry.location.line, "reason": entry.note}
+            for entry in self.dropped
+        ]
+        mapped = [entry.as_json() for entry in self.mapped]
+        return {**result, "mapped": mapped, "dropped": dropped, "to_do": self.to_do}
 
 
 def convert_file(source: Path, dialect: str | None, to: str, output: Path | None) -> Conversion:
-    """Converts a config, writes the result where asked to, and checks it.
+    """Convert a config, write the result if `output` is given, and check it.
 
     Args:
         source: The file to read.
-        dialect: Whose config it is; None to tell by its keys.
+        dialect: Whose config it is; None to recognise it by its keys.
         to: `recipe` or `trl`.
-        output: The file to write; None for none.
+        output: The file to write, or None.
 
     Raises:
-        UsageError: The flags make no sense together, or `output` exists.
+        UsageError: The flags contradict each other, or `output` exists.
         RecipeError: The file cannot be read, or is no config of a known tool.
     """
     if to not in _TARGETS:
@@ -124,134 +143,177 @@ def convert_file(source: Path, dialect: str | None, to: str, output: Path | None
         raise UsageError(f"there is no target `{to}`. Fix: use --to {close}")
     if output is not None and output.exists():
         raise UsageError(f"{output} exists. Fix: give another name, or move it away")
-    if to == "trl":
-        if dialect is not None:
-            raise UsageError(
-                "--from names another tool's config, and --to trl reads a recipe. "
-                "Fix: leave --from out"
-            )
-        return _convert_back(source, output)
-    return _convert_over(source, dialect, output)
+    if to == "trl" and dialect is not None:
+        message = "--from names another tool's config, and --to trl reads a recipe"
+        raise UsageError(f"{message}. Fix: leave --from out")
+    convert = _convert_to_trl if to == "trl" else _convert_to_recipe
+    conversion = convert(source, dialect, output)
+    try:
+        if output is not None:
+            with output.open("x", encoding="utf-8") as file:
+                file.write(conversion.text)
+    except OSError as error:
+        cause = f"cannot be written ({error.strerror})"
+        raise UsageError(f"{output} {cause}. Fix: check the path") from None
+    return conversion
 
 
-def _convert_over(source: Path, dialect: str | None, output: Path | None) -> Conversion:
-    recognition, ledger = translate(read_source(source), source, dialect, output)
-    text, problems, columns = _write_and_check(ledger, recognition.dialect, source, output)
-    if _lacks_prompt(ledger, columns):
-        ledger.to_do.setdefault(
+def _convert_to_recipe(source: Path, dialect: str | None, output: Path | None) -> Conversion:
+    recognition, report = translate(read_source(source), source, dialect, output)
+    problems, columns = _check(report, source, output)
+    is_prompt_made = find(report.recipe, "dataset.prompt.user") or find(
+        report.recipe, "dataset.columns.prompt"
+    )
+    if columns is not None and "prompt" not in columns and not is_prompt_made:
+        report.to_do.setdefault(
             "dataset.prompt",
-            f"the rows have no column `prompt` (columns: {', '.join(sorted(columns or ()))}); write the "
-            f"prompt as Jinja over their columns\n{PROMPT_EXAMPLE}",
+            f"the rows have no column `prompt` (columns: {', '.join(sorted(columns))}); write the "
+            f"prompt as Jinja over their columns\n{trl.PROMPT_EXAMPLE}",
         )
-        text, problems, _ = _write_and_check(ledger, recognition.dialect, source, output)
         problems = tuple(each for each in problems if each.path != "dataset.prompt")
-    if output is not None:
-        _write_new(output, text)
-    return Conversion(
-        source,
-        "recipe",
-        text,
-        ledger.recipe,
-        recognition,
-        tuple(ledger.entries),
-        ledger.to_do,
-        problems=problems,
-        output=output,
+    text, entries = write_recipe(report, source.name), tuple(report.entries)
+    rest = (recognition, entries, report.to_do)
+    return Conversion(source, "recipe", text, report.recipe, problems, output, *rest)
+
+
+def _convert_to_trl(source: Path, _: str | None, output: Path | None) -> Conversion:
+    config = flatten_recipe(load_recipe(source), Path.cwd())
+    problems = tuple(
+        Issue(f"TRL's script cannot do without {what}", "add it to the file")
+        for what in config.missing
     )
+    text, lost = config.write(source.name), tuple(config.lost)
+    return Conversion(source, "trl", text, config.flat, problems, output, lost=lost)
 
 
-def _write_and_check(
-    ledger: Ledger, dialect: Dialect, source: Path, output: Path | None
-) -> tuple[str, tuple[Problem, ...], frozenset[str] | None]:
-    """Return the recipe's text, what `grpo check` says of it, and the data's columns if they are known.
+def _check(
+    report: KeyReport, source: Path, output: Path | None
+) -> tuple[tuple[Issue, ...], frozenset[str] | None]:
+    """Return what `grpo check` reports on the recipe, and the data's columns if they are known.
 
-    What is to do and absent is stood in for, so that the rest is checked all the same.
+    Parts that the user still has to write are checked with placeholders.
     """
-    text = write_recipe(ledger, dialect, source.name)
-    lacking = [
-        key for key in _STAND_INS if key in ledger.to_do and find(ledger.recipe, key) is None
+    missing = [
+        key for key in _PLACEHOLDERS if key in report.to_do and find(report.recipe, key) is None
     ]
-    with _written(text, output.parent if output else Path.cwd()) as path:
-        checked = check_recipe(path, [f"{key}={_STAND_INS[key]}" for key in lacking])
-        problems = tuple(
-            _rename(problem, path, output or Path("the recipe"))
-            for problem in checked.problems
-            if not any(f"{problem.path}.".startswith(f"{key}.") for key in lacking)
-        )
-    return text, problems, checked.preview.columns if checked.preview else None
-
-
-def _lacks_prompt(ledger: Ledger, columns: frozenset[str] | None) -> bool:
-    made = (
-        find(ledger.recipe, "dataset.prompt.user"),
-        find(ledger.recipe, "dataset.columns.prompt"),
+    folder = output.parent if output else Path.cwd()
+    with tempfile.NamedTemporaryFile(
+        "w",
+        encoding="utf-8",
+        dir=folder if os.access(folder, os.W_OK) else None,
+        prefix=".convert-",
+        suffix=".yaml",
+    ) as file:
+        file.write(write_recipe(report, source.name))
+        file.flush()
+        path = Path(file.name)
+        checked = check_recipe(path, [f"{key}={_PLACEHOLDERS[key]}" for key in missing])
+    problems = tuple(
+        _relocate(problem, path, output, report)
+        for problem in checked.problems
+        if not any(f"{problem.path}.".startswith(f"{key}.") for key in missing)
     )
-    return columns is not None and "prompt" not in columns and made == (None, None)
+    return problems, checked.preview.columns if checked.preview else None
+
+
+def _relocate(problem: Issue, path: Path, output: Path | None, report: KeyReport) -> Issue:
+    """Return the problem with its place in the file that is written, or else in the source."""
+    where = problem.location
+    if where is None or Path(where.source) != path:
+        return problem
+    if output is not None:
+        return replace(problem, location=replace(where, source=str(output)))
+    steps = (problem.path or "").split(".")
+    places = {entry.target: entry.location for entry in report.entries}
+    prefixes = [".".join(steps[:end]) for end in range(len(steps), 0, -1)]
+    place = next((places[prefix] for prefix in prefixes if prefix in places), None)
+    whole = Location(report.source.location.source, 1, 1)
+    return replace(problem, location=place or whole)
 
 
 def translate(
     text: str, source: Path, dialect: str | None = None, output: Path | None = None
-) -> tuple[Recognition, Ledger]:
-    """Translates a config's text into a recipe; writes and checks nothing.
+) -> tuple[Recognition, KeyReport]:
+    """Translate a config's text into a recipe, without writing or checking it.
 
     Args:
         text: The YAML, or the Python of a file that ends in `.py`.
         source: Its file, for messages, and where reward modules may lie.
-        dialect: Whose config it is; None to tell by its keys.
+        dialect: Whose config it is; None to recognise it by its keys.
         output: Where the recipe will be written, which its paths are relative to.
-
-    Raises:
-        UsageError: There is no such dialect.
-        RecipeError: The text is no YAML (or Python), or no config of a known tool.
     """
     here = Path.cwd()
     folders = (output.resolve().parent if output else here, here, source.resolve().parent)
     if source.suffix == ".py":
-        recognition, ledger = _translate_script(text, source, dialect, folders)
+        if dialect not in (None, "trl"):
+            cause = f"{source} is a Python script, which only TRL has"
+            raise UsageError(f"{cause}. Fix: leave --from out")
+        script = read_script(text, source, folders[0])
+        recognition, report = Recognition("trl", script.signs), script.report
+        trl.convert_trl(report, folders, script.rewards)
     else:
         tree = read_text(text, str(source))
         recognition = recognise(tree, dialect, str(source))
-        ledger = Ledger(tree, TOOLS[recognition.dialect])
-        _CONVERTERS[recognition.dialect](ledger, folders)
-    ledger.recipe["name"] = _name(ledger, source)
-    if "path" not in ledger.recipe.get("model", {}):
-        ledger.to_do.setdefault("model.path", "name the model: a hub id or a folder")
-    _hold_all_weights_in_float32(ledger)
-    for target in _PATHS:
-        _anchor(ledger, target, here, folders[0])
-    return recognition, ledger
-
-
-def _translate_script(
-    text: str, source: Path, dialect: str | None, folders: tuple[Path, ...]
-) -> tuple[Recognition, Ledger]:
-    if dialect not in (None, "trl"):
-        raise UsageError(f"{source} is a Python script, which only TRL has. Fix: leave --from out")
-    script = read_script(text, source, folders[0])
-    ledger = Ledger(script.tree, TOOLS["trl"])
-    for key, reason in script.dropped.items():
-        ledger.drop((key,), reason)
-    convert_trl(ledger, folders, script.rewards)
-    ledger.to_do.update(script.to_do)
-    return Recognition("trl", tuple(f"{sign}(…)" for sign in script.signs)), ledger
-
-
-def _hold_all_weights_in_float32(ledger: Ledger) -> None:
-    """Keep a full fine-tuning from losing its updates to the rounding of bfloat16; autocast stays as it was."""
-    model = ledger.recipe.get("model", {})
+        report = KeyReport(tree, recognition.tool)
+        _CONVERTERS[recognition.dialect](report, folders)
+    report.recipe["name"] = _name(report, source)
+    if find(report.recipe, "model.path") is None:
+        report.to_do.setdefault("model.path", "name the model: a hub id or a folder")
+    model = report.recipe.get("model", {})
     if model.get("dtype") == "bfloat16" and not (model.get("lora") or model.get("quantization")):
-        ledger.add("model.dtype", "float32", "was bfloat16, which rounds most updates away")
+        report.add("model.dtype", "float32", "was bfloat16, which rounds most updates away")
+    for target in _PATHS:
+        _anchor(report, target, here, folders[0])
+    return recognition, report
 
 
-def _anchor(ledger: Ledger, target: str, here: Path, folder: Path) -> None:
-    """Turns local paths, which other tools read from where they are started, into the recipe's own."""
-    given = find(ledger.recipe, target)
-    paths = given if isinstance(given, list) else [given]
+def recognise(tree: Node, dialect: str | None, source: str) -> Recognition:
+    """Return the dialect of a config; `dialect` is the value of `--from`."""
+    if dialect is not None and dialect not in DIALECTS:
+        fix = f"--from {nearest(dialect, DIALECTS) or ', '.join(DIALECTS)}"
+        raise UsageError(f"there is no dialect `{dialect}`. Fix: use {fix}")
+    if not isinstance(tree.value, dict):
+        message = "is no config: the top level must be `key: value` lines"
+        raise _refuse(tree, message, "name the YAML file that the other tool reads")
+    if dialect is not None:
+        return Recognition(dialect, ())
+    known = tree.value.keys() & _RECIPE_SIGNS
+    has_only_own = tree.value.keys() <= {*Recipe.model_fields, "extends"}
+    if len(known) > (0 if has_only_own else 1):
+        fix = f"check it with `grpo check {source}`, or convert it with `--to trl`"
+        raise _refuse(tree, "is a recipe of grpo already", fix)
+    for name, signs in _find_signs(tree):
+        if signs:
+            return Recognition(name, tuple(signs[:4]))
+    listed = ", ".join(["base_model", *_TRL_SIGNS])
+    message = f"is no config of TRL, open-r1 or axolotl: it has none of {listed}"
+    raise _refuse(tree, message, "say whose it is with --from trl|open-r1|axolotl")
+
+
+def _find_signs(tree: Node) -> Iterator[tuple[Dialect, list[str]]]:
+    keys = tree.value.keys()
+    listed = tree.child("reward_funcs")
+    names = listed.plain() if listed is not None and isinstance(listed.value, list) else []
+    rewards = [f"reward_funcs: {name}" for name in names if name in trl.R1_REWARD_SIGNS]
+    if "base_model" in keys:
+        yield "axolotl", [key for key in _AXOLOTL_SIGNS if key in keys]
+    yield "open-r1", [*(key for key in trl.R1_SIGNS if key in keys), *rewards]
+    yield "trl", [key for key in _TRL_SIGNS if key in keys]
+
+
+def _refuse(tree: Node, message: str, fix: str) -> RecipeError:
+    return RecipeError([Issue(message, fix, location=tree.location)])
+
+
+def _anchor(report: KeyReport, target: str, here: Path, folder: Path) -> None:
+    """Make local paths, which other tools read from the working directory, relative to the recipe."""
+    value = find(report.recipe, target)
+    paths = value if isinstance(value, list) else [value]
     if here == folder or not all(_is_beside(path, here) for path in paths):
         return
     moved = [os.path.relpath(here / path, folder) for path in paths]
     moved = [path if path.startswith(".") else f"./{path}" for path in moved]
-    put(ledger.recipe, target, moved if isinstance(given, list) else moved[0])
+    put(report.recipe, target, moved if isinstance(value, list) else moved[0])
 
 
 def _is_beside(path: Any, here: Path) -> bool:
@@ -261,63 +323,16 @@ def _is_beside(path: Any, here: Path) -> bool:
         return False
 
 
-def _name(ledger: Ledger, source: Path) -> str:
-    """A name for the runs: of the model on the hub, of the output folder, or of the file."""
-    for key in _NAME_KEYS:
-        given = ledger.get(key)
-        base = Path(given).name if isinstance(given, str) else ""
-        if base and base.lower() not in _NOT_TELLING and _sanitise(base):
-            ledger.comments["name"] = key
+def _name(report: KeyReport, source: Path) -> str:
+    """Return a name for the runs: of the model on the hub, of the output folder, or of the file."""
+    for key in ("hub_model_id", "output_dir"):
+        value = report.get(key)
+        base = Path(value).name if isinstance(value, str) else ""
+        if _sanitise(base) and base.lower() not in _GENERIC_FOLDERS:
+            report.comments["name"] = key
             return _sanitise(base)
     return _sanitise(source.stem) or "converted"
 
 
 def _sanitise(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-._")
-
-
-def _convert_back(source: Path, output: Path | None) -> Conversion:
-    recipe = load_recipe(source)
-    config = flatten_recipe(recipe, Path.cwd())
-    text = write_trl(config.groups, config.lost, source.name)
-    problems = tuple(
-        Problem(f"TRL's script cannot do without {what}", "add it to the file", level="error")
-        for what in config.lacks
-    )
-    if output is not None:
-        _write_new(output, text)
-    return Conversion(
-        source, "trl", text, config.flat, lost=tuple(config.lost), problems=problems, output=output
-    )
-
-
-@contextmanager
-def _written(text: str, folder: Path) -> Iterator[Path]:
-    """A file with a text, in a folder that its paths are relative to, and gone afterwards."""
-    writable = folder if os.access(folder, os.W_OK) else None
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=writable, prefix=".convert-", suffix=".yaml"
-    ) as file:
-        file.write(text)
-        file.flush()
-        yield Path(file.name)
-
-
-def _write_new(path: Path, text: str) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"{path} exists. Fix: give another name, or move it away") from None
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written ({error.strerror}). Fix: check the path"
-        ) from None
-
-
-def _rename(problem: Problem, path: Path, shown: Path) -> Problem:
-    """The problem with the name of the file that will hold the recipe."""
-    where = problem.location
-    if where is None or Path(where.source) != path or path == shown:
-        return problem
-    return replace(problem, location=replace(where, source=str(shown)))

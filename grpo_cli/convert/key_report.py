@@ -1,15 +1,22 @@
-"""The account of a conversion: what became of every key of the source, and the recipe that grows.
+"""What became of every key of a config, the recipe built from them, and the YAML that is written."""
 
-Owns bookkeeping alone. Which key means what is for the dialects; how it is written is `writing.py`.
-"""
-
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from importlib import resources
+from typing import Any, cast
 
-from grpo_cli.errors import Location
+import yaml
+
+from grpo_cli.errors import nearest
+from grpo_cli.issues import Location
 from grpo_cli.recipe.explanation import Path, dotted, locate
-from grpo_cli.recipe.yaml_tree import Node
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.yaml_tree import Node, write_plain
+
+EMPTY = "empty, so the default holds"
 
 
 @dataclass(frozen=True)
@@ -20,111 +27,332 @@ class Entry:
     """Dotted, as in the source."""
     location: Location
     target: str | None
-    """Dotted key of the recipe; None where the key was dropped."""
+    """Dotted key of the recipe; None if the key was dropped."""
     note: str
-    """Why it was dropped, or how its value was translated; empty where it was taken as it is."""
+    """Why it was dropped, or how its value was translated; empty if it was copied."""
 
     def as_json(self) -> dict[str, Any]:
-        """The entry as plain values, for `--json`."""
-        return {
-            "key": self.key,
-            "line": self.location.line or None,
-            "target": self.target,
-            "note": self.note or None,
-        }
+        """Return the entry as plain values, for `--json`."""
+        line, note = self.location.line or None, self.note or None
+        return {"key": self.key, "line": line, "target": self.target, "note": note}
 
 
-class Ledger:
-    """A recipe in the making, beside the account of its source's keys."""
+class KeyReport:
+    """The recipe under construction and an entry for each key of the source.
+
+    Keys are those of `tree`; entries and comments name the keys of `source`.
+    """
 
     def __init__(self, tree: Node, tool: str) -> None:
-        """Starts with nothing taken.
+        """Start with an empty recipe.
 
         Args:
-            tree: The source as read.
-            tool: What its tool is called in messages.
+            tree: The config as read.
+            tool: The tool's name, for messages.
         """
-        self.tree = tree
+        self.source = self.tree = tree
         self.tool = tool
         self.recipe: dict[str, Any] = {}
         self.comments: dict[str, str] = {}
         """Dotted key of the recipe → where its value came from."""
         self.to_do: dict[str, str] = {}
         """Dotted key of the recipe → what a person has to write there."""
+        self._origins: dict[str, Path] = {}
         self._entries: dict[Path, Entry] = {}
 
     @property
     def entries(self) -> list[Entry]:
-        """Every key that was accounted for, in the order of the source."""
+        """Every key that was decided, in the order of the source."""
         return sorted(self._entries.values(), key=lambda entry: entry.location)
 
+    def rename(self, prefixes: Mapping[str, str], names: Mapping[str, str]) -> None:
+        """Bring the source to one level, under TRL's names.
+
+        Args:
+            prefixes: Sections whose keys are brought up → what is written before their names.
+            names: Names, with their prefixes → TRL's.
+        """
+        sections = [name for name in prefixes if isinstance(self.get(name), dict)]
+        keys: list[Path] = [(name, key) for name in sections for key in self.get(name)]
+        keys += [(key,) for key in self.source.value if key not in sections]
+        flat: dict[str, Node] = {}
+        for key in sorted(keys, key=lambda key: self.get(*key) is None):
+            name = f"{prefixes[str(key[0])] if len(key) > 1 else ''}{key[-1]}"
+            name = names.get(name, name)
+            if name in flat:
+                self._record(key, None, f"`{dotted(self._origins[name])}` is given too, and wins")
+            else:
+                self._origins[name] = key
+                flat[name] = cast(Node, self.node(*key))
+        for name in sections:
+            self._record((name,), "training", "its keys")
+        self.tree = Node(flat, self.source.location)
+
+    def section(self, name: str) -> list[str]:
+        """Return the keys of `tree` that were brought up from a section."""
+        return [key for key, origin in self._origins.items() if origin[0] == name]
+
     def node(self, *key: str | int) -> Node | None:
-        """What stands under a key of the source."""
+        """Return the node of a key, or None."""
         node: Node | None = self.tree
         for step in key:
             node = node.child(step) if node is not None else None
         return node
 
     def get(self, *key: str | int) -> Any:
-        """The plain value under a key of the source; None where there is none."""
+        """Return the plain value of a key, or None."""
         node = self.node(*key)
         return None if node is None else node.plain()
 
     def is_on(self, *key: str | int) -> bool:
-        """Whether a switch of the source is on; other tools' readers take `yes`, `on` and 1 for true."""
-        value = self.get(*key)
-        return value is True or str(value).lower() in ("yes", "on", "true", "1")
-
-    def done(self, *key: str | int) -> bool:
-        """Whether a key has been accounted for."""
-        return key in self._entries
+        """Return whether a switch is on."""
+        return is_on(self.get(*key))
 
     def keep(self, key: Path, target: str, value: Any, note: str = "") -> None:
-        """Puts a value into the recipe and says which key it came from."""
+        """Put a value into the recipe and record the key that it came from."""
         put(self.recipe, target, value)
         self.credit(key, target, note)
 
     def credit(self, key: Path, target: str, note: str = "") -> None:
-        """Accounts for a key that has its effect at `target`."""
-        self._entries[key] = Entry(dotted(key), locate(self.tree, key, key=True), target, note)
-        same = str(key[-1]).removeprefix("vllm_") == target.rpartition(".")[2]
-        said = "" if same else dotted(key)
-        text = "; ".join(part for part in (said, note) if part)
-        if text:
-            before = self.comments.get(target)
-            self.comments[target] = f"{before}; {text}" if before else text
+        """Record that a key has its effect at `target`, with a comment there."""
+        self.settle(key, target, note)
+        origin = self.origin(key)
+        same = str(origin[-1]).removeprefix("vllm_") == target.rpartition(".")[2]
+        self.comment(target, "" if same else dotted(origin), note)
 
-    def settle(self, key: Path, target: str, note: str) -> None:
-        """Accounts for a key whose value is what a recipe does anyway; nothing is written for it."""
-        self._entries[key] = Entry(dotted(key), locate(self.tree, key, key=True), target, note)
+    def comment(self, target: str, *texts: str) -> None:
+        """Add to the comment of a key of the recipe."""
+        if parts := [text for text in (self.comments.get(target, ""), *texts) if text]:
+            self.comments[target] = "; ".join(parts)
+
+    def settle(self, key: Path, target: str, note: str = "") -> None:
+        """Record a key whose value is what the recipe does anyway; nothing is written."""
+        self._record(self.origin(key), target, note)
 
     def drop(self, key: Path, reason: str) -> None:
-        """Accounts for a key that has no place in a recipe."""
-        self._entries[key] = Entry(dotted(key), locate(self.tree, key, key=True), None, reason)
+        """Record a key without a place in a recipe."""
+        self._record(self.origin(key), None, reason)
+
+    def drop_all(self, inside: Path, names: Iterable[str], reason: str) -> None:
+        """Drop those of some keys that the source has, for one reason."""
+        for name in names:
+            if self.node(*inside, name) is not None:
+                self.drop((*inside, name), reason)
+
+    def drop_unknown(self, key: Path, known: set[str]) -> None:
+        """Drop a key that the tool does not know, with the name that may have been meant."""
+        close = nearest(str(key[-1]), known - {str(key[-1])})
+        hint = f"; did you mean `{close}`?" if close else ""
+        self.drop(key, f"unknown to {self.tool}{hint}")
 
     def add(self, target: str, value: Any, note: str) -> None:
-        """Puts in what the source leaves to its tool's defaults, where ours is another."""
+        """Put a value that the source leaves to its tool's defaults into the recipe."""
         put(self.recipe, target, value)
         self.comments[target] = note
 
+    def add_missing(self, target: str, value: Any, note: str) -> None:
+        """Put such a value into the recipe unless it has one, or a person has to write it."""
+        if find(self.recipe, target) is None and target not in self.to_do:
+            self.add(target, value, note)
+
     def rest(self, *inside: str | int) -> Iterator[str]:
-        """The keys of a mapping of the source that are still unaccounted for."""
+        """Yield the keys of a mapping of the source that have no entry yet."""
         node = self.node(*inside)
         if node is not None and isinstance(node.value, dict):
-            yield from (key for key in list(node.value) if not self.done(*inside, key))
+            yield from (key for key in list(node.value) if not self._is_decided((*inside, key)))
+
+    def take(self, table: "Table", *inside: str | int) -> None:
+        """Decide the keys of a mapping that a table knows, in the order of the table."""
+        for name, rule in table.items():
+            key = (*inside, name)
+            if self.node(*key) is None or self._is_decided(key):
+                continue
+            if self.get(*key) is None:
+                self.drop(key, EMPTY)
+            else:
+                self.apply(rule, key)
+
+    def apply(self, rule: "Rule", key: Path) -> None:
+        """Decide a key that has a value."""
+        if isinstance(rule, str):
+            self.keep(key, rule, self.get(*key))
+        else:
+            rule(self, key)
+
+    def origin(self, key: Path) -> Path:
+        """Return the key of the source that a key was brought up from."""
+        return (*self._origins.get(str(key[0]), key[:1]), *key[1:])
+
+    def _is_decided(self, key: Path) -> bool:
+        return self.origin(key) in self._entries
+
+    def _record(self, origin: Path, target: str | None, note: str) -> None:
+        location = locate(self.source, origin, key=True)
+        self._entries[origin] = Entry(dotted(origin), location, target, note)
+
+
+Rule = str | Callable[[KeyReport, Path], None]
+"""The key of the recipe that takes a value as it is, or a function that decides a key with a value."""
+Table = Mapping[str, Rule]
+"""Keys of a tool and where they go; a key without a value is dropped as empty."""
+
+
+def by_value(choose: Callable[[Any], Rule]) -> Rule:
+    """Return a rule that depends on the value alone."""
+    return lambda report, key: report.apply(choose(report.get(*key)), key)
+
+
+def writes(target: str, value: Any, note: str = "") -> Rule:
+    """Return a rule that writes a value of its own."""
+    return lambda report, key: report.keep(key, target, value, note)
+
+
+def moved(target: str, note: str) -> Rule:
+    """Return a rule that copies a value and says something about it."""
+    return by_value(lambda value: writes(target, value, note))
+
+
+def dropped(reason: str) -> Rule:
+    """Return a rule that drops a key."""
+    return lambda report, key: report.drop(key, reason)
+
+
+def settled(target: str, note: str = "") -> Rule:
+    """Return a rule for a key whose value is what the recipe does anyway."""
+    return lambda report, key: report.settle(key, target, note)
+
+
+@cache
+def _load_keys() -> dict[str, dict[str, Any]]:
+    text = resources.files("grpo_cli.convert").joinpath("keys.yaml").read_text("utf-8")
+    return dict(yaml.safe_load(text))
+
+
+def read_keys(name: str) -> dict[str, Any]:
+    """Return a part of `keys.yaml`."""
+    return _load_keys()[name]
+
+
+def read_table(name: str) -> Table:
+    """Return a part of `keys.yaml` as rules."""
+    parts = read_keys(name)
+    switches = {key: switch(*rule) for key, rule in parts.get("switch", {}).items()}
+    reasons = parts.get("drop", {}).items()
+    drops = {key: dropped(reason) for reason, keys in reasons for key in keys.split()}
+    return {**parts.get("keep", {}), **switches, **drops}
+
+
+def switch(target: str, value: Any = True, note: str = "") -> Rule:
+    """Return a rule that writes a value if a switch is on, and nothing if it is off."""
+    return by_value(lambda on: writes(target, value, note) if is_on(on) else settled(target, "off"))
+
+
+def is_on(value: Any) -> bool:
+    """Return whether a switch is on; other tools also read `yes`, `on` and 1 as true."""
+    return str(value).lower() in ("yes", "on", "true", "1")
 
 
 def put(tree: dict[str, Any], target: str, value: Any) -> None:
-    """Sets the value at a dotted key, making the mappings on the way."""
+    """Set the value at a dotted key, making the mappings on the way."""
     *parents, last = target.split(".")
     for step in parents:
         tree = tree.setdefault(step, {})
-    tree[last] = value
+    tree[last] = deepcopy(value)
 
 
 def find(tree: dict[str, Any], target: str) -> Any:
-    """The value at a dotted key; None where there is none."""
+    """Return the value at a dotted key, or None."""
     node: Any = tree
     for step in target.split("."):
         node = node.get(step) if isinstance(node, dict) else None
     return node
+
+
+_WIDTH = 100
+_SECTIONS = frozenset(
+    """model model.lora dataset dataset.prompt generation generation.vllm generation.vllm.server_args
+    training training.early_stopping launch logging evaluation""".split()
+)
+"""Mappings whose keys get comments of their own; others are values."""
+
+
+def write_recipe(report: KeyReport, source: str) -> str:
+    """Return the recipe as YAML: comments name the sources, and what was dropped is listed last.
+
+    Args:
+        report: The finished report.
+        source: The file's name.
+    """
+    head = (
+        f"From {source}, a config of {report.tool}, by `grpo convert`. Comments name the key that a "
+        "value came from if it had another name there; what was not taken over is listed at the end. "
+        "Other values are the defaults of the installed TRL, which earlier versions did not share."
+    )
+    parts = [_comment(head)]
+    for key in Recipe.model_fields:
+        lines = list(_write_entry(report, key, report.recipe[key])) if key in report.recipe else []
+        for target, text in report.to_do.items():
+            if f"{target}.".startswith(f"{key}."):
+                lines += _write_to_do(target, text, "  " if lines and target != key else "")
+        parts.append(lines)
+    dropped = [(entry.key, entry.note) for entry in report.entries if entry.target is None]
+    return join_parts([*parts, list_lines("Not taken over:", dropped)])
+
+
+def join_parts(parts: Iterable[list[str]]) -> str:
+    """Return parts of a YAML file with empty lines between them."""
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def list_lines(title: str, items: Iterable[tuple[str, str]]) -> list[str]:
+    """Return comment lines with a title, and name and reason of each item; none without items."""
+    lines = []
+    for name, reason in items:
+        first, *others = _wrap(f"{name}: {reason}", _WIDTH - 6)
+        lines += [f"#   {first}", *(f"#     {line}" for line in others)]
+    return [f"# {title}", *lines] if lines else []
+
+
+def dump_lines(key: str, value: Any) -> list[str]:
+    """Return the lines of a key's YAML; lists and mappings without others in them take one line."""
+    text = write_plain({key: value}, compact=isinstance(value, dict | list))
+    return text.rstrip("\n").split("\n")
+
+
+def _write_entry(report: KeyReport, target: str, value: Any, pad: str = "") -> Iterator[str]:
+    key, comment = target.rpartition(".")[2], report.comments.get(target, "")
+    beside = f"   # {_flatten(comment)}" if comment else ""
+    if target in _SECTIONS and isinstance(value, dict) and value:
+        yield f"{pad}{key}:{beside}"
+        for name, inner in value.items():
+            yield from _write_entry(report, f"{target}.{name}", inner, f"{pad}  ")
+    elif target == "rewards":
+        yield f"rewards:{beside}"
+        for index, reward in enumerate(value):
+            yield from _comment(report.comments.get(f"rewards.{index}", ""), "  ")
+            text = write_plain([reward], compact=True).rstrip("\n")
+            yield from (f"  {line}" for line in text.split("\n"))
+    else:
+        lines = dump_lines(key, value)
+        fits = len(lines) == 1 and len(pad + lines[0] + beside) <= _WIDTH + 15
+        yield from [] if fits else _comment(comment, pad)
+        yield from (pad + line + (beside if fits else "") for line in lines)
+
+
+def _write_to_do(target: str, text: str, pad: str) -> Iterator[str]:
+    what, *example = text.split("\n")
+    yield from _comment(f"TO DO: {target}: {what}{', such as:' if example else ''}", pad)
+    yield from (f"{pad}# {_flatten(line)}" for line in example)
+
+
+def _comment(text: str, pad: str = "") -> list[str]:
+    return [f"{pad}# {line}" for line in _wrap(text, _WIDTH - len(pad) - 2)]
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(_flatten(text), width, break_long_words=False, break_on_hyphens=False)
+
+
+def _flatten(text: str) -> str:
+    """Return the text on one line: values of the source may hold what ends a comment in YAML."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())

@@ -4,19 +4,30 @@ Source: `trl/scripts/grpo.py`, `trl/scripts/utils.py` and `trl/trainer/model_con
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.convert.to_trl_data import take_dataset, take_rewards
+from grpo_cli.convert.key_report import dump_lines, find, join_parts, list_lines, read_keys
+from grpo_cli.convert.shared_keys import LAUNCH, LORA_NAMES, MODEL, TRL_REWARDS
+from grpo_cli.convert.trl import NAMED
 from grpo_cli.recipe.base import OpenSection
+from grpo_cli.recipe.dataset import FilesDataset, HubDataset
 from grpo_cli.recipe.generation import VllmConfig
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.rewards import RewardConfig
 
 _CONFIGS = {"single": "single_gpu", "ddp": "multi_gpu"}
 """Strategies that TRL's own accelerate configs have under another name."""
+_NAMES = {
+    target: name for name, target in {**MODEL, **NAMED, **LAUNCH}.items() if isinstance(target, str)
+}
+"""Keys of a recipe that TRL has under another name."""
+_BUILDERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+Lost = list[tuple[str, str]]
 
 
 @dataclass
@@ -25,7 +36,7 @@ class FlatConfig:
 
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Heading → key → value."""
-    lost: list[tuple[str, str]] = field(default_factory=list)
+    lost: Lost = field(default_factory=list)
     """Dotted key of the recipe, and what becomes of it with TRL."""
 
     @property
@@ -34,128 +45,146 @@ class FlatConfig:
         return {key: value for group in self.groups.values() for key, value in group.items()}
 
     @property
-    def lacks(self) -> list[str]:
-        """What TRL's script cannot do without, and this config does not have."""
-        flat = self.flat
-        lacking = []
+    def missing(self) -> list[str]:
+        """What TRL's script requires, and this config does not have."""
+        flat, missing = self.flat, []
         if not flat.get("datasets") and not flat.get("dataset_name"):
-            lacking.append("a dataset (`dataset_name`, or `datasets`)")
+            missing.append("a dataset (`dataset_name`, or `datasets`)")
         if not flat.get("reward_funcs") and not flat.get("reward_model_name_or_path"):
-            lacking.append("a reward (`reward_funcs`)")
-        return lacking
+            missing.append("a reward (`reward_funcs`)")
+        return missing
+
+    def write(self, source: str) -> str:
+        """Return the config as YAML.
+
+        Args:
+            source: The recipe's file name.
+        """
+        head = (
+            f"# From the recipe {source}, by `grpo convert --to trl`. Run it with: "
+            "trl grpo --config FILE"
+        )
+        parts = [[head]]
+        for heading, values in self.groups.items():
+            lines = [line for key, value in values.items() for line in dump_lines(key, value)]
+            parts += [[f"# {heading}", *lines]] if lines else []
+        title = "What TRL's command line cannot express:"
+        return join_parts([*parts, list_lines(title, self.lost)])
 
 
 def flatten_recipe(recipe: Recipe, folder: Path) -> FlatConfig:
-    """The config of TRL's command line.
+    """Return the config of TRL's command line.
 
     Args:
         recipe: With paths made absolute, as `load_recipe` gives it.
         folder: Where `trl grpo` will be started, from which it imports reward modules.
     """
     config = FlatConfig()
-    config.groups["model"] = _model(recipe.model, config.lost)
-    config.groups["data"] = take_dataset(recipe, config.lost)
-    config.groups["rewards"] = take_rewards(recipe, folder, config.lost)
-    config.groups["sampling"] = {
-        **_switches(recipe),
-        **_explicit(recipe.generation),
-        **_vllm(recipe, config.lost),
-    }
-    config.groups["training"] = {
-        "output_dir": recipe.name,
-        "seed": recipe.seed,
-        **_best_metric(recipe),
-        **_explicit(recipe.training),
-        **_on_cpu(recipe),
-    }
+    changed = recipe.model_dump(mode="json", exclude_defaults=True)
     logging = {"logging_steps": recipe.logging.logging_steps, **_explicit(recipe.logging)}
     if "report_to" in logging:
         logging["report_to"] = list(recipe.logging.report_to) or "none"
-    config.groups["logging"] = logging
-    config.groups["launch (read by accelerate)"] = _launch(recipe.launch, config.lost)
-    _list_unread(recipe, config.lost)
+    config.groups = {
+        "model": _model(recipe.model, changed),
+        "data": _dataset(recipe, changed, config.lost),
+        "rewards": _rewards(recipe, folder, config.lost),
+        "sampling": _sampling(recipe),
+        "training": {
+            "output_dir": recipe.name,
+            "seed": recipe.seed,
+            **_on_cpu(recipe),
+            **_best_metric(recipe),
+            **_explicit(recipe.training),
+        },
+        "logging": logging,
+        "launch (read by accelerate)": _launch(recipe.launch, changed, config.lost),
+    }
+    config.lost += _list_recipe_only(recipe, changed)
     return config
 
 
+def _list_recipe_only(recipe: Recipe, changed: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, reason in read_keys("trl-cannot").items():
+        if find(changed, key) is not None:
+            yield key, reason
+    if recipe.evaluation.limit != 0:
+        yield "evaluation", "TRL does not measure before and after; `grpo eval` does"
+    if recipe.generation.backend == "vllm" and recipe.generation.vllm.is_managed:
+        command = f"trl vllm-serve --model {recipe.model.path}"
+        yield "generation.vllm.managed", f"TRL starts no server: start one with `{command}`"
+    if recipe.model.path.endswith(".gguf") or recipe.model.path.startswith("package://"):
+        yield "model.path", "TRL reads hub ids and folders, not GGUF files"
+
+
 def _explicit(section: OpenSection) -> dict[str, Any]:
-    """What the recipe sets itself; where it is silent, TRL's defaults are the recipe's."""
+    """Return what the recipe sets itself; if it is silent, TRL's defaults are the recipe's."""
     dumped = section.model_dump(mode="json")
     own = {
         name: dumped[name]
         for name in type(section).model_fields
         if name in section.model_fields_set - section.OURS and dumped[name] is not None
     }
-    return {name: _whole(name, value) for name, value in {**own, **section.extras}.items()}
+    return {name: _as_count(name, value) for name, value in {**own, **section.extras}.items()}
 
 
-def _whole(name: str, value: Any) -> Any:
-    """Counts of steps as whole numbers: fields that take a share too were read as `5.0`."""
-    counts = name.endswith("_steps") and isinstance(value, float) and value.is_integer()
-    return int(value) if counts else value
+def _as_count(name: str, value: Any) -> Any:
+    """Return counts of steps as whole numbers: fields that take a share too were read as `5.0`."""
+    is_count = name.endswith("_steps") and isinstance(value, float) and value.is_integer()
+    return int(value) if is_count else value
 
 
-def _switches(recipe: Recipe) -> dict[str, Any]:
-    backend = recipe.generation.backend
+def _sampling(recipe: Recipe) -> dict[str, Any]:
+    backend, vllm = recipe.generation.backend, recipe.generation.vllm
+    fields: dict[str, Any] = {}
     if backend == "transformers_continuous_batching":
-        return {"use_transformers_continuous_batching": True}
-    return {"use_vllm": True} if backend == "vllm" else {}
+        fields["use_transformers_continuous_batching"] = True
+    if backend == "vllm":
+        fields["use_vllm"] = True
+    fields |= _explicit(recipe.generation)
+    fields |= {f"vllm_{name}": value for name, value in vllm.extras.items()}
+    return fields | (_vllm(vllm) if backend == "vllm" else {})
 
 
-def _vllm(recipe: Recipe, lost: list[tuple[str, str]]) -> dict[str, Any]:
-    vllm: VllmConfig = recipe.generation.vllm
-    fields = {f"vllm_{name}": value for name, value in vllm.extras.items()}
-    if recipe.generation.backend != "vllm":
-        return fields
-    fields["vllm_mode"] = vllm.mode
+def _vllm(vllm: VllmConfig) -> dict[str, Any]:
+    fields: dict[str, Any] = {"vllm_mode": vllm.mode}
     has_host = {"server_host", "server_port"} & vllm.extras.keys()
     if vllm.base_url is not None or (vllm.managed is False and not has_host):
         fields["vllm_server_base_url"] = vllm.address
-    if vllm.is_managed:
-        lost.append(
-            (
-                "generation.vllm.managed",
-                f"TRL starts no server: start one with `trl vllm-serve --model {recipe.model.path}`",
-            )
-        )
-    if vllm.server_args:
-        lost.append(("generation.vllm.server_args", "give these flags to the server yourself"))
     return fields
 
 
 def _best_metric(recipe: Recipe) -> dict[str, Any]:
-    """How `grpo train` tells the best checkpoint where the recipe is silent; transformers takes the loss."""
+    """Return how `grpo train` finds the best checkpoint by default; transformers takes the loss."""
     training = recipe.training
-    wanted = training.extras.get("load_best_model_at_end") and training.eval_strategy != "no"
-    named = training.extras.get("metric_for_best_model") is not None
-    if not wanted or (named and training.early_stopping is None):
+    keeps_best = training.extras.get("load_best_model_at_end") and training.eval_strategy != "no"
+    is_named = training.extras.get("metric_for_best_model") is not None
+    if not keeps_best or (is_named and training.early_stopping is None):
         return {}
     metric = training.early_stopping.metric if training.early_stopping else "eval_reward"
     return {"metric_for_best_model": metric, "greater_is_better": not metric.endswith("loss")}
 
 
 def _on_cpu(recipe: Recipe) -> dict[str, Any]:
-    """What `grpo train` sets on a CPU, where the recipe does not say otherwise."""
+    """Return what `grpo train` sets on a CPU unless the recipe does."""
     if not recipe.launch.use_cpu:
         return {}
-    given = recipe.training.extras
     unset = {"bf16": False, "dataloader_pin_memory": False}
-    return {"use_cpu": True, **{key: value for key, value in unset.items() if key not in given}}
+    return {"use_cpu": True, **unset}
 
 
-def _model(model: ModelConfig, lost: list[tuple[str, str]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {"model_name_or_path": model.path, "dtype": model.dtype}
-    if model.path.endswith(".gguf") or model.path.startswith("package://"):
-        lost.append(("model.path", "TRL reads hub ids and folders, not GGUF files"))
-    if model.revision is not None:
-        fields["model_revision"] = model.revision
-    if model.attn_implementation is not None:
-        fields["attn_implementation"] = model.attn_implementation
-    if model.trust_remote_code:
-        fields["trust_remote_code"] = True
+def _copied(changed: dict[str, Any], section: str) -> dict[str, Any]:
+    """Return the keys of a section that TRL has under another name."""
+    names = {target: name for target, name in _NAMES.items() if target.startswith(f"{section}.")}
+    values = {name: find(changed, target) for target, name in names.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _model(model: ModelConfig, changed: dict[str, Any]) -> dict[str, Any]:
+    # Without LoRA `auto` is float32 in a recipe, and the checkpoint's precision for TRL.
+    dtype = "float32" if model.dtype == "auto" and model.lora is None else model.dtype
+    fields = {"model_name_or_path": model.path, "dtype": dtype, **_copied(changed, "model")}
     if model.init_kwargs:
         fields["model_init_kwargs"] = model.init_kwargs
-    if model.chat_template is not None:
-        lost.append(("model.chat_template", "the tokenizer's own is used; save it with the model"))
     if model.quantization == "8bit":
         fields["load_in_8bit"] = True
     if model.quantization == "4bit":
@@ -164,69 +193,124 @@ def _model(model: ModelConfig, lost: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _lora(lora: LoraConfig) -> dict[str, Any]:
-    targets = lora.target_modules
+    values = {LORA_NAMES[name]: getattr(lora, name) for name in LORA_NAMES}
+    alpha, targets = lora.lora_alpha, lora.target_modules
     if not isinstance(targets, str):
         # TRL makes a text of a list of one, which peft then reads as a pattern of the whole name.
         targets = rf"(.*\.)?{re.escape(targets[0])}" if len(targets) == 1 else list(targets)  # type: ignore[assignment]
-    alpha = lora.lora_alpha
-    fields: dict[str, Any] = {
-        "use_peft": True,
-        "lora_r": lora.r,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-        "lora_dropout": lora.lora_dropout,
-        "lora_target_modules": targets,
-    }
+    values["lora_alpha"] = int(alpha) if alpha == int(alpha) else alpha
+    values["lora_target_modules"] = targets
     if lora.modules_to_save:
-        fields["lora_modules_to_save"] = list(lora.modules_to_save)
-    for name in ("use_rslora", "use_dora"):
-        if getattr(lora, name):
-            fields[name] = True
+        values["lora_modules_to_save"] = list(lora.modules_to_save)
+    is_number = ("lora_r", "lora_dropout")
+    return {"use_peft": True, **{k: v for k, v in values.items() if v or k in is_number}}
+
+
+def _launch(launch: LaunchConfig, changed: dict[str, Any], lost: Lost) -> dict[str, Any]:
+    fields = _copied(changed, "launch")
+    config = launch.accelerate_config or _CONFIGS.get(launch.strategy, launch.strategy)
+    if config != "auto":
+        fields["accelerate_config"] = config
+        if launch.num_processes == "auto":
+            reason = "TRL's configs say 8; set `num_processes` to your GPUs"
+            lost.append(("launch.num_processes", reason))
     return fields
 
 
-def _launch(launch: LaunchConfig, lost: list[tuple[str, str]]) -> dict[str, Any]:
+def _dataset(recipe: Recipe, changed: dict[str, Any], lost: Lost) -> dict[str, Any]:
+    dataset = recipe.dataset
+    if isinstance(dataset, FilesDataset):
+        return _files(dataset)
+    if not isinstance(dataset, HubDataset):
+        reason = "TRL reads datasets of the hub and files; write the rows to a file first"
+        if not recipe.is_sampled:
+            reason = "TRL's command line always samples, and cannot train on scored responses"
+        lost.append((f"dataset.kind: {dataset.kind}", reason))
+        return {}
+    if dataset.eval_fraction is None or dataset.eval_split is not None:
+        return _copied(changed, "dataset")
+    named = {"name": dataset.name} if dataset.name is not None else {}
+    source = {"path": dataset.path, "split": dataset.split, **named}
+    return {"datasets": [source], "test_split_size": dataset.eval_fraction}
+
+
+def _files(dataset: FilesDataset) -> dict[str, Any]:
+    builder = _BUILDERS.get(Path(dataset.train[0]).suffix, "json")
+    fields: dict[str, Any] = {"datasets": [{"path": builder, "data_files": list(dataset.train)}]}
+    if dataset.eval_fraction is not None:
+        fields["test_split_size"] = dataset.eval_fraction
+    return fields
+
+
+def _rewards(recipe: Recipe, folder: Path, lost: Lost) -> dict[str, Any]:
+    """Return the keys that name the rewards TRL knows or can import, and their weights."""
+    models: list[tuple[str, float]] = []
+    functions: list[tuple[str, float]] = []
+    for index, reward in enumerate(recipe.rewards):
+        where = f"rewards.{index} ({reward.kind})"
+        name = _name_reward(reward, recipe, folder, where, lost)
+        if name is None:
+            continue
+        changed = reward.model_dump(exclude_defaults=True)
+        lost += [
+            (f"{where}: {key}", why)
+            for key, why in read_keys("trl-cannot-of-rewards").items()
+            if key in changed
+        ]
+        if reward.kind != "model":
+            functions.append((name, reward.weight))
+        elif models:
+            lost.append((where, "TRL's command line takes one reward model"))
+        else:
+            models.append((name, reward.weight))
     fields: dict[str, Any] = {}
-    if launch.accelerate_config is not None:
-        fields["accelerate_config"] = launch.accelerate_config
-    elif launch.strategy != "auto":
-        fields["accelerate_config"] = _CONFIGS.get(launch.strategy, launch.strategy)
-    if launch.num_processes != "auto":
-        fields["num_processes"] = launch.num_processes
-    elif "accelerate_config" in fields:
-        lost.append(
-            ("launch.num_processes", "TRL's configs say 8; set `num_processes` to your GPUs")
-        )
-    for name in ("num_machines", "machine_rank", "main_process_ip", "main_process_port"):
-        if name in launch.model_fields_set and getattr(launch, name) is not None:
-            fields[name] = getattr(launch, name)
-    if launch.slurm is not None:
-        lost.append(("launch.slurm", "write a job script of your own"))
+    if models:
+        fields["reward_model_name_or_path"] = models[0][0]
+    if functions:
+        fields["reward_funcs"] = [name for name, _ in functions]
+    weights = [weight for _, weight in (*models, *functions)]
+    if any(weight != 1 for weight in weights):
+        fields["reward_weights"] = weights
     return fields
 
 
-def _list_unread(recipe: Recipe, lost: list[tuple[str, str]]) -> None:
-    if recipe.generation.dynamic_sampling is not None:
-        lost.append(("generation.dynamic_sampling", "TRL learns from groups without signal too"))
-    if recipe.generation.sampling_parts > 1:
-        lost.append(("generation.sampling_parts", "TRL scores when all is sampled"))
-    if recipe.training.mode == "async":
-        lost.append(("training.mode", "`trl grpo` samples and learns in turn"))
-    if recipe.training.fast.max_tokens_per_micro_batch:
-        lost.append(
-            (
-                "training.fast.max_tokens_per_micro_batch",
-                "a micro-batch has a number of completions",
-            )
-        )
-    if recipe.training.early_stopping is not None:
-        lost.append(("training.early_stopping", "TRL's command line takes no callbacks"))
-    if recipe.training.stop_when:
-        lost.append(("training.stop_when", "TRL does not look at what goes wrong"))
-    if "stall_timeout_s" in recipe.launch.model_fields_set:
-        lost.append(("launch.stall_timeout_s", "a run that hangs is not ended"))
-    if recipe.evaluation.limit != 0:
-        lost.append(("evaluation", "TRL does not measure before and after; `grpo eval` does"))
-    if recipe.expect is not None:
-        lost.append(("expect", "TRL does not compare runs; `grpo expect` does"))
-    if recipe.description is not None:
-        lost.append(("description", "TRL has no place for it"))
+def _name_reward(
+    reward: RewardConfig, recipe: Recipe, folder: Path, where: str, lost: Lost
+) -> str | None:
+    """Return TRL's name of a reward; None, and a reason in `lost`, if it has none."""
+    params = reward.params
+    if reward.kind == "python":
+        return _name_function(params, folder, where, lost)
+    if reward.kind == "model" and params.keys() <= {"path"}:
+        return str(params["path"])
+    if reward.kind == "think_format" and not params.get("prefilled"):
+        return "think_format_reward"
+    if reward.kind == "math" and params.get("answer", "answer") == "solution":
+        if params.get("extract") not in (["boxed"], "boxed"):
+            lost.append((f"{where}: extract", "TRL counts boxed answers alone"))
+        return "accuracy_reward"
+    if reward.kind == "soft_overlong":
+        longest = params.get("max_length") or recipe.generation.max_completion_length
+        fixed = TRL_REWARDS["get_soft_overlong_punishment"].entry
+        if fixed == {"kind": reward.kind, "max_length": longest, "cache": params.get("cache")}:
+            return "get_soft_overlong_punishment"
+    fix = "write a function and name it as `module.function` in `reward_funcs`"
+    if reward.kind == "math":
+        fix = f"accuracy_reward reads the gold from the column `solution`; rename it, or {fix}"
+    lost.append((where, f"TRL's command line has no such reward; {fix}"))
+    return None
+
+
+def _name_function(params: dict[str, Any], folder: Path, where: str, lost: Lost) -> str:
+    source, _, function = str(params["path"]).rpartition(":")
+    if params.get("kwargs"):
+        lost.append((f"{where}: kwargs", "TRL passes columns alone; bind them in the function"))
+    if not source.endswith(".py"):
+        return f"{source}.{function}"
+    file = Path(source)
+    try:
+        parts = file.relative_to(folder.resolve()).with_suffix("").parts
+    except ValueError:
+        parts = (file.stem,)
+        lost.append((where, f"start `trl grpo` in {file.parent}, where it finds {file.name}"))
+    return ".".join((*parts, function))

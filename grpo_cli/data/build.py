@@ -1,27 +1,40 @@
-"""The datasets a trainer reads: prompts rendered, columns made, over-long rows dropped and counted.
-
-Owns the last step from rows to `datasets.Dataset` and the report about it. The only module of this
-room that loads `datasets`.
-"""
+"""The datasets a trainer reads: prompts rendered, columns made, over-long rows dropped and counted."""
 
 import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
 
+import pyarrow
 from datasets import Dataset
 
 from grpo_cli.data.columns import drop_reserved, extract_columns
-from grpo_cli.data.encoding import EncodedRows, canonical_json, encode_rows
 from grpo_cli.data.prompts import Prompt, Renderer, resolve_style
-from grpo_cli.data.rows import Row
+from grpo_cli.data.rows import Row, RowNames, canonical_json, columns_of
 from grpo_cli.data.scored import GroupReport, drop_single, make_groups, report_groups
 from grpo_cli.data.sources import hold_out, read_rows
-from grpo_cli.errors import Problem, RecipeError
+from grpo_cli.errors import RecipeError
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import DatasetConfig, ReasoningGymDataset, ScoredDataset
 from grpo_cli.recipe.recipe import Recipe
 
+_DEEPEST = 32
+"""Levels of lists and dicts that are left to Arrow; with 100, `datasets` cannot read the schema (pyarrow 26)."""
 CountTokens = Callable[[Prompt], int]
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """Rows as an Arrow table, and what had to be changed."""
+
+    table: Any
+    """`pyarrow.Table`."""
+    json_columns: tuple[str, ...]
+    """Columns whose values are JSON texts."""
+    text_columns: tuple[str, ...]
+    """Columns of mixed scalars, now all text."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,7 @@ class DataReport:
 
     train_rows: int
     eval_rows: int | None
-    """None where nothing is held out."""
+    """None if nothing is held out."""
     dropped_too_long: int
     """Rows of both splits with more tokens than `max_prompt_length`."""
     dropped_no_match: int
@@ -52,7 +65,7 @@ class DataReport:
     text_columns: tuple[str, ...]
     """Columns of mixed scalars, passed on as texts."""
     prompt_tokens: PromptTokens | None
-    """None where tokens could not be counted."""
+    """None if tokens could not be counted."""
     exact_duplicates_between_splits: int
     """Evaluation rows whose prompt is also a training prompt."""
     fingerprint: str
@@ -61,7 +74,7 @@ class DataReport:
     """Of scored data, whose rows are groups; None of other kinds."""
 
     def as_json(self) -> dict[str, object]:
-        """The report as plain values."""
+        """Return the report as plain values."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
@@ -79,9 +92,10 @@ class BuiltData:
 
 @dataclass
 class _Split:
-    """One split on its way."""
+    """One split while it is built."""
 
     rows: list[Row]
+    names: RowNames
     no_match: int = 0
     too_long: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -92,7 +106,7 @@ class _Split:
 def build_datasets(
     recipe: Recipe, *, has_chat_template: bool, count_tokens: CountTokens | None
 ) -> BuiltData:
-    """Builds the datasets of a recipe.
+    """Build the datasets of a recipe.
 
     Rows carry `prompt`, `row_id` (place in the source, from 0) and all other columns; of scored data, a
     row is a group, with `responses` and `rewards`. Prompts are rendered after `dataset.columns` is applied,
@@ -112,24 +126,25 @@ def build_datasets(
     renderer = Renderer(dataset.prompt, resolve_style(dataset.prompt, has_chat_template))
     source = read_rows(dataset, recipe.seed)
 
-    train = _make_split(dataset, renderer, source.train, "training")
+    train = _make_split(dataset, renderer, source.train, source.train_names)
     held, groups = None, None
     if source.eval is not None:
-        held = _make_split(dataset, renderer, source.eval, "evaluation")
-    single = 0
+        held = _make_split(dataset, renderer, source.eval, source.eval_names)
     if isinstance(dataset, ScoredDataset):
-        single = _drop_single(train, held)
+        total = len(train.rows)
+        for split in filter(None, (train, held)):
+            split.rows = drop_single(split.rows, split.names.split)
+        single = total - len(train.rows)
     if dataset.eval_fraction:
-        asked = [canonical_json(row["prompt"]) for row in train.rows]
-        train.rows, chosen = hold_out(train.rows, asked, dataset.eval_fraction, dataset.eval_seed)
-        held = _Split(chosen[: dataset.eval_limit])
+        prompts = [canonical_json(row["prompt"]) for row in train.rows]
+        train.rows, chosen = hold_out(train.rows, prompts, dataset.eval_fraction, dataset.eval_seed)
+        held = _Split(chosen[: dataset.eval_limit], RowNames("evaluation"))
     if isinstance(dataset, ScoredDataset):
         groups = report_groups(train.rows, single)
     elif dataset.eval_fraction:
         train.rows = train.rows[: dataset.limit]
-    for split, name in ((train, "training"), (held, "evaluation")):
-        if split is not None:
-            _drop_long(split, dataset.max_prompt_length, count_tokens, name)
+    for split in filter(None, (train, held)):
+        _drop_long(split, dataset.max_prompt_length, count_tokens)
     rows = train.rows + (held.rows if held else [])
     _check_one_style(rows)
     encoded = encode_rows(rows, _metadata_columns(dataset, rows))
@@ -141,55 +156,46 @@ def build_datasets(
     )
 
 
-def _drop_single(train: _Split, held: _Split | None) -> int:
-    """Leave out scored prompts that teach nothing; return how many of them were to train on."""
-    total = len(train.rows)
-    train.rows = drop_single(train.rows, "training")
-    if held is not None:
-        held.rows = drop_single(held.rows, "evaluation")
-    return total - len(train.rows)
-
-
-def _make_split(dataset: DatasetConfig, renderer: Renderer, rows: list[Row], name: str) -> _Split:
-    """Applies columns, renders prompts and leaves out reserved names."""
-    made = extract_columns(rows, dataset.columns, split=name)
+def _make_split(
+    dataset: DatasetConfig, renderer: Renderer, rows: list[Row], names: RowNames
+) -> _Split:
+    """Apply columns, render prompts and leave out reserved names."""
+    made = extract_columns(rows, dataset.columns, names)
     kept = [(place, row) for place, row in enumerate(made) if row is not None]
+    no_match = len(rows) - len(kept)
     if not kept:
-        message = f"no {name} row is left: a pattern found nothing in all {len(rows)} of them"
-        raise RecipeError([Problem(message, "correct its regex", "dataset.columns")])
-    prompts = [renderer.render(row, f"{name} row {place + 1}") for place, row in kept]
+        message = f"no {names.split} row is left: a pattern found nothing in all {no_match} of them"
+        raise _error(message, "correct its regex", "dataset.columns")
+    prompts = [renderer.render(row, names(place)) for place, row in kept]
     if isinstance(dataset, ScoredDataset):
-        groups = make_groups(dataset, kept, prompts, name)
-        return _Split(groups, no_match=len(rows) - len(kept))
+        return _Split(make_groups(dataset, kept, prompts, names), names, no_match)
     clean, dropped = drop_reserved([row for _, row in kept])
     ready = [
         {"prompt": prompt, "row_id": place, **{key: row[key] for key in row if key != "prompt"}}
         for prompt, (place, _), row in zip(prompts, kept, clean, strict=True)
     ]
-    return _Split(ready, no_match=len(rows) - len(kept), dropped_columns=dropped)
+    return _Split(ready, names, no_match, dropped_columns=dropped)
 
 
-def _drop_long(
-    split: _Split, longest: int | None, count_tokens: CountTokens | None, name: str
-) -> None:
+def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens | None) -> None:
     if count_tokens is None:
         return
     counts = [count_tokens(row["prompt"]) for row in split.rows]
     kept = [at for at, count in enumerate(counts) if longest is None or count <= longest]
     if not kept:
         message = (
-            f"no {name} row is left: the shortest of {len(counts)} prompts has {min(counts)} "
+            f"no {split.names.split} row is left: the shortest of {len(counts)} prompts has {min(counts)} "
             f"tokens, over the limit of {longest}"
         )
         fix = f"raise it to {max(counts)} to keep every row"
-        raise RecipeError([Problem(message, fix, "dataset.max_prompt_length")])
+        raise _error(message, fix, "dataset.max_prompt_length")
     split.rows = [split.rows[at] for at in kept]
     split.tokens = [counts[at] for at in kept]
     split.too_long = len(counts) - len(kept)
 
 
 def _check_one_style(rows: list[Row]) -> None:
-    """TRL looks at the first prompt only to tell messages from text."""
+    """TRL looks only at the first prompt to tell messages from text."""
     is_text = isinstance(rows[0]["prompt"], str)
     for row in rows:
         if isinstance(row["prompt"], str) is not is_text:
@@ -198,11 +204,11 @@ def _check_one_style(rows: list[Row]) -> None:
                 f"{rows[0]['row_id'] + 1}: some are plain text and some are messages"
             )
             fix = "make all of them messages, or set dataset.prompt.style: chat"
-            raise RecipeError([Problem(message, fix, "dataset.prompt")])
+            raise _error(message, fix, "dataset.prompt")
 
 
 def _metadata_columns(dataset: DatasetConfig, rows: list[Row]) -> frozenset[str]:
-    """Columns of dicts of reasoning-gym: what a task writes there differs from row to row."""
+    """Return the columns of dicts of reasoning-gym: their keys differ from row to row."""
     if not isinstance(dataset, ReasoningGymDataset):
         return frozenset()
     return frozenset(name for name in rows[0] if isinstance(rows[0][name], dict))
@@ -210,8 +216,10 @@ def _metadata_columns(dataset: DatasetConfig, rows: list[Row]) -> frozenset[str]
 
 def _report(train: _Split, held: _Split | None, encoded: EncodedRows) -> DataReport:
     splits = [train, held] if held else [train]
-    asked = {canonical_json(row["prompt"]) for row in train.rows}
-    repeated = [row for row in held.rows if canonical_json(row["prompt"]) in asked] if held else []
+    prompts = {canonical_json(row["prompt"]) for row in train.rows}
+    repeated = (
+        [row for row in held.rows if canonical_json(row["prompt"]) in prompts] if held else []
+    )
     return DataReport(
         train_rows=len(train.rows),
         eval_rows=len(held.rows) if held else None,
@@ -241,3 +249,61 @@ def _fingerprint(splits: list[_Split]) -> str:
         for row in split.rows:
             digest.update(f"{canonical_json(row)}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
+
+
+def encode_rows(rows: list[Row], always_json: frozenset[str] = frozenset()) -> EncodedRows:
+    """Put rows into an Arrow table.
+
+    A column that holds lists or dicts becomes JSON text if Arrow would not give the same values
+    back (it fills missing keys with None); a column that mixes scalars becomes text.
+
+    Args:
+        rows: Rows of all splits together, so that the splits share their types.
+        always_json: Columns whose dicts become JSON text in any case.
+    """
+    arrays: dict[str, Any] = {}
+    as_json: list[str] = []
+    as_text: list[str] = []
+    for name in columns_of(rows):
+        values = [row.get(name) for row in rows]
+        nested = any(isinstance(value, dict | list | tuple) for value in values)
+        array = None if name in always_json and nested else _as_array(values, nested)
+        if array is None:
+            (as_json if nested else as_text).append(name)
+            array = _as_text_array(name, values, nested)
+        arrays[name] = array
+    return EncodedRows(pyarrow.table(arrays), tuple(as_json), tuple(as_text))
+
+
+def _as_text_array(name: str, values: list[Any], nested: bool) -> Any:
+    to_text = partial(canonical_json, sort_keys=False) if nested else str
+    try:
+        texts = [None if value is None else to_text(value) for value in values]
+        return pyarrow.array(texts, pyarrow.string())
+    except RecursionError as error:
+        message = f"the column `{name}` holds lists or dicts that are nested too deep"
+        raise _error(message, "flatten them in the data", "dataset") from error
+    except UnicodeEncodeError as error:
+        message = f"the column `{name}` holds half a character (a lone surrogate): {error.reason}"
+        raise _error(message, "correct the text in the data", "dataset") from error
+
+
+def _as_array(values: list[Any], nested: bool) -> Any:
+    """Return the values as an Arrow array; None if it would refuse or alter them."""
+    try:
+        array = pyarrow.array(values)
+    except (pyarrow.ArrowException, OverflowError, TypeError, UnicodeEncodeError):
+        return None
+    if _is_deeper(array.type, _DEEPEST):
+        return None
+    return array if not nested or array.to_pylist() == values else None
+
+
+def _is_deeper(kind: Any, levels: int) -> bool:
+    """Return whether an Arrow type is nested in more levels."""
+    inner = (kind.field(index).type for index in range(kind.num_fields))
+    return levels < 0 or any(_is_deeper(each, levels - 1) for each in inner)
+
+
+def _error(message: str, fix: str, path: str) -> RecipeError:
+    return RecipeError([Issue(message, fix, path)])

@@ -9,15 +9,18 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 from grpo_cli.data.rows import Row, columns_of, show, show_names, suggest
-from grpo_cli.errors import Problem, RecipeError
+from grpo_cli.errors import RecipeError
+from grpo_cli.issues import Issue
 
 LONGEST_CELL = 2**27
 """Characters in a CSV cell; the library's own limit of 131,072 is less than a long document."""
-PARQUET_BATCH_ROWS = 1024
+PREVIEW_ROWS = 1024
+"""Rows of a file that a check parses."""
 ENDINGS = ".json, .jsonl, .csv or .parquet (the first three also with .gz)"
 
 
@@ -37,18 +40,18 @@ class RowFile:
         return ".jsonl" if ending == ".ndjson" else ending
 
     def problem(self, message: str, fix: str) -> RecipeError:
-        """An error about this file."""
-        return RecipeError([Problem(f"{self.path}: {message}", fix, self.field)])
+        """Return an error about this file."""
+        return RecipeError([Issue(f"{self.path}: {message}", fix, self.field)])
 
     def open(self, *, newline: str | None = None) -> IO[str]:
-        """Opens the text, unpacked; a byte order mark is skipped."""
+        """Open the text, unpacked; a byte order mark is skipped."""
         if self.path.suffix.lower() == ".gz":
             return gzip.open(self.path, "rt", encoding="utf-8-sig", newline=newline)
         return self.path.open(encoding="utf-8-sig", newline=newline)
 
 
 def find_files(paths: Iterable[str], field: str) -> list[RowFile]:
-    """The files a recipe names.
+    """Return the files a recipe names.
 
     Args:
         paths: Absolute, or relative to the working directory.
@@ -66,18 +69,18 @@ def find_files(paths: Iterable[str], field: str) -> list[RowFile]:
     return files
 
 
-def _check_file(file: RowFile) -> Problem | None:
+def _check_file(file: RowFile) -> Issue | None:
     path = file.path
     if path.is_dir():
         inside = show_names(sorted(child.name for child in path.iterdir()))
-        return Problem(f"{path} is a folder; it holds {inside}", "name a file", file.field)
+        return Issue(f"{path} is a folder; it holds {inside}", "name a file", file.field)
     if not path.exists():
         siblings = _names_beside(path)
         fix = suggest(path.name, siblings, "correct the path; it is relative to the recipe")
         beside = f"; {path.parent} holds {show_names(siblings)}" if siblings else ""
-        return Problem(f"there is no file {path}{beside}", fix, file.field)
+        return Issue(f"there is no file {path}{beside}", fix, file.field)
     if file.format not in _READERS:
-        return Problem(
+        return Issue(
             f"{path.name} ends in {path.suffix or 'nothing'}; it cannot be told how to read it",
             f"use a file that ends in {ENDINGS}",
             file.field,
@@ -93,7 +96,7 @@ def _names_beside(path: Path) -> list[str]:
 
 
 def iterate_rows(file: RowFile) -> Iterator[Row]:
-    """The rows of one file, in order.
+    """Yield the rows of one file, in order.
 
     Raises:
         RecipeError: The file is empty, unreadable or malformed; where it can, with the line.
@@ -185,6 +188,11 @@ def _read_csv(file: RowFile) -> Iterator[Row]:
             header = list(reader.fieldnames or [])
             if not header:
                 raise file.problem("begins with an empty line", "put the column names in line 1")
+            separator = next((mark for mark in ";\t|" if mark in header[0]), None)
+            if len(header) == 1 and separator:
+                mark = "tabs" if separator == "\t" else f"`{separator}`"
+                message = f"the columns are separated by {mark}, not commas: {show(header[0])}"
+                raise file.problem(message, "save it with commas between the cells, or as .jsonl")
             if len(set(header)) != len(header):
                 twice = show_names(sorted({name for name in header if header.count(name) > 1}))
                 raise file.problem(f"the header names {twice} twice", "rename one of them")
@@ -205,7 +213,7 @@ def _read_parquet(file: RowFile) -> Iterator[Row]:
     import pyarrow.parquet
 
     try:
-        for batch in pyarrow.parquet.ParquetFile(file.path).iter_batches(PARQUET_BATCH_ROWS):
+        for batch in pyarrow.parquet.ParquetFile(file.path).iter_batches(PREVIEW_ROWS):
             yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
         message = f"is not parquet: {str(error).rstrip('.')}"
@@ -220,45 +228,27 @@ _READERS: dict[str, Callable[[RowFile], Iterator[Row]]] = {
 }
 
 
-@dataclass(frozen=True)
-class DataPreview:
-    """What a look at a file shows."""
+def preview_file(file: RowFile) -> tuple[list[Row], int, set[str]]:
+    """Return the first rows of a file, the number of all of them, and the columns seen.
 
-    columns: frozenset[str]
-    """Of the rows looked at."""
-    count: int
-    """Rows in the whole file."""
-    sample: tuple[Row, ...]
-
-
-def glance(file: RowFile, sample_rows: int) -> DataPreview:
-    """Columns, number of rows and the first rows of a file, as cheaply as its format allows.
-
-    A JSONL file is parsed for its first rows only and its lines are counted; CSV and JSON are read
+    A JSONL file is parsed for its first rows only and its other lines are counted; CSV and JSON are read
     whole; of parquet, the first rows and the count in its footer.
 
     Raises:
         RecipeError: The file is empty or malformed where it was read.
     """
     rows = iterate_rows(file)
-    sample = tuple(row for _, row in zip(range(sample_rows), rows, strict=False))
-    if file.format == ".parquet":
-        count = _count_parquet(file)
-        return DataPreview(frozenset(columns_of(sample)), count, sample)
+    first = list(islice(rows, PREVIEW_ROWS))
+    if len(first) < PREVIEW_ROWS:
+        return first, len(first), {*columns_of(first)}
     if file.format == ".jsonl":
-        return DataPreview(frozenset(columns_of(sample)), _count_lines(file), sample)
+        unpack = gzip.open if file.path.suffix.lower() == ".gz" else open
+        with unpack(file.path, "rb") as lines:
+            return first, sum(not line.isspace() for line in lines), {*columns_of(first)}
+    if file.format == ".parquet":
+        import pyarrow.parquet
+
+        count = pyarrow.parquet.read_metadata(file.path).num_rows
+        return first, int(count), {*columns_of(first)}
     rest = list(rows)
-    return DataPreview(frozenset(columns_of([*sample, *rest])), len(sample) + len(rest), sample)
-
-
-def _count_lines(file: RowFile) -> int:
-    """Lines that are not blank, without decoding them."""
-    unpack = gzip.open if file.path.suffix.lower() == ".gz" else open
-    with unpack(file.path, "rb") as lines:
-        return sum(not line.isspace() for line in lines)
-
-
-def _count_parquet(file: RowFile) -> int:
-    import pyarrow.parquet
-
-    return int(pyarrow.parquet.read_metadata(file.path).num_rows)
+    return first, len(first) + len(rest), {*columns_of([*first, *rest])}

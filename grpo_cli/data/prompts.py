@@ -1,15 +1,12 @@
-"""From a row to a prompt: sandboxed Jinja templates, and the rules for chat and plain text.
-
-Owns templates and the shape of prompts. Chat templates belong to the tokenizer: here a chat prompt
-is a list of messages.
-"""
+"""From a row to a prompt: sandboxed Jinja templates, and the rules for chat and plain text."""
 
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_cli.data.rows import Row, show, show_names, suggest
-from grpo_cli.errors import Problem, RecipeError
+from grpo_cli.errors import RecipeError
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import PromptConfig
 from grpo_cli.templating import LONGEST_TEXT, bounded_range, environment, is_unreadable
 
@@ -33,7 +30,7 @@ STYLE = "dataset.prompt.style"
 
 
 def is_plain(text: str) -> bool:
-    """Whether a template does no more than name columns, as most do.
+    """Return whether a template does no more than name columns, as most do.
 
     Such a template needs no Jinja to be checked, whose import takes as long as all other checks.
     """
@@ -43,7 +40,7 @@ def is_plain(text: str) -> bool:
 
 
 def template_columns(text: str, path: str = USER) -> frozenset[str]:
-    """The columns a template reads.
+    """Return the columns a template reads.
 
     Args:
         text: The template.
@@ -74,15 +71,16 @@ def template_columns(text: str, path: str = USER) -> frozenset[str]:
 
 
 def resolve_style(prompt: PromptConfig, has_chat_template: bool) -> Style:
-    """Whether prompts are messages or plain text.
+    """Return whether prompts are messages or plain text.
 
     Raises:
-        RecipeError: Messages are asked for, and the tokenizer has no chat template.
+        RecipeError: The recipe needs messages, and the tokenizer has no chat template.
     """
-    wanted = prompt.style
-    if has_chat_template or wanted == "text":
-        return "text" if wanted == "text" else "chat"
-    if wanted == "chat":
+    if prompt.style == "text":
+        return "text"
+    if has_chat_template:
+        return "chat"
+    if prompt.style == "chat":
         message = "`chat` needs a chat template, and the tokenizer has none"
         raise _error(message, "set model.chat_template, or style: text", STYLE)
     if prompt.system is not None:
@@ -94,17 +92,17 @@ def resolve_style(prompt: PromptConfig, has_chat_template: bool) -> Style:
 
 
 class Renderer:
-    """Makes prompts of rows by one recipe's rules; compiles its templates once."""
+    """Makes prompts of rows by one recipe's rules."""
 
     def __init__(self, prompt: PromptConfig, style: Style) -> None:
-        """Checks the templates.
+        """Check the templates.
 
         Args:
             prompt: The section of the recipe.
             style: What `resolve_style` gave.
 
         Raises:
-            RecipeError: A template has a syntax error, or plain text is to have a system message.
+            RecipeError: A template has a syntax error, or plain text has a system message.
         """
         if style == "text" and prompt.system is not None:
             message = "plain text has no system message; it needs style: chat and a chat template"
@@ -118,11 +116,11 @@ class Renderer:
         self._templated = prompt.user is not None
 
     def render(self, row: Row, where: str = "the row") -> Prompt:
-        """Makes the prompt of one row.
+        """Return the prompt of one row.
 
         Args:
             row: Column name → value.
-            where: What messages call the row, such as `training row 7`.
+            where: What messages call the row, such as `row 7 of train.jsonl`.
 
         Raises:
             RecipeError: A template fails on the row, or the prompt is empty or ill-formed.
@@ -139,7 +137,7 @@ class Renderer:
         return text if self._style == "text" else [*self._system(row, where), _user(text)]
 
     def _own(self, row: Row, where: str) -> Prompt:
-        """The row's own `prompt` column: text, or messages."""
+        """Return the row's own `prompt` column: text, or messages."""
         prompt = row.get("prompt")
         if isinstance(prompt, str):
             wrap = self._prompt.style == "chat" or self._prompt.system is not None
@@ -197,19 +195,17 @@ def _compile(text: str) -> "Template":
 
 
 def render_template(text: str, row: Row, where: str, path: str) -> str:
-    """Fills a template with a row.
+    """Fill a template with a row.
 
     Args:
         text: The template.
         row: Column name → value.
-        where: What messages call the row, such as `training row 7`.
+        where: What messages call the row, such as `row 7 of train.jsonl`.
         path: Dotted path of the template in the recipe, for messages.
 
     Raises:
         RecipeError: The template fails on the row.
     """
-    from jinja2 import UndefinedError
-
     parts: list[str] = []
     length = 0
     try:
@@ -218,27 +214,21 @@ def render_template(text: str, row: Row, where: str, path: str) -> str:
             if length > LONGEST_TEXT:
                 raise OverflowError(f"the text passes {LONGEST_TEXT:,} characters")
             parts.append(part)
-    except UndefinedError as error:
-        raise _explain_undefined(text, row, where, path, str(error)) from error
     except Exception as error:  # templates are a user's code: they raise anything
         raise _explain_failure(text, row, where, path, error) from error
     return "".join(parts)
 
 
-def _explain_undefined(text: str, row: Row, where: str, path: str, reason: str) -> RecipeError:
-    missing = sorted(template_columns(text, path) - row.keys())
-    if not missing:
-        return _error(f"{where}: {reason}", "correct the template", path)
-    message = f"`{missing[0]}` is not a column; {where} has {show_names(row)}"
-    return _error(message, suggest(missing[0], row, "name one of these columns"), path)
-
-
 def _explain_failure(text: str, row: Row, where: str, path: str, error: Exception) -> RecipeError:
-    named = {name: row.get(name, "") for name in sorted(template_columns(text, path))}
-    bad = next((name for name, value in named.items() if is_unreadable(value)), None)
+    columns = sorted(template_columns(text, path))
+    missing = [name for name in columns if name not in row]
+    if missing and type(error).__name__ == "UndefinedError":
+        message = f"`{missing[0]}` is not a column; {where} has {show_names(row)}"
+        return _error(message, suggest(missing[0], row, "name one of these columns"), path)
     fix = "correct the template"
-    if bad is not None and named[bad]:
-        fix = f"name one of its keys, such as {{{{ {bad}.{next(iter(named[bad]))} }}}}"
+    bad = next((name for name in columns if is_unreadable(row.get(name, ""))), None)
+    if bad is not None and row[bad]:
+        fix = f"name one of its keys, such as {{{{ {bad}.{next(iter(row[bad]))} }}}}"
     elif bad is not None:
         fix = f'fill `{bad}`, or write {{{{ {bad} or "" }}}}'
     elif isinstance(error, OverflowError):
@@ -247,4 +237,4 @@ def _explain_failure(text: str, row: Row, where: str, path: str, error: Exceptio
 
 
 def _error(message: str, fix: str, path: str) -> RecipeError:
-    return RecipeError([Problem(message, fix, path)])
+    return RecipeError([Issue(message, fix, path)])

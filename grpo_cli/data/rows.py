@@ -1,10 +1,8 @@
-"""A row and how messages speak about it.
+"""A row, its name in messages, and how messages show its values."""
 
-Owns the row type, the union of columns and the shortening of values shown to a person. Does not
-read or change what a row says.
-"""
-
+import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from grpo_cli.errors import nearest
@@ -16,8 +14,27 @@ SHOWN_CHARACTERS = 80
 SHOWN_NAMES = 12
 
 
+@dataclass(frozen=True)
+class RowNames:
+    """Names the rows of a split in messages: by their number from 1 and, if there is one, their file."""
+
+    split: str
+    """`training` or `evaluation`."""
+    files: tuple[tuple[str, int], ...] = ()
+    """Name and number of rows of each file, in the order they were read."""
+
+    def __call__(self, place: int) -> str:
+        """Return the name of the row at a place, from 0: `row 7 of train.jsonl`."""
+        start = 0
+        for file, count in self.files:
+            if place < start + count:
+                return f"row {place - start + 1} of {file}"
+            start += count
+        return f"{self.split} row {place + 1}"
+
+
 def columns_of(rows: Iterable[Row]) -> list[str]:
-    """The union of the rows' columns, in the order in which they first appear."""
+    """Return the union of the rows' columns, in the order in which they first appear."""
     names: dict[str, None] = {}
     for row in rows:
         if row.keys() - names.keys():
@@ -26,7 +43,7 @@ def columns_of(rows: Iterable[Row]) -> list[str]:
 
 
 def fill_missing(rows: list[Row]) -> list[Row]:
-    """Gives every row every column; None where it has no value."""
+    """Give every row every column; None if it has no value."""
     names = columns_of(rows)
     width = len(names)
     empty = dict.fromkeys(names)
@@ -34,7 +51,7 @@ def fill_missing(rows: list[Row]) -> list[Row]:
 
 
 def show(value: object) -> str:
-    """A value as one short line; the end of a long one is kept, where answers stand."""
+    """Return a value as one short line; the end of a long one is kept, since answers are there."""
     text = repr(value)
     if len(text) <= SHOWN_CHARACTERS:
         return text
@@ -43,7 +60,7 @@ def show(value: object) -> str:
 
 
 def show_names(names: Iterable[str]) -> str:
-    """Names in backticks, joined by commas; a long list is cut and counted."""
+    """Return names in backticks, joined by commas; a long list is cut and counted."""
     listed = list(names)
     shown = ", ".join(f"`{name}`" for name in listed[:SHOWN_NAMES])
     more = len(listed) - SHOWN_NAMES
@@ -51,6 +68,14 @@ def show_names(names: Iterable[str]) -> str:
 
 
 def suggest(name: str, valid: Iterable[str], otherwise: str) -> str:
-    """A fix that names the nearest valid name, or `otherwise` where nothing is close."""
+    """Return a fix that names the nearest valid name, or `otherwise` if nothing is close."""
     close = nearest(name, valid)
     return f"write `{close}`" if close else otherwise
+
+
+def canonical_json(value: Any, *, sort_keys: bool = True) -> str:
+    """Return JSON without optional spaces; what JSON has no form for is written as text."""
+    separators = (",", ":")
+    return json.dumps(
+        value, sort_keys=sort_keys, separators=separators, ensure_ascii=False, default=str
+    )

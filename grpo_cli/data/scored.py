@@ -1,7 +1,4 @@
-"""Rows of (prompt, response, reward) as groups: the responses of one prompt, side by side.
-
-Owns what a group is and which prompts have none. Tokens and advantages belong to training.
-"""
+"""Rows of (prompt, response, reward) as groups: the responses of one prompt, side by side."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +7,6 @@ from statistics import median_low
 from typing import Any
 
 from grpo_cli.data.columns import extract_columns
-from grpo_cli.data.encoding import canonical_json
 from grpo_cli.data.prompts import (
     Prompt,
     Renderer,
@@ -18,8 +14,9 @@ from grpo_cli.data.prompts import (
     render_template,
     template_columns,
 )
-from grpo_cli.data.rows import Row, show
-from grpo_cli.errors import Problem, RecipeError
+from grpo_cli.data.rows import Row, RowNames, canonical_json, show
+from grpo_cli.errors import RecipeError
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import ScoredDataset
 
 RESPONSE, REWARD = "dataset.response", "dataset.reward"
@@ -46,15 +43,18 @@ class GroupReport:
 
 
 def make_groups(
-    dataset: ScoredDataset, rows: Sequence[tuple[int, Row]], prompts: Sequence[Prompt], name: str
+    dataset: ScoredDataset,
+    rows: Sequence[tuple[int, Row]],
+    prompts: Sequence[Prompt],
+    names: RowNames,
 ) -> list[Row]:
-    """One row a prompt, in the order in which prompts first appear.
+    """Return one row for each prompt, in the order in which prompts first appear.
 
     Args:
         dataset: The section of the recipe.
         rows: Place in the source, and the row.
         prompts: The rendered prompt of each row.
-        name: `training` or `evaluation`, for messages.
+        names: Names of the rows in messages.
 
     Returns:
         Rows of `prompt`, `row_id` (place of the prompt's first row), `responses` and `rewards`.
@@ -64,7 +64,7 @@ def make_groups(
     """
     groups: dict[str, Row] = {}
     for (place, row), prompt in zip(rows, prompts, strict=True):
-        where = f"{name} row {place + 1}"
+        where = names(place)
         fresh = {"prompt": prompt, "row_id": place, "responses": [], "rewards": []}
         group = groups.setdefault(canonical_json(prompt), fresh)
         group["responses"].append(_read_response(dataset.response, row, where))
@@ -73,7 +73,7 @@ def make_groups(
 
 
 def drop_single(groups: Sequence[Row], name: str) -> list[Row]:
-    """The groups of two responses or more.
+    """Return the groups of two responses or more.
 
     Raises:
         RecipeError: There is none.
@@ -82,12 +82,12 @@ def drop_single(groups: Sequence[Row], name: str) -> list[Row]:
     if not kept:
         message = f"each of the {len(groups)} {name} prompts has a single response, so none can be compared"
         fix = "score several responses of each prompt; rows of one group have the same prompt"
-        raise RecipeError([Problem(message, fix, "dataset")])
+        raise RecipeError([Issue(message, fix, "dataset")])
     return kept
 
 
 def report_groups(groups: Sequence[Row], single: int) -> GroupReport:
-    """What the groups of training look like, beside the prompts with a single response."""
+    """Return the sizes of the groups of training; `single` is the number of prompts with a single response."""
     sizes = sorted(len(group["responses"]) for group in groups)
     return GroupReport(
         prompts=len(sizes),
@@ -100,19 +100,19 @@ def report_groups(groups: Sequence[Row], single: int) -> GroupReport:
     )
 
 
-def look_at_groups(dataset: ScoredDataset, rows: Sequence[Row], name: str) -> GroupReport:
-    """The groups of one split, without a tokenizer: what `grpo check` can know.
+def look_at_groups(dataset: ScoredDataset, rows: Sequence[Row], names: RowNames) -> GroupReport:
+    """Return the sizes of the groups of one split; needs no tokenizer.
 
     Raises:
         RecipeError: A prompt or response cannot be rendered, a reward is no finite number, or no prompt
             has several responses.
     """
     renderer = Renderer(dataset.prompt, "text" if dataset.prompt.style == "text" else "chat")
-    made = extract_columns(rows, dataset.columns, split=name)
+    made = extract_columns(rows, dataset.columns, names)
     kept = [(place, row) for place, row in enumerate(made) if row is not None]
-    prompts = [renderer.render(row, f"{name} row {place + 1}") for place, row in kept]
-    groups = make_groups(dataset, kept, prompts, name)
-    compared = drop_single(groups, name)
+    prompts = [renderer.render(row, names(place)) for place, row in kept]
+    groups = make_groups(dataset, kept, prompts, names)
+    compared = drop_single(groups, names.split)
     return report_groups(compared, len(groups) - len(compared))
 
 
@@ -121,13 +121,13 @@ def _read_response(template: str, row: Row, where: str) -> str:
         if isinstance(row.get(name), list | dict):
             fix = f'name the text in it, such as response: "{{{{ {name}[0].content }}}}"'
             message = f"{where} has no text in `{name}`: {show(row[name])}"
-            raise RecipeError([Problem(message, fix, RESPONSE)])
+            raise RecipeError([Issue(message, fix, RESPONSE)])
     text = render_template(template, row, where, RESPONSE)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         message = f"{where} has half a character (a lone surrogate) in its response: {error.reason}"
-        raise RecipeError([Problem(message, "correct the text in the data", RESPONSE)]) from error
+        raise RecipeError([Issue(message, "correct the text in the data", RESPONSE)]) from error
     return text
 
 
@@ -139,9 +139,9 @@ def _read_reward(row: Row, column: str, where: str) -> float:
         number = math.nan
     if abs(number) > MOST:
         message = f"{where} has a reward of {number:g}, and training computes in float32"
-        raise RecipeError([Problem(message, "scale the rewards down", REWARD)])
+        raise RecipeError([Issue(message, "scale the rewards down", REWARD)])
     if not math.isfinite(number):
         seen = f"`{column}` is {show(value)}" if column in row else f"there is no `{column}`"
         fix = "name the column that holds the reward, or leave such rows out of the data"
-        raise RecipeError([Problem(f"{where} has no reward: {seen}", fix, REWARD)])
+        raise RecipeError([Issue(f"{where} has no reward: {seen}", fix, REWARD)])
     return number

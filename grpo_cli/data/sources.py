@@ -1,29 +1,37 @@
-"""Rows from where they are: files, the recipe itself, reasoning-gym, the hub.
-
-Owns which rows are trained on and which are held out: `limit`, `eval_limit`, `eval_fraction`.
-Formats of files belong to `files`, procedural tasks to `tasks`; prompts and columns come later.
-"""
+"""Rows from files, the recipe itself, reasoning-gym or the hub; which are trained on and which are held out."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain, islice
-from typing import NoReturn, TypeVar
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
-from grpo_cli.data.files import find_files, iterate_rows
-from grpo_cli.data.rows import Row, fill_missing
-from grpo_cli.data.tasks import draw_rows
-from grpo_cli.errors import Problem, RecipeError, SetupError
+from grpo_cli.data.files import find_files, iterate_rows, preview_file
+from grpo_cli.data.rows import Row, RowNames, columns_of, fill_missing
+from grpo_cli.data.scored import GroupReport, look_at_groups
+from grpo_cli.data.tasks import COLUMNS, check_task, draw_rows
+from grpo_cli.errors import RecipeError, SetupError
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import (
     DatasetConfig,
     FilesDataset,
     HubDataset,
     InlineDataset,
+    PlainDataset,
     ReasoningGymDataset,
     ScoredDataset,
 )
 
 T = TypeVar("T")
+_EVAL_KEYS = {
+    "files": "eval",
+    "inline": "eval_rows",
+    "reasoning_gym": "eval_size",
+    "hub": "eval_split",
+}
+"""The key of each kind that names evaluation rows."""
+_EVAL_NAMES = RowNames("evaluation")
 
 
 @dataclass(frozen=True)
@@ -32,17 +40,61 @@ class SourceRows:
 
     train: list[Row]
     eval: list[Row] | None
-    """None where nothing is held out."""
+    """None if nothing is held out."""
+    train_names: RowNames
+    """Their names in messages."""
+    eval_names: RowNames
+
+
+@dataclass(frozen=True)
+class SplitPreview:
+    """What the beginning of a split shows."""
+
+    columns: frozenset[str]
+    """Of the rows looked at."""
+    count: int
+    """Rows in the whole split."""
+    sample: tuple[Row, ...]
+    names: RowNames
+    looked_at: int = 0
+    empty: dict[str, list[int]] = field(default_factory=dict)
+    """Places of the rows looked at that have no value in a column."""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What can be known of the rows without `datasets` and in milliseconds; counts are `read_rows`'s."""
+
+    columns: frozenset[str] | None
+    """Columns of the training rows seen; None if they are not known before loading."""
+    train_rows: int | None
+    """Rows that training will have; of scored data, prompts."""
+    eval_rows: int | None
+    """None if nothing is held out, or if it is not known."""
+    sample: tuple[Row, ...]
+    """The first training rows, if they could be read."""
+    note: str | None
+    """Why something is not known."""
+    groups: GroupReport | None = None
+    """Of scored data that could be read, those held out by `eval_fraction` included."""
+    eval_columns: frozenset[str] | None = None
+    """Columns of the evaluation rows that the recipe names; None if it names none, or they are not known."""
+    eval_sample: tuple[Row, ...] = ()
+    """The first of them."""
+    eval_names: RowNames = _EVAL_NAMES
+    problems: tuple[Issue, ...] = ()
+    """What is wrong with the section, the files and their rows."""
+    train: SplitPreview | None = None
+    """The training rows seen; None if they are not known before loading."""
 
 
 def read_rows(dataset: DatasetConfig, seed: int) -> SourceRows:
-    """Reads the rows a recipe names and divides them.
+    """Read the rows a recipe names and divide them.
 
     With `eval_fraction` all rows are read, for `hold_out` to divide.
 
     Args:
-        dataset: The section of the recipe; its paths are absolute or relative to the working
-            directory.
+        dataset: The section of the recipe; its paths are absolute or relative to the working directory.
         seed: Draws the training rows of reasoning-gym.
 
     Raises:
@@ -50,17 +102,148 @@ def read_rows(dataset: DatasetConfig, seed: int) -> SourceRows:
         SetupError: The hub cannot be reached or does not have the dataset.
     """
     check_held_out(dataset)
+    limit = None if dataset.eval_fraction else dataset.limit
+    plain = dataset.source if isinstance(dataset, ScoredDataset) else dataset
+    names: list[RowNames] = [RowNames("training"), RowNames("evaluation")]
+    if isinstance(plain, FilesDataset):
+        train, names[0] = _read_files(plain.train, "train", "training", limit)
+        held = None
+        if plain.eval is not None:
+            held, names[1] = _read_files(plain.eval, "eval", "evaluation", dataset.eval_limit)
+    elif isinstance(plain, InlineDataset):
+        train, held = _inline_rows(plain)
+    elif isinstance(plain, ReasoningGymDataset):
+        train, held = draw_rows(plain, seed, limit)
+    else:
+        train = _load_split(plain, "split", limit)
+        held = _load_split(plain, "eval_split", dataset.eval_limit) if plain.eval_split else None
+    held = None if held is None else fill_missing(held[: dataset.eval_limit])
+    return SourceRows(fill_missing(train[:limit]), held, *names)
+
+
+def preview(dataset: DatasetConfig, seed: int) -> Preview:
+    """Look at the rows a recipe names, reading as little as it can.
+
+    Args:
+        dataset: The section of the recipe.
+        seed: The recipe's seed; counts do not depend on it.
+
+    Returns:
+        What could be seen: a missing evaluation file, say, does not hide the training rows.
+    """
+    problems: list[Issue] = []
+    try:
+        check_held_out(dataset)
+        seen = _preview(dataset, seed, problems)
+    except RecipeError as error:
+        problems += error.problems
+        seen = Preview(None, None, None, (), "there are mistakes to correct first")
+    return replace(seen, problems=(*problems, *seen.problems))
+
+
+def _preview(dataset: DatasetConfig, seed: int, problems: list[Issue]) -> Preview:
     if isinstance(dataset, ScoredDataset):
-        dataset = dataset.source
-    train, held = _read(dataset, seed, None if dataset.eval_fraction else dataset.limit)
-    train = train if dataset.eval_fraction else train[: dataset.limit]
-    return SourceRows(
-        fill_missing(train), None if held is None else fill_missing(held[: dataset.eval_limit])
-    )
+        return _preview_scored(dataset, seed)
+    if isinstance(dataset, ReasoningGymDataset):
+        check_task(dataset)
+        sizes = _split_sizes(dataset, dataset.size, dataset.eval_size or None)
+        return Preview(COLUMNS, *sizes, (), "rows are drawn when training starts")
+    if isinstance(dataset, HubDataset):
+        _check_hub_id(dataset.path)
+        note = f"{dataset.path} is downloaded when it is needed; nothing was looked up"
+        return Preview(None, None, None, (), note)
+    if isinstance(dataset, FilesDataset):
+        train = _preview_files(dataset.train, "train", "training", problems)
+        held = _preview_files(dataset.eval or (), "eval", "evaluation", problems)
+        held = held if dataset.eval else None
+    else:
+        rows, eval_rows = _inline_rows(dataset)
+        train = _preview_list(rows, "training")
+        held = None if eval_rows is None else _preview_list(eval_rows, "evaluation")
+    if train is None:
+        seen = Preview(None, None, None, (), "a file of the training rows cannot be read")
+    else:
+        sizes = _split_sizes(dataset, train.count, held.count if held else None)
+        seen = Preview(train.columns, *sizes, train.sample, None, train=train)
+    if held is None:
+        return seen
+    return replace(seen, eval_columns=held.columns, eval_sample=held.sample, eval_names=held.names)
 
 
-def split_sizes(dataset: DatasetConfig, train: int, held: int | None) -> tuple[int, int | None]:
-    """Rows of both splits as `read_rows` will give them, from the rows there are in the sources."""
+def _preview_files(
+    paths: tuple[str, ...], key: str, split: str, problems: list[Issue]
+) -> SplitPreview | None:
+    """Return all files of a split as one; None if there is a problem with one of them."""
+    rows: list[Row] = []
+    counts: list[tuple[str, int]] = []
+    columns: set[str] = set()
+    for index, path in enumerate(paths):
+        try:
+            (file,) = find_files(
+                [path], f"dataset.{key}.{index}" if paths[1:] else f"dataset.{key}"
+            )
+            first, count, names = preview_file(file)
+        except RecipeError as error:
+            problems += error.problems
+            continue
+        columns |= names
+        counts.append((file.path.name, count))
+        # The places of the rows must be those in the whole split.
+        if len(rows) == sum(count for _, count in counts[:-1]):
+            rows += first
+    if len(counts) < len(paths):
+        return None
+    seen = _preview_list(rows, split)
+    total = sum(count for _, count in counts)
+    names_of_rows = RowNames(split, tuple(counts))
+    return replace(seen, columns=frozenset(columns), count=total, names=names_of_rows)
+
+
+SAMPLE_ROWS = 20
+
+
+def _preview_list(rows: list[Row], split: str) -> SplitPreview:
+    columns = columns_of(rows)
+    missing = ("", None)
+    empty = {
+        name: [place for place, row in enumerate(rows) if row.get(name) in missing]
+        for name in columns
+    }
+    sample = tuple(rows[:SAMPLE_ROWS])
+    return SplitPreview(frozenset(columns), len(rows), sample, RowNames(split), len(rows), empty)
+
+
+def _preview_scored(dataset: ScoredDataset, seed: int) -> Preview:
+    """Read all rows: how many prompts there are shows in no other way."""
+    seen = preview(dataset.source, seed)
+    if seen.columns is None or seen.problems:
+        return seen
+    try:
+        source = read_rows(dataset, seed)
+        groups = look_at_groups(dataset, source.train, source.train_names)
+        left, held = groups.prompts, None
+        if dataset.eval_fraction:
+            held = held_out_count(left, dataset.eval_fraction)
+            left, held = left - held, min(held, dataset.eval_limit or held)
+        elif source.eval:
+            held = look_at_groups(dataset, source.eval, source.eval_names).prompts
+    except RecipeError as error:
+        return replace(seen, problems=tuple(error.problems))
+    return replace(seen, train_rows=left, eval_rows=held, groups=groups)
+
+
+def _check_hub_id(path: str) -> None:
+    """Refuse what is no hub id: an address, or a file of this machine."""
+    if "://" in path:
+        name = path.partition("/datasets/")[2].strip("/") or "openai/gsm8k"
+        message, fix = "is an address, not the id of a dataset", f"write its id, such as `{name}`"
+        raise _error(message, fix, "path")
+    if Path(path).is_file():
+        raise _error(f"{path} is a file", f"set `kind: files` and `train: {path}`", "path")
+
+
+def _split_sizes(dataset: DatasetConfig, train: int, held: int | None) -> tuple[int, int | None]:
+    """Return the rows of both splits as `read_rows` will give them, from the rows there are in the sources."""
     if dataset.eval_fraction:
         held = held_out_count(train, dataset.eval_fraction)
         train -= held
@@ -69,14 +252,14 @@ def split_sizes(dataset: DatasetConfig, train: int, held: int | None) -> tuple[i
 
 
 def held_out_count(rows: int, fraction: float) -> int:
-    """Rows that `eval_fraction` holds out of `rows`: at least one, and one stays for training.
+    """Return how many of `rows` `eval_fraction` holds out: at least one, and one stays for training.
 
     Raises:
         RecipeError: There are fewer than two rows.
     """
     if rows < 2:
         message = f"there is {rows} row; {fraction:g} of it cannot be held out"
-        raise _error(message, "name more rows, or remove it", "dataset.eval_fraction")
+        raise _error(message, "name more rows, or remove it", "eval_fraction")
     return min(max(1, round(rows * fraction)), rows - 1)
 
 
@@ -87,17 +270,17 @@ def hold_out(
 
     Args:
         rows: All of them, so that limits do not change what is held out.
-        prompts: What each of them asks; rows that ask the same stay together.
+        prompts: The prompt of each of them; rows with the same prompt stay together.
         fraction: `dataset.eval_fraction`, a share of the distinct prompts.
         seed: `dataset.eval_seed`.
 
     Raises:
         RecipeError: There are fewer than two prompts.
     """
-    asked: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for place, prompt in enumerate(prompts):
-        asked.setdefault(prompt, []).append(place)
-    groups = list(asked.values())
+        places.setdefault(prompt, []).append(place)
+    groups = list(places.values())
     chooser = random.Random(f"eval_fraction:{seed}")
     chosen = chooser.sample(range(len(groups)), held_out_count(len(groups), fraction))
     held = {place for group in chosen for place in groups[group]}
@@ -106,116 +289,88 @@ def hold_out(
 
 
 def has_eval(dataset: DatasetConfig) -> bool:
-    """Whether the recipe holds out rows for evaluation."""
-    return dataset.eval_fraction is not None or _names_eval(dataset) is not None
+    """Return whether the recipe holds out rows for evaluation."""
+    return dataset.eval_fraction is not None or _named_eval(dataset) is not None
 
 
 def check_held_out(dataset: DatasetConfig) -> None:
-    """Checks the settings about evaluation against each other.
+    """Check the settings about evaluation against each other.
 
     Raises:
         RecipeError: Two settings hold rows out, or a limit is put on rows that are not there.
     """
-    named = _names_eval(dataset)
+    named = _named_eval(dataset)
     if named and dataset.eval_fraction is not None:
         message = f"`{named}` and `eval_fraction` both say what is held out for evaluation"
-        raise _error(message, "keep one of them", "dataset.eval_fraction")
+        raise _error(message, "keep one of them", "eval_fraction")
     if dataset.eval_limit is not None and not has_eval(dataset):
         message = f"limits evaluation to {dataset.eval_limit} rows, but none are held out"
-        fix = "add dataset.eval_fraction, such as 0.05, or remove it"
-        raise _error(message, fix, "dataset.eval_limit")
+        raise _error(message, "add dataset.eval_fraction, such as 0.05, or remove it", "eval_limit")
 
 
-def _names_eval(dataset: DatasetConfig) -> str | None:
-    """The setting by which a recipe names evaluation rows, where it does."""
-    match dataset:
-        case FilesDataset():
-            return "eval" if dataset.eval is not None else None
-        case InlineDataset():
-            return "eval_rows" if dataset.eval_rows is not None else None
-        case ReasoningGymDataset():
-            return "eval_size" if dataset.eval_size else None
-        case HubDataset():
-            return "eval_split" if dataset.eval_split is not None else None
-        case ScoredDataset():
-            return _names_eval(dataset.source)
+def _named_eval(dataset: DatasetConfig) -> str | None:
+    """Return the key by which a recipe names evaluation rows, if it does."""
+    plain: PlainDataset | ReasoningGymDataset = (
+        dataset.source if isinstance(dataset, ScoredDataset) else dataset
+    )
+    key = _EVAL_KEYS[plain.kind]
+    return key if getattr(plain, key) not in (None, 0) else None
 
 
-def _read(
-    dataset: DatasetConfig, seed: int, limit: int | None
-) -> tuple[list[Row], list[Row] | None]:
-    match dataset:
-        case FilesDataset():
-            train = _read_files(dataset.train, "dataset.train", limit)
-            named = dataset.eval
-            held = _read_files(named, "dataset.eval", dataset.eval_limit) if named else None
-            return train, held
-        case InlineDataset():
-            return inline_rows(dataset)
-        case ReasoningGymDataset():
-            return draw_rows(dataset, seed, limit)
-        case ScoredDataset():
-            return _read(dataset.source, seed, limit)
-        case HubDataset():
-            train = _load_split(dataset, "split", limit)
-            named_split = dataset.eval_split
-            return train, (
-                _load_split(dataset, "eval_split", dataset.eval_limit) if named_split else None
-            )
+def _read_files(
+    paths: tuple[str, ...], key: str, split: str, limit: int | None
+) -> tuple[list[Row], RowNames]:
+    rows: list[Row] = []
+    counts: list[tuple[str, int]] = []
+    for file in find_files(paths, f"dataset.{key}"):
+        left = None if limit is None else limit - len(rows)
+        if left == 0:
+            break
+        read = list(islice(iterate_rows(file), left))
+        rows += read
+        counts.append((file.path.name, len(read)))
+    return rows, RowNames(split, tuple(counts))
 
 
-def _read_files(paths: tuple[str, ...], field: str, limit: int | None) -> list[Row]:
-    rows = chain.from_iterable(iterate_rows(file) for file in find_files(paths, field))
-    return list(islice(rows, limit))
-
-
-def inline_rows(dataset: InlineDataset) -> tuple[list[Row], list[Row] | None]:
-    """The rows written in the recipe.
-
-    Raises:
-        RecipeError: A list of rows is empty.
-    """
-    for field, rows in (("rows", dataset.rows), ("eval_rows", dataset.eval_rows)):
+def _inline_rows(dataset: InlineDataset) -> tuple[list[Row], list[Row] | None]:
+    for key, rows in (("rows", dataset.rows), ("eval_rows", dataset.eval_rows)):
         if rows is not None and not rows:
             fix = "write at least one row, such as - {question: 1 + 1, answer: 2}"
-            raise _error("is empty", fix, f"dataset.{field}")
+            raise _error("is empty", fix, key)
     return list(dataset.rows), None if dataset.eval_rows is None else list(dataset.eval_rows)
 
 
-def _load_split(dataset: HubDataset, field: str, limit: int | None) -> list[Row]:
-    """One split of a hub dataset; `datasets` itself runs no code of the repository."""
+def _load_split(dataset: HubDataset, key: str, limit: int | None) -> list[Row]:
+    """Load one split of a hub dataset; `datasets` itself runs no code of the repository."""
     import datasets
 
-    split = getattr(dataset, field)
+    split = getattr(dataset, key)
     try:
-        loaded = datasets.load_dataset(
+        loaded: Any = datasets.load_dataset(
             dataset.path, dataset.name, split=split, revision=dataset.revision
         )
     except (ValueError, RuntimeError) as error:
-        _refuse_choice(dataset, field, error)
+        _refuse_choice(dataset, key, error)
     except (datasets.exceptions.DatasetsError, OSError) as error:
         raise SetupError(_explain_hub(dataset, error)) from error
     rows: list[Row] = loaded.select(range(min(limit or len(loaded), len(loaded)))).to_list()
     if not rows:
-        raise _error(
-            f"split `{split}` of {dataset.path} is empty", "choose another", "dataset.split"
-        )
+        raise _error(f"split `{split}` of {dataset.path} is empty", "choose another", key)
     return rows
 
 
 def _refuse_choice(dataset: HubDataset, field: str, error: Exception) -> NoReturn:
-    """Names the setting `datasets` complains about; anything else keeps its traceback."""
+    """Name the setting `datasets` complains about; anything else keeps its traceback."""
     text = str(error)
-    chosen = {
+    choices = {
         "Unknown split": (field, "choose one of the splits listed"),
         "Config name is missing": ("name", "set dataset.name to one of those listed"),
         "BuilderConfig": ("name", "choose one of those listed"),
         "Dataset scripts": ("path", "set dataset.revision: refs/convert/parquet"),
     }
-    for start, (key, fix) in chosen.items():
+    for start, (key, fix) in choices.items():
         if start in text:
-            message = f"{dataset.path}: {text.strip()}"
-            raise RecipeError([Problem(message, fix, f"dataset.{key}")]) from error
+            raise _error(f"{dataset.path}: {text.strip()}", fix, key) from error
     raise error
 
 
@@ -232,11 +387,11 @@ def _explain_hub(dataset: HubDataset, error: Exception) -> str:
         fix = "choose another dataset.revision, or download its files and use dataset.kind: files"
     else:
         fix = (
-            "check the network and HF_HUB_OFFLINE, or download the rows where there is a network "
+            "check the network and HF_HUB_OFFLINE, or download the rows on a machine with a network "
             "and use dataset.kind: files"
         )
     return f"dataset.path: {dataset.path} cannot be loaded: {reason}. Fix: {fix}"
 
 
-def _error(message: str, fix: str, path: str) -> RecipeError:
-    return RecipeError([Problem(message, fix, path)])
+def _error(message: str, fix: str, key: str) -> RecipeError:
+    return RecipeError([Issue(message, fix, f"dataset.{key}")])

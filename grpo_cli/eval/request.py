@@ -1,28 +1,52 @@
-"""What is to be measured, with which settings: worked out once, written down, read by every process.
+"""What `grpo eval` measures, with which settings: worked out once, written down, read by every process."""
 
-Owns the passage from a run or a recipe to subjects, and the rules settings must keep.
-"""
-
-from collections.abc import Callable
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from grpo_cli.errors import UsageError
-from grpo_cli.models.adapters import is_adapter, read_adapter_base
-from grpo_cli.models.sharded import refuse_sharded
+from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.sampling import choose_local_backend, read_vllm_version
+from grpo_cli.errors import SetupError, UsageError, install_extra
+from grpo_cli.machine import is_on_cpu, read_hardware
+from grpo_cli.models.folder import is_adapter, read_adapter_base, refuse_sharded
+from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.checkpoints import find_model, find_trained
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.trained import find_trained
 
 Progress = Callable[[str, int, int], None]
 """Told which subject is measured, how many completions are done, and how many there are in all."""
 Backend = Literal["transformers", "vllm"]
+BackendChoice = Literal["auto", Backend]
 Split = Literal["eval", "train"]
 _VLLM_CHUNK = 256
-"""Prompts after which samples are written down, so that an interrupted evaluation can go on."""
+"""Prompts after which samples are written down, so that an interrupted evaluation can be resumed."""
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Flags of the command line; None leaves it to the recipe."""
+
+    model: str | None = None
+    checkpoint: str | None = None
+    baseline: str | None = None
+    split: Split = "eval"
+    limit: int | None = None
+    samples: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    backend: BackendChoice = "auto"
+    batch_size: int | None = None
+    out: Path | None = None
+    resume: bool = False
 
 
 class Subject(BaseModel):
@@ -47,7 +71,7 @@ class EvalRequest(BaseModel):
     """The run folder or recipe that was named."""
     recipe: Recipe
     subjects: tuple[Subject, ...]
-    """The baseline last, where there is one."""
+    """The baseline last, if there is one."""
     baseline: str | None
     """Name of the subject that the others are compared with."""
     split: Split
@@ -58,96 +82,147 @@ class EvalRequest(BaseModel):
     backend: Backend
     batch_size: int
     inputs: dict[str, str] = {}
-    """Local files the measurement depends on, each with a stamp."""
+    """Local files the measurement depends on, each with a hash."""
 
     def differing(self, other: "EvalRequest") -> list[str]:
-        """The settings in which two requests differ; how the source is spelled is none."""
+        """Return the settings and input files in which two requests differ."""
         names = [name for name in type(self).model_fields if name not in ("source", "inputs")]
-        files = sorted(
-            name
-            for name in self.inputs.keys() | other.inputs.keys()
-            if self.inputs.get(name) != other.inputs.get(name)
-        )
-        return [name for name in names if getattr(self, name) != getattr(other, name)] + files
+        files = sorted(self.inputs.keys() | other.inputs.keys())
+        return [
+            *(name for name in names if getattr(self, name) != getattr(other, name)),
+            *(file for file in files if self.inputs.get(file) != other.inputs.get(file)),
+        ]
 
     @property
     def chunk_size(self) -> int:
-        """Prompts sampled at a time; vLLM batches by itself, and wants many."""
+        """Prompts sampled at a time; vLLM batches by itself, and needs many."""
         if self.backend == "vllm":
             return _VLLM_CHUNK
         return max(self.batch_size // self.samples, 1)
 
 
-def name_subjects(
-    source: Path, recipe: Recipe, *, model: str | None, checkpoint: str | None, baseline: str | None
-) -> tuple[tuple[Subject, ...], str | None]:
-    """The models to measure, and which of them is the baseline.
-
-    Args:
-        source: A run folder, or a recipe.
-        recipe: The run's, or the recipe itself.
-        model: A folder or hub id to measure in the place of the recipe's own model.
-        checkpoint: A step, `all` or `best`; only of a run.
-        baseline: A folder or hub id, or `none`; None is the recipe's model.
+def make_request(source: Path, overrides: list[str] | None, options: EvalOptions) -> EvalRequest:
+    """Work out what to measure.
 
     Raises:
-        UsageError: There is no such model or checkpoint.
+        GrpoError: The recipe, the run, a model or a setting is wrong.
     """
+    recipe = _read_recipe(source, overrides)
+    _check_choice("--split", options.split, get_args(Split))
+    _check_choice("--backend", options.backend, get_args(BackendChoice))
+    backend = _pick_backend(recipe) if options.backend == "auto" else options.backend
+    subjects, baseline = _name_subjects(source, recipe, options)
+    evaluation = recipe.evaluation
+    samples = options.samples or evaluation.samples_per_prompt
+    temperature = options.temperature
+    if temperature is None:
+        greedy = evaluation.temperature == 0 and samples > 1
+        temperature = recipe.generation.temperature if greedy else evaluation.temperature
+    if samples > 1 and temperature == 0:
+        raise UsageError(
+            f"--samples {samples} at temperature 0 would be {samples} times the same completion. "
+            "Fix: --temperature 1.0, or --samples 1"
+        )
+    request = EvalRequest(
+        source=str(source),
+        recipe=recipe,
+        subjects=subjects,
+        baseline=baseline,
+        split=options.split,
+        # In a recipe, 0 leaves out the measurements of a training.
+        limit=options.limit or evaluation.limit or None,
+        samples=samples,
+        temperature=temperature,
+        seed=recipe.seed if options.seed is None else options.seed,
+        backend=backend,
+        batch_size=options.batch_size or evaluation.batch_size,
+        inputs=_hash_inputs(recipe, subjects),
+    )
+    if backend == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise SetupError(
+            f"vllm is not installed. Fix: {install_extra('vllm')}, or --backend transformers"
+        )
+    return request
+
+
+def _read_recipe(source: Path, overrides: list[str] | None) -> Recipe:
+    if source.is_dir() and overrides:
+        raise UsageError(
+            "--set changes recipes, and a run keeps the one it was trained with. "
+            "Fix: name the recipe, and the run's model with --model"
+        )
     run = RunFolder(source) if source.is_dir() else None
-    if checkpoint is not None and run is None:
+    recipe = run.read_recipe() if run else check_recipe(source, overrides).recipe
+    if not recipe.is_sampled:
+        raise UsageError(
+            f"{source} is for scored data, and has no reward that scores a new answer. Fix: give grpo eval a "
+            "recipe with rewards, and this model with --model; a run ranks its held-out responses by itself"
+        )
+    return recipe
+
+
+def _check_choice(flag: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise UsageError(f"there is no {flag} {value}. Fix: {' or '.join(choices)}")
+
+
+def _pick_backend(recipe: Recipe) -> Backend:
+    """Return the backend of training if it is vLLM and works on this machine; else transformers."""
+    hardware = read_hardware()
+    if recipe.generation.backend != "vllm" or is_on_cpu(recipe.launch, hardware):
+        return "transformers"
+    return choose_local_backend(recipe, hardware, read_vllm_version()).backend
+
+
+def _name_subjects(
+    source: Path, recipe: Recipe, options: EvalOptions
+) -> tuple[tuple[Subject, ...], str | None]:
+    """Return the models to measure, and the name of the baseline, which comes last."""
+    run = RunFolder(source) if source.is_dir() else None
+    if options.checkpoint is not None and run is None:
         raise UsageError("--checkpoint names a checkpoint of a run. Fix: name a folder under runs/")
-    if model is not None and run is not None:
+    if options.model is not None and run is not None:
         raise UsageError("--model goes with a recipe. Fix: grpo eval RECIPE --model PATH")
+    own = recipe.model.model_copy(update={"lora": None})
+    base: Subject | None = Subject(name="base", model=own)
     if run is not None:
-        measured = [
-            _of_folder(name, path, recipe.model) for name, path in find_trained(run, checkpoint)
-        ]
-    elif model is not None:
-        measured = [_of_path("model", model, recipe)]
+        trained = find_trained(run, options.checkpoint)
+        subjects = [_from_folder(name, path, recipe.model) for name, path in trained]
+    elif options.model is not None:
+        subjects = [_from_path("model", options.model, recipe)]
     else:
-        measured = [_own("model", recipe)]
-    base = _baseline(recipe, baseline, implied=run is not None or model is not None)
-    return (*measured, *([base] if base else [])), base.name if base else None
+        subjects, base = [Subject(name="model", model=own)], None
+    if options.baseline is not None:
+        named = options.baseline != "none"
+        base = _from_path("baseline", options.baseline, recipe) if named else None
+    return (*subjects, *([base] if base else [])), base.name if base else None
 
 
-def _baseline(recipe: Recipe, wanted: str | None, *, implied: bool) -> Subject | None:
-    if wanted == "none" or (wanted is None and not implied):
-        return None
-    if wanted is not None:
-        return _of_path("baseline", wanted, recipe)
-    return _own("base", recipe)
-
-
-def _own(name: str, recipe: Recipe) -> Subject:
-    """The recipe's model as it was before any training."""
-    return Subject(name=name, model=recipe.model.model_copy(update={"lora": None}))
-
-
-def _of_path(name: str, path: str, recipe: Recipe) -> Subject:
-    """A hub id, a folder of weights, an adapter (on the model that it names), or a run's final model."""
+def _from_path(name: str, path: str, recipe: Recipe) -> Subject:
+    """Return a hub id, a folder of weights, an adapter (on the model that it names), or a run's final model."""
     folder = Path(path).expanduser()
     run = RunFolder(folder)
     if run.resolved.is_file():
-        ((_, folder),) = find_trained(run, None)
-        return _of_folder(name, folder, run.read_recipe().model)
+        _, folder = find_model(run, None)
+        return _from_folder(name, folder, run.read_recipe().model)
+    if not folder.is_dir():
+        return _plain(name, path, recipe.model)
     if not is_adapter(folder):
-        return (
-            _of_folder(name, folder, recipe.model)
-            if folder.is_dir()
-            else _plain(name, path, recipe.model)
-        )
+        return _from_folder(name, folder, recipe.model)
     base = read_adapter_base(folder) or recipe.model.path
     if base.startswith("/") and not Path(base).is_dir():
         raise UsageError(
             f"the adapter {path} was trained on {base}, which is not here. Fix: put that model there, or "
             "correct `base_model_name_or_path` in its adapter_config.json"
         )
-    known = recipe.model if base == recipe.model.path else _plain(name, base, recipe.model).model
-    return _of_folder(name, folder, known)
+    own = base == recipe.model.path
+    return _from_folder(
+        name, folder, recipe.model if own else _plain(name, base, recipe.model).model
+    )
 
 
-def _of_folder(name: str, folder: Path, base: ModelConfig) -> Subject:
-    """A folder of weights, or of an adapter on `base`."""
+def _from_folder(name: str, folder: Path, base: ModelConfig) -> Subject:
+    """Return a folder of weights, or of an adapter on `base`."""
     folder = folder.absolute()
     refuse_sharded(folder)
     if not is_adapter(folder):
@@ -157,19 +232,42 @@ def _of_folder(name: str, folder: Path, base: ModelConfig) -> Subject:
 
 
 def _plain(name: str, path: str, like: ModelConfig) -> Subject:
-    """Another model, loaded with the settings of a known one."""
+    """Return another model, loaded with the settings of a known one."""
     model = like.model_copy(update={"path": path, "revision": None, "lora": None})
     return Subject(name=name, model=model)
 
 
-def check_sampling(samples: int, temperature: float) -> None:
-    """Refuses settings under which several samples say no more than one.
+def _hash_inputs(recipe: Recipe, subjects: Iterable[Subject]) -> dict[str, str]:
+    """Return local file or folder → hash of names, sizes and times of change.
 
-    Raises:
-        UsageError: Several samples at temperature 0.
+    A resumed evaluation must find the same weights, reward code and templates. The contents of weights are not
+    read, which would take minutes.
     """
-    if samples > 1 and temperature == 0:
-        raise UsageError(
-            f"--samples {samples} at temperature 0 would be {samples} times the same completion. "
-            "Fix: --temperature 1.0, or --samples 1"
-        )
+    paths = {Path(subject.adapter) for subject in subjects if subject.adapter}
+    sources = [resolve_source(subject.model) for subject in subjects]
+    paths |= {Path(source.location) for source in sources if source.kind != "hub"}
+    rewards = [reward.model_dump(mode="json") for reward in recipe.rewards]
+    texts = [
+        recipe.model.chat_template or "",
+        *re.findall(r'"([^"\\]+)"', json.dumps(rewards, ensure_ascii=False)),
+    ]
+    # Code is named as `file:function`.
+    names = (name for text in texts for name in (text, text.rpartition(":")[0]))
+    paths |= {path for name in names if (path := _find_file(name))}
+    return {str(path.absolute()): _hash_stats(path) for path in sorted(paths)}
+
+
+def _find_file(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.is_file() else None
+    except (OSError, RuntimeError):
+        # Longer than any file's name, or `~` before no user.
+        return None
+
+
+def _hash_stats(path: Path) -> str:
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [(file.name, file.stat()) for file in files if file.is_file()]
+    known = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return hashlib.sha256(repr(known).encode()).hexdigest()[:16]

@@ -1,21 +1,146 @@
-"""One of several processes that measure together: reads the folder, does its share of the chunks.
+"""The work of an evaluation: every chunk of every subject sampled, scored and written down.
 
-Run by `accelerate launch -m grpo_cli.eval.worker FOLDER`; `grpo eval` does. It reads nothing but the
-folder's request.
+`grpo eval` measures in its own process, or in several: `accelerate launch -m grpo_cli.eval.worker FOLDER COUNT`,
+each of which reads the folder's request and does its share of the chunks.
 """
 
 import os
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from grpo_cli.errors import ExitCode, GrpoError, SetupError
-from grpo_cli.eval.folder import EvalFolder
+from grpo_cli.errors import ExitCode, GrpoError, SetupError, UsageError
+from grpo_cli.eval.folder import Chunk, EvalFolder, make_chunks
+from grpo_cli.eval.request import EvalRequest, Progress, Subject
 from grpo_cli.machine import pick_device
 from grpo_cli.processes import stop_with_parent
+from grpo_cli.runs.files import write_json
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What one subject is measured on."""
+
+    rows: Any
+    chunks: Sequence[Chunk]
+    data: dict[str, Any]
+
+
+def measure(
+    request: EvalRequest,
+    folder: EvalFolder,
+    tell: Progress,
+    *,
+    device: Any = None,
+    rank: int = 0,
+    world: int = 1,
+) -> None:
+    """Measure this process's share of all subjects.
+
+    Args:
+        request: What to measure.
+        folder: Where samples go; chunks that are there already are left out.
+        tell: Told how far it is.
+        device: A `torch.device`; that of `launch` by default.
+        rank: Of this process.
+        world: How many processes measure together.
+
+    Raises:
+        GrpoError: The data, a model or a reward cannot be loaded, or a reward fails; or the
+            evaluation is resumed, and was begun with other data.
+    """
+    import torch
+
+    from grpo_cli.analysis.samples import score_samples
+    from grpo_cli.checks.contents import reward_context
+    from grpo_cli.eval.samplers import open_sampler
+    from grpo_cli.rewards.building import build_rewards
+
+    device = device or torch.device(pick_device(request.recipe.launch))
+    rewards = build_rewards(request.recipe.rewards, reward_context(request.recipe, str(device)))
+    plans = _plan(request, folder)
+    if rank == 0 and not folder.data.is_file():
+        write_json(folder.data, plans[0].data)
+    for subject, plan in zip(request.subjects, plans, strict=True):
+        tell(subject.name, 0, 0)
+        done = folder.read_chunks(subject.name).keys()
+        # Every `world`-th chunk, so that long prompts are spread over all processes.
+        mine = plan.chunks[rank::world]
+        to_do = [chunk for chunk in mine if chunk.number not in done]
+        total, left = (sum(len(chunk.places) for chunk in chunks) for chunks in (mine, to_do))
+        with open_sampler(request, subject, device) as sample:
+            for chunk in to_do:
+                tell(subject.name, (total - left) * request.samples, total * request.samples)
+                rows = plan.rows.select(list(chunk.places))
+                started = time.perf_counter()
+                sampled = sample(list(rows["prompt"]), chunk.seed)
+                seconds = time.perf_counter() - started
+                scored = score_samples(rewards, rows.to_dict(), sampled, chunk.seed)
+                first = chunk is to_do[0]
+                folder.append(subject.name, rank, chunk, seconds, scored, warms_up=first)
+                left -= len(chunk.places)
+        tell(subject.name, total * request.samples, total * request.samples)
+
+
+def _plan(request: EvalRequest, folder: EvalFolder) -> list[_Plan]:
+    """Return what each subject is measured on, before the first of them is loaded.
+
+    Raises:
+        GrpoError: A subject's tokenizer cannot be loaded, or gives other prompts than the first one's.
+    """
+    plans: dict[str, _Plan] = {}
+    keys = [subject.model.model_dump_json() for subject in request.subjects]
+    for subject, key in zip(request.subjects, keys, strict=True):
+        if key not in plans:
+            plans[key] = _read_rows(request, subject)
+        if plans[key].data != plans[keys[0]].data:
+            raise UsageError(
+                f"`{subject.name}` gets other prompts than `{request.subjects[0].name}`: its chat template "
+                "(or, with `max_prompt_length`, its tokenizer) differs. Fix: measure it by itself, with "
+                "--baseline none"
+            )
+    folder.check_data(plans[keys[0]].data)
+    return [plans[key] for key in keys]
+
+
+def _read_rows(request: EvalRequest, subject: Subject) -> _Plan:
+    from grpo_cli.data.build import build_datasets
+    from grpo_cli.fast.completions import count_prompt_tokens
+    from grpo_cli.models.loading import load_tokenizer
+
+    recipe, tokenizer = request.recipe, load_tokenizer(subject.model)
+    template = recipe.generation.extras.get("chat_template_kwargs")
+    count = partial(count_prompt_tokens, tokenizer, chat_template_kwargs=template)
+    data = build_datasets(
+        recipe,
+        has_chat_template=bool(tokenizer.chat_template),
+        # Counting takes long, and only a limit needs it.
+        count_tokens=count if recipe.dataset.max_prompt_length else None,
+    )
+    rows = data.train if request.split == "train" else data.eval
+    if rows is None or len(rows) == 0:
+        raise UsageError(
+            "the recipe holds no rows out to measure on. Fix: give the dataset an eval split (`eval`, "
+            "`eval_split`, `eval_size` or `eval_fraction`), or measure on --split train"
+        )
+    if request.limit is not None:
+        rows = rows.select(range(min(request.limit, len(rows))))
+    about = {
+        "split": request.split,
+        "rows": len(rows),
+        "fingerprint": data.report.fingerprint,
+        "exact_duplicates_between_splits": data.report.exact_duplicates_between_splits,
+    }
+    lengths = [count(prompt) for prompt in rows["prompt"]]
+    return _Plan(rows, make_chunks(lengths, request.chunk_size, request.seed), about)
 
 
 def main(argv: list[str]) -> int:
-    """Measures this process's share; returns the exit code.
+    """Measure this process's share; return the exit code.
 
     Args:
         argv: The folder, and how many processes were planned.
@@ -25,17 +150,15 @@ def main(argv: list[str]) -> int:
     os.environ.pop("PYTHONSAFEPATH", None)
     folder = EvalFolder(Path(argv[0]))
     try:
-        _work(folder, planned=int(argv[1]))
+        _join(folder, planned=int(argv[1]))
     except GrpoError as error:
         folder.write_failure(error)
         return error.exit_code
     return ExitCode.OK
 
 
-def _work(folder: EvalFolder, planned: int) -> None:
+def _join(folder: EvalFolder, planned: int) -> None:
     from accelerate import PartialState
-
-    from grpo_cli.eval.work import Place, measure
 
     request = folder.read_request()
     state = PartialState(cpu=pick_device(request.recipe.launch) == "cpu")
@@ -44,8 +167,8 @@ def _work(folder: EvalFolder, planned: int) -> None:
             f"{planned} processes were planned but {state.num_processes} work together. "
             "Fix: see `grpo doctor`, or measure with --num-processes 1"
         )
-    place = Place(state.process_index, state.num_processes, state.device)
-    measure(request, folder, place, lambda subject, done, total: None)
+    rank, world = state.process_index, state.num_processes
+    measure(request, folder, lambda *_: None, device=state.device, rank=rank, world=world)
 
 
 if __name__ == "__main__":

@@ -1,168 +1,303 @@
-"""Attention within a layout: a completion's token sees its prompt and its own completion, nothing else.
+"""Attention backends, registered with transformers: of segments with shared paths, and of one new token.
 
-Owns what attends to what, registered with transformers under a name of its own. It leaves all that works
-token by token to the model, and how the row came to be to `layout.py`.
-
-Source: `AttentionInterface` and `AttentionMaskInterface`, public in transformers since 4.50.
+Source: `AttentionInterface`, public in transformers since 4.50.
 """
 
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
+from transformers.integrations.flash_attention import flash_attention_forward
 
-from grpo_cli.fast.layout import Layout
+from grpo_cli.fast.layout import Block, Rectangles, Segments
+from grpo_cli.upstream.transformers import EAGER, attention_name, eager_namespaces
 
-NAME = "grpo_shared_prompts"
-"""The name under which a model finds it."""
+_SDPA = "sdpa"
+"""Torch's attention, which models use by default."""
+_UNSUPPORTED = ("position_bias", "s_aux", "sliding_window", "softcap")
+"""What some models request of attention, and attention within a layout does not do."""
+NO_MASK = (1, 1, 1, 0)
+"""Shape of the mask of a layout, which says what is visible itself: transformers passes on one of four dimensions,
+and an attention function that takes no layout fails on it."""
+_AMPERE = (8, 0)
+"""CUDA capability of the first GPUs with flash attention."""
 
-_KNOWN = {"sliding_window", "softcap", "s_aux", "position_bias"}
-"""What some models ask of attention, and this one does not do."""
+Kernel = Callable[..., torch.Tensor]
+"""Takes arguments as `torch.nn.attention.varlen.varlen_attn` does, and `scale`; causal to the lower right."""
 
 
-def attend(
+@dataclass(frozen=True)
+class _LayoutAttention:
+    """An attention function of transformers that takes a `layout`; without one it computes what it always has."""
+
+    usual: Callable[..., Any]
+    flash: bool
+
+    # Some models pass the mask by its name.
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        *,
+        layout: Any = None,
+        **requested: Any,
+    ) -> Any:
+        if layout is None:
+            return self.usual(module, query, key, value, attention_mask, **requested)
+        names = [name for name in _UNSUPPORTED if requested.get(name) is not None]
+        names += ["dropout"] * bool(requested.get("dropout"))
+        names += ["a mask"] * (attention_mask is not None and attention_mask.shape != NO_MASK)
+        if names:
+            raise NotImplementedError(f"its attention asks for {', '.join(names)}")
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        kernel = partial(_call_flash, self.usual, module) if self.flash else None
+        scale = requested.get("scaling")
+        output = attend_segments(query, key, value, layout.segments, scale=scale, kernel=kernel)
+        return output[None], None
+
+
+def accept_layouts(model: torch.nn.Module) -> None:
+    """Let a model's attention function take a `layout`, unless it does so already.
+
+    Models hand the keyword arguments of their forward on to it. The mask of a layout is `NO_MASK`.
+
+    Raises:
+        NotImplementedError: The function is one that takes no segments.
+    """
+    name = attention_name(model)
+    if name == "eager":
+        for names in eager_namespaces(model):
+            if not isinstance(names[EAGER], _LayoutAttention):
+                names[EAGER] = _LayoutAttention(names[EAGER], flash=False)
+        return
+    usual = AttentionInterface().get(name)
+    if isinstance(usual, _LayoutAttention):
+        return
+    flash = usual is flash_attention_forward
+    if not flash and name != _SDPA:
+        raise NotImplementedError(f"its attention is {name}")
+    AttentionInterface.register(name, _LayoutAttention(usual, flash))
+
+
+def attend_segments(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    kernel: Kernel | None = None,
+) -> torch.Tensor:
+    """Return attention of each token to its segment's path up to itself.
+
+    Args:
+        query: `[T, heads, size]`.
+        key: `[T, key heads, size]`.
+        value: `[T, key heads, value size]`.
+        segments: Of the row.
+        scale: Factor of the scores; 1/√size if None.
+        window: How many tokens back are visible; None is all.
+        kernel: What computes it; by default what is fastest here.
+
+    Returns:
+        `[T, heads, value size]`.
+    """
+    dtype = query.dtype
+    if query.is_cuda and torch.is_autocast_enabled("cuda"):
+        # Rotary positions make float32 of queries and keys there.
+        dtype = torch.get_autocast_dtype("cuda")
+    query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
+    kernel = kernel or pick_kernel(query, value)
+    if window is not None and window >= segments.max_seqlen_k:
+        window = None
+    if kernel is None:
+        return _attend_rectangles(query, key, value, segments.rectangles, scale, window)
+    return kernel(
+        query,
+        segments.keys(key),
+        segments.keys(value),
+        segments.cu_seqlens_q,
+        segments.cu_seqlens_k,
+        segments.max_seqlen_q,
+        segments.max_seqlen_k,
+        scale=scale,
+        **({} if window is None else {"window_size": (window - 1, 0)}),
+    )
+
+
+def pick_kernel(query: torch.Tensor, value: torch.Tensor) -> Kernel | None:
+    """Return the kernel for segments of any length that takes these; None if there is none."""
+    size = query.shape[-1]
+    fits = size == value.shape[-1] and size <= 256 and size % 8 == 0
+    half = query.is_cuda and query.dtype.itemsize == 2
+    return _find_varlen() if half and fits else None
+
+
+@cache
+def _find_varlen() -> Kernel | None:
+    """Return torch's attention over segments if it runs here: torch 2.11, on NVIDIA's GPUs from Ampere on."""
+    if torch.version.cuda is None or torch.cuda.get_device_capability() < _AMPERE:
+        return None
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    if "window_size" not in known:
+        return None
+    # Before torch 2.12 it takes grouped heads without being told.
+    told = {"enable_gqa": True} if "enable_gqa" in known else {}
+    return partial(varlen_attn, window_size=(-1, 0), **told)
+
+
+def _call_flash(
+    usual: Callable[..., Any],
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    layout: Layout,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **asked: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention of one row of tokens.
-
-    Args:
-        module: The attention layer.
-        query: `[1, heads, T, head size]`.
-        key: `[1, key heads, T, head size]`.
-        value: `[1, key heads, T, value size]`.
-        attention_mask: None; the layout says what is seen.
-        layout: Of the row.
-        dropout: Share of attention weights dropped.
-        scaling: Factor of the scores; one over the root of the head size where it is None.
-        asked: What else the model asks for.
-
-    Returns:
-        `[1, T, heads, value size]`, and no weights.
-
-    Raises:
-        NotImplementedError: The model asks for what this attention does not do.
-    """
-    wanted = sorted(name for name in _KNOWN if asked.get(name) is not None)
-    if attention_mask is not None or wanted:
-        raise NotImplementedError(f"its attention asks for {', '.join(wanted) or 'a mask'}")
-    given = query.dtype
-    if query.device.type == "cpu":
-        # In 16 bits torch's kernel takes three times as long there, and rounds more.
-        query, key, value = query.float(), key.float(), value.float()
-    query, key, value = (
-        _Spread.apply(tensor[0].transpose(0, 1), layout) for tensor in (query, key, value)
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scale: float | None,
+) -> torch.Tensor:
+    """Compute by transformers' flash attention, with the kernel that the model was loaded with."""
+    rows = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    output, _ = usual(
+        module,
+        *rows,
+        None,
+        is_causal=True,
+        scaling=scale,
+        cu_seq_lens_q=cu_seqlens_q,
+        cu_seq_lens_k=cu_seqlens_k,
+        max_length_q=max_seqlen_q,
+        max_length_k=max_seqlen_k,
     )
-    options = {"dropout_p": dropout, "scale": scaling}
-    asking, shared_keys, shared_values = (
-        _cut(tensor, 0, layout.prompts) for tensor in (query, key, value)
-    )
-    found = [_weigh(asking, shared_keys, shared_values, None, options)]
-    start = layout.prompts[0] * layout.prompts[1]
-    for block in layout.blocks:
-        queries, own_keys, own_values = (
-            _cut(tensor, start, block.shape) for tensor in (query, key, value)
-        )
-        keys, values = (
-            torch.cat([_Share.apply(shared, block.prompt_of), own], 2)
-            for shared, own in ((shared_keys, own_keys), (shared_values, own_values))
-        )
-        found.append(_weigh(queries, keys, values, block.visible, options))
-        start += block.shape[0] * block.shape[1]
-    flat = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in found])
-    return _Collect.apply(flat, layout)[None].to(given), None
+    return output[0]
 
 
-def _weigh(
+def _attend_rectangles(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    visible: torch.Tensor | None,
-    options: dict[str, Any],
+    rectangles: Rectangles,
+    scale: float | None,
+    window: int | None,
 ) -> torch.Tensor:
-    """Attention `[rows, heads, width, size]`, to what is visible; to what came before where that is None."""
-    times = query.shape[1] // key.shape[1]
-    if visible is not None and query.device.type != "cpu":
-        # Of the kernels there that save memory, the one that takes a mask takes no grouped heads.
-        key, value = (tensor.repeat_interleave(times, dim=1) for tensor in (key, value))
-        times = 1
-    return scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=visible,
-        is_causal=visible is None,
-        enable_gqa=times > 1,
-        **options,
+    """Attention as `attend_segments`, by torch's attention over blocks of segments."""
+    dtype, heads = query.dtype, query.shape[1]
+    if query.device.type == "cpu":
+        # In 16 bits torch's kernel takes three times as long there, and rounds more.
+        query, key, value = query.float(), key.float(), value.float()
+    queries, keys, values = (
+        gather(tensor)
+        for gather, tensor in (
+            (rectangles.queries, query),
+            (rectangles.keys, key),
+            (rectangles.keys, value),
+        )
     )
+    times = heads // key.shape[1]
+    if query.is_cuda:
+        # Of the kernels there, only flash takes grouped heads.
+        keys, values = (each.repeat_interleave(times, dim=1) for each in (keys, values))
+        times = 1
+    blocks = rectangles.blocks
+    cells = queries.split([block.segments * block.width for block in blocks])
+    paths = [block.segments * (block.before + block.width) for block in blocks]
+    outputs = []
+    for block, *parts in zip(blocks, cells, keys.split(paths), values.split(paths), strict=True):
+        q, k, v = (part.unflatten(0, (block.segments, -1)).transpose(1, 2) for part in parts)
+        mask = block.mask if window is None else _window_mask(block, window, query.device)
+        output = scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=times > 1
+        )
+        outputs.append(output.transpose(1, 2).flatten(0, 1))
+    return rectangles.outputs(torch.cat(outputs)).to(dtype)
 
 
-def _cut(cells: torch.Tensor, start: int, shape: tuple[int, int]) -> torch.Tensor:
-    """One rectangle `[rows, heads, width, size]` of the cells `[S, heads, size]`."""
-    return cells.narrow(0, start, shape[0] * shape[1]).unflatten(0, shape).transpose(1, 2)
+def _window_mask(block: Block, window: int, device: torch.device) -> torch.Tensor:
+    """Return `[width, before + width] bool`: the last tokens of its path that a token sees."""
+    columns = torch.arange(block.before + block.width, device=device)
+    own = columns[block.before :, None]
+    return (columns <= own) & (columns > own - window)
 
 
-def _spread(row: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """`[T, …]` of the row as `[S, …]` cells, 0 in padding."""
-    return row.index_select(0, layout.places).index_fill_(0, layout.padding, 0)
+@contextmanager
+def grouped_heads() -> Iterator[None]:
+    """Let models with torch's attention compute a new token's by `attend_one_token` inside.
+
+    Most models have fewer key heads than heads. To attend with a mask, transformers copies the keys and values of
+    all past tokens for each head, at every token and layer.
+    """
+    usual = AttentionInterface()[_SDPA]
+
+    # Some models pass the mask by its name.
+    def choose(
+        module: torch.nn.Module, query: Any, key: Any, value: Any, attention_mask: Any, **more: Any
+    ) -> Any:
+        if is_one_token(query, key, attention_mask, more):
+            scaling = more.get("scaling")
+            return attend_one_token(query, key, value, attention_mask, scaling), None
+        return usual(module, query, key, value, attention_mask, **more)
+
+    AttentionInterface.register(_SDPA, choose)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(_SDPA, usual)
 
 
-# What indexing learns of its own gradient is a sum over repeated indices, slow on a CPU and not reproducible on
-# a GPU. Here every token has one cell, so that each way is the other's gradient.
+def is_one_token(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, more: dict[str, Any]
+) -> bool:
+    """Return whether `attend_one_token` computes this: grouped heads, one mask for all of them, nothing else.
+
+    Args:
+        query: As there, but of any number of tokens.
+        key: As there.
+        mask: As there, but perhaps with one for each head.
+        more: What else the model passes to its attention.
+    """
+    if query.shape[2] != 1 or query.shape[1] == key.shape[1]:
+        return False
+    if mask is not None and mask.shape[1] != 1:
+        return False
+    return not more.get("dropout") and more.get("position_bias") is None
 
 
-class _Spread(torch.autograd.Function):
-    """From the row to the cells."""
+def attend_one_token(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Attention of one token: the heads of a key head become its queries, without copies.
 
-    @staticmethod
-    def forward(ctx: Any, row: torch.Tensor, layout: Layout) -> torch.Tensor:
-        ctx.layout = layout
-        return _spread(row, layout)
+    Args:
+        query: `[sequences, heads, 1, width]`; the heads of a key head are adjacent.
+        key: `[sequences, key heads, tokens, width]`.
+        value: As `key`; its width may differ.
+        mask: `[sequences or 1, 1, 1, tokens]`; None if all is visible.
+        scaling: Factor of the scores; 1/√width if None.
 
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad.index_select(0, ctx.layout.cells), None
-
-
-class _Collect(torch.autograd.Function):
-    """From the cells to the row."""
-
-    @staticmethod
-    def forward(ctx: Any, cells: torch.Tensor, layout: Layout) -> torch.Tensor:
-        ctx.layout = layout
-        return cells.index_select(0, layout.cells)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _spread(grad, ctx.layout), None
-
-
-class _Share(torch.autograd.Function):
-    """Gives every completion its prompt: `[U, …]` to `[R, …]`."""
-
-    @staticmethod
-    def forward(ctx: Any, prompts: torch.Tensor, prompt_of: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(prompt_of)
-        ctx.prompts = len(prompts)
-        return prompts.index_select(0, prompt_of)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (prompt_of,) = ctx.saved_tensors
-        belongs = torch.arange(ctx.prompts, device=grad.device)[:, None] == prompt_of
-        summed = belongs.to(grad.dtype) @ grad.flatten(1)
-        return summed.unflatten(1, grad.shape[1:]), None
-
-
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, lambda **_: None)
+    Returns:
+        `[sequences, 1, heads, width]`, as transformers' attention functions.
+    """
+    sequences, heads, _, width = query.shape
+    grouped = query.reshape(sequences, key.shape[1], -1, width)
+    output = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+    return output.reshape(sequences, 1, heads, output.shape[-1])

@@ -1,86 +1,113 @@
-"""The micro-batches of an optimizer step, made anew of the rows that are learned from.
+"""The micro-batches of an optimizer step, made anew of the rows that are learned from, and their metrics."""
 
-Owns which rows these are, and by what TRL's loss of a micro-batch is multiplied so that the sum over all is
-the loss of the step. How many tokens travel together is decided by `packing.py`.
-"""
-
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from grpo_cli.fast.layout import group_rows
-from grpo_cli.fast.packing import Cut, pack_groups, pack_padded
+from grpo_cli.fast.layout import group_rows, upload
+from grpo_cli.upstream import trl
 
 Rows = Mapping[str, Any]
-"""What TRL hands to its loss: tensors with one entry a row, and numbers of the whole generation batch."""
+"""What TRL hands to its loss: tensors with one entry a row, and numbers of the whole generation batch.
 
+On the host: what is needed of it there, as arrays of float64."""
+ENTROPY = "row_entropy"
+"""Key of a batch: the sum over a row's tokens of the entropy they were sampled with; NaN if unknown."""
 _MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 """Losses that are a mean over the rows of a micro-batch. `bnpo` is one over its tokens, all others are sums.
 
 Source: `GRPOTrainer._compute_loss`, trl 1.16.0."""
+_COPIED = 8
+"""Prompt tokens that weigh as much as one computed token, for each completion that copies their keys and values.
 
-
-_LOG_PROBS = ("old_per_token_logps", "ref_per_token_logps")
+In 16 bits a layer keeps 34 bytes × hidden size of a token (Korthikanti et al., 2022, section 4.1), of which keys
+and values for all heads are 4."""
+_NEEDED = ("prompt_ids", "prompt_mask", "completion_mask", "tool_mask", "advantages", ENTROPY)
+"""What is needed on the host to pack rows and to count them."""
+_SHARES = {trl.CLIP_LOW, trl.CLIP_HIGH, trl.CLIP_REGION, trl.CISPO_CLIP}
+_EXTREMES: dict[str, Any] = {trl.CLIP_LOW_MIN: min, trl.CLIP_HIGH_MAX: max}
 
 
 class MicroBatch(dict[str, Any]):
-    """Rows of one forward and backward pass."""
+    """Rows of one forward and backward pass, as TRL's loss takes them."""
 
-    def __init__(self, rows: Rows, *, loss_type: str, share: float) -> None:
-        """Takes rows.
+    def __init__(
+        self, rows: Rows, tokens: float, *, loss_type: str = "", share: float = 1.0
+    ) -> None:
+        """Make a micro-batch.
 
         Args:
-            rows: As TRL's loss takes them.
+            rows: On the device.
+            tokens: Number of tokens that the loss counts.
             loss_type: TRL's name of the loss.
-            share: One over the rows that TRL's micro-batches have, where the loss is a mean over rows.
+            share: 1 / rows of TRL's micro-batches, for losses that are a mean over rows.
         """
         super().__init__(rows)
-        self._loss_type, self._share = loss_type, share
+        self.tokens, self._loss_type, self._share = tokens, loss_type, share
 
     @property
     def size(self) -> int:
-        """Rows, empty ones too."""
+        """Number of rows, empty ones too."""
         return len(self["advantages"])
 
     @property
-    def tokens(self) -> float:
-        """Tokens that the loss counts."""
-        return float(loss_mask(self).sum())
-
-    @property
     def scale(self) -> float:
-        """What the loss of this micro-batch is multiplied by to be its part of the loss of the step."""
+        """Factor that makes the loss of this micro-batch its part of the loss of the step."""
         if self._loss_type == "bnpo":
             return max(self.tokens, 1.0)
         return self.size * self._share if self._loss_type in _MEAN_OF_ROWS else 1.0
 
     def fill_up(self, size: int) -> None:
-        """Appends rows without tokens: TRL gathers numbers of rows, as many from each process."""
-        if size > self.size:
-            kept = [*range(self.size), *[0] * (size - self.size)]
-            empty = torch.arange(size) >= self.size
-            self.update(_select(self, kept))
-            # Log-probabilities that are learned from are 0 there too, and so their ratio is 1.
-            for key in ("completion_mask", "advantages", *_LOG_PROBS):
-                if key in self:
-                    self[key] = self[key].clone()
-                    self[key][empty.to(self[key].device)] = 0
+        """Append rows without tokens: TRL gathers one number a row, so processes need equally many rows."""
+        if size <= self.size:
+            return
+        first = self.size
+        rows = [*range(first), *[0] * (size - first)]
+        self.update(_select(self, *upload([rows], self["advantages"].device)))
+        # Old log-probabilities of 0 make the ratio 1, so that it does not overflow.
+        for key in ("completion_mask", "advantages", "old_per_token_logps", "ref_per_token_logps"):
+            if key in self:
+                self[key] = self[key].clone()
+                self[key][first:] = 0
 
 
-def loss_mask(rows: Rows) -> torch.Tensor:
-    """`[rows, tokens]`: 1 at the tokens that the loss counts."""
-    mask: torch.Tensor = rows["completion_mask"]
+def read_window(window: Sequence[Rows]) -> list[Rows]:
+    """Return what is needed of the micro-batches on the host, read from the device in one copy."""
+    needed = [
+        {
+            name: value
+            for name, value in batch.items()
+            if isinstance(value, torch.Tensor) and (name in _NEEDED or not value.dim())
+        }
+        for batch in window
+    ]
+    values = [value for batch in needed for value in batch.values()]
+    # float64 holds token ids exactly too.
+    together = torch.cat([value.detach().double().flatten() for value in values]).cpu()
+    pieces = iter(together.split([value.numel() for value in values]))
+    return [
+        {name: next(pieces).view(value.shape).numpy() for name, value in batch.items()}
+        for batch in needed
+    ]
+
+
+def loss_mask(rows: Rows) -> Any:
+    """Return `[rows, tokens]`: 1 at the tokens that the loss counts."""
+    mask = rows["completion_mask"]
     return mask * rows["tool_mask"] if "tool_mask" in rows else mask
 
 
-def has_signal(rows: Rows) -> torch.Tensor:
-    """`[rows] bool`: whether a row adds to the gradient, where nothing but advantages does."""
+def has_signal(rows: Rows) -> Any:
+    """Return `[rows] bool`: whether a row adds to the gradient, if nothing but advantages does."""
     return (rows["advantages"] != 0) & loss_mask(rows).any(1)
 
 
 def can_repack(window: Sequence[Rows]) -> bool:
-    """Whether every entry has one value a row, or one of the whole generation batch."""
+    """Return whether every entry has one value a row, or one of the whole generation batch."""
     return all(
         isinstance(value, torch.Tensor)
         and (value.dim() == 0 or len(value) == len(batch["advantages"]))
@@ -91,100 +118,252 @@ def can_repack(window: Sequence[Rows]) -> bool:
 
 def make_micro_batches(
     window: Sequence[Rows],
+    on_host: Sequence[Rows],
     *,
     loss_type: str,
     leave_out: bool,
     share: bool,
+    trim: bool,
     budget: int | None,
-    cut: Cut,
 ) -> list[MicroBatch]:
-    """Makes the micro-batches of one optimizer step.
+    """Make the micro-batches of one optimizer step, as few as the budget allows.
 
     Args:
         window: TRL's micro-batches of the step.
+        on_host: The same, by `read_window`.
         loss_type: TRL's name of the loss.
-        leave_out: Whether rows without signal are.
-        share: Whether equal prompts are computed once, and no padding.
-        budget: Tokens of a micro-batch at most; those of TRL's with their padding where it is None.
-        cut: What padding is not read where prompts are not shared.
-
-    Returns:
-        As few as the budget allows; none where no row is learned from.
+        leave_out: Leave out rows without signal.
+        share: Equal prompts are computed once, and no padding is.
+        trim: Otherwise: columns that are padding in every row are not read.
+        budget: Most tokens of a micro-batch; None is as many as TRL's have with their padding.
     """
     if not can_repack(window):
-        return [MicroBatch(batch, loss_type="", share=1.0) for batch in window]
-    found = []
-    for family in _families(window):
-        part = 1 / len(family[0]["advantages"])
-        rows = _join(family, loss_type)
-        kept = has_signal(rows) if leave_out else loss_mask(rows).any(1)
-        places = kept.nonzero().flatten().tolist()
-        if places:
-            most = budget or _padded_tokens(family[0])
-            for chosen in _pack(rows, places, most, None if share else cut):
-                batch = _select(rows, chosen)
-                found.append(MicroBatch(batch, loss_type=loss_type, share=part))
-    return found
+        return [
+            MicroBatch(batch, loss_mask(read).sum())
+            for batch, read in zip(window, on_host, strict=True)
+        ]
+    made = []
+    for numbers in _families(window, on_host):
+        read = _join([on_host[number] for number in numbers], np.concatenate)
+        kept = has_signal(read) if leave_out else loss_mask(read).any(1)
+        places = np.flatnonzero(kept)
+        if not len(places):
+            continue
+        first = window[numbers[0]]
+        rows = _join([window[number] for number in numbers], torch.cat)
+        if loss_type == "bnpo":
+            _weigh_by_tokens(rows, [on_host[number] for number in numbers])
+        most = budget or first["prompt_ids"].numel() + first["completion_ids"].numel()
+        part = 1 / len(first["advantages"])
+        packs = _pack(read, places, most, share=share, trim=trim)
+        for chosen, index in zip(packs, upload(packs, first["advantages"].device), strict=True):
+            tokens = float(loss_mask(read)[chosen].sum())
+            made.append(MicroBatch(_select(rows, index), tokens, loss_type=loss_type, share=part))
+    return made
 
 
-def make_filler(window: Sequence[Rows]) -> MicroBatch:
-    """A micro-batch that adds nothing, for a process that has fewer than others."""
-    batch = window[0]
-    tokens = loss_mask(batch).sum(1) + batch["prompt_mask"].sum(1)
-    tokens[~loss_mask(batch).any(1)] = torch.iinfo(tokens.dtype).max
-    chosen = _select(batch, [int(tokens.argmin())]) if can_repack(window) else dict(batch)
+def make_filler(window: Sequence[Rows], on_host: Sequence[Rows]) -> MicroBatch:
+    """Return a micro-batch that adds nothing, for a process that has fewer than others."""
+    batch, chosen = window[0], dict(window[0])
+    if can_repack(window):
+        counted = loss_mask(on_host[0])
+        tokens = counted.sum(1) + on_host[0]["prompt_mask"].sum(1)
+        shortest = np.where(counted.any(1), tokens, np.inf).argmin()
+        chosen = _select(batch, *upload([[shortest]], batch["advantages"].device))
     chosen["advantages"] = torch.zeros_like(chosen["advantages"])
     # Read by the model, and counted by nothing.
     chosen["tool_mask"] = torch.zeros_like(chosen["completion_mask"])
-    return MicroBatch(chosen, loss_type="", share=1.0)
+    return MicroBatch(chosen, 0.0)
 
 
-def _families(window: Sequence[Rows]) -> list[list[Rows]]:
-    """Micro-batches whose rows can stand in one: as wide, and of generation batches with as many tokens."""
-    found: dict[tuple[Any, ...], list[Rows]] = {}
-    for batch in window:
+def _families(window: Sequence[Rows], on_host: Sequence[Rows]) -> list[list[int]]:
+    """Micro-batches that can be joined: equally wide, of generation batches with equally many tokens."""
+    families: dict[tuple[Any, ...], list[int]] = {}
+    for number, (batch, read) in enumerate(zip(window, on_host, strict=True)):
         widths = tuple(
-            (key, value.shape[1:] if value.dim() else float(value)) for key, value in batch.items()
+            (key, value.shape[1:] if value.dim() else float(read[key]))
+            for key, value in batch.items()
         )
-        found.setdefault(widths, []).append(batch)
-    return list(found.values())
+        families.setdefault(widths, []).append(number)
+    return list(families.values())
 
 
-def _join(family: Sequence[Rows], loss_type: str) -> dict[str, Any]:
-    rows = {
-        key: torch.cat([batch[key] for batch in family]) if value.dim() else value
+def _join(family: Sequence[Rows], join: Callable[[list[Any]], Any]) -> dict[str, Any]:
+    return {
+        key: join([batch[key] for batch in family]) if value.ndim else value
         for key, value in family[0].items()
     }
-    if loss_type == "bnpo":
-        # Its loss is a mean over the tokens of the micro-batch that a row came in. The loss of a row is
-        # proportional to its advantage, so that the weight can travel there.
-        weights = [1 / loss_mask(batch).sum().clamp(min=1.0) for batch in family]
-        counts = torch.tensor([len(batch["advantages"]) for batch in family])
-        advantages = rows["advantages"]
-        each = torch.stack(weights).repeat_interleave(counts.to(advantages.device))
-        rows["advantages"] = advantages * each
-    return rows
 
 
-def _pack(rows: Rows, places: Sequence[int], budget: int, cut: Cut | None) -> list[list[int]]:
-    """ServerLocation of rows that travel together: sharing prompts where there is nothing to cut, else padded."""
-    ids = rows["prompt_ids"][places].cpu().numpy()
-    prompt_lengths = rows["prompt_mask"][places].sum(1).cpu().numpy()
-    lengths = rows["completion_mask"][places].sum(1).tolist()
-    if cut is None:
-        groups = group_rows(ids, prompt_lengths)
-        packs = pack_groups(groups, prompt_lengths.tolist(), lengths, budget)
+def _weigh_by_tokens(rows: dict[str, Any], family: Sequence[Rows]) -> None:
+    """Give each row the weight of `bnpo`, a mean over the tokens of the micro-batch that it came in.
+
+    The loss of a row is proportional to its advantage, which can carry that weight.
+    """
+    weights = [
+        np.full(len(batch["advantages"]), 1 / max(loss_mask(batch).sum(), 1.0)) for batch in family
+    ]
+    advantages = rows["advantages"]
+    rows["advantages"] = advantages * torch.from_numpy(np.concatenate(weights)).to(advantages)
+
+
+def _select(rows: Rows, places: torch.Tensor) -> dict[str, Any]:
+    return {
+        key: value.index_select(0, places) if value.dim() else value for key, value in rows.items()
+    }
+
+
+def _pack(
+    rows: Rows, places: np.ndarray, budget: int, *, share: bool, trim: bool
+) -> list[list[int]]:
+    """Return the rows of each micro-batch."""
+    prompt_mask, completion_mask = rows["prompt_mask"][places], rows["completion_mask"][places]
+    prompts, lengths = (mask.sum(1).astype(int).tolist() for mask in (prompt_mask, completion_mask))
+    if share:
+        groups = group_rows(rows["prompt_ids"][places], prompts)
+        packs = pack_groups(groups, prompts, lengths, budget)
+    elif trim:
+        packs = pack_padded(prompts, lengths, budget)
     else:
-        edge, width = rows["prompt_ids"].shape[1], rows["completion_ids"].shape[1]
-        fronts = prompt_lengths.tolist() if cut.front else [edge] * len(places)
-        behind = lengths if cut.behind(edge + width) else [width] * len(places)
-        packs = pack_padded(fronts, behind, budget)
-    return [[places[row] for row in pack.rows] for pack in packs]
+        count = len(places)
+        widths = prompt_mask.shape[1], completion_mask.shape[1]
+        packs = pack_padded([widths[0]] * count, [widths[1]] * count, budget)
+    return [places[pack.rows].tolist() for pack in packs]
 
 
-def _padded_tokens(batch: Rows) -> int:
-    return int(batch["prompt_ids"].numel() + batch["completion_ids"].numel())
+@dataclass
+class Pack:
+    """Rows of one micro-batch."""
+
+    rows: list[int] = field(default_factory=list)
+    tokens: int = 0
+    """Their cost, in computed tokens."""
 
 
-def _select(rows: Rows, places: Sequence[int]) -> dict[str, Any]:
-    return {key: value[list(places)] if value.dim() else value for key, value in rows.items()}
+def pack_groups(
+    groups: Sequence[Sequence[int]],
+    prompt_lengths: Sequence[int],
+    lengths: Sequence[int],
+    budget: int,
+) -> list[Pack]:
+    """Pack rows that share prompts, so that a group stays together and pays for its prompt once.
+
+    First fit over the pieces of groups in order of their longest completion, the longest first. A row that alone
+    exceeds the budget gets a micro-batch of its own.
+
+    Args:
+        groups: Rows of equal prompts.
+        prompt_lengths: Tokens of each row's prompt.
+        lengths: Tokens of each row's completion.
+        budget: Most tokens of a micro-batch.
+    """
+    packs: list[Pack] = []
+    pieces = [piece for rows in groups for piece in _split(rows, prompt_lengths, lengths, budget)]
+    for piece in sorted(pieces, key=lambda piece: -max(lengths[row] for row in piece.rows)):
+        pack = next((pack for pack in packs if pack.tokens + piece.tokens <= budget), None)
+        if pack is None:
+            packs.append(piece)
+        else:
+            pack.rows += piece.rows
+            pack.tokens += piece.tokens
+    return packs
+
+
+def _split(
+    rows: Sequence[int], prompt_lengths: Sequence[int], lengths: Sequence[int], budget: int
+) -> list[Pack]:
+    """Cut a group into pieces that fit, rows of similar length together."""
+    pieces: list[Pack] = []
+    for row in sorted(rows, key=lambda row: -lengths[row]):
+        # The last token of a completion is not computed.
+        own = max(lengths[row] - 1, 0) + prompt_lengths[row] // _COPIED
+        if not pieces or pieces[-1].tokens + own > budget:
+            pieces.append(Pack(tokens=prompt_lengths[row]))
+        pieces[-1].rows.append(row)
+        pieces[-1].tokens += own
+    return pieces
+
+
+def pack_padded(prompt_lengths: Sequence[int], lengths: Sequence[int], budget: int) -> list[Pack]:
+    """Pack rows that are padded to the longest prompt and completion of their micro-batch, the longest first.
+
+    Arguments as for `pack_groups`; padding counts too.
+    """
+    packs: list[Pack] = []
+    for row in sorted(range(len(lengths)), key=lambda row: -(prompt_lengths[row] + lengths[row])):
+        for pack in packs:
+            rows = [*pack.rows, row]
+            width = max(prompt_lengths[each] for each in rows) + max(lengths[each] for each in rows)
+            if len(rows) * width <= budget:
+                pack.rows, pack.tokens = rows, len(rows) * width
+                break
+        else:
+            packs.append(Pack([row], prompt_lengths[row] + lengths[row]))
+    return packs
+
+
+def merge_metrics(
+    logged: Sequence[tuple[MicroBatch, Mapping[str, Sequence[float]]]],
+    on_host: Sequence[Rows],
+    accelerator: Any,
+    *,
+    leave_out: bool,
+    by_token: bool,
+) -> dict[str, float]:
+    """Return what TRL would have logged of a step, over all of its tokens.
+
+    A row that is left out is never clipped, so shares of clipped tokens stay exact; its entropy is the one it was
+    sampled with, if known.
+
+    Args:
+        logged: The micro-batches of this process, and what TRL logged of each, the same on all processes.
+        on_host: TRL's micro-batches of the step, before rows were left out.
+        accelerator: Adds up over processes, all of which must call.
+        leave_out: Whether rows without signal were left out.
+        by_token: Whether shares are of tokens; otherwise of rows.
+    """
+    local = [[batch.tokens, float(batch.size)] for batch, _ in logged]
+    totals = local + _count_window(on_host, leave_out)
+    if accelerator.num_processes > 1:
+        summed = accelerator.reduce(torch.tensor(totals, device=accelerator.device), "sum")
+        totals = summed.tolist()
+    *counts, whole, (known_tokens, known_entropy) = totals
+    shared_unit = 0 if by_token else 1
+    merged: dict[str, float] = {}
+    for name in dict.fromkeys(name for _, metrics in logged for name in metrics):
+        parts = [
+            (sum(metrics[name]) / len(metrics[name]), count)
+            for (_, metrics), count in zip(logged, counts, strict=True)
+            if name in metrics
+        ]
+        if name in _EXTREMES:
+            numbers = [value for value, _ in parts if not math.isnan(value)]
+            numbers += [0.0] if leave_out else []
+            merged[name] = _EXTREMES[name](numbers, default=math.nan)
+        elif name in _SHARES:
+            merged[name] = _weigh(parts, shared_unit)[0] / max(whole[shared_unit], 1.0)
+        else:
+            total, weight = _weigh(parts, 1 if name == trl.VESPO_PHI else 0)
+            if name == trl.ENTROPY:
+                total, weight = total + known_entropy, weight + known_tokens
+            merged[name] = total / weight if weight else math.nan
+    return merged
+
+
+def _count_window(on_host: Sequence[Rows], leave_out: bool) -> list[list[float]]:
+    """Tokens and rows of the step; and of rows left out, tokens and entropy if it is known."""
+    tokens = rows = known = entropy = 0.0
+    for batch in on_host:
+        lengths = loss_mask(batch).sum(1)
+        tokens, rows = tokens + float(lengths.sum()), rows + len(lengths)
+        if leave_out and ENTROPY in batch:
+            counted = ~has_signal(batch) & ~np.isnan(batch[ENTROPY])
+            known += float(lengths[counted].sum())
+            entropy += float(batch[ENTROPY][counted].sum())
+    return [[tokens, rows], [known, entropy]]
+
+
+def _weigh(parts: Sequence[tuple[float, Sequence[float]]], unit: int) -> tuple[float, float]:
+    """Sum of means times their counts, and the sum of the counts; a mean over nothing may be NaN."""
+    counted = [(value, count[unit]) for value, count in parts if count[unit]]
+    return sum(value * count for value, count in counted), sum(count for _, count in counted)

@@ -1,8 +1,6 @@
-"""Samples completions outside of training, the way `GRPOTrainer` samples them.
+"""Prompts as tokens, and completions sampled outside of training the way `GRPOTrainer` samples them.
 
-Owns prompts as tokens, and generation in batches with transformers: by `decoding.py`, or by `generate()` alone
-where the model or a setting asks for it. Does not score anything, and leaves the model and the random state as it
-found them.
+Leaves the model and the random state as it found them.
 """
 
 import contextlib
@@ -13,11 +11,14 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from grpo_cli.errors import Problem, RecipeError, RunError
-from grpo_cli.fast.decoding import decode, unsupported_reason
-from grpo_cli.fast.token_sampling import Decoding, read_decoding
-from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
+from grpo_cli.errors import RecipeError, RunError
+from grpo_cli.fast.decoding import Decoding, decode, read_decoding, unsupported_reason
+from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
+from grpo_cli.issues import Issue
+from grpo_cli.models.loading import without_wrapper
+from grpo_cli.recipe.training import FastConfig
 
+_FAST = FastConfig()
 Prompt = str | list[dict[str, Any]]
 """Plain text, or messages with `role` and `content`."""
 
@@ -29,7 +30,7 @@ class Completion:
     text: str
     """The answer without special tokens."""
     token_ids: tuple[int, ...]
-    """Its tokens, with the end-of-sequence token where there is one."""
+    """Its tokens, with the end-of-sequence token if there is one."""
     clipped: bool
     """Whether it was cut off at `max_new_tokens`."""
 
@@ -46,13 +47,14 @@ def sample_completions(
     seed: int | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
-    fast: bool = True,
+    fast: FastConfig = _FAST,
+    generate: Callable[[list[list[int]]], list[list[int]]] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[list[Completion]]:
-    """Samples completions for each prompt.
+    """Sample completions for each prompt, in the order of `prompts`.
 
-    The longest prompts go first, so that memory runs out at once or never. Completions at a
-    temperature above 0 depend on `seed`, and on `batch_size` too.
+    The longest prompts go first, so that memory runs out at once or never. Completions at a temperature above 0
+    depend on `seed`, and on `batch_size` too.
 
     Args:
         model: A causal language model of transformers, with or without peft's adapters.
@@ -62,48 +64,43 @@ def sample_completions(
         temperature: 0 is greedy decoding; the samples of a prompt are then all the same.
         samples_per_prompt: Completions for each prompt.
         batch_size: Completions generated at a time.
-        seed: Seed of the sampling; None goes on from the current random state.
+        seed: Seed of the sampling; None continues from the current random state.
         chat_template_kwargs: More variables for the chat template.
         options: More of transformers' sampling settings, such as `top_p`; not read by greedy decoding.
-        fast: Whether to sample by `decoding.py` where it can; else by `generate()` alone.
-        on_progress: Called after each batch with the completions done and those to do.
-
-    Returns:
-        `samples_per_prompt` completions for each prompt, in the order of `prompts`.
+        fast: Whether to sample by `decoding.py` or `graph_decoding.py`; otherwise, or if they cannot, by
+            plain `generate()`.
+        generate: Samples a batch instead, from token ids; samples of a prompt are adjacent.
+        on_progress: Called after each batch with the completions done and their total.
 
     Raises:
         RecipeError: Prompts are messages, and the tokenizer has no chat template.
         RunError: A prompt has no tokens.
     """
-    encoded = [_encode_nonempty(tokenizer, prompt, chat_template_kwargs) for prompt in prompts]
+    encoded = [encode_prompt(tokenizer, prompt, chat_template_kwargs) for prompt in prompts]
+    if not all(encoded):
+        raise RunError("a prompt has no tokens. Fix: remove empty prompts from the data")
     distinct = samples_per_prompt if temperature > 0 else 1
     order = sorted(range(len(encoded)), key=lambda index: -len(encoded[index]))
     queue = [index for index in order for _ in range(distinct)]
     results: list[list[Completion]] = [[] for _ in prompts]
     config = _generation_config(model, tokenizer, max_new_tokens, temperature, options or {})
     ends = declared_eos_token_ids(config)
-    sample = _decode if fast else _generate
+    sample = generate or _pick_sampler(model, tokenizer, config, fast)
     with torch.no_grad(), _sampling_state(model, config, seed):
         for start in range(0, len(queue), batch_size):
             batch = queue[start : start + batch_size]
-            rows = sample(model, tokenizer, [encoded[index] for index in batch], config)
+            rows = sample([encoded[index] for index in batch])
             for index, row in zip(batch, rows, strict=True):
-                results[index].append(as_completion(tokenizer, row, ends))
+                results[index].append(_as_completion(tokenizer, row, ends))
             if on_progress is not None:
                 on_progress(start + len(batch), len(queue))
-    return [found * (samples_per_prompt // distinct) for found in results]
+    return [samples * (samples_per_prompt // distinct) for samples in results]
 
 
 def reads_prompts_once(
     model: Any, tokenizer: Any, *, options: Mapping[str, Any] | None = None
 ) -> bool:
-    """Whether `sample_completions` reads a prompt once for all of its samples in a batch, unless told not to.
-
-    Args:
-        model: As there.
-        tokenizer: As there.
-        options: As there.
-    """
+    """Return whether `sample_completions` reads a prompt once for all of its samples in a batch."""
     config = _generation_config(model, tokenizer, 1, 1.0, options or {})
     return _find_decoding(model, config) is not None
 
@@ -111,7 +108,7 @@ def reads_prompts_once(
 def encode_prompt(
     tokenizer: Any, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None
 ) -> list[int]:
-    """The tokens of a prompt, as `GRPOTrainer` makes them.
+    """Return the tokens of a prompt, as `GRPOTrainer` makes them.
 
     Source: trl 1.16, `GRPOTrainer._tokenize_prompts`.
 
@@ -122,7 +119,7 @@ def encode_prompt(
     if isinstance(prompt, str):
         return list(tokenizer(text=prompt)["input_ids"])
     if tokenizer.chat_template is None:
-        problem = Problem(
+        problem = Issue(
             "the prompts are messages, and the tokenizer has no chat template",
             "set `model.chat_template`, or write `dataset.prompt` as one plain text",
             "model.chat_template",
@@ -158,7 +155,7 @@ def apply_template(tokenizer: Any, messages: Sequence[dict[str, Any]], **options
             )
             fix = "correct the template, or set `model.chat_template` to one that takes these messages"
             path = "model.chat_template"
-        raise RecipeError([Problem(message, fix, path)]) from error
+        raise RecipeError([Issue(message, fix, path)]) from error
 
 
 def _accepts(tokenizer: Any, messages: Sequence[dict[str, Any]], options: dict[str, Any]) -> bool:
@@ -169,34 +166,15 @@ def _accepts(tokenizer: Any, messages: Sequence[dict[str, Any]], options: dict[s
     return True
 
 
-def encode_response(tokenizer: Any, text: str, max_length: int) -> list[int]:
-    """The tokens of an answer as the model would have sampled it.
-
-    Args:
-        tokenizer: The model's.
-        text: The answer.
-        max_length: Longest answer, in tokens; a longer one is cut there, and then has no end.
-
-    Returns:
-        Its token ids, with the end-of-sequence token; at most `max_length`.
-    """
-    ids = tokenizer(text=text, add_special_tokens=False)["input_ids"]
-    return [*ids, tokenizer.eos_token_id][:max_length]
-
-
 def count_prompt_tokens(
     tokenizer: Any, prompt: Prompt, chat_template_kwargs: dict[str, Any] | None = None
 ) -> int:
-    """How many tokens the model reads before it answers `prompt`."""
+    """Return how many tokens the model reads before it answers `prompt`."""
     return len(encode_prompt(tokenizer, prompt, chat_template_kwargs))
 
 
 def all_eos_token_ids(config: GenerationConfig, tokenizer: Any) -> list[int]:
-    """Every token that ends a completion: the tokenizer's, and those the model declares.
-
-    Args:
-        config: The model's own generation settings.
-        tokenizer: Its tokenizer.
+    """Return every token that ends a completion: the tokenizer's, and those of the model's generation settings.
 
     Source: trl 1.16, `GRPOTrainer.__init__`, `self.eos_token_ids`.
     """
@@ -205,18 +183,19 @@ def all_eos_token_ids(config: GenerationConfig, tokenizer: Any) -> list[int]:
 
 
 def declared_eos_token_ids(config: GenerationConfig) -> list[int]:
-    """The end-of-sequence tokens that a model's generation settings name: none, one or several."""
+    """Return the end-of-sequence tokens that a model's generation settings name: none, one or several."""
     declared = config.eos_token_id
     if declared is None:
         return []
     return declared if isinstance(declared, list) else [declared]
 
 
-def _encode_nonempty(tokenizer: Any, prompt: Prompt, kwargs: dict[str, Any] | None) -> list[int]:
-    encoded = encode_prompt(tokenizer, prompt, kwargs)
-    if not encoded:
-        raise RunError("a prompt has no tokens. Fix: remove empty prompts from the data")
-    return encoded
+def _as_completion(tokenizer: Any, row: list[int], eos: list[int]) -> Completion:
+    """Cut a generated row of tokens after the first one that ends a completion."""
+    end = next((place for place, token in enumerate(row) if token in eos), None)
+    tokens = row if end is None else row[: end + 1]
+    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    return Completion(text, tuple(tokens), clipped=end is None)
 
 
 def _generation_config(
@@ -226,7 +205,7 @@ def _generation_config(
     temperature: float,
     options: Mapping[str, Any],
 ) -> GenerationConfig:
-    """Settings for plain sampling; nothing of the model's own (top-p, penalties) gets in."""
+    """Settings for plain sampling, without the model's own (top-p, penalties)."""
     # Greedy decoding must not even mention `temperature` and `top_k`: transformers would warn.
     plain = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
     sampling = {**plain, **options} if temperature > 0 else {}
@@ -242,12 +221,29 @@ def _generation_config(
     return GenerationConfig(**{**fixed, **sampling})
 
 
+def _find_decoding(model: Any, config: GenerationConfig) -> Decoding | None:
+    """Settings of `decode`; None if the model or a setting needs plain `generate()`."""
+    return None if unsupported_reason(model) else read_decoding(config, config)
+
+
+def _pick_sampler(
+    model: Any, tokenizer: Any, config: GenerationConfig, fast: FastConfig
+) -> Callable[[list[list[int]]], list[list[int]]]:
+    decoding = _find_decoding(model, config) if fast.sampling else None
+    if decoding is None:
+        return lambda ids: _generate(model, tokenizer, ids, config)
+    bare = without_wrapper(model)
+    graphs = fast.cuda_graphs and graph_unsupported_reason(model) is None
+    sample = decode_with_graphs if graphs else decode
+    return lambda ids: sample(bare, ids, decoding, entropies=False).completion_ids
+
+
 @contextlib.contextmanager
 def _sampling_state(model: Any, config: GenerationConfig, seed: int | None) -> Iterator[None]:
-    """Evaluation mode, `config` as the model's own, and random numbers of our own; all put back.
+    """Evaluation mode, `config` as the model's own, and a random state of our own; all are restored.
 
-    `generate` fills what a configuration leaves open from the model's own (transformers issue
-    42762), so ours takes its place for the while.
+    `generate` fills what a configuration leaves open from the model's own (transformers issue 42762), so ours
+    takes its place.
     """
     owner = without_wrapper(model)
     own_config = owner.generation_config
@@ -257,7 +253,12 @@ def _sampling_state(model: Any, config: GenerationConfig, seed: int | None) -> I
         try:
             owner.generation_config = config
             model.eval()
-            _seed(seed, cuda)
+            if seed is not None:
+                # Not `torch.manual_seed`: states of other devices would not be restored.
+                torch.random.default_generator.manual_seed(seed)
+                for device in cuda:
+                    with torch.cuda.device(device):
+                        torch.cuda.manual_seed(seed)
             yield
         finally:
             owner.generation_config = own_config
@@ -265,37 +266,10 @@ def _sampling_state(model: Any, config: GenerationConfig, seed: int | None) -> I
                 module.training = training
 
 
-def _seed(seed: int | None, cuda: list[torch.device]) -> None:
-    """Seeds the CPU and the model's own device; other devices would not be put back."""
-    if seed is None:
-        return
-    torch.random.default_generator.manual_seed(seed)
-    for device in cuda:
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-
-
-def _decode(
-    model: Any, tokenizer: Any, prompts: list[list[int]], config: GenerationConfig
-) -> list[list[int]]:
-    """As `_generate`, with less work where model and settings allow it."""
-    decoding = _find_decoding(model, config)
-    if decoding is None:
-        return _generate(model, tokenizer, prompts, config)
-    return decode(without_wrapper(model), prompts, decoding, entropies=False).completion_ids
-
-
-def _find_decoding(model: Any, config: GenerationConfig) -> Decoding | None:
-    """What `decode` samples by; None where model or settings are not for it."""
-    if unsupported_reason(without_wrapper(model)) or find_prompt_ties(model):
-        return None
-    return read_decoding(config, config)
-
-
 def _generate(
     model: Any, tokenizer: Any, prompts: list[list[int]], config: GenerationConfig
 ) -> list[list[int]]:
-    """The tokens that the model appends to each prompt; behind the end there may be padding."""
+    """Return the tokens that plain `generate()` appends to each prompt; after the end there may be padding."""
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.full((len(prompts), longest), config.pad_token_id)  # [sequences, tokens] int64
     mask = torch.zeros_like(ids)  # [sequences, tokens] int64, 1 at the prompt's tokens
@@ -306,15 +280,7 @@ def _generate(
         input_ids=ids.to(model.device),
         attention_mask=mask.to(model.device),
         generation_config=config,
-        # `stop_strings` cannot be looked for without it.
+        # `stop_strings` needs it.
         tokenizer=tokenizer if config.stop_strings else None,
     )
     return output[:, longest:].tolist()
-
-
-def as_completion(tokenizer: Any, row: list[int], eos: list[int]) -> Completion:
-    """Cut a generated row of tokens after the first one that ends a completion."""
-    end = next((place for place, token in enumerate(row) if token in eos), None)
-    tokens = row if end is None else row[: end + 1]
-    text = tokenizer.decode(tokens, skip_special_tokens=True)
-    return Completion(text, tuple(tokens), clipped=end is None)

@@ -1,223 +1,288 @@
-"""Where the tokens of a batch stand in one row: no padding, and every prompt but once.
-
-Owns the arithmetic of indices. What attends to what with them is `attention.py`'s, what is computed from
-the row `log_probs.py`'s.
-"""
+"""The layout of a batch as one row of tokens: no padding, and each distinct prompt once. Indices alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import embedding_bag
 
 _FULL = 0.7
-"""Share of a rectangle's width below which a completion begins a rectangle of its own."""
+"""A segment shorter than this share of a rectangle's width begins a rectangle of its own."""
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Copies rows by their index; the gradient of a row is the sum over its copies."""
+
+    index: torch.Tensor
+    """`[copies] int64`: the row of each."""
+    copies: torch.Tensor
+    """`[copies] int64`: the copies in the order of their rows."""
+    starts: torch.Tensor
+    """`[rows + 1] int64`: where those of each row begin."""
+
+    @classmethod
+    def of(cls, index: torch.Tensor, rows: int) -> "Gather":
+        """Return the gathering of `index` from a number of rows."""
+        ordered, copies = index.sort(stable=True)
+        starts = torch.searchsorted(ordered, torch.arange(rows + 1, device=index.device))
+        return cls(index, copies, starts)
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `[copies, …]` of `[rows, …]`."""
+        gathered: torch.Tensor = _Gathered.apply(values, self)
+        return gathered
+
+
+class _Gathered(torch.autograd.Function):
+    """Autograd's own gradient of indexing adds up in any order on a GPU, and is slow on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, gather: Gather) -> torch.Tensor:
+        ctx.gather = gather
+        return values.index_select(0, gather.index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        # A bag of embeddings is a sum of rows, of 16 bits too in float32 and always in the same order.
+        gather, flat = ctx.gather, grad.flatten(1)
+        summed = embedding_bag(
+            gather.copies, flat, gather.starts, mode="sum", include_last_offset=True
+        )
+        return summed.unflatten(1, grad.shape[1:]), None
 
 
 @dataclass(frozen=True)
 class Block:
-    """Completions of about the same length, whose attention is computed together.
+    """Segments side by side, padded on the right, that see equally many tokens before themselves."""
 
-    All tensors are on the model's device.
+    segments: int
+    width: int
+    """Tokens of the longest."""
+    before: int
+    """Tokens on the path of each before itself."""
+    mask: torch.Tensor | None
+    """What hides later tokens, for torch's attention; None if it is its `is_causal`."""
+
+
+@dataclass(frozen=True)
+class Rectangles:
+    """Blocks end to end, for attention that knows no lengths; padding repeats a segment's last token."""
+
+    blocks: tuple[Block, ...]
+    queries: Gather
+    """From the row to the cells of all `[segments, width]`."""
+    keys: Gather
+    """From the row to the cells of all `[segments, before + width]`."""
+    outputs: Gather
+    """From the cells of queries back to the row."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Segments of a row, end to end. A token sees its segment's path up to itself.
+
+    A path is other tokens of the row, then the segment's own. The names are those of attention kernels and of TRL.
     """
 
-    shape: tuple[int, int]
-    """`(R, C)`: completions, and tokens of the longest."""
-    prompt_of: torch.Tensor
-    """`[R] int64`: which of the prompts a completion belongs to."""
-    visible: torch.Tensor
-    """`[R or 1, 1, C, P + C] bool`: which places of its prompt and of itself a completion's token sees."""
+    kv_index: torch.Tensor
+    """`[K] int64`: the places in the row of all paths, end to end."""
+    cu_seqlens_q: torch.Tensor
+    """`[segments + 1] int32`: where segments begin in the row."""
+    cu_seqlens_k: torch.Tensor
+    """`[segments + 1] int32`: where their paths begin in `kv_index`."""
+    max_seqlen_q: int
+    max_seqlen_k: int
+    tokens: int
+    """Of the row."""
+
+    @cached_property
+    def keys(self) -> Gather:
+        """From the row to all paths."""
+        return Gather.of(self.kv_index, self.tokens)
+
+    @cached_property
+    def rectangles(self) -> Rectangles:
+        """The segments side by side."""
+        return _spread(self)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One row of `T` tokens: `U` distinct prompts, and behind each its completions without their last token,
-    which predicts nothing that is learned from.
+    """One row of `T` tokens: distinct prompts, each followed by its completions without their last token.
 
-    For attention the row is spread over rectangles, one of prompts `[U, P]` and one a block `[R, C]`, padded on
-    the right; laid end to end they have `S` cells. All tensors are int64 and on the model's device.
+    The last token predicts nothing that is learned from. Tensors are int64 and on the model's device.
     """
 
     tokens: torch.Tensor
     """`[1, T]`: token ids."""
     positions: torch.Tensor
     """`[1, T]`: the column of each token in the padded batch, which is its position for the model there too."""
-    prompts: tuple[int, int]
-    """`(U, P)`: distinct prompts, and tokens of the longest."""
-    blocks: tuple[Block, ...]
-    """The completions of more than one token."""
-    places: torch.Tensor
-    """`[S]`: the place in the row of what stands in each cell; in padding, some place."""
-    padding: torch.Tensor
-    """The cells that are padding."""
-    cells: torch.Tensor
-    """`[T]`: the cell of each token of the row."""
+    segments: Segments
+    """Prompts, which see themselves, and completions of more than one token, which see their prompt too."""
     scored: torch.Tensor
     """`[N]`: the places that predict the `N` tokens of completions."""
     targets: torch.Tensor
     """`[1, N]`: the predicted tokens."""
     origins: torch.Tensor
-    """`[N]`: where in the flattened `[rows, completion columns]` of the padded batch they stand."""
+    """`[N]`: their indices in the flattened `[rows, completion columns]` of the padded batch."""
 
 
 def lay_out(
     input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_width: int
 ) -> Layout | None:
-    """Lays out a padded batch.
+    """Lay out a padded batch.
 
     Args:
         input_ids: `[rows, width] int64`: prompts, padded on the left, and completions, padded on the right.
-        attention_mask: `[rows, width]`: 1 where there is a token.
+        attention_mask: `[rows, width]`: 1 at tokens.
         completion_width: Columns of completions.
 
     Returns:
-        The layout; None where tokens and padding alternate, or no completion has a token.
+        The layout; None if tokens and padding alternate, or no completion has a token.
     """
-    ids, present = input_ids.cpu().numpy(), attention_mask.cpu().numpy().astype(bool)
-    edge = ids.shape[1] - completion_width
+    rows = torch.stack([input_ids, attention_mask.to(input_ids.dtype)]).cpu().numpy()
+    ids, present = rows[0], rows[1].astype(bool)
+    width = ids.shape[1]
+    edge = width - completion_width
     prompt_lengths, lengths = present[:, :edge].sum(1), present[:, edge:].sum(1)
-    if not lengths.any() or not _is_contiguous(present, edge, prompt_lengths, lengths):
+    columns = np.arange(width)
+    expected = (columns >= (edge - prompt_lengths)[:, None]) & (columns < (edge + lengths)[:, None])
+    if not lengths.any() or not prompt_lengths.all() or (present != expected).any():
         return None
-    row = _Row(ids, edge)
-    for rows in group_rows(ids[:, :edge], prompt_lengths):
-        row.add(rows[0], int(prompt_lengths[rows[0]]), [(one, int(lengths[one])) for one in rows])
-    return row.finish(input_ids.device)
+    return _lay_out(ids, prompt_lengths, lengths, edge, input_ids.device)
 
 
-def group_rows(prompt_ids: np.ndarray, prompt_lengths: np.ndarray) -> list[list[int]]:
-    """Rows of equal prompts, in the order in which the prompts appear.
+def _lay_out(
+    ids: np.ndarray,
+    prompt_lengths: np.ndarray,
+    lengths: np.ndarray,
+    edge: int,
+    device: torch.device,
+) -> Layout:
+    """Lay out `ids`, whose prompts end and whose completions begin at the column `edge`."""
+    width = ids.shape[1]
+    # Tokens of the row and predicted tokens, as indices in the flattened batch.
+    sources, targets, end = list[np.ndarray](), list[np.ndarray](), 0
+    spans, paths, scored = list[int](), list[np.ndarray](), list[np.ndarray]()
+
+    def put(first: int, count: int) -> np.ndarray:
+        nonlocal end
+        sources.append(np.arange(first, first + count))
+        end += count
+        return np.arange(end - count, end)
+
+    for same in group_rows(ids[:, :edge], prompt_lengths.tolist()):
+        length = int(prompt_lengths[same[0]])
+        prompt = put(same[0] * width + edge - length, length)
+        spans.append(length)
+        paths.append(prompt)
+        for row, length in ((row, int(lengths[row])) for row in same if lengths[row]):
+            places = put(row * width + edge, length - 1)
+            if length > 1:
+                spans.append(length - 1)
+                paths.append(np.concatenate([prompt, places]))
+            scored.append(np.concatenate([prompt[-1:], places]))
+            targets.append(row * width + edge + np.arange(length))
+    source, target = np.concatenate(sources), np.concatenate(targets)
+    origins = target // width * (width - edge) + target % width - edge
+    path_lengths = list(map(len, paths))
+    starts, path_starts = (np.cumsum([0, *each]) for each in (spans, path_lengths))
+    token_ids, positions, path, begins, path_begins, predicting, predicted, origins = upload(
+        [
+            ids.flat[source],
+            source % width,
+            np.concatenate(paths),
+            starts,
+            path_starts,
+            np.concatenate(scored),
+            ids.flat[target],
+            origins,
+        ],
+        device,
+    )
+    segments = Segments(
+        path, begins.int(), path_begins.int(), max(spans), max(path_lengths), len(source)
+    )
+    return Layout(token_ids[None], positions[None], segments, predicting, predicted[None], origins)
+
+
+def upload(arrays: Sequence[Any], device: torch.device) -> list[torch.Tensor]:
+    """Copy lists of int64 to a device in one piece; to a GPU from pinned memory, without waiting."""
+    whole = torch.from_numpy(np.concatenate(arrays, dtype=np.int64))
+    if device.type == "cuda":
+        whole = whole.pin_memory()
+    return list(whole.to(device, non_blocking=True).split([len(array) for array in arrays]))
+
+
+def group_rows(prompt_ids: np.ndarray, prompt_lengths: Sequence[int]) -> list[list[int]]:
+    """Return the rows of each distinct prompt, in the order in which the prompts appear.
 
     Args:
-        prompt_ids: `[rows, width] int64`, padded on the left.
+        prompt_ids: `[rows, width]`, padded on the left.
         prompt_lengths: `[rows]`: tokens of each prompt.
     """
     width = prompt_ids.shape[1]
-    found: dict[bytes, list[int]] = {}
+    groups: dict[bytes, list[int]] = {}
     for row, length in enumerate(prompt_lengths):
-        found.setdefault(prompt_ids[row, width - length :].tobytes(), []).append(row)
-    return list(found.values())
+        groups.setdefault(prompt_ids[row, width - length :].tobytes(), []).append(row)
+    return list(groups.values())
 
 
-def _is_contiguous(
-    present: np.ndarray, edge: int, prompt_lengths: np.ndarray, lengths: np.ndarray
-) -> bool:
-    columns = np.arange(present.shape[1])
-    first, behind = (edge - prompt_lengths)[:, None], (edge + lengths)[:, None]
-    return bool(
-        prompt_lengths.all() and (present == ((columns >= first) & (columns < behind))).all()
+def _spread(segments: Segments) -> Rectangles:
+    """Put segments of similar length, with equally many tokens before them, side by side."""
+    device = segments.kv_index.device
+    starts, path_starts = (
+        each.cpu().numpy().astype(np.int64)
+        for each in (segments.cu_seqlens_q, segments.cu_seqlens_k)
+    )
+    path, lengths = segments.kv_index.cpu().numpy(), np.diff(starts)
+    before = np.diff(path_starts) - lengths
+    blocks, queries, keys, cells = [], [], [], np.zeros(segments.tokens, dtype=np.int64)
+    cell = 0
+    for chosen in _bucket(before, lengths):
+        width, shared, own = int(lengths[chosen[0]]), int(before[chosen[0]]), lengths[chosen, None]
+        columns = np.arange(width)
+        places = starts[chosen, None] + np.minimum(columns, own - 1)
+        cells[places[columns < own]] = cell + np.flatnonzero(columns < own)
+        cell += places.size
+        queries.append(places.ravel())
+        seen = np.minimum(np.arange(shared + width), shared + own - 1)
+        keys.append(path[path_starts[chosen, None] + seen].ravel())
+        blocks.append(Block(len(chosen), width, shared, _make_mask(width, shared, device)))
+    to_cells, to_keys = np.concatenate(queries), np.concatenate(keys)
+    at_cells, at_keys, back = upload([to_cells, to_keys, cells], device)
+    return Rectangles(
+        tuple(blocks),
+        Gather.of(at_cells, segments.tokens),
+        Gather.of(at_keys, segments.tokens),
+        Gather.of(back, cell),
     )
 
 
-class _Row:
-    """Collects the row, prompt by prompt."""
-
-    def __init__(self, ids: np.ndarray, edge: int) -> None:
-        self._ids, self._edge, self._end = ids, edge, 0
-        self._tokens: list[np.ndarray] = []
-        self._positions: list[np.ndarray] = []
-        self._prompts: list[np.ndarray] = []
-        self._completions: list[tuple[int, np.ndarray]] = []
-        self._scored: list[np.ndarray] = []
-        self._targets: list[np.ndarray] = []
-        self._origins: list[np.ndarray] = []
-
-    def add(self, first: int, prompt_length: int, completions: Sequence[tuple[int, int]]) -> None:
-        """Puts a prompt, which stands in row `first` of the batch, and its completions: rows and lengths."""
-        width = self._ids.shape[1] - self._edge
-        prompt = self._put(first, self._edge - prompt_length, self._edge)
-        for row, length in completions:
-            if length == 0:
-                continue
-            behind = self._edge + length
-            places = self._put(row, self._edge, behind - 1)
-            if length > 1:
-                self._completions.append((len(self._prompts), places))
-            self._scored.append(np.concatenate([prompt[-1:], places]))
-            self._targets.append(self._ids[row, self._edge : behind])
-            self._origins.append(row * width + np.arange(length))
-        self._prompts.append(prompt)
-
-    def _put(self, row: int, first: int, behind: int) -> np.ndarray:
-        self._tokens.append(self._ids[row, first:behind])
-        self._positions.append(np.arange(first, behind))
-        places = np.arange(self._end, self._end + behind - first)
-        self._end += behind - first
-        return places
-
-    def finish(self, device: torch.device) -> Layout:
-        """The layout of all that was put."""
-
-        def tensor(values: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(values.astype(np.int64)).to(device)
-
-        rectangles = [self._prompts]
-        blocks = []
-        longest = max(map(len, self._prompts))
-        for members in _bucket(self._completions):
-            rectangles.append([places for _, places in members])
-            width = len(rectangles[-1][0])
-            visible = _see([len(self._prompts[number]) for number, _ in members], longest, width)
-            blocks.append(
-                Block(
-                    (len(members), width),
-                    tensor(np.array([number for number, _ in members])),
-                    torch.from_numpy(visible).to(device),
-                )
-            )
-        places, cells = _spread(rectangles, self._end)
-        return Layout(
-            tokens=tensor(np.concatenate(self._tokens))[None],
-            positions=tensor(np.concatenate(self._positions))[None],
-            prompts=(len(self._prompts), longest),
-            blocks=tuple(blocks),
-            places=tensor(np.maximum(places, 0)),
-            padding=tensor(np.flatnonzero(places < 0)),
-            cells=tensor(cells),
-            scored=tensor(np.concatenate(self._scored)),
-            targets=tensor(np.concatenate(self._targets))[None],
-            origins=tensor(np.concatenate(self._origins)),
-        )
-
-
-def _bucket(completions: Sequence[tuple[int, np.ndarray]]) -> list[list[tuple[int, np.ndarray]]]:
-    """Completions of about the same length together, the longest first."""
-    buckets: list[list[tuple[int, np.ndarray]]] = []
-    for one in sorted(completions, key=lambda one: -len(one[1])):
-        if not buckets or len(one[1]) < _FULL * len(buckets[-1][0][1]):
-            buckets.append([])
-        buckets[-1].append(one)
+def _bucket(before: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
+    """Return the numbers of the segments of each block, the longest first."""
+    buckets: list[list[int]] = []
+    order = sorted(range(len(lengths)), key=lambda number: (before[number], -lengths[number]))
+    for _, same in groupby(order, key=lambda number: before[number]):
+        longest = 0
+        for number in same:
+            if lengths[number] < _FULL * longest or not longest:
+                longest = lengths[number]
+                buckets.append([])
+            buckets[-1].append(number)
     return buckets
 
 
-def _see(prompt_lengths: Sequence[int], prompt_width: int, width: int) -> np.ndarray:
-    """What each token of a completion sees: its prompt, and of its completion what is not behind it.
-
-    The padding of a shorter completion stands behind all its tokens, so that none of them sees it.
-    """
-    # One mask serves all where their prompts are of one length.
-    lengths = np.array(prompt_lengths[:1] if len(set(prompt_lengths)) == 1 else prompt_lengths)
-    prompt = np.arange(prompt_width) < lengths.reshape(-1, 1, 1, 1)
-    own = np.tril(np.ones((width, width), dtype=bool))[None, None]
-    return np.concatenate(
-        [
-            np.broadcast_to(prompt, (len(lengths), 1, width, prompt_width)),
-            np.broadcast_to(own, (len(lengths), 1, width, width)),
-        ],
-        axis=-1,
-    )
-
-
-def _spread(
-    rectangles: Sequence[Sequence[np.ndarray]], tokens: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The place in the row of every cell, -1 in padding; and the cell of every place."""
-    places = np.full(sum(len(rows) * max(map(len, rows)) for rows in rectangles), -1)
-    cells = np.zeros(tokens, dtype=np.int64)
-    offset = 0
-    for rows in rectangles:
-        width = max(map(len, rows))
-        for row in rows:
-            cells[row] = offset + np.arange(len(row))
-            offset += width
-    places[cells] = np.arange(tokens)
-    return places, cells
+def _make_mask(width: int, before: int, device: torch.device) -> torch.Tensor | None:
+    if not before:
+        return None
+    if device.type != "cpu":
+        return causal_lower_right(width, before + width)
+    # Of a mask of booleans, each layer would make and keep one of sums.
+    return torch.full((width, before + width), -torch.inf).triu(before + 1)

@@ -1,133 +1,195 @@
-"""Log-probabilities and entropies of completions, from rows without padding.
+"""Log-probabilities and entropies of completions: of rows without padding, and of given answers.
 
-Owns one pass of the model over a layout. It goes through the trained model's own forward, so that whatever
-wraps it (DDP, FSDP, ZeRO, PEFT) takes part, and through TRL's fused head, which never holds the logits of
-more than a tile of tokens; on a CPU through the model's own head where all logits fit.
+A layout goes through the trained model's own forward, so that its wrappers (DDP, FSDP, ZeRO, PEFT) take part, and
+through TRL's fused head, which never holds the logits of more than a tile of tokens; on a CPU through the
+model's own head if all logits fit.
 
 Source: `add_fused_lm_head` of trl 1.16.0, whose forward takes `fused_lm_head` and `shift_labels`.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
-from grpo_cli.fast import attention
-from grpo_cli.fast.layout import Layout, group_rows, lay_out
-from grpo_cli.fast.output_head import holds_logits
-from grpo_cli.recipe.fast import ATTENTION
+from grpo_cli.fast.attention import NO_MASK, accept_layouts
+from grpo_cli.fast.cpu import holds_logits
+from grpo_cli.fast.layout import Layout, group_rows, lay_out, upload
+
+Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Token ids of prompts and answers; none is empty."""
 
 
 class PackedModel:
-    """A causal language model that reads layouts."""
+    """A causal language model that reads layouts; it works as before for all other inputs."""
 
     def __init__(self, model: Any, plain_temperature: float | None = None) -> None:
-        """Makes a model ready; it works as before for all other inputs.
+        """Prepare a model.
 
         Args:
             model: A `PreTrainedModel` with TRL's fused head.
-            plain_temperature: What logits are divided by where the model's own head gives them; None where
-                only TRL's may be used.
-
-        Raises:
-            NotImplementedError: Its attention cannot be replaced.
+            plain_temperature: Divisor of logits that the model's own head computes; None allows only TRL's head.
         """
-        self._model, self._plain_temperature = model, plain_temperature
+        self._plain_temperature = plain_temperature
         self._vocabulary = model.config.get_text_config().vocab_size
-        self._usual = model.config._attn_implementation
-        if self._usual not in ATTENTION:
-            raise NotImplementedError(f"its attention is {self._usual}")
-        self._switch(attention.NAME)
-        taken = model.config._attn_implementation == attention.NAME
-        self.rest()
-        if not taken:
-            raise NotImplementedError("its attention cannot be replaced")
+        self._model = model
         model.base_model.register_forward_hook(_select, with_kwargs=True)
 
     def read(
         self, wrapped: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Log-probabilities and entropies of completions.
-
-        Attention within the layout stays on where gradients are computed: until `rest` is called, since the
-        backward pass may compute layers again.
+        """Return log-probabilities and entropies of completions.
 
         Args:
-            wrapped: The model as it is trained: with adapters, shared among processes.
+            wrapped: The model as it is trained: with adapters, sharded.
             input_ids: `[rows, width of prompts and completions] int64`, padded on both sides.
-            attention_mask: As wide; 1 where there is a token.
+            attention_mask: As wide; 1 at tokens.
             width: Columns of completions.
 
         Returns:
-            `[rows, width] float32` each, 0 in padding; no entropies where the head computes none. None where
-            there is nothing to lay out.
+            `[rows, width] float32` each, 0 in padding; no entropies if the head computes none. None if the batch
+            cannot be laid out.
+
+        Raises:
+            NotImplementedError: The model's attention takes no layouts.
         """
         layout = lay_out(input_ids, attention_mask, width)
         if layout is None:
-            self.rest()
             return None
-        self._switch(attention.NAME)
-        done = False
-        try:
-            log_probs, entropy = self._score(wrapped, layout)
-            done = True
-        finally:
-            if not (done and torch.is_grad_enabled()):
-                self.rest()
-        shape = (len(input_ids), width)
-        spread = None if entropy is None else _put_back(entropy, layout, shape)
-        return _put_back(log_probs, layout, shape), spread
+        # Each time, as `grouped_heads` and others replace attention functions too.
+        accept_layouts(self._model)
+        log_probs, entropy = self._score(wrapped, layout)
+
+        def put_back(values: torch.Tensor) -> torch.Tensor:
+            flat = values.new_zeros(len(input_ids) * width)
+            return flat.index_put((layout.origins,), values).view(len(input_ids), width)
+
+        return put_back(log_probs), None if entropy is None else put_back(entropy)
 
     def _score(self, wrapped: Any, layout: Layout) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probabilities and entropies `[N] float32` of the predicted tokens."""
-        given = {
+        inputs = {
             "input_ids": layout.tokens,
+            "attention_mask": layout.tokens.new_ones(NO_MASK, dtype=torch.bool),
             "position_ids": layout.positions,
             "layout": layout,
             "use_cache": False,
         }
         temperature = self._plain_temperature
         if temperature is None or not holds_logits(layout.targets.numel(), self._vocabulary):
-            found = wrapped(**given, shift_labels=layout.targets, fused_lm_head=True)
-            return found.log_probs[0], None if found.entropy is None else found.entropy[0]
-        logits = wrapped(**given).logits[0].float() / temperature
-        chances = torch.log_softmax(logits, -1)
+            scored = wrapped(**inputs, shift_labels=layout.targets, fused_lm_head=True)
+            return scored.log_probs[0], None if scored.entropy is None else scored.entropy[0]
+        logits = wrapped(**inputs).logits[0].float() / temperature
+        log_probs = torch.log_softmax(logits, -1)
         with torch.no_grad():
-            entropy = -(chances.exp() * chances).sum(-1)
-        return chances.gather(-1, layout.targets[0, :, None])[:, 0], entropy
+            entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return log_probs.gather(-1, layout.targets[0, :, None])[:, 0], entropy
 
-    def rest(self) -> None:
-        """Gives the model its usual attention back."""
-        self._switch(self._usual)
 
-    def _switch(self, wanted: str) -> None:
-        if self._model.config._attn_implementation != wanted:
-            self._model.set_attn_implementation(wanted)
+def _select(module: Any, args: Any, named: dict[str, Any], output: Any) -> Any:
+    """Keep, of the output of the model's body, the places that predict a completion's token."""
+    layout = named.get("layout")
+    if layout is not None:
+        output.last_hidden_state = output.last_hidden_state.index_select(1, layout.scored)
+    return output
 
 
 def chunk_rows(
     input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int, size: int | None
 ) -> list[torch.Tensor]:
-    """Numbers of rows in chunks of a size, rows of equal prompts beside each other.
+    """Return row numbers in chunks of a size, rows of equal prompts adjacent.
 
-    As many chunks whatever the rows hold, since the processes that share a model read together.
+    The number of chunks depends on the number of rows alone, since processes that share a model read together.
     """
     if size is None or size >= len(input_ids):
         return [torch.arange(len(input_ids), device=input_ids.device)]
     edge = input_ids.shape[1] - width
-    ids = input_ids[:, :edge].cpu().numpy()
-    groups = group_rows(ids, attention_mask[:, :edge].sum(1).cpu().numpy())
-    order = torch.tensor([row for rows in groups for row in rows], device=input_ids.device)
+    prompts = torch.stack([each[:, :edge].long() for each in (input_ids, attention_mask)]).cpu()
+    groups = group_rows(prompts[0].numpy(), prompts[1].sum(1).tolist())
+    (order,) = upload([[row for rows in groups for row in rows]], input_ids.device)
     return list(order.split(size))
 
 
-def _put_back(values: torch.Tensor, layout: Layout, shape: tuple[int, int]) -> torch.Tensor:
-    flat = values.new_zeros(shape[0] * shape[1]).index_put((layout.origins,), values)
-    return flat.view(shape)
+def read_plainly(
+    compute: Callable[..., Any],
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    width: int,
+    *,
+    trim: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return log-probabilities and entropies `[rows, width]` by TRL's own pass, `compute`.
+
+    It reads rows with a completion and, to `trim`, columns with a token of one of them.
+    """
+    edge, shape = input_ids.shape[1] - width, (len(input_ids), width)
+    tokens = attention_mask.cpu().bool()
+    # Processes that share the model read together, so none reads nothing.
+    rows = tokens[:, edge:].any(1).nonzero().flatten().tolist() or [0]
+    (answered,) = upload([rows], input_ids.device)
+    ids, mask = input_ids[answered], attention_mask[answered]
+    present = tokens[rows].any(0).nonzero().flatten()
+    first = min(int(present[0]), edge - 1) if trim else 0
+    end = max(int(present[-1]) + 1, edge + 1) if trim else edge + width
+    log_probs, entropies, _ = compute(ids[:, first:end], mask[:, first:end], end - edge)
+
+    def put_back(values: torch.Tensor) -> torch.Tensor:
+        wide = pad(values, (0, edge + width - end))
+        return wide.new_zeros(shape).index_copy(0, answered, wide)
+
+    return put_back(log_probs), None if entropies is None else put_back(entropies)
 
 
-def _select(module: Any, given: Any, named: dict[str, Any], found: Any) -> Any:
-    """Keeps, of what the model's body returns, the places that predict a completion's token."""
-    layout = named.get("layout")
-    if layout is not None:
-        found.last_hidden_state = found.last_hidden_state.index_select(1, layout.scored)
-    return found
+def mean_log_probabilities(
+    model: Any,
+    sequences: Sequences,
+    *,
+    pad_token_id: int,
+    batch_size: int,
+    on_progress: Callable[[int, int], None],
+) -> list[float]:
+    """Return the mean log-probability of each answer's tokens at temperature 1, in nats a token.
+
+    Args:
+        model: A causal language model of transformers, with or without peft's adapters; its mode is kept.
+        sequences: Prompts and answers.
+        pad_token_id: Fills shorter sequences.
+        batch_size: Sequences in one forward pass.
+        on_progress: Called after each batch with the sequences done and their total.
+    """
+    order = sorted(range(len(sequences)), key=lambda at: -sum(map(len, sequences[at])))
+    means = [0.0] * len(sequences)
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            values = _score_answers(model, [sequences[at] for at in batch], pad_token_id)
+            for at, value in zip(batch, values, strict=True):
+                means[at] = value
+            on_progress(start + len(batch), len(order))
+    finally:
+        for module, training in modes:
+            module.training = training
+    return means
+
+
+@torch.no_grad()
+def _score_answers(model: Any, sequences: Sequences, pad_token_id: int) -> list[float]:
+    longest = max(len(prompt) + len(answer) for prompt, answer in sequences)
+    ids = torch.full((len(sequences), longest), pad_token_id)  # [sequences, tokens] int64
+    mask = torch.zeros_like(ids)  # [sequences, tokens] int64, 1 at tokens of prompt and answer
+    answers = torch.zeros_like(ids, dtype=torch.bool)  # [sequences, tokens], true at the answer's
+    for row, (prompt, answer) in enumerate(sequences):
+        start, end = len(prompt), len(prompt) + len(answer)
+        ids[row, :end] = torch.tensor([*prompt, *answer])
+        mask[row, :end] = 1
+        answers[row, start:end] = True
+    ids, mask, answers = (each.to(model.device) for each in (ids, mask, answers))
+    # A token is predicted at the place before it.
+    kept = longest - min(len(prompt) for prompt, _ in sequences) + 1
+    logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=kept).logits[:, :-1]
+    targets, counted = ids[:, 1 - kept :], answers[:, 1 - kept :]
+    chosen = torch.log_softmax(logits.float(), -1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return ((chosen * counted).sum(-1) / counted.sum(-1)).tolist()

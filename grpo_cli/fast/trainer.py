@@ -1,13 +1,7 @@
-"""`GRPOTrainer` whose step computes what the gradient needs, and nothing else.
+"""`GRPOTrainer` whose step computes what the gradient needs, and nothing else. The loss stays TRL's.
 
-Owns the step: which rows of an optimizer step are learned from, in which micro-batches, and what TRL's metrics
-would have been. The loss stays TRL's; `docs/performance.md` tells where a metric means something else.
-
-Beside `trainer.py`, which builds on it, the file that touches private names of the step, as read in trl 1.16.0
-and transformers 5.17: `_compute_loss`, `_get_per_token_logps_and_entropies`, `_generate_and_score_completions`,
-`_prepare_inputs`, `_metrics`, `_current_train_step_time`, and accelerate's `GradientState._set_sync_gradients`.
-`tests/integration/test_fast.py` fails where one of them changes its meaning. Where TRL no longer calls
-`_generate_single_turn`, it samples by itself, and `tests/integration/test_sampling.py` fails.
+The names of TRL, transformers and accelerate that it builds on are listed in `upstream/`;
+`tests/integration/test_fast.py` and `test_sampling.py` fail if one of them changes its meaning.
 """
 
 import contextlib
@@ -21,23 +15,34 @@ from typing import Any
 import torch
 from accelerate import DistributedType
 from accelerate.utils import gather_object
-from torch.nn.functional import pad
 from transformers import Trainer
 from trl import GRPOTrainer
+from trl.models import unwrap_model_for_generation
 
-from grpo_cli.fast import sampler_choice as sampling
-from grpo_cli.fast.batches import MicroBatch, loss_mask, make_filler, make_micro_batches
-from grpo_cli.fast.log_probs import PackedModel, chunk_rows
-from grpo_cli.fast.metrics import ENTROPY, merge
-from grpo_cli.fast.packing import Cut
-from grpo_cli.fast.verification import (
-    compare,
-    ignores_padding,
-    unsupported_reason,
-    widest_cut,
+from grpo_cli.fast import decoding
+from grpo_cli.fast.batches import (
+    ENTROPY,
+    MicroBatch,
+    Rows,
+    loss_mask,
+    make_filler,
+    make_micro_batches,
+    merge_metrics,
+    read_window,
 )
-from grpo_cli.models.adapters import find_prompt_ties, without_wrapper
-from grpo_cli.recipe.fast import BUDGET, FastConfig, find_large_masks, find_left_off, leave_off
+from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
+from grpo_cli.fast.log_probs import PackedModel, chunk_rows, read_plainly
+from grpo_cli.fast.support import find_difference, ignores_padding, unsupported_reason
+from grpo_cli.models.loading import find_prompt_ties, without_wrapper
+from grpo_cli.recipe.training import (
+    BUDGET,
+    GRAPHS,
+    FastConfig,
+    find_beyond,
+    find_left_off,
+    leave_off,
+)
+from grpo_cli.upstream.accelerate import set_gradient_sync
 
 _OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
 
@@ -47,27 +52,27 @@ class FastTrainer(GRPOTrainer):
 
     _current_train_step_time: float
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        # Nothing before the first step, where it is tried on the model.
+    def __init__(self, *args: Any, **options: Any) -> None:
         self._fast = _OFF
-        self._wanted = _OFF
-        self._tell: Callable[[dict[str, str]], None] | None = None
+        self._requested = _OFF
+        self._on_settled: Callable[[dict[str, str]], None] | None = None
         self._window: list[dict[str, Any]] = []
         self._learned_from: list[dict[str, Any]] = []
-        self._readers: dict[int, PackedModel] = {}
-        self._cut = Cut(front=False, widest=0)
+        self._packed: dict[int, PackedModel] = {}
+        self._trims = False
         self._read_entropies: torch.Tensor | None = None
         self._sampled_entropies: list[list[float]] = []
-        super().__init__(*args, **given)
+        super().__init__(*args, **options)
 
-    def speed_up(self, fast: FastConfig, tell: Callable[[dict[str, str]], None]) -> None:
-        """Switches parts on, from the first step that is trained.
+    def speed_up(self, fast: FastConfig, on_settled: Callable[[dict[str, str]], None]) -> None:
+        """Switch parts on, from the first training step: only then are they verified on the loaded model.
 
         Args:
-            fast: The parts wanted.
-            tell: Told once, on every process, which of them are left off since they would not be exact, and why.
+            fast: The requested parts.
+            on_settled: Called once, on every process, with the parts left off since they would not be exact, and
+                why.
         """
-        self._wanted, self._tell = fast, tell
+        self._requested, self._on_settled = fast, on_settled
 
     @property
     def _repacks(self) -> bool:
@@ -76,71 +81,95 @@ class FastTrainer(GRPOTrainer):
 
     @property
     def _notes_entropies(self) -> bool:
-        """Whether rows that nobody reads again are sampled for learning."""
+        """Whether rows that may not be read again are sampled for learning."""
         return self._fast.no_signal and bool(self.model.training)
 
     def _settle(self, model: Any) -> None:
-        """Leaves off what the loaded model does not allow; tried where it is, shared among processes or not."""
-        tell, self._tell = self._tell, None
-        if tell is None:
+        """Leave off what the loaded model does not allow; the same on all processes."""
+        on_settled, self._on_settled = self._on_settled, None
+        if on_settled is None:
             return
-        self._fast = self._wanted
-        found = find_left_off(self._fast, vars(self.args))
+        self._fast = self._requested
+        reasons = find_left_off(self._fast, vars(self.args))
         if self.aux_loss_enabled:
             why = "a loss for the balance of experts is added"
-            found |= dict.fromkeys(("no_signal", "shared_prompts", BUDGET), why)
-        self._fast = leave_off(self._fast, found)
-        if self._fast.shared_prompts and (obstacle := self._find_obstacle(model)):
-            found["shared_prompts"] = obstacle
-        if self._fast.sampling and (obstacle := sampling.unsupported_reason(self)):
-            found["sampling"] = obstacle
-        self._fast = leave_off(self._fast, found)
-        if self._repacks:
-            self._cut = Cut(self._ignores_padding(model), widest_cut(self._bare(model)))
-        tell({part: why for part, why in found.items() if getattr(self._wanted, part)})
+            reasons |= dict.fromkeys(("no_signal", "shared_prompts", BUDGET), why)
+        self._fast = leave_off(self._fast, reasons)
+        for part, find_reason in (
+            ("shared_prompts", self._why_not_shared),
+            ("sampling", self._why_not_sampled),
+            (GRAPHS, self._why_no_graphs),
+        ):
+            if getattr(self._fast, part) and (reason := find_reason(model)) is not None:
+                reasons[part] = reason
+        self._fast = leave_off(self._fast, reasons)
+        self._trims = self._repacks and self._ignores_padding(model)
+        on_settled({part: why for part, why in reasons.items() if getattr(self._requested, part)})
 
-    def _find_obstacle(self, model: Any) -> str | None:
-        """Why prompts cannot be shared; the same on all processes."""
+    def _why_not_shared(self, model: Any) -> str | None:
+        """Return why prompts cannot be shared, by settings, by features of the model, and by a trial."""
         unwrapped = self.accelerator.unwrap_model(model)
-        if self.accelerator.device.type == "cuda":
-            args = self.args
-            size = args.per_device_train_batch_size, args.max_completion_length
-            if large := find_large_masks(*size):
-                return large
-        obstacle = unsupported_reason(unwrapped, self._bare(model)) or self._try_out(model)
-        found = [one for one in gather_object([obstacle]) if one is not None]
-        return found[0] if found else None
+        reason = unsupported_reason(unwrapped, without_wrapper(unwrapped))
+        if reason is None:
+            packed = partial(self._pack_model(model).read, model)
+            with self._comparing(model) as trial:
+                reason = find_difference(packed=packed, **trial)
+        reasons = [each for each in gather_object([reason]) if each is not None]
+        return reasons[0] if reasons else None
 
-    def _try_out(self, model: Any) -> str | None:
-        """How the model reads shared prompts in another way than TRL's; None where it does not."""
+    def _why_not_sampled(self, model: Any) -> str | None:
+        """Return why only TRL's own way of sampling will do."""
+        if shares_weights(self):
+            # Reading a token takes all processes, and each would stop when its own rows have ended.
+            return "each process holds a part of the weights"
+        unwrapped = self.accelerator.unwrap_model(model)
+        if (reason := decoding.unsupported_reason(unwrapped)) is not None:
+            return reason
+        configs = self.generation_config, without_wrapper(unwrapped).generation_config
+        settings = decoding.read_decoding(*configs)
+        if settings is None:
+            beyond = find_beyond(decoding.merge_settings(*configs))
+            return f"only generate() knows {', '.join(beyond) or 'these settings'}"
+        if set(settings.eos_token_ids) != set(self.eos_token_ids):
+            return "generation_kwargs end completions with other tokens than the tokenizer"
+        return None
+
+    def _why_no_graphs(self, model: Any) -> str | None:
+        return graph_unsupported_reason(self.accelerator.unwrap_model(model))
+
+    def _ignores_padding(self, model: Any) -> bool:
+        """Return whether columns that are padding in every row need not be read."""
+        if find_prompt_ties(self.accelerator.unwrap_model(model)) is not None:
+            return False
+        training = model.training
+        model.eval()
         try:
-            reader = self._reader(model)
-        except NotImplementedError as error:
-            return str(error)
-        with self._reading(model) as setting:
-            return compare(packed=partial(reader.read, model), **setting)
+            with self._comparing(model) as trial:
+                return all(gather_object([ignores_padding(**trial)]))
+        finally:
+            model.train(training)
 
     @contextlib.contextmanager
-    def _reading(self, model: Any) -> Iterator[dict[str, Any]]:
-        """TRL's way of reading, and what a trial of it needs to know."""
-        plain = super()._get_per_token_logps_and_entropies
+    def _comparing(self, model: Any) -> Iterator[dict[str, Any]]:
+        """TRL's pass, the model, and whether it computes in 16 bits."""
+        plain = partial(super()._get_per_token_logps_and_entropies, model)
         bare = self._bare(model)
         with self.accelerator.autocast():
             coarse = bare.dtype.itemsize == 2 or torch.is_autocast_enabled(bare.device.type)
-            yield {"plain": partial(plain, model), "bare": bare, "coarse": coarse}
+            yield {"plain": plain, "bare": bare, "coarse": coarse}
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """One micro-step; all of an optimizer step is learned from in its last one.
+        """Run one micro-step; all of an optimizer step is learned from in its last one.
 
         Returns:
-            The loss, `[] float32`: 0 but in the last.
+            The loss, `[] float32`: 0 except in the last.
         """
         self._settle(model)
         if not self._repacks:
             return super().training_step(model, inputs, num_items_in_batch)
         started = time.perf_counter()
         model.train()
-        # Optimizers without a schedule have weights of their own to evaluate with.
+        # Optimizers without a schedule evaluate with weights of their own.
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         self._window.append(self._prepare_inputs(inputs))
@@ -157,23 +186,25 @@ class FastTrainer(GRPOTrainer):
 
     def _learn(self, model: Any, window: list[dict[str, Any]]) -> torch.Tensor:
         """Forward and backward passes of one optimizer step."""
+        on_host = read_window(window)
         batches = make_micro_batches(
             window,
+            on_host,
             loss_type=self.loss_type,
             leave_out=self._fast.no_signal,
             share=self._fast.shared_prompts,
+            trim=self._trims,
             budget=self._fast.max_tokens_per_micro_batch,
-            cut=self._cut,
         )
-        self._fill_up(batches, window)
-        losses, found = [], []
-        for number, batch in enumerate(batches):
-            with self._syncing(model, last=number == len(batches) - 1), self._catching() as logged:
+        self._fill_up(batches, window, on_host)
+        losses, logged = [], []
+        for batch in batches:
+            with self._syncing(model, last=batch is batches[-1]), self._catching() as metrics:
                 losses.append(Trainer.training_step(self, model, batch))
-            found.append((batch, logged))
-        merged = merge(
-            found,
-            window,
+            logged.append((batch, metrics))
+        merged = merge_metrics(
+            logged,
+            on_host,
             self.accelerator,
             leave_out=self._fast.no_signal,
             by_token=self.importance_sampling_level == "token",
@@ -182,67 +213,86 @@ class FastTrainer(GRPOTrainer):
             self._metrics["train"][name].append(value)
         return torch.stack(losses).sum()
 
-    def _fill_up(self, batches: list[MicroBatch], window: list[dict[str, Any]]) -> None:
-        """Makes the processes' micro-batches as many, at least one, and each as many rows in all of them."""
-        found = [[batch.size for batch in batches]]
-        sizes = torch.tensor(found, dtype=torch.long, device=self.accelerator.device)
-        sizes = self.accelerator.gather(self.accelerator.pad_across_processes(sizes, dim=1))
-        while len(batches) < max(sizes.shape[1], 1):
-            batches.append(make_filler(window))
-        for batch, most in zip(batches, sizes.amax(0).tolist(), strict=False):
+    def _fill_up(
+        self, batches: list[MicroBatch], window: list[dict[str, Any]], on_host: list[Rows]
+    ) -> None:
+        """Give all processes equally many micro-batches, at least one, each with equally many rows."""
+        largest = [batch.size for batch in batches]
+        if self.accelerator.num_processes > 1:
+            sizes = torch.tensor([largest], dtype=torch.long, device=self.accelerator.device)
+            sizes = self.accelerator.gather(self.accelerator.pad_across_processes(sizes, dim=1))
+            largest = sizes.amax(0).tolist()
+        while len(batches) < max(len(largest), 1):
+            batches.append(make_filler(window, on_host))
+        for batch, most in zip(batches, largest, strict=False):
             batch.fill_up(most)
 
     @contextlib.contextmanager
     def _syncing(self, model: Any, *, last: bool) -> Iterator[None]:
-        """Lets the processes exchange gradients, and DeepSpeed step, in the last micro-batch alone."""
-        state = self.accelerator.gradient_state
+        """Let the processes exchange gradients, and DeepSpeed step, in the last micro-batch alone."""
         deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         alone = contextlib.nullcontext() if last or deepspeed else self.accelerator.no_sync(model)
-        state._set_sync_gradients(last)
+        set_gradient_sync(self.accelerator, last)
         try:
             with alone:
                 yield
         finally:
-            state._set_sync_gradients(True)
-            # Gradients are there: layers are not computed again.
-            for packed in self._readers.values():
-                packed.rest()
+            set_gradient_sync(self.accelerator, True)
 
     @contextlib.contextmanager
     def _catching(self) -> Iterator[dict[str, list[float]]]:
-        """What TRL logs of one micro-batch, kept out of what it logs of the step."""
-        whole, found = self._metrics["train"], defaultdict[str, list[float]](list)
-        self._metrics["train"] = found
+        """Keep what TRL logs of one micro-batch out of what it logs of the step."""
+        of_step, metrics = self._metrics["train"], defaultdict[str, list[float]](list)
+        self._metrics["train"] = metrics
         try:
-            yield found
+            yield metrics
         finally:
-            self._metrics["train"] = whole
+            self._metrics["train"] = of_step
 
     def _generate_single_turn(
-        self, prompt_ids: Any, images: Any, multimodal_fields: Any, *rest: Any, **given: Any
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, *rest: Any, **options: Any
     ) -> Any:
-        seen = images or multimodal_fields
-        sampled = None
-        if self._fast.sampling and not seen:
-            sampled = sampling.sample(self, prompt_ids, entropies=self._notes_entropies)
-        if sampled is None:
-            return super()._generate_single_turn(
-                prompt_ids, images, multimodal_fields, *rest, **given
-            )
+        text_alone = not (images or multimodal_fields) and all(prompt_ids)
+        if not (self._fast.sampling and text_alone):
+            arguments = (prompt_ids, images, multimodal_fields, *rest)
+            return super()._generate_single_turn(*arguments, **options)
+        sampled = self._decode(prompt_ids)
         if self._notes_entropies:
             self._sampled_entropies += sampled.entropies
         return sampled.completion_ids, None
 
+    def _decode(self, prompt_ids: list[list[int]]) -> decoding.Sampled:
+        """Completions of this process's prompts.
+
+        Source: trl 1.16, the last branch of `GRPOTrainer._generate_single_turn`.
+        """
+        with unwrap_model_for_generation(
+            self.model_wrapped,
+            self.accelerator,
+            generation_kwargs=self.generation_kwargs,
+            gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+        ) as unwrapped:
+            model = without_wrapper(unwrapped)
+            settings = decoding.read_decoding(self.generation_config, model.generation_config)
+            decode = decode_with_graphs if self._fast.cuda_graphs else decoding.decode
+            return decode(
+                model,
+                prompt_ids,
+                settings,
+                width=self.pad_to_multiple_of or 1,
+                entropies=self._notes_entropies,
+            )
+
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """TRL's, and the entropy of each row, since rows that are left out are not read again."""
+        """Add the entropy of each row to TRL's batch, since rows that are left out are not read again."""
         self._read_entropies, self._sampled_entropies = None, []
-        found = super()._generate_and_score_completions(inputs)
+        batch = super()._generate_and_score_completions(inputs)
         if self._notes_entropies:
-            found[ENTROPY] = self._row_entropies(found)
-        return found
+            batch[ENTROPY] = self._row_entropies(batch)
+        return batch
 
     def _row_entropies(self, batch: dict[str, Any]) -> torch.Tensor:
-        """`[rows] float32`: sums over tokens; NaN where nothing has computed them."""
+        """`[rows] float32`: sums over tokens; NaN if nothing has computed them."""
         lengths = loss_mask(batch).sum(1)
         if self._read_entropies is not None:
             return (self._read_entropies * loss_mask(batch)).sum(1)
@@ -263,7 +313,7 @@ class FastTrainer(GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """TRL's loss; of a micro-batch made anew, its part of the loss of the step."""
+        """Return TRL's loss; of a micro-batch made anew, its part of the loss of the step."""
         if isinstance(inputs, MicroBatch):
             return self._compute_loss(model, inputs) * inputs.scale
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -281,89 +331,53 @@ class FastTrainer(GRPOTrainer):
     ) -> Any:
         # The pass over a whole generation batch, before anything is learned from it.
         whole = model is self.model and batch_size is not None
-        plainly = partial(
+        plain = partial(
             super()._get_per_token_logps_and_entropies,
             model,
             compute_entropy=compute_entropy or (whole and self._fast.no_signal),
             compute_aux_loss=compute_aux_loss,
         )
-        # Pictures are TRL's to place, and what a router balances are all tokens, padding too.
-        if (
-            not self._repacks
-            or compute_aux_loss
-            or any(value is not None for value in named.values())
-        ):
-            return plainly(
-                input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **named
-            )
-        reader = self._reader(model) if self._fast.shared_prompts else None
+        chunk = input_ids, attention_mask, logits_to_keep
+        # TRL alone places images, and a router balances all tokens, padding too.
+        special = compute_aux_loss or any(value is not None for value in named.values())
+        if not self._repacks or special:
+            return plain(*chunk, batch_size=batch_size, **named)
+        packed = self._pack_model(model) if self._fast.shared_prompts else None
         log_probs = input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32)
         entropies = log_probs.clone()
-        for rows in chunk_rows(input_ids, attention_mask, logits_to_keep, batch_size):
-            chunk = input_ids[rows], attention_mask[rows], logits_to_keep
+        for rows in chunk_rows(*chunk, batch_size):
+            part = input_ids[rows], attention_mask[rows], logits_to_keep
             with self.accelerator.autocast():
-                found = reader.read(model, *chunk) if reader else None
-            if found is None:
-                found = _read_plainly(plainly, *chunk, cut=self._cut)
-            log_probs = log_probs.index_copy(0, rows, found[0])
-            if found[1] is not None:
-                entropies = entropies.index_copy(0, rows, found[1].detach())
+                values = packed.read(model, *part) if packed else None
+            if values is None:
+                values = read_plainly(plain, *part, trim=self._trims)
+            log_probs = log_probs.index_copy(0, rows, values[0])
+            if values[1] is not None:
+                entropies = entropies.index_copy(0, rows, values[1].detach())
         if whole:
             self._read_entropies = entropies
         return log_probs, entropies if compute_entropy else None, None
 
-    def _reader(self, model: Any) -> PackedModel:
-        """The model as one that reads rows without padding."""
+    def _pack_model(self, model: Any) -> PackedModel:
         bare = self._bare(model)
-        if id(bare) not in self._readers:
-            self._readers[id(bare)] = PackedModel(bare, self._plain_temperature())
-        return self._readers[id(bare)]
+        if id(bare) not in self._packed:
+            self._packed[id(bare)] = PackedModel(bare, self._plain_temperature())
+        return self._packed[id(bare)]
 
     def _plain_temperature(self) -> float | None:
-        """What logits are divided by where all may be computed at once; None where only TRL's head may."""
+        """Divisor of logits if all may be computed at once; None if only TRL's head may."""
         whole = self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
         own = self.accelerator.device.type == "cpu" and not self.args.cast_lm_head_to_fp32
         return float(self.temperature) if whole and own else None
 
-    def _ignores_padding(self, model: Any) -> bool:
-        """Whether padding in front of all prompts may go; the same on all processes."""
-        if find_prompt_ties(self.accelerator.unwrap_model(model)) is not None:
-            return False
-        training = model.training
-        model.eval()
-        try:
-            with self._reading(model) as setting:
-                return all(gather_object([ignores_padding(**setting)]))
-        finally:
-            model.train(training)
-
     def _bare(self, model: Any) -> Any:
-        """The model without what wraps it: processes, adapters."""
+        """Return the model without wrappers of processes and adapters."""
         return without_wrapper(self.accelerator.unwrap_model(model))
 
 
-def _read_plainly(
-    compute: Callable[..., Any],
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    width: int,
-    *,
-    cut: Cut,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """TRL's own pass, over the rows that have a completion, and the columns that hold a token of one of them."""
-    edge, shape = input_ids.shape[1] - width, (len(input_ids), width)
-    answered = attention_mask[:, edge:].any(1).nonzero().flatten()
-    if not len(answered):
-        # Processes that share the model read together.
-        answered = torch.zeros(1, dtype=torch.long, device=input_ids.device)
-    ids, mask = input_ids[answered], attention_mask[answered]
-    present = mask.any(0).nonzero().flatten()
-    first = min(int(present[0]), edge - 1) if cut.front else 0
-    behind = max(int(present[-1]) + 1, edge + 1) if cut.behind(edge + width) else edge + width
-    log_probs, entropies, _ = compute(ids[:, first:behind], mask[:, first:behind], behind - edge)
-
-    def put_back(values: torch.Tensor) -> torch.Tensor:
-        wide = pad(values, (0, edge + width - behind))
-        return wide.new_zeros(shape).index_copy(0, answered, wide)
-
-    return put_back(log_probs), None if entropies is None else put_back(entropies)
+def shares_weights(trainer: Trainer) -> bool:
+    """Return whether the weights are sharded: each process holds a part of them."""
+    state = trainer.accelerator.state
+    if state.distributed_type == DistributedType.DEEPSPEED:
+        return bool(state.deepspeed_plugin.zero_stage == 3)
+    return bool(state.distributed_type == DistributedType.FSDP)

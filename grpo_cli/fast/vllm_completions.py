@@ -1,9 +1,6 @@
-"""Samples completions with vLLM, from the same tokens and the same settings as `sampling.py`.
+"""Samples completions with vLLM outside of training, from the same tokens and settings as `completions.py`.
 
-Owns the life of the engine. An adapter is handed to vLLM with each request, not merged.
-
-Source: vLLM 0.31, `LLM`, `LoRARequest` and `SamplingParams`; trl 1.16, `VLLMGeneration` (which
-settings it passes on).
+Source: vLLM 0.31, `LLM`, `LoRARequest` and `SamplingParams`; trl 1.16, `VLLMGeneration` (its settings).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +12,13 @@ from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
 from grpo_cli.fast.completions import Completion, Prompt, encode_prompt
-from grpo_cli.models.adapters import read_vllm_rank
+from grpo_cli.models.folder import read_vllm_rank
 
 _OPTIONS = ("top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class VllmSampler:
-    """A running engine."""
+    """A running engine; an adapter is passed to vLLM with each request, not merged."""
 
     def __init__(self, llm: LLM, tokenizer: Any, stops: Sequence[int], adapter: str | None) -> None:
         self._llm = llm
@@ -40,17 +37,13 @@ class VllmSampler:
         chat_template_kwargs: dict[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> list[list[Completion]]:
-        """Samples completions for each prompt; the arguments are those of `sample_completions`.
+        """Sample completions for each prompt; arguments and result as for `sample_completions`.
 
-        Each prompt is seeded by itself, so that its completions do not depend on its neighbours.
-
-        Returns:
-            `samples_per_prompt` completions for each prompt, in the order of `prompts`.
+        Each prompt has its own seed, so that its completions do not depend on the other prompts.
         """
         distinct = samples_per_prompt if temperature > 0 else 1
-        given = {
-            name: value for name in _OPTIONS if (value := (options or {}).get(name)) is not None
-        }
+        values = {name: (options or {}).get(name) for name in _OPTIONS}
+        narrowed = {name: value for name, value in values.items() if value is not None}
         params = [
             SamplingParams(
                 n=distinct,
@@ -58,7 +51,7 @@ class VllmSampler:
                 temperature=temperature,
                 stop_token_ids=self._stops,
                 seed=None if seed is None else (seed + number) % 2**31,
-                **given,
+                **narrowed,
             )
             for number in range(len(prompts))
         ]
@@ -67,10 +60,9 @@ class VllmSampler:
             for prompt in prompts
         ]
         answers = self._llm.generate(encoded, params, use_tqdm=False, lora_request=self._adapter)
+        repeats = samples_per_prompt // distinct
         return [
-            [self._as_completion(output) for output in answer.outputs]
-            * (samples_per_prompt // distinct)
-            for answer in answers
+            [self._as_completion(each) for each in answer.outputs] * repeats for answer in answers
         ]
 
     def _as_completion(self, output: Any) -> Completion:
@@ -89,7 +81,7 @@ def open_vllm(
     seed: int = 0,
     engine: Mapping[str, Any] | None = None,
 ) -> Iterator[VllmSampler]:
-    """Starts an engine, which takes seconds to minutes, and ends it.
+    """Start an engine, which takes seconds to minutes, and end it.
 
     Args:
         location: A model folder or hub id.
@@ -99,11 +91,9 @@ def open_vllm(
         seed: Of the engine.
         engine: More arguments for `vllm.LLM`, such as `gpu_memory_utilization`.
     """
-    lora = (
-        {}
-        if adapter is None
-        else {"enable_lora": True, "max_lora_rank": read_vllm_rank(Path(adapter))}
-    )
+    lora: dict[str, Any] = {}
+    if adapter is not None:
+        lora = {"enable_lora": True, "max_lora_rank": read_vllm_rank(Path(adapter))}
     llm = LLM(model=location, seed=seed, disable_log_stats=True, **lora, **(engine or {}))
     try:
         yield VllmSampler(llm, tokenizer, stops, adapter)

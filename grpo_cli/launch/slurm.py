@@ -1,7 +1,4 @@
-"""A job of Slurm's that trains a recipe: the text of its script, which is pure, and its submission.
-
-Owns what the job does on its nodes: setting up, meeting, training on all of them in one run folder, going
-back into the queue. Which run the machines share and from where it goes on is `grpo train --run-id`'s.
+"""A Slurm job that trains a recipe: its script, from the template `job.sh.jinja`, and its submission.
 
 Source: sbatch, srun and scontrol of Slurm 22.05 and newer (`SLURM_JOB_END_TIME`).
 """
@@ -11,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from grpo_cli.errors import RunError, SetupError, UsageError
+from grpo_cli.recipe.launch import SlurmConfig, is_directive
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.recipe.slurm import SlurmConfig, is_directive
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.,:=/@%+-")
 _EARLY_S = 60
@@ -54,38 +52,45 @@ class JobRequest:
 
 
 def plan_job(recipe: Recipe, request: JobRequest) -> JobPlan:
-    """Writes the script of a job.
+    """Return the script of a job.
 
     Args:
-        recipe: The checked recipe, with overrides; `launch.slurm` may be left out.
+        recipe: The checked recipe, with overrides; `launch.slurm` may be missing.
         request: What the command line says.
 
     Raises:
-        UsageError: A path holds characters that sbatch cannot read.
+        UsageError: sbatch cannot read a path.
     """
-    slurm = recipe.launch.slurm or SlurmConfig()
+    from jinja2 import Environment, StrictUndefined
+
+    slurm, machines = recipe.launch.slurm or SlurmConfig(), recipe.launch.num_machines
     log = f"{request.runs / recipe.name}/slurm-%j.log"
-    parts = (
-        "#!/bin/bash",
-        *_directives(recipe, slurm, request, log),
-        "# Written by `grpo train --slurm`. sbatch takes it as it is, once the folder of --output is there.",
-        "# The recipe is read when the job starts: what is changed there by then is trained.",
-        "",
-        "set -euo pipefail",
-        *_setup(slurm),
-        *_meeting(recipe, slurm),
-        *_train_command(recipe, slurm, request),
-        *(_server(slurm, request) if slurm.server_nodes else ()),
-        *_step(recipe, slurm),
-        *(_requeue(slurm) if slurm.requeue else ()),
-        'exit "$code"',
+    text = resources.files("grpo_cli.launch").joinpath("job.sh.jinja").read_text("utf-8")
+    template = Environment(
+        trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    ).from_string(text)
+    script = template.render(
+        slurm=slurm,
+        directives=list(_directives(recipe, slurm, request)),
+        machines=machines,
+        nodes=machines + slurm.server_nodes,
+        grpo=f"{shlex.quote(sys.executable)} -m grpo_cli",
+        recipe=shlex.quote(str(request.recipe)),
+        runs=shlex.quote(str(request.runs)),
+        run_id=shlex.quote(request.run_id) if request.run_id else '"slurm-$SLURM_JOB_ID"',
+        flags=shlex.join(request.flags),
+        overrides=list(map(shlex.quote, request.overrides)),
+        sets_timeout="server_timeout" in recipe.generation.vllm.extras,
+        cpus=f"--cpus-per-task={slurm.cpus_per_task} " if slurm.cpus_per_task else "",
+        straggler_s=_STRAGGLER_S,
+        margin_s=slurm.signal_before_end_s + _EARLY_S,
     )
     run = request.runs / recipe.name / (request.run_id or "slurm-$SLURM_JOB_ID")
-    return JobPlan("\n".join(parts) + "\n", log, str(run))
+    return JobPlan(script, log, str(run))
 
 
 def submit(plan: JobPlan, runs: Path) -> str:
-    """Hands a job to Slurm; gives its number.
+    """Submit a job; return its number.
 
     Args:
         plan: What is submitted.
@@ -116,18 +121,18 @@ def submit(plan: JobPlan, runs: Path) -> str:
     return number
 
 
-def _directives(recipe: Recipe, slurm: SlurmConfig, request: JobRequest, log: str) -> Iterator[str]:
-    own = ("partition", "account", "qos", "constraint", "time", "mem")
+def _directives(recipe: Recipe, slurm: SlurmConfig, request: JobRequest) -> Iterator[str]:
+    named = ("partition", "account", "qos", "constraint", "time", "mem")
     options: dict[str, object] = {
         "job-name": recipe.name,
         "nodes": recipe.launch.num_machines + slurm.server_nodes,
         "ntasks-per-node": 1,
-        **{name: getattr(slurm, name) for name in own},
+        **{name: getattr(slurm, name) for name in named},
         "gpus-per-node": slurm.gpus_per_node,
         "cpus-per-task": slurm.cpus_per_task,
         "exclusive": slurm.exclusive,
         "chdir": request.folder,
-        # In this one, % is sbatch's own.
+        # sbatch replaces % in this one.
         "output": f"{str(request.runs / recipe.name).replace('%', '%%')}/slurm-%j.log",
         "open-mode": "append",
         "requeue" if slurm.requeue else "no-requeue": True,
@@ -136,9 +141,9 @@ def _directives(recipe: Recipe, slurm: SlurmConfig, request: JobRequest, log: st
     }
     for name, value in options.items():
         if value is True:
-            yield f"#SBATCH --{name}"
+            yield name
         elif value is not None and value is not False:
-            yield f"#SBATCH --{name}={_quote_directive(str(value))}"
+            yield f"{name}={_quote_directive(str(value))}"
 
 
 def _quote_directive(text: str) -> str:
@@ -148,105 +153,3 @@ def _quote_directive(text: str) -> str:
             "line breaks"
         )
     return text if _PLAIN.issuperset(text) else f'"{text}"'
-
-
-def _setup(slurm: SlurmConfig) -> Iterator[str]:
-    if slurm.setup:
-        yield "# Modules and environments read variables that may not be set."
-        yield from ("set +u", *slurm.setup, "set -u")
-
-
-def _meeting(recipe: Recipe, slurm: SlurmConfig) -> Iterator[str]:
-    """Who the nodes are, and where they find each other."""
-    if recipe.launch.num_machines + slurm.server_nodes == 1:
-        return
-    yield ""
-    yield 'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
-    yield "# Jobs that share a node meet at ports of their own."
-    if recipe.launch.num_machines > 1:
-        yield "port=$((15000 + SLURM_JOB_ID % 15000))"
-    if slurm.server_nodes:
-        yield "server_port=$((31000 + SLURM_JOB_ID % 1000))"
-        yield 'server_node="${nodes[-1]}"'
-
-
-def _train_command(recipe: Recipe, slurm: SlurmConfig, request: JobRequest) -> Iterator[str]:
-    """The command of every node, less what tells them apart."""
-    launch = recipe.launch
-    named = shlex.quote(request.run_id) if request.run_id else '"slurm-$SLURM_JOB_ID"'
-    yield ""
-    yield "train=("
-    yield f"  {_grpo()} train {shlex.quote(str(request.recipe))}"
-    yield f"  --runs {shlex.quote(str(request.runs))} --run-id {named} --resume"
-    if request.flags:
-        yield f"  {shlex.join(request.flags)}"
-    for text in request.overrides:
-        yield f"  --set {shlex.quote(text)}"
-    if launch.num_machines > 1:
-        yield '  --set "launch.main_process_ip=${nodes[0]}"'
-        yield '  --set "launch.main_process_port=$port"'
-    if slurm.server_nodes:
-        yield '  --set "generation.vllm.base_url=http://$server_node:$server_port"'
-        if "server_timeout" not in recipe.generation.vllm.extras:
-            # Both start together, and a large model takes its time.
-            yield "  --set generation.vllm.server_timeout=3600"
-    yield ")"
-
-
-def _grpo() -> str:
-    return f"{shlex.quote(sys.executable)} -m grpo_cli"
-
-
-def _server(slurm: SlurmConfig, request: JobRequest) -> Iterator[str]:
-    """The vLLM server on the last node; a stop is not for it: the last step still samples."""
-    yield ""
-    yield "# Slurm asks every step to stop; the training needs the server until its own step is done."
-    processors = f"--cpus-per-task={slurm.cpus_per_task} " if slurm.cpus_per_task else ""
-    yield f'srun --nodes=1 --ntasks=1 {processors}--nodelist="$server_node" bash -c \''
-    yield "  trap : TERM"
-    yield '  "$@" & server=$!'
-    yield '  trap "kill $server" USR1'
-    yield '  while kill -0 "$server" 2>/dev/null; do wait "$server" || true; done'
-    serve = f"{_grpo()} serve {shlex.quote(str(request.recipe))}"
-    changes = "".join(f" --set {shlex.quote(text)}" for text in request.overrides)
-    yield f'\' bash {serve}{changes} --host 0.0.0.0 --port "$server_port" --timeout 3600 &'
-    yield "server_step=$!"
-    yield "trap 'kill -USR1 \"$server_step\" 2>/dev/null || true' EXIT"
-
-
-def _step(recipe: Recipe, slurm: SlurmConfig) -> Iterator[str]:
-    """The training itself, on all nodes at once."""
-    machines = recipe.launch.num_machines
-    flags = [f"--nodes={machines}", f"--ntasks={machines}", "--ntasks-per-node=1"]
-    if slurm.cpus_per_task:
-        # srun no longer takes it over from the job.
-        flags.append(f"--cpus-per-task={slurm.cpus_per_task}")
-    if slurm.server_nodes:
-        flags.append(f'--nodelist="$(IFS=,; echo "${{nodes[*]:0:{machines}}}")"')
-    yield ""
-    yield "# The script outlives a SIGTERM, so as to say what comes after it."
-    yield "trap : TERM"
-    yield "code=0"
-    yield "# Slurm's signals are for the process of the task itself, hence the exec."
-    yield f"srun {' '.join(flags)} --wait={_STRAGGLER_S} bash -c '"
-    yield '  exec "$@" --set "launch.machine_rank=$SLURM_PROCID"'
-    yield '\' bash "${train[@]}" || code=$?'
-
-
-def _requeue(slurm: SlurmConfig) -> Iterator[str]:
-    """What follows a stop. One before the time is Slurm's to requeue, or somebody's wish."""
-    margin = slurm.signal_before_end_s + _EARLY_S
-    most = slurm.max_requeues
-    yield ""
-    yield "# 143 and 130: it was asked to stop, and is saved. Slurm requeues a job that it preempts by itself."
-    yield "if [[ $code == 143 || $code == 130 ]]; then"
-    yield f"  if (($(date +%s) + {margin} < ${{SLURM_JOB_END_TIME:-9999999999}})); then"
-    yield '    echo "grpo: stopped before the time limit; not requeued from here" >&2'
-    yield f"  elif ((${{SLURM_RESTART_COUNT:-0}} >= {most})); then"
-    yield f'    echo "grpo: started again {most} times (launch.slurm.max_requeues); not requeued" >&2'
-    yield '  elif scontrol requeue "$SLURM_JOB_ID"; then'
-    yield "    exit 0"
-    yield "  else"
-    yield '    echo "grpo: not requeued from here; it may be in the queue already" >&2'
-    yield "  fi"
-    yield "fi"

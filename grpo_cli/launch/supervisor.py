@@ -1,8 +1,4 @@
-"""Starts a planned launch, watches it, passes signals on, and says how it ended.
-
-Owns the worker processes: none outlives this one. Does not read metrics or draw anything: it calls
-`on_tick` a few times a second.
-"""
+"""Starts a planned launch, watches it, passes signals on, and settles its final status."""
 
 import contextlib
 import json
@@ -11,27 +7,25 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from grpo_cli.errors import RunError
 from grpo_cli.launch.plan import LaunchPlan
-from grpo_cli.launch.server_watch import watched
-from grpo_cli.processes import start_child
+from grpo_cli.launch.server_process import watched
+from grpo_cli.processes import child
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.heartbeat import BeatWatch
-from grpo_cli.runs.liveness import live_workers
-from grpo_cli.runs.status import FINAL, Status, StatusFile
+from grpo_cli.runs.status import FINAL, BeatWatch, Status, StatusFile, live_workers
 from grpo_cli.units import format_duration
 
 TICK_S = 0.2
 _STACKS_S = 2.0
-"""Seconds that workers get to write down where they stand."""
-_LONGEST_ECHO = 200
-_HANG_UP = re.compile(r"Connection|connection|Read error|gloo|NCCL")
-"""What a process says whose peer has died."""
+"""Seconds that workers get to write their stack traces."""
+_REASON_LENGTH = 200
+_LOST_CONNECTION = re.compile(r"Connection|connection|Read error|gloo|NCCL")
+"""What a process reports whose peer has died."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +50,10 @@ class _Signals:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        # A terminal that is closed asks as well, unless `nohup` has the command ignore that.
-        hears = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-        numbers = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hears else []))
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        # Closing the terminal is a request to stop too, except under `nohup`.
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
         previous = {number: signal.signal(number, self.receive) for number in numbers}
         try:
             yield
@@ -73,100 +68,97 @@ def supervise(
     on_tick: Callable[[], None],
     on_stopping: Callable[[], None],
     on_notice: Callable[[str], None],
+    cancelled: Callable[[], str | None] = lambda: None,
 ) -> Outcome:
-    """Runs a plan to its end.
+    """Run a plan to its end; no worker outlives this call.
 
-    The first SIGINT, SIGTERM or SIGHUP asks the workers to finish their step, save and stop; the second
-    ends them at once.
+    The first SIGINT, SIGTERM or SIGHUP asks the workers to finish their step, save and stop; the second kills
+    them.
 
     Args:
         plan: What to start.
         folder: The run's folder; logs go to its present attempt.
         on_tick: Called a few times a second, and once at the end.
-        on_stopping: Called when a stop has been asked for.
-        on_notice: Told what a person should know of the vLLM server.
+        on_stopping: Called when a stop has been requested.
+        on_notice: Told what the user should know of the vLLM server.
+        cancelled: Called a few times a second; a reason it returns ends the run.
 
     Raises:
-        RunError: The run folder has gone.
+        RunError: The run folder was removed.
     """
     signals = _Signals()
-    cause = None
+    reason = None
     beats = BeatWatch(folder)
     with (
         signals.installed(),
         folder.log.open("ab") as output,
         watched(plan.server, folder.server_log, on_notice, lambda: signals.count > 1) as server,
+        child(
+            plan.argv,
+            env=plan.add_environment(os.environ),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C in the terminal reaches this process only.
+            start_new_session=True,
+        ) as process,
     ):
-        process = _start(plan, output)
-        look = server.look if server else lambda: None
+        checks = (cancelled, server.look) if server else (cancelled,)
         try:
-            cause = _watch(process, plan, folder, beats, signals, look, on_tick, on_stopping)
+            for _ in _ticks(process, signals, folder, on_stopping):
+                reason = _find_stall(beats, plan, folder) or _first_reason(checks)
+                if reason is not None:
+                    break
+                on_tick()
+                time.sleep(TICK_S)
         finally:
-            # Whatever broke the watch, nothing stays behind and the status tells the end.
-            _end(process, folder)
-            status = _settle(plan, folder, process.returncode, signals, cause)
+            # However the loop ended, nothing stays behind and the status is final.
+            _kill_all(process, folder)
+            status = _settle(plan, folder, process.returncode, signals, reason)
     on_tick()
     return Outcome(status, signals.last)
 
 
-def _start(plan: LaunchPlan, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    # Where this process dies, the launcher gets a SIGTERM, as the workers do: a step, a save, an end.
-    return start_child(
-        plan.argv,
-        env=plan.add_environment(os.environ),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        # A session of its own: Ctrl-C in the terminal reaches this process alone.
-        start_new_session=True,
-    )
-
-
-def _watch(
-    process: subprocess.Popen[bytes],
-    plan: LaunchPlan,
-    folder: RunFolder,
-    beats: BeatWatch,
+def _ticks(
+    process: "subprocess.Popen[bytes]",
     signals: _Signals,
-    look_at_server: Callable[[], str | None],
-    on_tick: Callable[[], None],
+    folder: RunFolder,
     on_stopping: Callable[[], None],
-) -> str | None:
-    """Waits for the end; gives the reason where a stall or the server is one."""
+) -> Iterator[None]:
+    """Iterate until the process has ended or a second signal arrives; pass the first one on."""
     handled = 0
     while process.poll() is None:
         if signals.count > handled:
             handled = signals.count
             if handled > 1:
-                return None
+                return
             with contextlib.suppress(OSError):
                 folder.stop_request.touch()
             on_stopping()
-        still_s = beats.look()
-        if plan.stall_timeout_s is not None and still_s > plan.stall_timeout_s:
-            return _explain_stall(folder, plan.stall_timeout_s)
-        if (reason := look_at_server()) is not None:
-            return reason
-        on_tick()
-        time.sleep(TICK_S)
-    return None
+        yield
 
 
-def _explain_stall(folder: RunFolder, limit_s: float) -> str:
-    """Has every worker write down where it stands, and says where to look."""
+def _first_reason(checks: Sequence[Callable[[], str | None]]) -> str | None:
+    return next((reason for check in checks if (reason := check()) is not None), None)
+
+
+def _find_stall(beats: BeatWatch, plan: LaunchPlan, folder: RunFolder) -> str | None:
+    """Return why the run counts as stalled; its workers have then written their stack traces."""
+    silent_s = beats.look()
+    if plan.stall_timeout_s is None or silent_s <= plan.stall_timeout_s:
+        return None
     for pid in live_workers(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
     time.sleep(_STACKS_S)
     phase = StatusFile(folder.status).read().phase
     return (
-        f"no progress for {format_duration(limit_s)} while {phase}. The stacks of all workers are at the "
-        f"end of {folder.log}. Fix: what hangs there; `launch.stall_timeout_s` is how long to wait"
+        f"no progress for {format_duration(plan.stall_timeout_s)} while {phase}. The stacks of all workers "
+        f"are at the end of {folder.log}. Fix: what hangs there; `launch.stall_timeout_s` is how long to wait"
     )
 
 
-def _end(process: subprocess.Popen[bytes], folder: RunFolder) -> None:
-    """Makes sure that nothing is left running: the launcher, its session, and every worker."""
+def _kill_all(process: "subprocess.Popen[bytes]", folder: RunFolder) -> None:
+    """Kill the launcher, its session, and every worker."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for pid in live_workers(folder):
@@ -180,46 +172,48 @@ def _settle(
     folder: RunFolder,
     returncode: int,
     signals: _Signals,
-    cause: str | None,
+    reason: str | None,
 ) -> Status:
-    """The final status: the workers' own, or what their end says where they left none."""
+    """Return the final status: what the workers wrote, or else what their end implies."""
     if not folder.path.is_dir():
-        raise RunError(f"the run folder {folder.path} has gone. Fix: start the run again")
+        raise RunError(f"the run folder {folder.path} was removed. Fix: start the run again")
     file = StatusFile(folder.status)
     status = file.read()
     failure = _first_failure(folder)
-    # One that was asked to stop may leave the others in the middle of a word.
+    # In a run that was asked to stop, one process may interrupt the others' communication.
     if failure and status.state not in ("completed", "stopped"):
         return file.update(state="failed", reason=failure["reason"], traceback=failure["traceback"])
     if status.state in FINAL:
         return status
-    if cause:
-        return file.update(state="failed", reason=cause)
+    if reason:
+        return file.update(state="failed", reason=reason)
     if signals.count > 1:
         lost = f"ended at once after step {status.step}; steps since the last checkpoint are lost"
         return file.update(state="stopped", reason=lost)
     if returncode == 0 and plan.machine_rank > 0:
-        # Machine 0 holds the main process; this one has done its part.
+        # The main process is on machine 0; this machine has done its part.
         return file.update(state="completed", phase="done")
-    return file.update(state="failed", reason=_explain_exit(returncode), traceback=_tail(folder))
+    log = folder.log.read_text(errors="replace").splitlines()
+    return file.update(
+        state="failed", reason=_explain_exit(returncode), traceback="\n".join(log[-30:])
+    )
 
 
 def _first_failure(folder: RunFolder) -> dict[str, Any] | None:
-    """What the rank that failed first wrote down: the others only see it hang up."""
+    """Return what the process that failed first recorded: the others only see a lost connection."""
     written = folder.failures()
     if not written:
         return None
-    found = [json.loads(path.read_text()) for path in written.values()]
-    first = min(found, key=lambda failure: failure["time"])
+    failures = [json.loads(path.read_text()) for path in written.values()]
+    first = min(failures, key=lambda failure: failure["time"])
     silent = sorted(folder.worker_pids().keys() - written.keys())
-    if silent and _HANG_UP.search(first["reason"]):
-        who = ", ".join(map(str, silent))
-        said = first["reason"].partition("\n")[0][:_LONGEST_ECHO]
+    if silent and _LOST_CONNECTION.search(first["reason"]):
+        reason = first["reason"].partition("\n")[0][:_REASON_LENGTH]
         first["reason"] = (
-            f"process {who} ended without a word (killed, or by os._exit); "
-            f"process {first['rank']} then lost the connection: {said}"
+            f"process {', '.join(map(str, silent))} exited without reporting an error (killed, or by "
+            f"os._exit); process {first['rank']} then lost the connection: {reason}"
         )
-        # Where the others stood then is not the cause.
+        # The stack of the process that lost the connection is not the cause.
         first["traceback"] = None
     return first
 
@@ -231,8 +225,4 @@ def _explain_exit(returncode: int) -> str:
         return f"the worker ended with signal {-returncode} ({signal.Signals(-returncode).name})"
     if returncode == 0:
         return "the worker ended before the run was finished, without an error"
-    return f"the worker ended with exit code {returncode} without saying why"
-
-
-def _tail(folder: RunFolder, lines: int = 30) -> str:
-    return "\n".join(folder.log.read_text(errors="replace").splitlines()[-lines:])
+    return f"the worker ended with exit code {returncode} without reporting an error"

@@ -1,1 +1,1 @@
-"""What answers: where a model comes from, how it is loaded, and how completions are sampled."""
+"""Where a model comes from and how it is loaded: paths, folder checks, tokenizer, weights, adapters, sizes."""

@@ -1,19 +1,27 @@
-"""The sizes of a model and of one training step, counted on a model without weights.
+"""Counts the sizes of a model and of one training step without weights.
 
-Owns the counting: a model of the right architecture on torch's `meta` device takes a forward pass
-in which nothing is computed, and the tensors kept for the backward pass are added up. It loads no
-weights and allocates nothing.
+A model on the `meta` device takes a forward pass, in which nothing is computed; the tensors kept for the backward
+pass are added up.
 """
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import torch
+from peft.tuners.lora import LoraLayer
+from safetensors import safe_open
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from grpo_cli.models.adapters import without_wrapper
-from grpo_cli.models.loading import add_adapters, load_config, pick_dtype
+from grpo_cli.models.loading import (
+    add_adapters,
+    load_config,
+    pick_dtype,
+    refused_config,
+    without_wrapper,
+)
 from grpo_cli.models.shape import ModelShape
+from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.model import ModelConfig
 
 _FUSED = "grpo_fused_attention"
@@ -27,18 +35,18 @@ def read_shape(
     activations: str | None = None,
     cuda: bool = False,
 ) -> ModelShape:
-    """Counts the sizes of a model, with its adapters, and of one micro-step.
+    """Count the sizes of a model, with its adapters, and of one micro-step.
 
     Args:
         model: The recipe's section.
         batch: Sequences in a micro-step.
         length: Tokens of a sequence, prompt and completion.
-        activations: Precision of activations where it is not that of the weights (autocast).
+        activations: Precision of activations if it is not that of the weights (autocast).
         cuda: Whether the model will run on CUDA.
 
     Raises:
-        RecipeError: `model.path` names nothing.
-        SetupError: The configuration of the model cannot be had.
+        RecipeError: `model.path` names nothing, or transformers cannot build a model from its config.json.
+        SetupError: The configuration of the model cannot be loaded.
     """
     config = load_config(model)
     dtype = _dtype(model, config, cuda=cuda)
@@ -55,26 +63,41 @@ def read_shape(
             counted.enable_input_require_grads()
         checkpointed = _count_saved(counted, batch, length)
     except Exception:
-        # Some architectures look into masks, or hold kernels that know no shapes without values.
+        # Some architectures read values of masks, or have kernels without a meta implementation.
         return _describe(model, empty, dtype, None, None)
     return _describe(model, empty, dtype, saved / tokens, checkpointed / tokens)
 
 
 def _dtype(model: ModelConfig, config: Any, *, cuda: bool) -> torch.dtype:
     picked = pick_dtype(model, cuda=cuda)
-    named = config.dtype or torch.float32 if picked == "auto" else picked
+    named = config.dtype or _stored_dtype(model) if picked == "auto" else picked
     return getattr(torch, named) if isinstance(named, str) else named
 
 
+def _stored_dtype(model: ModelConfig) -> torch.dtype:
+    """Return the precision of a checkpoint whose config.json names none: float32 for one on the hub.
+
+    Source: transformers 5.17, `modeling_utils._get_dtype`: that of the first weight that is no integer.
+    """
+    for file in sorted(Path(model_folder_or_id(model)).glob("*.safetensors"))[:1]:
+        with safe_open(file, framework="pt") as weights:
+            stored = map(weights.get_tensor, sorted(weights.keys()))
+            return next((each.dtype for each in stored if each.is_floating_point()), torch.float32)
+    return torch.float32
+
+
 def _build_empty(model: ModelConfig, config: Any, dtype: torch.dtype) -> Any:
-    """The model on the `meta` device, where tensors have shapes and no values."""
+    """Return the model on the `meta` device, where tensors have shapes and no values."""
     AttentionInterface.register(_FUSED, _attend)
     with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, trust_remote_code=model.trust_remote_code
-        )
+        try:
+            empty = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, trust_remote_code=model.trust_remote_code
+            )
+        except Exception as error:  # whatever transformers makes of a wrong config.json
+            raise refused_config(model, error) from error
         if hasattr(empty, "set_experts_implementation"):
-            # Grouped products of experts want bf16; one after the other they keep the same tensors.
+            # Grouped products of experts need bf16; one after the other they keep the same tensors.
             with contextlib.suppress(ValueError, KeyError):
                 empty.set_experts_implementation("eager")
         empty.set_attn_implementation("eager" if model.attn_implementation == "eager" else _FUSED)
@@ -84,7 +107,7 @@ def _build_empty(model: ModelConfig, config: Any, dtype: torch.dtype) -> Any:
 
 
 class _Fused(torch.autograd.Function):
-    """Keeps what every fused attention keeps: queries, keys, values, the output, a sum a row."""
+    """Keeps what every fused attention keeps: queries, keys, values, the output, one sum a row."""
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
@@ -100,27 +123,26 @@ class _Fused(torch.autograd.Function):
 def _attend(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any
 ) -> tuple[Any, None]:
-    """Attention as transformers calls it: heads of [batch, heads, tokens, head size] in, and
-    [batch, tokens, heads, head size] out."""
+    """Attend as transformers asks: `[batch, heads, tokens, size]` in, `[batch, tokens, heads, size]` out."""
     return _Fused.apply(query, key, value).transpose(1, 2), None
 
 
 def _count_saved(model: Any, batch: int, length: int) -> int:
-    """Bytes of the tensors kept by one forward pass of the backbone, each storage once."""
+    """Return the bytes of the tensors kept by one forward pass of the backbone, each storage once."""
     known = {weight.untyped_storage()._cdata for weight in model.parameters()}
     kept: dict[int, Any] = {}
 
     def keep(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
         if storage._cdata not in known:
-            # The storage is held, or another could take its address.
+            # Keep the storage, or another could take its address.
             kept[storage._cdata] = storage
         return tensor
 
     base = without_wrapper(model)
     with torch.device("meta"):
         tokens = torch.zeros(batch, length, dtype=torch.long)
-        # A mask of four dimensions is taken as it is; a smaller one would be looked into.
+        # transformers takes a mask of four dimensions as it is; it would read values of a smaller one.
         mask = torch.ones(batch, 1, length, length, dtype=torch.bool)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         base.base_model(input_ids=tokens, attention_mask=mask, use_cache=False)
@@ -155,11 +177,17 @@ def _describe(
         head_trained=any(weight is model.get_output_embeddings().weight for weight in trained),
         saved_bytes_per_token=saved,
         checkpoint_bytes_per_token=checkpointed,
+        adapted_bytes=sum(
+            weight.nbytes
+            for layer in model.modules()
+            if isinstance(layer, LoraLayer)
+            for weight in layer.get_base_layer().parameters()
+        ),
     )
 
 
 def _saved_by_quantizing(section: ModelConfig, model: Any) -> int:
-    """Bytes that bitsandbytes takes off the weights of linear layers, the output head excepted.
+    """Return the bytes that bitsandbytes saves on the weights of linear layers except the output head.
 
     Source: Dettmers et al. 2023 (arXiv:2305.14314), section 3: 4 bits and 0.127 for the constants.
     """

@@ -1,10 +1,10 @@
 """Loads what a recipe's `model` section names: tokenizer, weights and adapters.
 
-Owns the passage from `ModelConfig` to the objects of transformers and peft. Does not place a
-model on a device, except a quantized one; why a model cannot be had is `loading_errors.py`'s to say.
+`loading_errors.py` explains what transformers refuses.
 """
 
 import importlib.util
+import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,7 +20,8 @@ from transformers import (
     GenerationConfig,
 )
 
-from grpo_cli.errors import GrpoError, Problem, RecipeError, SetupError, install_extra
+from grpo_cli.errors import GrpoError, RecipeError, SetupError, UsageError, install_extra, nearest
+from grpo_cli.issues import Issue
 from grpo_cli.loading_errors import check_tokenizer, explain_loading, quiet_loading
 from grpo_cli.machine import has_bfloat16
 from grpo_cli.models.source import model_folder_or_id, read_chat_template, resolve_source
@@ -42,18 +43,17 @@ _FIXES = (
     ("unexpected keyword argument", "correct `model.init_kwargs`", "init_kwargs"),
     ("quantized model requires", "name the unquantized model, or install that package", "path"),
 )
-"""The messages of transformers (5.17) about these models alone."""
+"""Messages of transformers (5.17) about language models only."""
+_LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"
+"""Key under which a tokenizer (transformers 5.17) notes that it has given this warning; probe reports lengths."""
 
 
 def load_tokenizer(model: ModelConfig) -> Any:
-    """Loads the tokenizer as TRL wants it: padding on the left, a pad token, the recipe's template.
-
-    Returns:
-        A `PreTrainedTokenizerBase` with `eos_token` and `pad_token` set.
+    """Load the tokenizer as TRL wants it: padding on the left, eos and pad tokens, the recipe's template.
 
     Raises:
         RecipeError: `model.path` or `model.chat_template` names nothing, or there is no eos token.
-        SetupError: The tokenizer cannot be had; the text says how to mend that.
+        SetupError: The tokenizer cannot be loaded.
     """
     template = read_chat_template(model)
     location = model_folder_or_id(model)
@@ -69,15 +69,16 @@ def load_tokenizer(model: ModelConfig) -> Any:
         tokenizer.pad_token = tokenizer.eos_token
     if template is not None:
         tokenizer.chat_template = template
+    tokenizer.deprecation_warnings[_LENGTH_WARNING] = True
     return tokenizer
 
 
 def load_config(model: ModelConfig) -> Any:
-    """Loads the configuration: a `PreTrainedConfig`, without any weights.
+    """Load the configuration, a `PreTrainedConfig`.
 
     Raises:
         RecipeError: `model.path` names nothing.
-        SetupError: The configuration cannot be had.
+        SetupError: It cannot be loaded.
     """
     location = model_folder_or_id(model)
     with _explained(model):
@@ -85,11 +86,11 @@ def load_config(model: ModelConfig) -> Any:
 
 
 def load_generation_config(model: ModelConfig) -> Any:
-    """The model's own generation settings, made from its configuration where it ships none.
+    """Load the model's own generation settings, made from its configuration if it ships none.
 
     Raises:
         RecipeError: `model.path` names nothing.
-        SetupError: The configuration cannot be had.
+        SetupError: The configuration cannot be loaded.
     """
     location = model_folder_or_id(model)
     try:
@@ -103,15 +104,16 @@ def load_model(
     tokenizer: Any = None,
     *,
     device_is_cuda: bool | None = None,
-    on_meta: bool = False,
+    device: torch.device | str | None = None,
 ) -> Any:
-    """Load the weights, on the CPU; quantized ones on the current CUDA device.
+    """Load the weights.
 
     Args:
         model: The recipe's section.
         tokenizer: If given, the model must have an embedding for each of its tokens.
         device_is_cuda: Whether the model will run on CUDA; looked up if None.
-        on_meta: Read names and sizes but no values, into a model on the `meta` device.
+        device: Where the weights are read to, past the host's memory; `meta` takes names and sizes but no values.
+            None is the CPU, and for quantized weights the current CUDA device.
 
     Returns:
         A `PreTrainedModel` with a language-modelling head, without adapters.
@@ -122,10 +124,10 @@ def load_model(
     """
     cuda = torch.cuda.is_available() if device_is_cuda is None else device_is_cuda
     options = {**_hub_options(model), **_precision_options(model, cuda), **model.init_kwargs}
+    if device is not None and (device == "meta" or "device_map" not in options):
+        options["device_map"] = {"": device}
     if model.attn_implementation is not None:
         options["attn_implementation"] = model.attn_implementation
-    if on_meta:
-        options["device_map"] = {"": "meta"}
     # Weights of other sizes are refused below, where the message can name them.
     options["ignore_mismatched_sizes"] = True
     location = model_folder_or_id(model)
@@ -133,42 +135,90 @@ def load_model(
         loaded, report = AutoModelForCausalLM.from_pretrained(
             location, output_loading_info=True, **options
         )
-    _check_names(model.path, report["missing_keys"], report["unexpected_keys"])
+    _check_names(model.path, loaded, report["missing_keys"], report["unexpected_keys"])
     _check_sizes(model.path, report["mismatched_keys"])
     if tokenizer is not None:
         check_vocabulary(loaded, tokenizer)
-    if not on_meta:
+    if device != "meta":
         _check_values(model.path, loaded)
     return loaded
 
 
 def check_weights(model: ModelConfig, tokenizer: Any) -> None:
-    """Check that a folder's weights are complete and fit its config.json and tokenizer; read no values.
+    """Check that weights, config.json, generation_config.json and tokenizer fit each other.
 
-    Skips models of the hub, which would have to be downloaded, and checkpoints that are quantized.
+    Of each weight, only the first row is read. Skips the weights of models of the hub, which would have to be
+    downloaded, and of quantized checkpoints.
 
     Raises:
-        RecipeError: The tokenizer does not fit.
+        RecipeError: The tokenizer, the generation settings or config.json are wrong.
         SetupError: The weights cannot be loaded.
     """
+    _check_generation_config(model)
     quantized = getattr(load_config(model), "quantization_config", None)
     if quantized or not Path(model_folder_or_id(model)).is_dir():
         return
     plain = model.model_copy(update={"quantization": None})
     try:
         with quiet_loading():
-            load_model(plain, tokenizer, device_is_cuda=False, on_meta=True)
+            load_model(plain, tokenizer, device_is_cuda=False, device="meta")
     except GrpoError:
         raise
-    except Exception:
+    except Exception as error:
         # The code of some models needs values; loading them will tell.
-        return
+        if not model.trust_remote_code:
+            raise refused_config(model, error) from error
+    _sample_values(model.path, Path(model_folder_or_id(model)))
 
 
-def _check_names(path: str, missing: Iterable[str], unexpected: Iterable[str]) -> None:
-    """Refuse missing weights, for which transformers would use random values."""
+def refused_config(model: ModelConfig, error: Exception) -> RecipeError:
+    """Return the error for a config.json from which transformers cannot build a model."""
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
+    settings = load_config(model).to_dict()
+    # The name of a class or activation that transformers looked up and did not find.
+    key = _find_value(settings, error.args[0]) if isinstance(error, KeyError) else None
+    place = f" at `{key}`" if key else ""
+    message = (
+        f"transformers cannot build a model from config.json of {model.path}{place}: {reason[:300]}"
+    )
+    fix = f"correct `{key}` in config.json" if key else "correct config.json, or fetch it anew"
+    return RecipeError([Issue(message, fix, "model.path")])
+
+
+def _find_value(settings: dict[str, Any], value: Any) -> str | None:
+    """Return the dotted key of a value in nested settings; None if it is not there."""
+    for key, inside in settings.items():
+        if isinstance(inside, dict) and (rest := _find_value(inside, value)) is not None:
+            return f"{key}.{rest}"
+        if type(inside) is type(value) and inside == value:
+            return str(key)
+    return None
+
+
+def _check_generation_config(model: ModelConfig) -> None:
+    """Refuse generation settings that transformers reads but refuses to save with a checkpoint."""
+    try:
+        load_generation_config(model).validate(strict=True)
+    except ValueError as error:
+        reasons = dict(re.findall(r"^- `(\w+)`: (.*?)(?:\. |$)", str(error), re.MULTILINE))
+        names, reason = ", ".join(reasons), next(iter(reasons.values()), str(error))
+        message = f"generation_config.json of {model.path} is invalid ({names}): {reason}"
+        fix = f"remove {names or 'these values'} from it, or set `do_sample` to true"
+        why = "transformers would refuse to save the first checkpoint"
+        raise RecipeError([Issue(message, fix, "model.path", why=why)]) from error
+
+
+def _check_names(path: str, model: Any, missing: Iterable[str], unexpected: Iterable[str]) -> None:
+    """Refuse missing weights, which transformers would make random, and layers that it would leave out."""
     absent, others = sorted(missing), sorted(unexpected)
     if not absent:
+        own = {_any_layer(name) for name in model.state_dict()}
+        if extra := [name for name in others if _any_layer(name) in own]:
+            message = (
+                f"config.json leaves out layers of {path}: {len(extra)} weights, such as {extra[0]}"
+            )
+            fix = "correct the number of layers in config.json"
+            raise SetupError(f"{message}. Fix: {fix}", "model.path")
         return
     message = f"{path} lacks {len(absent)} of its weights, such as {absent[0]}"
     if others:
@@ -187,6 +237,11 @@ def _check_names(path: str, missing: Iterable[str], unexpected: Iterable[str]) -
     raise SetupError(f"{message}. Fix: {fix}", "model.path")
 
 
+def _any_layer(name: str) -> str:
+    """Return a weight's name with `*` for the layer's number."""
+    return re.sub(r"\.\d+\.", ".*.", name, count=1)
+
+
 def _check_sizes(path: str, mismatched: Iterable[tuple[str, Iterable[int], Iterable[int]]]) -> None:
     others = sorted(mismatched)
     if not others:
@@ -202,26 +257,53 @@ def _check_sizes(path: str, mismatched: Iterable[tuple[str, Iterable[int], Itera
 
 
 def _check_values(path: str, model: Any) -> None:
-    """Refuse weights that are not finite; the sum of a tensor, which takes no memory, shows them."""
-    for name, weight in model.named_parameters():
+    """Refuse weights that are not finite; sums show them without taking memory."""
+    for name, parameter in model.named_parameters():
+        weight = _own_shard(parameter)
         if not weight.is_floating_point() or weight.element_size() == 1:
             continue
         # A sum in half precision can also overflow.
         if not weight.sum().isfinite() and not weight.isfinite().all():
-            fix = "fetch the weights anew, or name an earlier checkpoint of their training"
-            message = f"{path} has NaN or infinite values in {name}. Fix: {fix}"
-            raise SetupError(message, "model.path")
+            raise _refused_values(path, name)
+
+
+def _own_shard(parameter: Any) -> Any:
+    """Return what this process holds of a weight, which DeepSpeed ZeRO-3 replaces with an empty one."""
+    shard = getattr(parameter, "ds_tensor", None)
+    if shard is None:
+        return parameter
+    # The last shards are padded with arbitrary values.
+    rank = torch.distributed.get_rank(parameter.ds_process_group)
+    return shard.flatten()[: max(0, parameter.ds_numel - rank * shard.numel())]
+
+
+def _sample_values(path: str, folder: Path) -> None:
+    """Refuse weights whose first rows are not finite."""
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            for name in sorted(weights.keys()):
+                part = weights.get_slice(name)
+                row = part[:1] if part.get_shape() else torch.zeros(1)
+                if row.is_floating_point() and row.element_size() > 1 and not row.isfinite().all():
+                    raise _refused_values(path, name)
+
+
+def _refused_values(path: str, name: str) -> SetupError:
+    fix = "fetch the weights anew, or name an earlier checkpoint of their training"
+    return SetupError(f"{path} has NaN or infinite values in {name}. Fix: {fix}", "model.path")
 
 
 def pick_dtype(model: ModelConfig, *, cuda: bool) -> Any:
-    """The precision to load weights in: a `torch.dtype`, or `auto` for the checkpoint's own.
+    """Return the precision to load weights in: a `torch.dtype`, or `auto` for the checkpoint's own.
 
-    bfloat16 on a processor that emulates it takes longer than float32: a layer of SmolLM2's kind 2.3 times
-    as long to learn with AVX-512 alone, and 13 times with AVX2.
+    A processor that emulates bfloat16 takes float32: a layer of SmolLM2's kind learns 2.3 times as fast in it
+    with AVX-512, and 13 times with AVX2.
 
     Raises:
         RecipeError: `model.path` names nothing.
-        SetupError: The configuration cannot be had.
+        SetupError: The configuration cannot be loaded.
     """
     if model.dtype != "auto":
         return getattr(torch, model.dtype)
@@ -230,7 +312,7 @@ def pick_dtype(model: ModelConfig, *, cuda: bool) -> Any:
 
 
 def build_peft_config(lora: LoraConfig | None) -> peft.LoraConfig | None:
-    """The recipe's adapters as peft's configuration; None where all weights are trained."""
+    """Return the recipe's adapters as peft's configuration; None if all weights are trained."""
     if lora is None:
         return None
     options = lora.model_dump()
@@ -241,16 +323,17 @@ def build_peft_config(lora: LoraConfig | None) -> peft.LoraConfig | None:
 
 
 def add_adapters(model: Any, lora: LoraConfig) -> Any:
-    """The model with fresh adapters beside its weights: a `peft.PeftModel`.
+    """Return the model with fresh adapters, a `peft.PeftModel`.
 
     Raises:
-        RecipeError: `target_modules` names nothing that it has.
+        RecipeError: `target_modules` or `modules_to_save` names a module that the model does not have.
     """
+    _check_module_names(model, lora)
     try:
         return peft.get_peft_model(model, build_peft_config(lora))
     except ValueError as error:
         sentence = " ".join(str(error).split()).split(". ")[0]
-        problem = Problem(
+        problem = Issue(
             f"the adapters do not fit the model: {sentence}",
             "set `target_modules: all-linear`, or name modules the model has",
             "model.lora.target_modules",
@@ -258,20 +341,88 @@ def add_adapters(model: Any, lora: LoraConfig) -> Any:
         raise RecipeError([problem]) from error
 
 
-def check_vocabulary(model: Any, tokenizer: Any) -> None:
-    """Checks that the model has an embedding for every token of the tokenizer.
+def _check_module_names(model: Any, lora: LoraConfig) -> None:
+    """Refuse names without a module, which peft (0.21) passes over."""
+    modules = dict(model.named_modules())
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in modules.items()
+        if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
+    }
+    problems = []
+    for key in ("target_modules", "modules_to_save"):
+        names = getattr(lora, key)
+        for name in names if isinstance(names, tuple) else ():
+            if name != "all-linear" and not any(
+                f".{each}".endswith(f".{name}") for each in modules
+            ):
+                close = nearest(name, {each.rpartition(".")[2] for each in modules})
+                guess = f"did you mean {close}? " if close else ""
+                fix = f"{guess}its layers are named {', '.join(sorted(linear))}"
+                message = f"the model has no module named {name}"
+                problems.append(Issue(message, fix, f"model.lora.{key}"))
+    if problems:
+        raise RecipeError(problems)
+
+
+def without_wrapper(model: Any) -> Any:
+    """Return the model into which peft has put its layers; the model itself if it has none."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def find_prompt_ties(model: Any) -> str | None:
+    """Return why an adapter must see the prompt whole; None if it need not.
+
+    Source: peft 0.21, `PeftModelForCausalLM.forward`, and `alora_invocation_tokens` of its `LoraConfig`.
+    """
+    for adapter in (getattr(model, "peft_config", None) or {}).values():
+        if adapter.is_prompt_learning:
+            return "the adapter puts tokens of its own before the prompt"
+        if getattr(adapter, "alora_invocation_tokens", None):
+            return "the adapter begins at tokens that it looks for in the prompt"
+    return None
+
+
+def load_adapter(model: Any, adapter: Path, base: str) -> Any:
+    """Return the model with an adapter from a folder, a `peft.PeftModel`; `base` names the model in errors.
 
     Raises:
-        RecipeError: It does not; training would end in `index out of range in self`.
+        UsageError: The adapter belongs to another model, or is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        loaded = peft.PeftModel.from_pretrained(model, adapter)
+        with safe_open(adapter / "adapter_model.safetensors", "pt") as tensors:
+            missing = peft.get_peft_model_state_dict(loaded).keys() - set(tensors.keys())
+        if missing:
+            # peft only warns, and uses fresh values.
+            raise ValueError(f"{len(missing)} of its tensors are missing, such as {min(missing)}")
+        return loaded
+    except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
+        sentence = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"the adapter {adapter} does not fit {base}: {sentence}. "
+            "Fix: put it on the model that it was trained on, or fetch it anew"
+        ) from error
+
+
+def check_vocabulary(model: Any, tokenizer: Any) -> None:
+    """Check that the model has an embedding for every token of the tokenizer.
+
+    Raises:
+        RecipeError: It has not; training would end in `index out of range in self`.
     """
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) <= rows:
         return
     outside = [token for token, id in tokenizer.get_vocab().items() if id >= rows]
     message = f"the tokenizer knows {len(tokenizer)} tokens, the model {rows}"
-    if tokenizer.pad_token in outside:
-        what = f"{message}: the padding token {tokenizer.pad_token} has no embedding"
-        _refuse(what, "set `pad_token` in tokenizer_config.json to a token that has one")
+    for name, token in tokenizer.special_tokens_map.items():
+        if token in outside:
+            what = name.removesuffix("_token").replace("pad", "padding")
+            what = f"{message}: the {what} token {token} has no embedding"
+            _refuse(what, f"set `{name}` in tokenizer_config.json to a token that has one")
     _refuse(message, "use the tokenizer that belongs to these weights")
 
 
@@ -282,7 +433,7 @@ def _hub_options(model: ModelConfig) -> dict[str, Any]:
 
 
 def _precision_options(model: ModelConfig, cuda: bool) -> dict[str, Any]:
-    """`dtype`, and the quantization where one is asked for.
+    """Return `dtype`, and the recipe's quantization.
 
     Source: Dettmers et al. 2023 (QLoRA, arXiv:2305.14314), section 3: NF4, double quantization.
     """
@@ -318,4 +469,4 @@ def _explained(model: ModelConfig) -> AbstractContextManager[None]:
 
 
 def _refuse(message: str, fix: str) -> NoReturn:
-    raise RecipeError([Problem(message, fix, "model.path")])
+    raise RecipeError([Issue(message, fix, "model.path")])

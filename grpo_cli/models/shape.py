@@ -1,4 +1,4 @@
-"""The sizes of a model that decide how much memory a training needs; `counting.py` finds them."""
+"""The sizes of a model that determine the memory of a training; `counting.py` counts them."""
 
 from dataclasses import dataclass
 
@@ -21,11 +21,13 @@ class ModelShape:
     cache_bytes_per_token: int
     """Keys and values of all layers for one token."""
     context: int | None
-    """Positions the model was made for; None where it names none."""
+    """Positions the model was made for; None if it names none."""
     head_trained: bool
     """Whether the output head, which may be the embedding too, is among the trained weights."""
     saved_bytes_per_token: float | None
-    """Kept of one token for the backward pass, without gradient checkpointing; None where this
-    architecture cannot be counted."""
+    """Kept of one token for the backward pass, without gradient checkpointing; None if this architecture cannot be
+    counted."""
     checkpoint_bytes_per_token: float | None
-    """The same with gradient checkpointing, without the one layer that is made anew; None likewise."""
+    """The same with gradient checkpointing, without the one layer that is recomputed."""
+    adapted_bytes: int = 0
+    """Weights of the layers that have adapters, without these."""

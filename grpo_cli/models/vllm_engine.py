@@ -1,14 +1,24 @@
 """How vLLM's engine is set up for a recipe, in a process or as a server. Pure; imports no vLLM."""
 
+import re
 from typing import Any, Literal
 
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.upstream.vllm import LORA_RANKS
 
 Device = Literal["cpu", "cuda"]
 AUTOMATIC = -1
 """For `max_model_len`: vLLM takes the longest that its memory has room for, up to the model's own."""
 CPU_MEMORY = 0.2
 """Share of the machine's memory for keys and values; vLLM itself would take nearly all."""
+_VOCABULARY = (
+    "lm_head",
+    "embed_out",
+    "model.embed_tokens",
+    "transformer.wte",
+    "gpt_neox.embed_in",
+)
+"""Embeddings and heads by their names in models."""
 _ALONE = 0.9
 """Share of a GPU's memory for an engine beside which nothing trains."""
 
@@ -30,23 +40,74 @@ def model_length(recipe: Recipe) -> int:
     That is `generation.vllm.max_model_length`, or what the lengths of prompts and completions come to.
     `AUTOMATIC` if prompts have no limit: a model's own 32k or 128k may not fit beside the training.
     """
-    told = recipe.generation.vllm.extras.get("max_model_length")
-    if told is not None:
-        return int(told)
+    length = recipe.generation.vllm.extras.get("max_model_length")
+    if length is not None:
+        return int(length)
     prompt = recipe.dataset.max_prompt_length
     return AUTOMATIC if prompt is None else prompt + recipe.generation.max_completion_length
+
+
+def adapter_rank(recipe: Recipe, device: Device) -> int | None:
+    """Return the `max_lora_rank` of an engine that takes the training's adapter; None if it gets all weights."""
+    lora = recipe.model.lora
+    return None if lora is None or _why_merged(recipe, device) else fitting_rank(lora.r)
+
+
+def describe_weights(recipe: Recipe, device: Device) -> str:
+    """Return how the weights reach vLLM after a step: `adapters sent as adapters`."""
+    if recipe.model.lora is None:
+        return "all weights sent"
+    why = _why_merged(recipe, device)
+    return f"merged weights sent ({why})" if why else "adapters sent as adapters"
+
+
+def _why_merged(recipe: Recipe, device: Device) -> str | None:
+    """Return what has the engine get merged weights; None if it takes the adapter.
+
+    Source: vLLM 0.31, `PEFTHelper.validate_legal` and its LoRA kernels; trl 1.16, `validate_lora_for_vllm_sync`.
+    """
+    lora, vllm = recipe.model.lora, recipe.generation.vllm
+    if lora is None:
+        return None
+    # A sleeping engine forgets the weights, and gets all of them again. The kernels compute in 16 bits.
+    float32 = device == "cuda" and vllm.mode == "server" and pick_dtype(recipe, device) == "float32"
+    reasons = {
+        "enable_lora: false": not vllm.enable_lora,
+        "mode: async": recipe.training.mode == "async",
+        "use_dora": lora.use_dora,
+        "modules_to_save": lora.modules_to_save,
+        "an adapter on the vocabulary": _adapts_vocabulary(lora.target_modules),
+        "enable_sleep_mode": vllm.extras.get("enable_sleep_mode"),
+        "float32": float32,
+        f"r: {lora.r}": fitting_rank(lora.r) is None,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def fitting_rank(rank: int) -> int | None:
+    """Return the least `max_lora_rank` of vLLM for adapters of a rank; None if it is too high."""
+    return next((each for each in LORA_RANKS if each >= rank), None)
+
+
+def _adapts_vocabulary(target_modules: str | tuple[str, ...]) -> bool:
+    """Return whether the embeddings or the head get an adapter; peft matches a text as a regular expression."""
+    if isinstance(target_modules, str):
+        return target_modules != "all-linear" and any(
+            re.fullmatch(target_modules, name) for name in _VOCABULARY
+        )
+    return any(f".{name}".endswith(f".{each}") for name in _VOCABULARY for each in target_modules)
 
 
 def engine_settings(recipe: Recipe, device: Device) -> dict[str, Any]:
     """Return arguments of `vllm.LLM` for an engine that measures or probes: nothing trains beside it."""
     vllm = recipe.generation.vllm
-    told = vllm.extras.get("gpu_memory_utilization")
-    if device == "cuda" and (told is None or vllm.mode == "colocate"):
+    share = vllm.extras.get("gpu_memory_utilization")
+    if device == "cuda" and (share is None or vllm.mode == "colocate"):
         # The share of a colocated engine leaves room for the training.
-        told = _ALONE
+        share = _ALONE
     return {
         "dtype": pick_dtype(recipe, device) or "auto",
-        "gpu_memory_utilization": CPU_MEMORY if told is None else told,
+        "gpu_memory_utilization": CPU_MEMORY if share is None else share,
         "max_model_len": model_length(recipe),
         "trust_remote_code": recipe.model.trust_remote_code,
         "revision": recipe.model.revision,

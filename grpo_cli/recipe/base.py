@@ -1,9 +1,11 @@
-"""The base of every recipe section: frozen, closed to unknown keys, documented beneath each field.
+"""The base of every recipe section: frozen, closed to unknown keys, documented beneath each field."""
 
-Owns the value types that read YAML as a person means it. Does not know any section.
-"""
-
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
@@ -25,11 +27,36 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         hide_input_in_errors=True,
         protected_namespaces=(),
         serialize_by_alias=True,
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        described = handler(schema)
+        properties = handler.resolve_ref_schema(described).get("properties", {})
+        for name, doc in field_docs(cls).items():
+            key = cls.model_fields[name].alias or name
+            properties[key] = {"description": doc, **properties[key]}
+        return described
+
+
+def field_docs(section: type[Section]) -> dict[str, str]:
+    """Return the docstring beneath each field of a section, by the field's name.
+
+    Read from the source when it is needed: pydantic would do so for every section at every start.
+    """
+    docs: dict[str, str] = {}
+    for each in reversed(section.__mro__):
+        if issubclass(each, Section) and each is not Section:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+            for field, doc in pairwise(getattr(definition, "body", [])):
+                if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
+                    docs[ast.unparse(field.target)] = inspect.cleandoc(ast.literal_eval(doc.value))
+    return {name: docs[name] for name in section.model_fields if name in docs}
 
 
 class OpenSection(Section):
@@ -45,41 +72,47 @@ class OpenSection(Section):
         return dict(self.model_extra or {})
 
 
-def _refuse_boolean(expected: str) -> Callable[[Any], Any]:
-    """Keeps `true` from being read as the number 1, which pydantic would do."""
+def _refuse_boolean(expected: str) -> BeforeValidator:
+    """Keep `true` from being read as the number 1, as pydantic would."""
 
     def check(value: Any) -> Any:
         if isinstance(value, bool):
             raise PydanticCustomError("grpo_number", f"should be {expected}, not a boolean")
         return value
 
-    return check
+    return BeforeValidator(check)
 
 
-Integer = Annotated[int, BeforeValidator(_refuse_boolean("a whole number"))]
+Integer = Annotated[int, _refuse_boolean("a whole number")]
 """A whole number; `true` is not 1."""
-Number = Annotated[float, BeforeValidator(_refuse_boolean("a number")), Field(allow_inf_nan=False)]
+Number = Annotated[float, _refuse_boolean("a number"), Field(allow_inf_nan=False)]
 """A finite number; `1e-6` and `"1e-6"` both work, `true` does not."""
 
 
-class _OneOrMany:
-    """Reads a single text as a list of one, and says so in the JSON Schema."""
+@dataclass(frozen=True)
+class ShortForm:
+    """Reads a short form as the full one, and adds it to the JSON Schema."""
+
+    expand: Callable[[Any], Any]
+    schema: Callable[[dict[str, Any]], dict[str, Any]]
+    """The short form's JSON Schema, from that of the full one."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(_as_tuple, handler(source))
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        many = handler(schema)
-        return {"anyOf": [many["items"], many]}
+        full = handler(schema)
+        return {"anyOf": [self.schema(full), full]}
 
 
-def _as_tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
-OneOrMany = Annotated[tuple[Item, ...], _OneOrMany()]
+OneOrMany = Annotated[
+    tuple[Item, ...],
+    ShortForm(
+        lambda value: (value,) if isinstance(value, str) else value, lambda full: full["items"]
+    ),
+]
 """A list that may be written as its only entry: `train: a.jsonl` and `train: [a.jsonl]` are the same."""

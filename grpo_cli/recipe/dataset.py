@@ -12,16 +12,16 @@ class PromptConfig(Section):
     """How a row becomes a prompt; the texts are sandboxed Jinja templates over the row's columns."""
 
     user: str | None = None
-    """The user's message, such as `{{ question }}`. Leave out when rows have a `prompt` column."""
+    """The user's message, such as `{{ question }}`. Leave out if rows have a `prompt` column."""
     system: str | None = None
     """The system message; needs a chat template."""
     style: Literal["auto", "chat", "text"] = "auto"
-    """`chat` renders messages through the chat template, `text` passes the rendered text on as it is;
-    `auto` is `chat` where the tokenizer has a chat template."""
+    """`chat` renders messages with the chat template, `text` uses the rendered text unchanged;
+    `auto` is `chat` if the tokenizer has a chat template."""
 
     @property
     def fixed_system(self) -> str | None:
-        """The system message, where it is the same for every row."""
+        """The system message, if it is the same for every row."""
         return self.system if self.system and not set("{}") & set(self.system) else None
 
 
@@ -36,13 +36,13 @@ class ColumnConfig(Section):
     """What to do with a row in which the pattern is not found; dropped rows are counted and reported."""
 
 
-def _as_mapping(value: Any) -> Any:
-    """Reads the short form `answer: solution` as `answer: {from: solution}`."""
-    return {"from": value} if isinstance(value, str) else value
-
-
 Column = Annotated[
-    ColumnConfig, BeforeValidator(_as_mapping, json_schema_input_type=str | ColumnConfig)
+    ColumnConfig,
+    # `answer: solution` is short for `answer: {from: solution}`.
+    BeforeValidator(
+        lambda value: {"from": value} if isinstance(value, str) else value,
+        json_schema_input_type=str | ColumnConfig,
+    ),
 ]
 
 
@@ -50,18 +50,18 @@ class _DatasetBase(Section):
     prompt: PromptConfig = PromptConfig()
     """How a row becomes a prompt."""
     columns: dict[str, Column] = Field(default_factory=dict)
-    """New name → source column (or `{from, regex}`); the other columns are passed on under their own names."""
+    """New name → source column (or `{from, regex}`); the other columns keep their own names."""
     limit: Integer | None = Field(default=None, ge=1)
     """Use only the first rows of the training data."""
     eval_limit: Integer | None = Field(default=None, ge=1)
     """Use only the first rows of the evaluation data."""
     eval_fraction: Number | None = Field(default=None, gt=0, lt=1)
-    """Hold out this share of the training prompts for evaluation; the rows of one prompt stay together."""
+    """Hold out this share of the training prompts for evaluation; rows with the same prompt stay together."""
     eval_seed: Integer = Field(default=42, ge=0, lt=2**32)
-    """Seed of what is held out by `eval_fraction`, or drawn for evaluation. It is not the recipe's `seed`, so that
-    runs with different seeds are measured on the same rows."""
+    """Seed for choosing the held-out rows. It is separate from the recipe's `seed`, so that runs with different
+    seeds are evaluated on the same rows."""
     max_prompt_length: Integer | None = Field(default=None, ge=1)
-    """Rows whose prompt has more tokens are dropped, counted and reported."""
+    """Drop rows whose prompt has more tokens; they are counted and reported."""
 
 
 class HubDataset(_DatasetBase):
@@ -84,7 +84,7 @@ Paths = Annotated[OneOrMany[str], Field(min_length=1)]
 
 
 class FilesDataset(_DatasetBase):
-    """Local files: json, jsonl, csv or parquet, told apart by their ending."""
+    """Local json, jsonl, csv or parquet files, by file extension."""
 
     kind: Literal["files"]
     train: Paths
@@ -102,7 +102,7 @@ class ReasoningGymDataset(_DatasetBase):
     params: dict[str, Any] = Field(default_factory=dict)
     """The task's own parameters."""
     size: Integer = Field(default=1000, ge=1)
-    """Rows to draw for training; none of them asks a question that is held out for evaluation."""
+    """Rows to generate for training; questions held out for evaluation are excluded."""
     eval_size: Integer = Field(default=0, ge=0)
     """Rows with distinct questions to hold out for evaluation."""
 
@@ -117,22 +117,23 @@ class InlineDataset(_DatasetBase):
     """The evaluation rows."""
 
 
-_PLACES = {
-    "train": ("eval",),
-    "path": ("name", "split", "eval_split", "revision"),
-    "rows": ("eval_rows",),
+PlainDataset = FilesDataset | HubDataset | InlineDataset
+_SOURCES: dict[str, tuple[type[PlainDataset], str, tuple[str, ...]]] = {
+    "train": (FilesDataset, "files", ("eval",)),
+    "path": (HubDataset, "hub", ("name", "split", "eval_split", "revision")),
+    "rows": (InlineDataset, "inline", ("eval_rows",)),
 }
-"""Where scored rows may come from, and the keys that go with each place."""
+"""The keys that say where scored rows are, each with its kind of dataset and the keys that go with it."""
 
 
 class ScoredDataset(_DatasetBase):
-    """Responses that somebody has scored already: rows of a prompt, a response and its reward.
+    """Responses that are scored already: rows of a prompt, a response and its reward.
 
-    Nothing is sampled in training and `rewards` is left out. The rows of one prompt are a group: their
-    rewards give the advantages. Prompts with a single response are left out, since there is nothing to
-    compare it with; of a group larger than `generation.num_generations` each visit takes another part, and
-    in a smaller one the places left over count for nothing. The rows come from files (`train`), the hub
-    (`path`) or the recipe itself (`rows`).
+    Training samples nothing, and `rewards` is left out. Rows with the same prompt form a group: their rewards
+    give the advantages. Prompts with a single response are skipped, since there is nothing to compare it with.
+    From a group larger than `generation.num_generations`, each visit draws different responses; a smaller group
+    is filled with padding that has no effect. The rows come from files (`train`), the hub (`path`) or the recipe
+    itself (`rows`).
     """
 
     kind: Literal["scored"]
@@ -141,7 +142,7 @@ class ScoredDataset(_DatasetBase):
     eval: Paths | None = None
     """One file or a list for evaluation."""
     path: str | None = Field(default=None, min_length=1)
-    """In the place of `train`: a dataset id of the hub."""
+    """Instead of `train`: a dataset id of the hub."""
     name: str | None = None
     """Configuration (subset) of the hub's dataset."""
     split: str = "train"
@@ -151,7 +152,7 @@ class ScoredDataset(_DatasetBase):
     revision: str | None = None
     """Branch, tag or commit of the hub's dataset."""
     rows: tuple[dict[str, Any], ...] | None = None
-    """In the place of `train`: the training rows themselves."""
+    """Instead of `train`: the training rows themselves."""
     eval_rows: tuple[dict[str, Any], ...] | None = None
     """The evaluation rows themselves."""
     response: str = Field(default="{{ response }}", min_length=1)
@@ -160,59 +161,35 @@ class ScoredDataset(_DatasetBase):
     """The column that holds the reward, a number."""
 
     @model_validator(mode="after")
-    def _check_place(self) -> "ScoredDataset":
-        given = [name for name in _PLACES if getattr(self, name) is not None]
-        if len(given) != 1:
-            seen = f"`{'` and `'.join(given)}` both do" if given else "nothing does"
+    def _check_source(self) -> "ScoredDataset":
+        named = [key for key in _SOURCES if getattr(self, key) is not None]
+        if len(named) != 1:
             raise PydanticCustomError(
                 "grpo_place",
                 "needs one of `train` (files), `path` (hub) and `rows` to say where the rows are; {seen}",
                 {
-                    "seen": seen,
-                    "fix": "keep one of them" if given else "add `train: rows.jsonl`, say",
+                    "seen": f"it has `{'` and `'.join(named)}`" if named else "it has none",
+                    "fix": "keep one of them" if named else "add `train: rows.jsonl`, say",
                 },
             )
-        strangers = {
-            key: place for place in _PLACES for key in _PLACES[place] if place not in given
-        }
-        for key in strangers:
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise PydanticCustomError(
-                    "grpo_place",
-                    "has `{key}`, which goes with `{place}`, and the rows come from `{given}`",
-                    {
-                        "key": key,
-                        "place": strangers[key],
-                        "given": given[0],
-                        "fix": f"remove `{key}`",
-                    },
-                )
+        for source, (_, _, keys) in _SOURCES.items():
+            for key in keys if source != named[0] else ():
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise PydanticCustomError(
+                        "grpo_place",
+                        "has `{key}`, which goes with `{source}`, but the rows come from `{named}`",
+                        {"key": key, "source": source, "named": named[0], "fix": f"remove `{key}`"},
+                    )
         return self
 
     @property
-    def source(self) -> "FilesDataset | HubDataset | InlineDataset":
-        """The same rows, read as plain ones; without a share held out, which is taken of whole prompts."""
-        shared: dict[str, Any] = {
-            "prompt": self.prompt,
-            "columns": self.columns,
-            "limit": self.limit,
-            "eval_limit": None if self.eval_fraction else self.eval_limit,
-        }
-        if self.train is not None:
-            return FilesDataset(kind="files", train=self.train, eval=self.eval, **shared)
-        if self.path is not None:
-            return HubDataset(
-                kind="hub",
-                path=self.path,
-                name=self.name,
-                split=self.split,
-                eval_split=self.eval_split,
-                revision=self.revision,
-                **shared,
-            )
-        return InlineDataset(
-            kind="inline", rows=self.rows or (), eval_rows=self.eval_rows, **shared
-        )
+    def source(self) -> PlainDataset:
+        """The rows as a plain dataset; without `eval_fraction`, which is a share of whole prompts."""
+        key = next(key for key in _SOURCES if getattr(self, key) is not None)
+        dataset, kind, keys = _SOURCES[key]
+        shared = ("prompt", "columns", "limit", *(() if self.eval_fraction else ("eval_limit",)))
+        values = {name: getattr(self, name) for name in (key, *keys, *shared)}
+        return dataset.model_validate({"kind": kind, **values})
 
 
 DatasetConfig = Annotated[

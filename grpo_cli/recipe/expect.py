@@ -1,7 +1,4 @@
-"""The `expect` section: where a normal run of the recipe lies, and by which runs that is known.
-
-Owns the form of the block. Working bands out, and comparing a run with them, is `expectations`'.
-"""
+"""The `expect` section: the expected ranges of a run's metrics, and the runs that they come from."""
 
 from typing import Annotated, Any
 
@@ -17,39 +14,39 @@ def _check_pair(band: Any) -> Any:
     return band
 
 
-def _check_band(band: tuple[float, float]) -> tuple[float, float]:
+def _check_order(band: tuple[float, float]) -> tuple[float, float]:
     if band[0] > band[1]:
         raise PydanticCustomError("grpo_band", "should be [low, high], the lower value first")
     return band
 
 
 def _refuse_number(version: Any) -> Any:
-    """Has `1.10` written in quotes, which would lose its zero."""
+    """Require quotes around `1.10`, which would lose its zero."""
     if isinstance(version, int | float):
         raise PydanticKnownError("string_type")
     return version
 
 
 class ExpectedMetric(Section):
-    """One number of a run, and the band that normal runs lie in."""
+    """One metric of a run, and its expected range."""
 
     metric: str = Field(min_length=1)
-    """What is compared.
-    A name of `metrics.jsonl` (`reward`, `kl`, `completions/mean_length`, …), or one of the held-out
-    measurement after training (`accuracy/NAME`, `rewards/NAME`, `completion_length`, `clipped`)."""
+    """Name of the metric.
+    A name in `metrics.jsonl` (`reward`, `kl`, `completions/mean_length`, …), or in the held-out
+    evaluation after training (`accuracy/NAME`, `rewards/NAME`, `completion_length`, `clipped`)."""
     step: Integer = Field(ge=1)
-    """The optimizer step at which it is read.
-    For a held-out metric it is the last one."""
+    """The optimizer step at which the metric is read.
+    For a held-out metric, the last step."""
     band: Annotated[
-        tuple[Number, Number], BeforeValidator(_check_pair), AfterValidator(_check_band)
+        tuple[Number, Number], BeforeValidator(_check_pair), AfterValidator(_check_order)
     ]
-    """Lowest and highest normal value, both included."""
+    """Lowest and highest expected value, both included."""
     window: Integer = Field(default=1, ge=1)
-    """The mean of so many logged records up to the step is compared; no part in held-out metrics."""
+    """Compare the mean of this many logged records up to the step; ignored for held-out metrics."""
 
 
 class MeasuredConfig(Section):
-    """What the bands come from, so that a run under other conditions is told so."""
+    """The runs that the ranges come from, so that a comparison can report different conditions."""
 
     runs: OneOrMany[str] = ()
     """The runs, as `<name>/<timestamp>`."""
@@ -60,20 +57,20 @@ class MeasuredConfig(Section):
     versions: dict[str, Annotated[OneOrMany[str], BeforeValidator(_refuse_number)]] = Field(
         default_factory=dict
     )
-    """Versions of the packages that decide what is trained."""
+    """Versions of the packages that training depends on."""
     date: str | None = None
-    """When the last of them began."""
+    """When the last of them started."""
     settings: dict[str, str] = Field(default_factory=dict)
-    """A short hash for each section of the recipe, over the settings that training depends on: not the
-    seed, names, folders, and where it is logged."""
+    """A short hash for each section of the recipe, over the settings that affect training: not the
+    seed, names, folders or logging."""
     data: str | None = None
-    """The beginning of the data's fingerprint, where it is the same for all seeds."""
+    """The beginning of the data's fingerprint, if it is the same for all seeds."""
 
 
 class ExpectConfig(Section):
-    """What a normal run gives; `grpo expect RUN …` writes it, and `grpo train` ends by comparing."""
+    """What a normal run gives; `grpo expect RUN …` writes it, and `grpo train` compares its result with it."""
 
     metrics: tuple[ExpectedMetric, ...] = Field(min_length=1)
-    """The numbers to compare."""
+    """The metrics to compare."""
     measured: MeasuredConfig | None = None
-    """How the bands were found."""
+    """The runs that the ranges come from."""

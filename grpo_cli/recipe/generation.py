@@ -11,19 +11,29 @@ from grpo_cli.recipe.base import Integer, Number, OpenSection, Section
 
 _ADDRESS = ("server_base_url", "server_host", "server_port")
 """TRL's names for where a server is."""
-
-
 _OWN_FLAGS = re.compile(
-    r"(host|port|model|api-key|uds|ssl-.*|config|headless|served-model-name|dtype|revision|seed|max-model-len"
-    r"|gpu-memory-utilization|logprobs-mode|max-logprobs|tensor-parallel-size|data-parallel-.*"
-    r"|weight-transfer-config|model-impl|trust-remote-code|chat-template)"
+    r"host|port|api-key|uds|ssl-.*|config|headless|served-model-name|logprobs-mode|max-logprobs"
+    r"|weight-transfer-config|chat-template"
 )
-"""Flags of the server that training depends on, or that other settings give."""
-_FLAG = re.compile(r"[a-z][a-z0-9-]*")
+"""Flags of the server that `grpo train` gives itself."""
+_FLAG_KEYS = {
+    "model": "model.path",
+    **{
+        name: f"model.{name.replace('-', '_')}"
+        for name in ("dtype", "revision", "trust-remote-code")
+    },
+    "seed": "seed",
+    "max-model-len": "generation.vllm.max_model_length",
+    **{
+        name: f"generation.vllm.{name.replace('-', '_')}"
+        for name in ("gpu-memory-utilization", "tensor-parallel-size", "model-impl")
+    },
+}
+"""Flags of the server that a key of the recipe decides."""
 
 
 def _check_address(text: str) -> str:
-    """An address that HTTP clients understand; TRL's takes no path."""
+    """Check that HTTP clients understand an address; TRL's takes no path."""
     try:
         parts = urlsplit(text)
         whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -39,32 +49,39 @@ def _check_address(text: str) -> str:
 def _check_flags(flags: dict[str, Any]) -> dict[str, Any]:
     named = {name.replace("_", "-"): value for name, value in flags.items()}
     for name in named:
-        if not _FLAG.fullmatch(name):
+        if not re.fullmatch("[a-z][a-z0-9-]*", name):
             raise PydanticCustomError("grpo_flag", f"names no flag of vllm serve: {name!r}")
-        if _OWN_FLAGS.fullmatch(name):
-            raise PydanticCustomError(
-                "grpo_flag", f"may not hold {name}, which the rest of the recipe decides"
-            )
+        if name.startswith("data-parallel"):
+            why = f"`{name}` is not supported: a server has one replica of the model"
+            fix = "remove it; `generation.vllm.tensor_parallel_size` shares the model among GPUs"
+            raise PydanticCustomError("grpo_flag", why, {"fix": fix})
+        if (key := _FLAG_KEYS.get(name)) or _OWN_FLAGS.fullmatch(name):
+            why = f"may not hold {name}, which {f'`{key}` decides' if key else 'is set already'}"
+            fix = f"remove it, and set `{key}`" if key else "remove it"
+            raise PydanticCustomError("grpo_flag", why, {"fix": fix})
     return named
 
 
 class VllmConfig(OpenSection):
-    """vLLM's settings: `GRPOConfig`'s `vllm_…` fields without the prefix, and those of a server of ours."""
+    """vLLM's settings: `GRPOConfig`'s `vllm_…` fields without the prefix, and those of a managed server."""
 
     mode: Literal["colocate", "server"] = "colocate"
-    """`colocate` shares the training devices; `server` samples on devices of its own."""
+    """`colocate` shares the training devices; `server` samples on separate devices."""
     managed: bool | None = None
-    """In `server` mode: `grpo train` starts the server itself, on GPUs that training then leaves to it,
-    watches it, starts it again where it dies, and ends it. `false` uses one that runs already, as does an
-    address (`base_url`)."""
+    """In `server` mode: `grpo train` starts the server itself on GPUs that training does not use, monitors it,
+    restarts it if it dies, and stops it at the end. `false` uses a server that is already running, as does
+    `base_url`."""
     base_url: Annotated[str, AfterValidator(_check_address)] | None = None
-    """Where a server runs already, such as `http://10.0.0.2:8000`; `grpo serve RECIPE` starts one."""
+    """Address of a running server, such as `http://10.0.0.2:8000`; `grpo serve RECIPE` starts one."""
+    enable_lora: bool = True
+    """With `model.lora`, send vLLM the adapter alone and have it sample with that (`--enable-lora`), if it can.
+    `false` sends all weights, with the adapter merged in a copy: slower to send, faster to sample from."""
     max_restarts: Integer = Field(default=3, ge=0)
-    """How often a managed server that died is started again before the run ends as failed."""
+    """How many times a managed server is restarted before the run fails."""
     server_args: Annotated[dict[str, str | int | float | bool], AfterValidator(_check_flags)] = (
         Field(default_factory=dict)
     )
-    """More flags of `vllm serve` for a server of ours, by their names: `{max-num-seqs: 64}`."""
+    """More `vllm serve` flags for a managed server, by name: `{max-num-seqs: 64}`."""
 
     @property
     def is_managed(self) -> bool:
@@ -75,79 +92,74 @@ class VllmConfig(OpenSection):
 
     @property
     def address(self) -> str | None:
-        """Where a server runs already, as far as the recipe says; TRL's own names are read too."""
-        told = self.base_url or self.extras.get("server_base_url")
-        if told is None and (
-            self.managed is False or any(name in self.extras for name in _ADDRESS)
-        ):
+        """Address of a running server, if the recipe names one; TRL's own names count too."""
+        address = self.base_url or self.extras.get("server_base_url")
+        if address is None and (self.managed is False or self.extras.keys() & set(_ADDRESS)):
             host = self.extras.get("server_host", "127.0.0.1")
-            told = f"http://{host}:{self.extras.get('server_port', 8000)}"
-        return None if told is None else str(told).rstrip("/")
+            address = f"http://{host}:{self.extras.get('server_port', 8000)}"
+        return None if address is None else str(address).rstrip("/")
 
     def trl_fields(self) -> dict[str, Any]:
-        """What `GRPOConfig` knows of this, under TRL's names."""
-        given = {name: value for name, value in self.extras.items() if name not in _ADDRESS}
-        address = {} if self.address is None else {"server_base_url": self.address}
-        return {
-            f"vllm_{name}": value for name, value in {"mode": self.mode, **given, **address}.items()
-        }
+        """Return what `GRPOConfig` knows of this, under TRL's names."""
+        fields = {name: value for name, value in self.extras.items() if name not in _ADDRESS}
+        if self.address is not None:
+            fields["server_base_url"] = self.address
+        return {f"vllm_{name}": value for name, value in {"mode": self.mode, **fields}.items()}
 
 
 class DynamicSamplingConfig(Section):
-    """Groups without signal give way to fresh prompts (DAPO, arXiv 2503.14476, section 3.2)."""
+    """Replaces groups without signal with new prompts (DAPO, arXiv 2503.14476, section 3.2)."""
 
     max_resample: Integer = Field(default=3, ge=1)
-    """How often at most the groups of a generation batch whose completions all have the same total reward are
-    replaced by completions of fresh prompts. Those that are left then stay."""
+    """Maximum number of times that groups whose completions all have the same total reward are replaced with
+    completions of new prompts, per generation batch; groups still without signal stay in the batch."""
 
 
 class GenerationConfig(OpenSection):
     """How completions are sampled; any sampling field of `GRPOConfig` goes here by its own name."""
 
     backend: Literal["auto", "transformers", "transformers_continuous_batching", "vllm"] = "auto"
-    """What samples the completions. `auto` is `vllm` where a server is asked for with `vllm.mode: server`, and
-    where the training has GPUs, the model is not quantized and a supported vLLM is installed; otherwise it is
-    `transformers`. It is decided before the run starts, and the run's `resolved.json` holds the answer."""
+    """What samples the completions. `auto` is `vllm` with `vllm.mode: server`, or if the training has GPUs, the
+    model is not quantized and a supported vLLM is installed; otherwise it is `transformers`. The choice is made
+    before the run starts and recorded in the run's `resolved.json`."""
     num_generations: Integer = Field(default=8, ge=2)
     """Completions sampled for each prompt (the group size)."""
     num_generations_eval: Integer | None = Field(default=None, ge=1)
-    """Group size while evaluating during training; `num_generations` where it is not given."""
+    """Group size for evaluation during training; by default `num_generations`."""
     max_completion_length: Integer = Field(default=512, ge=1)
-    """Longest completion, in tokens."""
+    """Maximum number of tokens in a completion."""
     temperature: Number = Field(default=1.0, gt=0)
     """Sampling temperature."""
     top_p: Number = Field(default=1.0, gt=0, le=1)
     """Sample from the smallest set of tokens with this much probability."""
     top_k: Integer = Field(default=0, ge=0)
-    """Sample from this many of the likeliest tokens; 0 is all."""
+    """Sample from this many of the most likely tokens; 0 means all."""
     min_p: Number | None = Field(default=None, ge=0, le=1)
-    """Leave out tokens below this share of the likeliest one's probability."""
+    """Exclude tokens below this share of the most likely token's probability."""
     repetition_penalty: Number = Field(default=1.0, gt=0)
     """Above 1, tokens that have appeared become less likely."""
     steps_per_generation: Integer | None = Field(default=None, ge=1)
-    """Micro-steps served by one generation batch; `gradient_accumulation_steps` where it is not given."""
+    """Micro-steps per generation batch; by default `gradient_accumulation_steps`."""
     generation_batch_size: Integer | None = Field(default=None, ge=1)
-    """Completions in one generation batch; excludes `steps_per_generation`."""
+    """Completions in one generation batch; cannot be combined with `steps_per_generation`."""
     dynamic_sampling: DynamicSamplingConfig | None = None
-    """Replace groups without signal by completions of fresh prompts; off where it is not given."""
+    """Replace groups without signal with completions of new prompts; off by default."""
     sampling_parts: Integer = Field(default=1, ge=1)
-    """Parts that a batch is sampled in, of whole groups: while one is sampled, the one before is scored, with
-    the same weights. It pays where rewards wait (a judge, programs in a sandbox, a `python` function that is
-    `async` or under `timeout_s`) about as long as sampling takes, and sampling half a batch takes about half
-    as long; rewards that do not wait are scored afterwards. 1 samples all at once, and scores beside what else
-    comes before the rewards are needed: the log-probabilities of vLLM's samples, and of the reference model."""
+    """Number of parts, of whole groups, that a batch is sampled in: while one part is sampled, the previous one is
+    scored, with the same weights. This helps if rewards wait (a judge, programs in a sandbox, a `python` function
+    that is `async` or has a `timeout_s`) about as long as sampling takes, and sampling half a batch takes about
+    half as long; rewards that do not wait are scored afterwards. 1 samples everything at once; scoring then
+    overlaps only with the computation of the log-probabilities of vLLM's samples and of the reference model."""
     vllm: VllmConfig = VllmConfig()
-    """vLLM's settings, read where `backend` is `vllm`."""
+    """vLLM's settings, used if `backend` is `vllm`."""
     OURS: ClassVar[frozenset[str]] = frozenset(
         {"backend", "dynamic_sampling", "sampling_parts", "vllm"}
     )
 
     def trl_fields(self) -> dict[str, Any]:
-        """Every `GRPOConfig` field this section sets, under TRL's names."""
+        """Return every `GRPOConfig` field this section sets, under TRL's names."""
         own = self.model_dump(exclude=set(self.OURS), exclude_none=True)
-        if self.backend != "vllm":
-            return own
-        return {**own, **self.vllm.trl_fields()}
+        return {**own, **self.vllm.trl_fields()} if self.backend == "vllm" else own
 
     @property
     def asks_server(self) -> bool:
@@ -161,7 +173,6 @@ class GenerationConfig(OpenSection):
 
     @property
     def managed_gpus(self) -> int:
-        """GPUs that a managed server takes from training, where there are any."""
-        return (
-            int(self.vllm.extras.get("tensor_parallel_size", 1)) if self.has_managed_server else 0
-        )
+        """GPUs that a managed server takes from training, if there are any."""
+        size = self.vllm.extras.get("tensor_parallel_size", 1)
+        return int(size) if self.has_managed_server else 0

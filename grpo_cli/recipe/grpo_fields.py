@@ -1,7 +1,6 @@
 """What the installed TRL's `GRPOConfig` accepts, read from its sources without importing torch.
 
-Owns the fields with their types, defaults and help, and which recipe section each one lives in.
-Does not build a `GRPOConfig`: that is `train/trl_args.py`.
+Owns which recipe section takes each field, and the checks of keys and values that TRL, not this schema, defines.
 """
 
 import ast
@@ -13,10 +12,18 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from grpo_cli.errors import SetupError
+from grpo_cli.errors import SetupError, nearest
+from grpo_cli.issues import Issue
+from grpo_cli.recipe import explanation
 from grpo_cli.recipe.base import Integer, Number
+from grpo_cli.recipe.generation import GenerationConfig, VllmConfig
+from grpo_cli.recipe.launch import LaunchConfig, SlurmConfig
+from grpo_cli.recipe.model import LoraConfig, ModelConfig
+from grpo_cli.recipe.recipe import EvaluationConfig, LoggingConfig, Recipe
+from grpo_cli.recipe.training import TrainingConfig
+from grpo_cli.recipe.yaml_tree import Node
 
 _CLASSES = (
     ("transformers", "training_args.py", "TrainingArguments"),
@@ -26,8 +33,6 @@ _CLASSES = (
 """`GRPOConfig` and its parents, the oldest first, as laid out in trl 1.16.0 and transformers 5.17."""
 _ASYNC_CLASS = ("trl", "experimental/async_grpo/async_grpo_config.py", "AsyncGRPOConfig")
 """The configuration of `training.mode: async`; its parents are those of `GRPOConfig`, less the last."""
-
-_ENUM_FILES = (("transformers", "trainer_utils.py"), ("transformers", "training_args.py"))
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "loss_type": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
@@ -42,6 +47,17 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     ),
 }
 """Fields typed `str` upstream whose values are fixed all the same (trl 1.16.0, `GRPOConfig`)."""
+
+_HELP = {
+    "vllm_tensor_parallel_size": "GPUs that share vLLM's model: a managed server's own; with `colocate`, groups "
+    "of so many training processes.",
+    "vllm_gpu_memory_utilization": "Share of a GPU's memory that vLLM takes for weights and cache. With "
+    "`colocate`, training gets the rest (0.3 by default); a server has its GPUs to itself (vLLM's own default).",
+    "vllm_max_model_length": "Maximum tokens of prompt and completion in vLLM. By default "
+    "`dataset.max_prompt_length` plus `generation.max_completion_length`; without `max_prompt_length`, as many as "
+    "vLLM's memory has room for, up to the model's own limit (vLLM's `auto`).",
+}
+"""Descriptions in place of TRL's, which are about `trl vllm-serve` or other defaults."""
 
 _BOUNDS: dict[str, tuple[int, int | None]] = {
     "adam_beta1": (0, 1),
@@ -82,16 +98,16 @@ _REFUSED: dict[str, str] = {
     "use_transformers_paged": "set `generation.backend: transformers_continuous_batching`",
     "vllm_importance_sampling_cap": "set `generation.vllm.importance_sampling_clip_max`",
     "use_cpu": "set `launch.use_cpu`",
-    "deepspeed": "set `launch.strategy`",
-    "fsdp": "set `launch.strategy`",
-    "fsdp_config": "set `launch.strategy`",
+    "deepspeed": "set `launch.strategy: zero2` (or zero1, zero3: the stage in that file)",
+    "fsdp": "set `launch.strategy: fsdp2`",
+    "fsdp_config": "set `launch.strategy: fsdp2`",
     "parallelism_config": "remove it: GRPOTrainer refuses sequence parallelism",
     "local_rank": "remove it: the launcher sets it",
     "accelerator_config": "remove it: the launcher owns the devices",
     "do_train": "remove it: `grpo train` trains",
     "do_eval": "remove it: `eval_strategy` says when to evaluate",
     "do_predict": "remove it: GRPO does not predict",
-    "resume_from_checkpoint": "remove it: every run starts afresh",
+    "resume_from_checkpoint": "remove it, and resume with `grpo train --resume` or `--resume-from CHECKPOINT`",
     "remove_unused_columns": "remove it: rewards need the columns",
     "label_names": "remove it: GRPO has no labels",
     "auto_find_batch_size": "lower `per_device_train_batch_size`: GRPO refuses this option",
@@ -105,13 +121,7 @@ _REFUSED: dict[str, str] = {
     "push_to_hub": "remove it: nothing is pushed while training",
     "hub_token": "remove it: tokens do not belong in a recipe",
     **dict.fromkeys(
-        (
-            "hub_private_repo",
-            "hub_model_id",
-            "hub_strategy",
-            "hub_always_push",
-            "hub_revision",
-        ),
+        "hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision".split(),
         "remove it: nothing is pushed while training",
     ),
 }
@@ -134,6 +144,16 @@ MOVED: dict[str, str] = {
     ),
     "adafactor": "set `training.optim: adafactor`",
     "no_cuda": "set `launch.use_cpu`",
+    "task_type": "remove it: the model is always a causal language model",
+    **dict.fromkeys(("nodes", "num_nodes", "nnodes"), "write it as `launch.num_machines`"),
+    **dict.fromkeys(
+        ("ntasks_per_node", "nproc_per_node"),
+        "remove it, and set `launch.num_processes`, the processes on all machines together",
+    ),
+    **{
+        f"wandb_{key}": f"set `logging.report_to: wandb`, and WANDB_{key.upper()} in the environment"
+        for key in ("project", "entity", "run_group")
+    },
 }
 """Keys of other tools and older versions, and where they went.
 
@@ -150,10 +170,25 @@ RENAMED: dict[str, str] = {
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
     "epsilon_low": "epsilon",
+    "lr": "learning_rate",
 }
 """Names of earlier versions, and today's."""
 
 Home = Literal["generation", "generation.vllm", "training", "logging"]
+_OPEN: dict[Home, type[BaseModel]] = {
+    "training": TrainingConfig,
+    "generation.vllm": VllmConfig,
+    "generation": GenerationConfig,
+    "logging": LoggingConfig,
+}
+"""The sections that take fields of `GRPOConfig`."""
+_CLOSED: dict[str, type[BaseModel]] = {
+    "launch.slurm": SlurmConfig,
+    "launch": LaunchConfig,
+    "model": ModelConfig,
+    "model.lora": LoraConfig,
+}
+"""Other sections, whose keys are told from those of all others."""
 
 
 @dataclass(frozen=True)
@@ -170,32 +205,27 @@ class GrpoField:
 
 @cache
 def read_grpo_fields() -> dict[str, GrpoField]:
-    """Reads the fields of the installed `GRPOConfig` and its parents.
+    """Return the fields of the installed `GRPOConfig` and its parents.
 
     Raises:
         SetupError: trl or transformers is missing, or laid out in a way this version does not know.
     """
-    fields: dict[str, GrpoField] = {}
-    for package, relative, class_name in _CLASSES:
-        definition = _find_class(_source_path(package, relative), class_name)
-        fields.update({entry.name: entry for entry in _read_class(definition)})
-    return fields
+    return {field.name: field for place in _CLASSES for field in _read_class(*place)}
 
 
 @cache
 def read_async_fields() -> frozenset[str]:
-    """The names that the installed `AsyncGRPOConfig` and its parents accept.
+    """Return the names that the installed `AsyncGRPOConfig` and its parents accept.
 
     Raises:
         SetupError: trl or transformers is missing, or laid out in a way this version does not know.
     """
     classes = (*_CLASSES[:2], _ASYNC_CLASS)
-    found = [_read_class(_find_class(_source_path(*place), name)) for *place, name in classes]
-    return frozenset(entry.name for entries in found for entry in entries)
+    return frozenset(field.name for place in classes for field in _read_class(*place))
 
 
 def home_of(name: str) -> Home | None:
-    """The section that takes a `GRPOConfig` field, or None where the recipe refuses it."""
+    """Return the section that takes a `GRPOConfig` field, or None if the recipe refuses it."""
     if name in _REFUSED:
         return None
     if name.startswith("vllm_"):
@@ -206,22 +236,122 @@ def home_of(name: str) -> Home | None:
 
 
 def refusal_of(name: str) -> str | None:
-    """What to do instead of a `GRPOConfig` field that no section takes."""
+    """Return what to do instead of a `GRPOConfig` field that no section takes."""
     return _REFUSED.get(name)
 
 
 def key_in_home(name: str) -> str:
-    """The dotted recipe key of a `GRPOConfig` field that has a home."""
+    """Return the dotted recipe key of a `GRPOConfig` field that has a home."""
     return f"{home_of(name)}.{name.removeprefix('vllm_')}"
 
 
 def names_in(home: Home) -> tuple[str, ...]:
-    """The keys that a section takes for `GRPOConfig` fields."""
+    """Return the keys that a section takes for `GRPOConfig` fields."""
     return tuple(name.removeprefix("vllm_") for name in read_grpo_fields() if home_of(name) == home)
 
 
+def check_trl_keys(tree: Node) -> list[Issue]:
+    """Return the problems of keys that are TRL's: unknown, in the wrong section, or of the wrong type.
+
+    Values that TRL wants in another type than YAML gave (such as `"1e-6"`) are converted in place.
+    """
+    top = [*Recipe.model_fields, "extends"]
+    problems = [issue for home in _OPEN for issue in _indent_strays(tree, home)]
+    problems += [
+        explanation.unknown_key(tree, (key,), top, _fix_place(key, None))
+        for key in tree.value
+        if key not in top
+    ]
+    for home, model in _OPEN.items():
+        node = tree.find(home.split("."))
+        for key in node.value if node is not None and isinstance(node.value, dict) else ():
+            if key not in model.model_fields:
+                problems += _check_key(tree, home, model, key)
+    sections: dict[str, type[BaseModel]] = {"evaluation": EvaluationConfig, **_CLOSED}
+    for section, closed in sections.items():
+        node = tree.find(section.split("."))
+        for key in node.value if node is not None and isinstance(node.value, dict) else ():
+            hint = _list_places().get(key)
+            if hint and key not in closed.model_fields:
+                path = (*section.split("."), key)
+                problems.append(explanation.unknown_key(tree, path, (), hint))
+    return problems
+
+
+def _indent_strays(tree: Node, home: Home) -> Iterator[Issue]:
+    """Move keys that follow an empty section without indentation into it, and report them once."""
+    keys, place = tree.key_locations, tree.key_locations.get(home)
+    if place is None or home in tree.value:
+        return
+    strays = [
+        key
+        for key in tree.value
+        if _fix_place(key, None) == f"move it to `{home}.{key}`"
+        and (keys[key].source, keys[key].line > place.line) == (place.source, True)
+    ]
+    if strays:
+        tree.value[home] = Node({key: tree.value.pop(key) for key in strays}, place, keys)
+        seen = f"`{home}` is empty: its keys ({', '.join(strays)}) are not indented"
+        fix = f"indent them by two spaces, from line {keys[strays[0]].line} on"
+        yield Issue(seen, fix, home, place)
+
+
+def _check_key(tree: Node, home: Home, model: type[BaseModel], key: str) -> list[Issue]:
+    path = (*home.split("."), key)
+    field = read_grpo_fields().get(f"vllm_{key}" if home == "generation.vllm" else key)
+    if field is None or home_of(field.name) != home:
+        valid = [*model.model_fields, *names_in(home)]
+        return [explanation.unknown_key(tree, path, valid, _fix_place(key, home))]
+    config = ConfigDict(hide_input_in_errors=True, arbitrary_types_allowed=True)
+    adapter: TypeAdapter[object] = TypeAdapter(python_type(field), config=config)
+    node = tree.find(path) or tree
+    try:
+        value = adapter.validate_python(node.plain())
+    except ValidationError as error:
+        return explanation.explain(error, Recipe, tree, path)
+    if not isinstance(node.value, dict | list):
+        node.value = value
+    return []
+
+
+def _fix_place(key: str, home: Home | None) -> str | None:
+    """Return what to write instead of a key that is known, only not here; None if it is unknown."""
+    fixes = _list_places()
+    names = (key, f"vllm_{key}")
+    for name in reversed(names) if home == "generation.vllm" else names:
+        if name in fixes:
+            return fixes[name]
+    if home is None and not nearest(key, Recipe.model_fields):
+        close = nearest(key, [name for name in read_grpo_fields() if home_of(name)])
+        return f"write it as `{key_in_home(close)}`" if close else None
+    return None
+
+
+@cache
+def _list_places() -> dict[str, str]:
+    """Return every known key and how to write it where it belongs."""
+    return {
+        **{
+            key: f"move it to `{section}.{key}`"
+            for section, model in _CLOSED.items()
+            for key in model.model_fields
+            if key != "path"
+        },
+        **{name: f"move it to `{key_in_home(name)}`" for name in read_grpo_fields()},
+        **{
+            key: f"move it to `{home}.{key}`"
+            for home, model in _OPEN.items()
+            for key in model.model_fields
+        },
+        **{old: f"write it as `{key_in_home(new)}`" for old, new in RENAMED.items()},
+        **_REFUSED,
+        **{key: f"move `{key}:` to the top level of the recipe" for key in Recipe.model_fields},
+        **MOVED,
+    }
+
+
 def python_type(field: GrpoField) -> Any:
-    """The type of a field for pydantic; `Any` stands for what only upstream can check."""
+    """Return the type of a field for pydantic; `Any` stands for what only upstream can check."""
     if field.name in _CHOICES:
         return Literal[_CHOICES[field.name]]
     if field.name == "scale_rewards":
@@ -237,67 +367,59 @@ def _as_type(node: ast.expr) -> Any:
     if isinstance(node, ast.BinOp):
         left, right = _as_type(node.left), _as_type(node.right)
         # `SchedulerType | str` means: one of the names of the enumeration.
-        return left if right is str and _is_choice(node.left) else left | right
-    if isinstance(node, ast.Constant):
-        return None if node.value is None else Any
-    if isinstance(node, ast.Subscript):
-        base, inner = ast.unparse(node.value), node.slice
-        if base == "list":
-            return list[_as_type(inner)]  # type: ignore[misc]
-        return {"dict": dict[str, Any]}.get(base, Any)
-    simple = {"int": Integer, "float": Number, "bool": bool, "str": str, "dict": dict[str, Any]}
-    name = ast.unparse(node)
-    if name in simple:
-        return simple[name]
-    choices = _read_enums().get(name)
-    return Literal[choices] if choices else Any
-
-
-def _is_choice(node: ast.expr) -> bool:
-    return ast.unparse(node) in _read_enums()
+        return left if right is str and ast.unparse(node.left) in _read_enums() else left | right
+    text = ast.unparse(node)
+    if text.startswith("list["):
+        return list[_as_type(node.slice)]  # type: ignore[attr-defined,misc]
+    simple = {"int": Integer, "float": Number, "bool": bool, "str": str, "None": None}
+    if text in simple:
+        return simple[text]
+    if text.startswith("dict"):
+        return dict[str, Any]
+    return Literal[_read_enums()[text]] if text in _read_enums() else Any
 
 
 @cache
 def _read_enums() -> dict[str, tuple[str, ...]]:
+    """Return the values of transformers' enumerations, by their names."""
     enums: dict[str, tuple[str, ...]] = {}
-    for package, relative in _ENUM_FILES:
-        path = _source_path(package, relative)
-        text = path.read_text(encoding="utf-8")
+    for relative in ("trainer_utils.py", "training_args.py"):
+        text = _source_path("transformers", relative).read_text(encoding="utf-8")
         for name in re.findall(r"^class (\w+)\(ExplicitEnum\)", text, re.MULTILINE):
-            enums[name] = tuple(_read_members(_find_class(path, name)))
+            enums[name] = tuple(
+                str(member.value.value)
+                for member in _find_class("transformers", relative, name).body
+                if isinstance(member, ast.Assign) and isinstance(member.value, ast.Constant)
+            )
     return enums
 
 
-def _read_members(definition: ast.ClassDef) -> Iterator[str]:
-    for statement in definition.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
-            yield str(statement.value.value)
-
-
-def _read_class(definition: ast.ClassDef) -> Iterator[GrpoField]:
-    for statement in definition.body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            default, help_text = _read_default(statement.value)
-            annotation = ast.unparse(statement.annotation)
-            yield GrpoField(statement.target.id, annotation, default, help_text)
+def _read_class(package: str, relative: str, name: str) -> Iterator[GrpoField]:
+    for line in _find_class(package, relative, name).body:
+        if isinstance(line, ast.AnnAssign):
+            default, help_text = _read_default(line.value)
+            annotation = ast.unparse(line.annotation)
+            field = ast.unparse(line.target)
+            yield GrpoField(field, annotation, default, _HELP.get(field, help_text))
 
 
 def _read_default(value: ast.expr | None) -> tuple[str, str]:
+    """Return the default and the help of `field(default=…, metadata={"help": …})`."""
     if not isinstance(value, ast.Call):
         return (ast.unparse(value) if value else ""), ""
-    keywords = {keyword.arg: keyword.value for keyword in value.keywords}
-    default = keywords.get("default") or keywords.get("default_factory")
-    metadata = keywords.get("metadata")
-    help_text = ""
-    if isinstance(metadata, ast.Dict):
-        for key, text in zip(metadata.keys, metadata.values, strict=True):
-            if isinstance(key, ast.Constant) and key.value == "help":
-                help_text = str(text.value) if isinstance(text, ast.Constant) else ""
-    return (ast.unparse(default) if default else ""), help_text
+    options = {option.arg: option.value for option in value.keywords}
+    default = options.get("default") or options.get("default_factory")
+    metadata = options.get("metadata")
+    pairs = (
+        zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
+    )
+    helps = [ast.literal_eval(text) for key, text in pairs if key and ast.unparse(key) == "'help'"]
+    return (ast.unparse(default) if default else ""), "".join(helps)
 
 
-def _find_class(path: Path, name: str) -> ast.ClassDef:
-    """Parses a class from its head to its first method: all that holds fields, a third of the file."""
+def _find_class(package: str, relative: str, name: str) -> ast.ClassDef:
+    """Parse a class from its head to its first method: all that holds fields, a third of the file."""
+    path = _source_path(package, relative)
     text = path.read_text(encoding="utf-8")
     head = re.search(rf"^class {name}\b", text, re.MULTILINE)
     if head is None:

@@ -1,11 +1,12 @@
-"""The `launch` section: on which devices and machines the worker processes run."""
+"""The `launch` section: on which devices and machines the worker processes run, and the Slurm job."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
-from grpo_cli.recipe.base import Integer, Number, Section
-from grpo_cli.recipe.slurm import SlurmConfig
+from grpo_cli.recipe.base import Integer, Number, OneOrMany, Section
 
 Strategy = Literal["auto", "single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 
@@ -13,32 +14,114 @@ SHARED_WEIGHTS: frozenset[Strategy] = frozenset({"fsdp2", "zero3"})
 """With these no process holds the whole model."""
 KEEPS_FLOAT32: frozenset[Strategy] = frozenset({"fsdp2", "zero1", "zero2", "zero3"})
 """With these the optimizer changes float32 weights, whatever the model is loaded in, if bf16 or fp16 is on."""
+_ONE_LINE = re.compile(r"[^\x00-\x1f\x7f\x85\u2028\u2029\"\\]+")
+"""What sbatch reads back as it was written, between double quotes."""
+
+
+def is_directive(text: str) -> bool:
+    """Return whether a text can stand in a `#SBATCH` line without ending it, or sbatch's quotes."""
+    return _ONE_LINE.fullmatch(text) is not None
+
+
+def _matching(pattern: re.Pattern[str], message: str) -> AfterValidator:
+    """Refuse a text that does not match a pattern."""
+
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise PydanticCustomError("grpo_text", f"{message} ({{text}})", {"text": repr(text)})
+        return text
+
+    return AfterValidator(check)
+
+
+_Line = Annotated[
+    str, _matching(_ONE_LINE, "should be one line without double quotes and backslashes")
+]
+_OptionName = Annotated[
+    str,
+    _matching(
+        re.compile(r"[a-z][a-z0-9-]+"), "is no option of sbatch; options look like mail-type"
+    ),
+]
+_Time = Annotated[
+    str,
+    _matching(
+        re.compile(r"\d+(-\d+(:\d+){0,2}|(:\d+){0,2})|UNLIMITED|INFINITE"),
+        "should be a time as sbatch reads it, such as 04:00:00, 2-12:00:00 or 90 (minutes)",
+    ),
+]
+_TypedGpus = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+:[1-9][0-9]{0,3}$")]
+
+
+class SlurmConfig(Section):
+    """The job that `grpo train --slurm` submits: sbatch's own names, all optional."""
+
+    partition: _Line | None = None
+    """Partition (queue) of the job."""
+    account: _Line | None = None
+    """Account that is charged."""
+    qos: _Line | None = None
+    """Quality of service."""
+    constraint: _Line | None = None
+    """Features the nodes must have."""
+    time: Integer | _Time | None = None
+    """Time limit: minutes, or in sbatch's format, such as `04:00:00` or `2-12:00:00`."""
+    mem: Integer | _Line | None = None
+    """Memory per node: MiB, or with a unit, such as `64G`; 0 means all."""
+    gpus_per_node: Annotated[Integer, Field(ge=1)] | _TypedGpus | None = None
+    """GPUs per node, such as `4` or `a100:4`. If set, `num_processes: auto` is one process per GPU of the
+    job, wherever it is submitted; otherwise it is the number of GPUs found on the nodes."""
+    cpus_per_task: Integer | None = Field(default=None, ge=1)
+    """CPUs per node that the job uses."""
+    exclusive: bool = False
+    """Do not share the nodes with other jobs."""
+    requeue: bool = True
+    """Requeue the job when the time limit ends it; Slurm itself requeues it when it is preempted."""
+    max_requeues: Integer = Field(default=10, ge=0)
+    """Restarts, for any reason, after which the job is no longer requeued; otherwise a time limit that is too
+    short for any progress would requeue it forever."""
+    signal_before_end_s: Integer = Field(default=120, ge=1, le=65535)
+    """Seconds before the time limit at which the run is signaled to finish its step and save; must be longer
+    than a step and a checkpoint take."""
+    server_nodes: Integer = Field(default=0, ge=0, le=1)
+    """1 adds a node on which `grpo serve` runs the vLLM server of `generation.vllm.mode: server`."""
+    setup: OneOrMany[str] = ()
+    """Shell lines that run first, such as `module load cuda` or `source .venv/bin/activate`."""
+    options: dict[_OptionName, bool | Integer | _Line] = Field(default_factory=dict)
+    """Any other sbatch option by its long name, such as `mail-type: END`; `true` for an option without a value."""
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs of a node as a number; None if it is not set."""
+        if self.gpus_per_node is None:
+            return None
+        return int(str(self.gpus_per_node).rpartition(":")[2])
 
 
 class LaunchConfig(Section):
-    """How many processes, and how they share the model."""
+    """How many processes to start, and how they shard the model."""
 
     strategy: Strategy = "auto"
-    """`single` is one process, `ddp` one copy of the model a process. `fsdp2` shares weights, gradients and
-    optimizer among GPUs; so do DeepSpeed's `zero1` (optimizer), `zero2` (and gradients) and `zero3` (and
-    weights). `auto` is `single` or `ddp`, by the number of processes."""
+    """`single` is one process, `ddp` one copy of the model per process. `fsdp2` shards weights, gradients
+    and optimizer over the GPUs; so do DeepSpeed's `zero1` (optimizer), `zero2` (and gradients) and `zero3` (and
+    weights). `auto` is `single` or `ddp`, depending on the number of processes."""
     accelerate_config: str | None = None
-    """A config file of accelerate's in the place of `strategy`; how many processes and machines take part
-    is still this section's to say."""
+    """An accelerate config file that replaces `strategy`; this section still sets the number of processes and
+    machines."""
     num_processes: Literal["auto"] | Annotated[Integer, Field(ge=1)] = "auto"
-    """Worker processes over all machines; `auto` is one for each visible GPU, and 1 on a CPU."""
+    """Worker processes over all machines; `auto` is one per visible GPU, or 1 on a CPU."""
     num_machines: Integer = Field(default=1, ge=1)
-    """Machines that take part; start `grpo train` on each."""
+    """Number of machines; start `grpo train` on each."""
     machine_rank: Integer = Field(default=0, ge=0)
     """This machine's number, from 0."""
     main_process_ip: str | None = None
-    """Address of machine 0 (needed with several machines)."""
+    """Address of machine 0 (required with several machines)."""
     main_process_port: Integer | None = Field(default=None, ge=1, le=65535)
-    """Port of machine 0 (needed with several machines; otherwise a free one is taken)."""
+    """Port of machine 0 (required with several machines; otherwise a free port is used)."""
     stall_timeout_s: Number | None = Field(default=3600, gt=0)
-    """Seconds without any progress after which a training is ended as failed, with the stacks of all
-    workers in its log; null waits for ever."""
+    """Seconds without progress after which the run fails, with the stacks of all workers in its log; null waits
+    indefinitely."""
     use_cpu: bool = False
-    """Train on the CPU even where there is a GPU."""
+    """Train on the CPU even if there is a GPU."""
     slurm: SlurmConfig | None = None
     """The job that `grpo train --slurm` submits."""

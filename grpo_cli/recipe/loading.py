@@ -1,10 +1,7 @@
-"""From files and flags to a recipe: `extends`, overrides, validation, all problems at once.
-
-Owns the order in which the parts are put together and which paths are relative to what.
-Does not look anything up on the machine beyond the recipe files: that is `checks`.
-"""
+"""From files and flags to a recipe: `extends`, `--set`, validation, all problems at once."""
 
 import copy
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,25 +10,33 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grpo_cli.errors import GrpoError, Problem, RecipeError
+from grpo_cli.errors import GrpoError, RecipeError, nearest
+from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe import explanation
-from grpo_cli.recipe.overrides import apply_overrides
+from grpo_cli.recipe.grpo_fields import check_trl_keys
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.recipe.trl_keys import check_trl_keys
 from grpo_cli.recipe.yaml_tree import Node, merge, read_source, read_text
 
-MAX_FILES = 100
-"""Recipes that one recipe may build on, directly or not."""
 _STAND_INS: dict[str, Any] = {
     "name": "recipe",
     "model": {"path": "some/model"},
     "model.path": "some/model",
     "model.lora": {"r": 16},
 }
-"""What the checks of the rest see in the place of a wrong value, if leaving it out would lead to more errors."""
+"""Stand-ins for wrong values whose absence would cause further errors, for the checks of the rest."""
 _OTHER_TOOLS = {"model_name_or_path": "TRL", "reward_funcs": "TRL", "base_model": "axolotl"}
 """Keys by which the config of another tool is known."""
 _OPTIONAL = ("generation", "training", "launch", "logging", "evaluation", "expect")
+_FLAG_PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
+_LOCAL_PATHS = (
+    ("model", "path"),
+    ("model", "chat_template"),
+    ("launch", "accelerate_config"),
+    ("dataset", "train"),
+    ("dataset", "eval"),
+)
+_MAY_BE_ELSEWHERE = {"path", "chat_template"}
+"""Keys whose values are local paths only if they look like one or exist."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,13 @@ class LoadedRecipe:
     recipe: Recipe | None
     """Without the values that `problems` are about; None if the rest does not fit the schema either."""
     tree: Node
-    problems: tuple[Problem, ...]
+    problems: tuple[Issue, ...]
     source: Path
     text: str
     """The file as it was read."""
 
-    def place(self, problem: Problem) -> Problem:
-        """The same problem with the line its dotted path was written on."""
+    def place(self, problem: Issue) -> Issue:
+        """Return the same problem with the line its dotted path was written on."""
         if problem.location is not None or not problem.path:
             return problem
         steps = explanation.split_path(problem.path)
@@ -67,13 +72,13 @@ class LoadedRecipe:
         except GrpoError as error:
             if not error.path:
                 raise
-            location = self.place(Problem("", "", error.path)).location
+            location = self.place(Issue("", "", error.path)).location
             place = f"{location}: {error.path}" if location else error.path
             raise type(error)(f"{place}: {error}") from error.__cause__
 
 
 def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:
-    """Reads a recipe and validates it against the schema; finds every problem it can.
+    """Read a recipe and validate it against the schema; find every problem it has.
 
     Args:
         path: The YAML file.
@@ -91,15 +96,18 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:
         # As in `RunFolder.read_recipe`: before there was `eval_seed`, rows were held out by the recipe's seed.
         tree.value["dataset"].value.setdefault("eval_seed", tree.value["seed"])
     _refuse_other_tools(tree, path)
-    _drop_empty_sections(tree)
-    apply_overrides(tree, overrides or [])
-    anchor_paths(tree)
+    for key in _OPTIONAL:
+        # A section whose keys are all commented out is as good as absent.
+        if key in tree.value and tree.value[key].value is None:
+            del tree.value[key]
+    _apply_overrides(tree, overrides or [])
+    _anchor_paths(tree)
     recipe, problems = _validate(tree)
     return LoadedRecipe(recipe, tree, tuple(problems), path, text)
 
 
 def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
-    """Reads a recipe that fits the schema.
+    """Read a recipe that fits the schema.
 
     Raises:
         RecipeError: With every problem found.
@@ -110,7 +118,7 @@ def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
     return loaded.recipe
 
 
-def _validate(tree: Node) -> tuple[Recipe | None, list[Problem]]:
+def _validate(tree: Node) -> tuple[Recipe | None, list[Issue]]:
     """Validate a tree, and again without what is wrong, so that one mistake does not hide another."""
     wrong = check_trl_keys(tree)
     problems, values = list(wrong), tree.plain()
@@ -120,12 +128,12 @@ def _validate(tree: Node) -> tuple[Recipe | None, list[Problem]]:
         try:
             return Recipe.model_validate(values), problems
         except ValidationError as error:
-            found = explanation.explain(error, Recipe, tree)
+            issues = explanation.explain(error, Recipe, tree)
         reported = [f"{problem.path}." for problem in problems]
         wrong = [
-            problem
-            for problem in found
-            if not any(path.startswith(f"{problem.path}.") for path in reported)
+            issue
+            for issue in issues
+            if not any(path.startswith(f"{issue.path}.") for path in reported)
         ]
         if not wrong:
             return None, problems
@@ -152,117 +160,149 @@ def _refuse_other_tools(tree: Node, path: Path) -> None:
         if key in tree.value and tree.value.keys().isdisjoint({"model", "dataset", "rewards"}):
             message = f"`{key}` is a key of {tool}: this is a config of {tool}, not a recipe"
             fix = f"grpo convert {path} writes a recipe from it"
-            raise RecipeError([Problem(message, fix, location=tree.value[key].location)])
+            raise _error(message, fix, tree.value[key].location)
 
 
-def _drop_empty_sections(tree: Node) -> None:
-    """A section whose keys are all commented out is as good as absent."""
-    for key in _OPTIONAL:
-        node = tree.child(key)
-        if node is not None and node.value is None:
-            del tree.value[key]
-
-
-def _read_with_parents(path: Path, text: str, seen: dict[Path, Node | None]) -> Node:
-    """Reads a recipe on top of its parents.
-
-    Args:
-        path: The file.
-        text: What it holds.
-        seen: Every file read so far; None for those that are still being read, the children.
-    """
+def _read_with_parents(path: Path, text: str, trees: dict[Path, Node | None]) -> Node:
+    """Read a recipe on top of its parents; `trees` has every file read so far, None while it is being read."""
     tree = read_text(text, str(path))
     if not isinstance(tree.value, dict):
-        problem = Problem(
-            "is not a recipe: the top level must be `key: value` lines",
-            "start from `grpo init`",
-            location=tree.location,
-        )
-        raise RecipeError([problem])
-    here = _absolute(path.parent, path.name, tree)
-    seen[here] = None
-    parents = tree.child("extends")
+        message = "is not a recipe: the top level must be `key: value` lines"
+        raise _error(message, "start from `grpo init`", tree.location)
+    here = _resolve(path.parent, path.name, tree)
+    trees[here] = None
+    parents = tree.child("extends") or Node([], tree.location)
     merged: Node | None = None
-    for name, node in _parent_names(parents) if parents else []:
-        parent = _read_parent(_absolute(path.parent, name, node), name, node, seen)
+    for node in parents.value if isinstance(parents.value, list) else [parents]:
+        if not isinstance(node.value, str):
+            message = "should be a path or a list of paths"
+            raise _error(message, "name YAML files", node.location, "extends")
+        parent = _read_parent(_resolve(path.parent, node.value, node), node, trees)
         merged = parent if merged is None else merge(merged, parent)
-    seen[here] = tree if merged is None else merge(merged, tree)
-    return seen[here] or tree
+    trees[here] = tree if merged is None else merge(merged, tree)
+    return trees[here] or tree
 
 
-def _parent_names(node: Node) -> list[tuple[str, Node]]:
-    items = node.value if isinstance(node.value, list) else [node]
-    wrong = [item for item in items if not isinstance(item.value, str)]
-    if wrong:
-        problem = Problem(
-            "should be a path or a list of paths", "name YAML files", "extends", wrong[0].location
-        )
-        raise RecipeError([problem])
-    return [(item.value, item) for item in items]
+def _read_parent(path: Path, node: Node, trees: dict[Path, Node | None]) -> Node:
+    if path not in trees:
+        if not path.is_file():
+            fix = "paths in `extends` are relative to the file that names them; correct it"
+            others = [each.name for each in path.parent.glob("*.y*ml") if each not in trees]
+            if (close := nearest(path.name, others)) and Path(node.value).name:
+                fix = f"write `{Path(node.value).with_name(close)}`"
+            raise _error(f"there is no file {path}", fix, node.location, "extends")
+        return _read_with_parents(path, read_source(path), trees)
+    known = trees[path]
+    if known is None:
+        raise _error(f"`{node.value}` extends itself", "remove it", node.location, "extends")
+    return known
 
 
-def _read_parent(path: Path, name: str, node: Node, seen: dict[Path, Node | None]) -> Node:
-    if path in seen:
-        known = seen[path]
-        if known is None:
-            raise _refuse_parent(f"`{name}` extends itself", "remove it", node)
-        return known
-    if len(seen) >= MAX_FILES:
-        raise _refuse_parent(f"more than {MAX_FILES} files build on each other", "merge some", node)
-    if not path.is_file():
-        fix = "paths in `extends` are relative to the file that names them; correct it"
-        raise _refuse_parent(f"there is no file {path}", fix, node)
-    return _read_with_parents(path, read_source(path), seen)
-
-
-def _refuse_parent(message: str, fix: str, node: Node) -> RecipeError:
-    return RecipeError([Problem(message, fix, "extends", node.location)])
-
-
-def anchor_paths(tree: Node) -> None:
-    """Makes local paths absolute: relative to the file that wrote them, or the working directory for flags.
+def _apply_overrides(tree: Node, overrides: list[str]) -> None:
+    """Set each `path=value` in a tree; the value is read as YAML, and cited as the flag if it is wrong.
 
     Raises:
-        RecipeError: A path is none: too long, with a null byte, or of an unknown user.
+        RecipeError: A flag is not `path=value`, or its path leads through a value that is no mapping.
     """
-    model = tree.child("model")
-    for key in ("path", "chat_template"):
-        _anchor(model.child(key) if model else None, only_local=True)
-    launch = tree.child("launch")
-    _anchor(launch.child("accelerate_config") if launch else None)
-    dataset = tree.child("dataset")
-    for key in ("train", "eval"):
-        node = dataset.child(key) if dataset else None
+    problems: list[Issue] = []
+    for text in overrides:
+        try:
+            _override(tree, text, Location(f"--set {text}"))
+        except RecipeError as error:
+            problems += error.problems
+    if problems:
+        raise RecipeError(problems)
+
+
+def _override(tree: Node, text: str, flag: Location) -> None:
+    name, equals, raw = (part.strip() for part in text.partition("="))
+    if not equals or not _FLAG_PATH.fullmatch(name):
+        fix = "write for example --set training.max_steps=50"
+        raise _error("is not `path=value`", fix, flag)
+    if second := re.search(r",(\w+(\.\w+)+=.*)", raw):
+        fix = f"write --set {text.removesuffix(second[0])} --set {second[1]}"
+        raise _error("holds two settings", fix, flag)
+    if name == "extends":
+        raise _error("is read before --set", "write `extends` into the recipe", flag, name)
+    # A shell has already stripped a template of the quotes that YAML would want.
+    literal = not raw or raw.startswith("{{")
+    value = Node(raw, flag) if literal else read_text(raw, flag.source, has_lines=False)
+    *parents, last = name.split(".")
+    node = tree
+    for depth, step in enumerate(parents, 1):
+        node = _descend(node, step, ".".join(parents[:depth]), flag)
+    if isinstance(node.value, list):
+        node.value[_list_index(node, last, name, flag)] = value
+    elif isinstance(node.value, dict):
+        node.value[last] = merge(node.value[last], value) if last in node.value else value
+        node.key_locations[last] = flag
+    else:
+        raise _no_mapping(name, flag)
+
+
+def _descend(node: Node, step: str, path: str, flag: Location) -> Node:
+    """Return the node under a step of a flag's path, making the mapping if there is none."""
+    if isinstance(node.value, list):
+        entry: Node = node.value[_list_index(node, step, path, flag)]
+        return entry
+    if not isinstance(node.value, dict):
+        raise _no_mapping(path, flag)
+    if (child := node.value.get(step)) is None or child.value is None:
+        node.value[step] = child = Node({}, flag)
+        node.key_locations[step] = flag
+    return child
+
+
+def _list_index(node: Node, step: str, path: str, flag: Location) -> int:
+    last = len(node.value) - 1
+    if re.fullmatch("[0-9]{1,9}", step) and int(step) <= last:
+        return int(step)
+    message = f"the list has {last + 1} entries, numbered from 0"
+    raise _error(message, f"use a number from 0 to {last}, or edit the recipe", flag, path)
+
+
+def _no_mapping(path: str, flag: Location) -> RecipeError:
+    fix = f"check the path, or set the whole of it: --set '{path.rpartition('.')[0]}={{…}}'"
+    return _error("leads through a value that holds no keys", fix, flag, path)
+
+
+def _anchor_paths(tree: Node) -> None:
+    """Make local paths absolute: relative to the file that wrote them, or the working directory for flags."""
+    for path in _LOCAL_PATHS:
+        node = tree.find(path)
         for item in node.value if node and isinstance(node.value, list) else [node]:
-            _anchor(item)
+            _anchor(item, only_local=path[-1] in _MAY_BE_ELSEWHERE)
     rewards = tree.child("rewards")
     for entry in rewards.value if rewards and isinstance(rewards.value, list) else []:
         _anchor(entry.child("path"), only_local=True)
 
 
-def _anchor(node: Node | None, *, only_local: bool = False) -> None:
-    if node is None or not isinstance(node.value, str):
+def _anchor(node: Node | None, *, only_local: bool) -> None:
+    # `://` is in an address, `{{` in a chat template.
+    if node is None or not isinstance(node.value, str) or re.search(r"://|\{[{%]", node.value):
         return
-    # An address, or a chat template.
-    if any(mark in node.value for mark in ("://", "{{", "{%")):
-        return
-    text = node.value
     source = node.location.source
     folder = Path.cwd() if source.startswith("--set") else Path(source).resolve().parent
-    file, colon, function = text.partition(".py:")
-    looks_local = text.startswith((".", "/", "~")) or bool(colon) or text.endswith(".gguf")
-    candidate = _absolute(folder, f"{file}.py" if colon else text, node)
+    file, colon, function = node.value.partition(".py:")
+    looks_local = node.value.startswith((".", "/", "~")) or colon or node.value.endswith(".gguf")
+    candidate = _resolve(folder, f"{file}.py" if colon else node.value, node)
     if looks_local or not only_local or candidate.exists():
         node.value = f"{candidate}{':' + function if colon else ''}"
 
 
-def _absolute(folder: Path, text: str, node: Node) -> Path:
-    """A path as written at `node`, relative to `folder`; one that the system can look up."""
+def _resolve(folder: Path, text: str, node: Node) -> Path:
+    """Return a path as written at `node`, relative to `folder`; one that the system can look up."""
     try:
         path = (folder / Path(text).expanduser()).resolve()
-        path.exists()
+        exists = path.exists()
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
-        problem = Problem(f"is not a path ({reason})", "correct it", location=node.location)
-        raise RecipeError([problem]) from None
+        raise _error(f"is not a path ({reason})", "correct it", node.location) from None
+    if not exists and (variable := re.search(r"\$(\w+|\{\w+\})", text)):
+        message = f"environment variables such as {variable[0]} are not expanded in a recipe"
+        raise _error(message, "write the path itself", node.location)
     return path
+
+
+def _error(message: str, fix: str, where: Location, path: str = "") -> RecipeError:
+    return RecipeError([Issue(message, fix, path, where)])

@@ -1,10 +1,19 @@
 """The `model` section: which weights, in which precision, trained how."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Integer, Number, Section
+
+
+def _refuse_listing(text: str) -> str:
+    names = text.replace(",", " ").split()
+    if len(names) > 1 and all(name.replace(".", "").isidentifier() for name in names):
+        fix = {"fix": f"write a list: `[{', '.join(names)}]`"}
+        raise PydanticCustomError("grpo_listing", "is one text, which peft reads as a pattern", fix)
+    return text
 
 
 class LoraConfig(Section):
@@ -16,8 +25,8 @@ class LoraConfig(Section):
     """Scale of the adapters; the update is multiplied by `lora_alpha / r`."""
     lora_dropout: Number = Field(default=0.0, ge=0, lt=1)
     """Dropout inside the adapters."""
-    target_modules: str | tuple[str, ...] = "all-linear"
-    """Module names that get an adapter, or `all-linear`."""
+    target_modules: Annotated[str, AfterValidator(_refuse_listing)] | tuple[str, ...] = "all-linear"
+    """Names of the modules that get an adapter, or `all-linear`."""
     modules_to_save: tuple[str, ...] | None = None
     """Modules trained in full and saved with the adapter."""
     use_rslora: bool = False
@@ -34,9 +43,8 @@ class ModelConfig(Section):
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the loaded weights. `auto` is float32 if all weights are trained (on a GPU they are computed in
-    bfloat16 all the same); with `lora` it is the checkpoint's own, or float32 in the place of a bfloat16 that the
-    processor would have to emulate."""
+    """Precision of the loaded weights. `auto` is float32 if all weights are trained (a GPU still computes in
+    bfloat16); with `lora` it is the checkpoint's own, or float32 on a CPU that would have to emulate bfloat16."""
     lora: LoraConfig | None = None
     """Train low-rank adapters; leave out to train all weights."""
     quantization: Literal["4bit", "8bit"] | None = None
@@ -44,8 +52,29 @@ class ModelConfig(Section):
     attn_implementation: str | None = None
     """Attention kernel: `sdpa`, `eager`, `flash_attention_2`, …"""
     chat_template: str | None = None
-    """A Jinja chat template, or the path of a file holding one; replaces the tokenizer's."""
+    """A Jinja chat template, or the path of a template file; replaces the tokenizer's."""
     trust_remote_code: bool = False
-    """Run Python code that ships with the model. Read that code before you turn this on."""
+    """Run Python code that ships with the model. Read the code before you enable this."""
     init_kwargs: dict[str, Any] = Field(default_factory=dict)
     """More keyword arguments for `from_pretrained`."""
+
+
+class Rates(NamedTuple):
+    """Learning rates with which GRPO learns."""
+
+    least: float
+    """Below it, hardly anything changes."""
+    usual: float
+    """A default to start from."""
+    most: float
+    """Above it, most runs diverge within tens of steps."""
+
+
+LORA = Rates(least=5e-6, usual=1e-4, most=2e-3)
+"""Adapters start at zero and need steps 10 to 100 times those of full fine-tuning."""
+FULL = Rates(least=1e-7, usual=1e-6, most=5e-5)
+
+
+def rates_of(model: ModelConfig) -> Rates:
+    """Return the usual learning rates for a model, with adapters or without."""
+    return FULL if model.lora is None else LORA

@@ -1,20 +1,52 @@
 """The whole recipe: one frozen object, the only input of everything downstream."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from grpo_cli.recipe.base import Integer, Section
+from grpo_cli.recipe.base import Integer, Number, OneOrMany, OpenSection, Section
 from grpo_cli.recipe.dataset import DatasetConfig, ScoredDataset
-from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.expect import ExpectConfig
 from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.recipe.launch import LaunchConfig
-from grpo_cli.recipe.logging import LoggingConfig
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.recipe.training import TrainingConfig
+
+
+def _none_as_empty(value: Any) -> Any:
+    """Read TRL's `none` as no tracker at all."""
+    return () if value in (None, "none", ["none"]) else value
+
+
+class LoggingConfig(OpenSection):
+    """Where metrics and samples go; `metrics.jsonl` in the run folder is always written."""
+
+    report_to: Annotated[OneOrMany[str], BeforeValidator(_none_as_empty)] = ()
+    """Trackers: `tensorboard`, `wandb`, `trackio`, `mlflow`, …; `all` uses every installed tracker."""
+    log_completions: bool = True
+    """Write every sampled group with its scores to `completions/`."""
+    logging_steps: Number = Field(default=1, gt=0)
+    """Optimizer steps between two records (TRL's own default is 10)."""
+
+    def trl_fields(self) -> dict[str, Any]:
+        """Return every `GRPOConfig` field this section sets, under TRL's names."""
+        fields = self.model_dump(exclude={"log_completions"})
+        return {**fields, "report_to": list(self.report_to)}
+
+
+class EvaluationConfig(Section):
+    """Evaluation on the held-out rows before and after training."""
+
+    limit: Integer | None = Field(default=256, ge=0)
+    """Number of prompts; 0 turns evaluation off, null uses all."""
+    samples_per_prompt: Integer = Field(default=1, ge=1)
+    """Completions sampled per prompt."""
+    temperature: Number = Field(default=0.0, ge=0)
+    """Sampling temperature; 0 is greedy decoding."""
+    batch_size: Integer = Field(default=32, ge=1)
+    """Completions generated at a time on each device."""
 
 
 class Recipe(Section):
@@ -25,40 +57,38 @@ class Recipe(Section):
     description: str | None = None
     """What this recipe is for."""
     seed: Integer = Field(default=42, ge=0, lt=2**32)
-    """Seed of data order, adapters and sampling."""
+    """Seed for data order, adapters and sampling."""
     model: ModelConfig
-    """What is trained."""
+    """The model to train."""
     dataset: DatasetConfig
-    """What is asked."""
+    """The rows, and how they become prompts."""
     rewards: tuple[RewardConfig, ...] = Field(default=(), validate_default=True)
-    """What is rewarded; the weighted sum of the list. Left out with `dataset.kind: scored` alone."""
+    """How completions are scored: the weighted sum of the list. Left out only with `dataset.kind: scored`."""
     generation: GenerationConfig = GenerationConfig()
     """How completions are sampled."""
     training: TrainingConfig = TrainingConfig()
-    """How the model learns."""
+    """How the model is trained."""
     launch: LaunchConfig = LaunchConfig()
-    """On which devices."""
+    """The devices to train on."""
     logging: LoggingConfig = LoggingConfig()
-    """What is reported."""
+    """What is logged, and where."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """How the model is measured before and after."""
+    """How the model is evaluated before and after training."""
     expect: ExpectConfig | None = None
-    """Where a normal run lies, and by which runs that is known."""
+    """The expected ranges of metrics, and the runs that they come from."""
 
     @field_validator("rewards", mode="before")
     @classmethod
     def _check_rewards(cls, rewards: Any, info: ValidationInfo) -> Any:
-        """Rewards are needed, except where the rows bring theirs along."""
+        """Require rewards, except with rows that are scored already."""
         dataset = info.data.get("dataset")
         if isinstance(dataset, ScoredDataset):
             if rewards:
-                raise PydanticCustomError(
-                    "grpo_scored",
-                    "belongs to data that is sampled; with `dataset.kind: scored` the rewards stand in the rows",
-                    {
-                        "fix": "remove it (`rewards: []` where a parent has some), or use another `dataset.kind`"
-                    },
+                message = "is for sampled completions; with `dataset.kind: scored` the rewards are in the rows"
+                fix = (
+                    "remove it (`rewards: []` if a parent has some), or use another `dataset.kind`"
                 )
+                raise PydanticCustomError("grpo_scored", message, {"fix": fix})
         elif rewards == []:
             length = {"field_type": "Tuple", "min_length": 1, "actual_length": 0}
             raise PydanticKnownError("too_short", length)

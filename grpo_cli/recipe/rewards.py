@@ -14,29 +14,29 @@ class RewardConfig(Section):
     model_config = ConfigDict(extra="allow")
 
     kind: str
-    """Which reward; `grpo rewards list` names the kinds, `grpo rewards show KIND` their parameters."""
+    """The kind of reward; `grpo rewards list` lists the kinds, `grpo rewards show KIND` their parameters."""
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.-]+$")
-    """Name in logs and metrics; where it is not given the kind, or the function's name for `python`."""
+    """Name in logs and metrics; by default the kind, or the function's name for `python`."""
     weight: Number = 1.0
     """Factor in the weighted sum."""
     when: str | None = None
-    """Rows it applies to: an expression on the dataset's columns in Jinja's language, such as
-    `task == "math"` or `level >= 3 and answer`; other rows get no score from it. Leave out for all rows."""
+    """Rows that the reward applies to: a Jinja expression over the dataset's columns, such as `task == "math"` or
+    `level >= 3 and answer`; it does not score other rows. Leave out for all rows."""
     timeout_s: Number | None = Field(default=None, gt=0)
-    """Seconds for one completion. With it, completions are scored one by one, several at a time, in
-    processes that are killed when they take longer. Kinds that read what the model wrote (math, regex,
-    reasoning_gym) have a limit of their own, and score 0 beyond it; elsewhere `on_error` decides.
-    A `python` function then sees one completion at a time, and of `trainer_state` only plain values such
-    as `global_step`; what it logs is lost."""
+    """Time limit per completion, in seconds. If set, completions are scored individually, several in parallel, in
+    processes that are killed at the limit. Kinds that parse the completion (math, regex, reasoning_gym) have their
+    own limit, and score 0 beyond it; for the others, `on_error` applies. A `python` function then receives one
+    completion at a time, and only plain values of `trainer_state`, such as `global_step`; what it logs is
+    discarded."""
     on_error: Literal["raise", "zero", "skip"] = "raise"
-    """What a completion gets whose scoring fails: `raise` ends the run, `zero` scores 0, `skip` gives no
-    score, so that the other rewards decide. Failures are logged and their share is a metric."""
+    """What happens if scoring a completion fails: `raise` ends the run, `zero` scores 0, `skip` gives no score,
+    so only the other rewards count. Failures are logged, and their share is a metric."""
     accuracy: bool | None = None
-    """Whether its best score, or 1 where it has none, means that an answer is right: the share of such answers is
-    then measured as `accuracy/NAME`. Left out, this is so for kinds that judge answers, and for a `python`
-    function whose scores are all 0 or 1."""
+    """Whether the best score, or 1 if there is none, means that an answer is correct: the share of such answers
+    is then measured as `accuracy/NAME`. By default true for kinds that judge answers, and for a `python` function
+    whose scores are all 0 or 1."""
     clip: tuple[Number, Number] | None = None
-    """Lowest and highest score; what lies beyond is moved to the nearer of the two."""
+    """Lowest and highest score; scores are clipped to this range."""
 
     @field_validator("clip")
     @classmethod

@@ -1,14 +1,13 @@
-"""The `training` section: optimization, schedule, checkpoints."""
+"""The `training` section: optimization, schedule, checkpoints, the fast step, asynchronous training."""
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.errors import nearest
-from grpo_cli.recipe.asynchronous import AsyncConfig
-from grpo_cli.recipe.base import Integer, Number, OneOrMany, OpenSection, Section
-from grpo_cli.recipe.fast import FastConfig, FastSwitch
+from grpo_cli.recipe.base import Integer, Number, OneOrMany, OpenSection, Section, ShortForm
 
 StoppingRule = Literal[
     "nan_loss",
@@ -36,16 +35,72 @@ StoppingRule = Literal[
 ]
 """Names of the rules of `grpo diagnose` that may stop a run: all but `_IDLE`."""
 _IDLE = {
-    "slow_reward": "costs time and spoils nothing",
-    "sampling_starves": "costs time and spoils nothing",
-    "held_out_collapse": "is looked for after training",
-    "held_out_loss": "is looked for after training",
+    **dict.fromkeys(("slow_reward", "sampling_starves"), "costs time and spoils nothing"),
+    **dict.fromkeys(("held_out_collapse", "held_out_loss"), "is checked after training"),
 }
 """The rules that stop no run, and why."""
+PARTS = ("no_signal", "shared_prompts", "sampling")
+GRAPHS = "cuda_graphs"
+BUDGET = "max_tokens_per_micro_batch"
+ATTENTION = ("sdpa", "eager", "flash")
+"""Parts of the names of attention implementations that prompts can be shared with."""
+_SAMPLED_BY = frozenset(
+    "max_new_tokens max_length do_sample temperature top_k top_p min_p repetition_penalty pad_token_id "
+    "bos_token_id eos_token_id disable_compile transformers_version use_cache _from_model_config".split()
+)
+"""Settings of `generate()` that `fast/token_sampling.py` honours, or that change nothing."""
+_NEUTRAL = {"num_beams": 1, "num_return_sequences": 1, "typical_p": 1.0, "guidance_scale": 1.0}
+"""Other settings, and the values that change nothing."""
+
+
+class FastConfig(Section):
+    """Less work for the same gradient; each part is on if it is exact for the recipe."""
+
+    no_signal: bool = True
+    """Skip completions with advantage 0 in the forward and backward pass: they add nothing to the gradient."""
+    shared_prompts: bool = True
+    """Compute the prompt of a group once in the forward and backward pass, without padding."""
+    sampling: bool = True
+    """Compute the prompt of a group once while sampling, and stop computing completions that have ended."""
+    cuda_graphs: bool = False
+    """On a GPU with `generation.backend: transformers`, sample each token by replaying a CUDA graph, with adapters
+    merged in a copy of the weights. Needs `sampling`. Off by default, since it has not been measured on a GPU."""
+    max_tokens_per_micro_batch: Integer | None = Field(default=None, ge=1)
+    """Maximum tokens in one forward and backward pass, which limits training memory. By default, as many as
+    `per_device_train_batch_size` completions have, including padding. A longer completion gets a separate
+    pass."""
+
+
+def _read_switch(value: Any) -> Any:
+    if isinstance(value, bool):
+        return dict.fromkeys(PARTS, value)
+    if not isinstance(value, Mapping | FastConfig):
+        meant = "false" if str(value).lower() in ("no", "off", "0", "none") else "true"
+        raise PydanticCustomError(
+            "grpo_switch", "should be true, false, or a mapping", {"fix": f"write `{meant}`"}
+        )
+    return value
+
+
+FastSwitch = Annotated[FastConfig, ShortForm(_read_switch, lambda full: {"type": "boolean"})]
+"""`true`, `false`, or the section."""
+
+
+class AsyncConfig(Section):
+    """Sampling and training at the same time; used if `mode` is `async`."""
+
+    max_staleness: Integer = Field(default=4, ge=1)
+    """Number of weight updates (steps, if `weight_sync_steps` is 1) that a sample may lag behind. Older samples
+    are dropped, and no more samples are generated ahead than that many steps use."""
+    weight_sync_steps: Integer = Field(default=1, ge=1)
+    """Steps between updates of the server's weights."""
+    token_budget: Integer | None = Field(default=None, ge=1)
+    """Maximum tokens in one micro-step on each device: a micro-step takes as many completions as fit, and longer
+    completions are dropped. By default a micro-step takes `per_device_train_batch_size` completions."""
 
 
 def _check_rule(value: object) -> object:
-    """Keeps the names of all rules out of a message that needs none of them."""
+    """Keep the names of all rules out of a message that needs none of them."""
     if not isinstance(value, str):
         return value
     if (why := _IDLE.get(value)) is not None:
@@ -54,11 +109,8 @@ def _check_rule(value: object) -> object:
         )
     names = get_args(StoppingRule)
     if value not in names and nearest(value, names) is None:
-        raise PydanticCustomError(
-            "grpo_rule",
-            "is no rule that stops a run",
-            {"fix": "choose from those that `grpo diagnose --rules` lists"},
-        )
+        fix = "choose from those that `grpo diagnose --rules` lists"
+        raise PydanticCustomError("grpo_rule", "is no rule that stops a run", {"fix": fix})
     return value
 
 
@@ -70,7 +122,7 @@ def _check_steps(value: int) -> int:
 
 
 class EarlyStoppingConfig(Section):
-    """Stop when an evaluation metric no longer gets better."""
+    """Stop when an evaluation metric no longer improves."""
 
     metric: str = "eval_reward"
     """The metric to watch; higher is better unless it ends in `loss`."""
@@ -94,39 +146,104 @@ class TrainingConfig(OpenSection):
     num_train_epochs: Number = Field(default=3.0, gt=0)
     """Passes over the prompts; `max_steps` overrides it."""
     max_steps: Annotated[Integer, AfterValidator(_check_steps)] = -1
-    """Optimizer steps in all; -1 leaves it to `num_train_epochs`."""
+    """Total optimizer steps; -1 uses `num_train_epochs`."""
     learning_rate: Number = Field(default=1e-6, ge=0)
-    """Peak learning rate. The default suits full fine-tuning; LoRA wants 1e-5 to 5e-4."""
+    """Peak learning rate. The default suits full fine-tuning; LoRA needs 1e-5 to 5e-4."""
     eval_strategy: Literal["no", "steps", "epoch"] = "no"
     """When to evaluate during training."""
     early_stopping: EarlyStoppingConfig | None = None
-    """Stop when an evaluation metric no longer gets better."""
+    """Stop when an evaluation metric no longer improves."""
     stop_when: OneOrMany[Annotated[StoppingRule, BeforeValidator(_check_rule)]] = ()
-    """Rules of `grpo diagnose` that stop the run where they find something, such as
-    `[nan_loss, entropy_collapse]`; the checkpoint of that step is saved. `grpo diagnose --rules` lists them."""
-
+    """Rules of `grpo diagnose` that stop the run if they apply, such as `[nan_loss, entropy_collapse]`; a
+    checkpoint of that step is saved. `grpo diagnose --rules` lists them."""
     fast: FastSwitch = FastConfig()
-    """Less work for the same gradient: `false` trains as TRL does, a section switches single parts. What would
-    not be exact with a recipe is left off, and said."""
+    """Less work for the same gradient: `false` trains as TRL does, a mapping switches individual parts. Parts that
+    would not be exact for the recipe are turned off with a note."""
     mode: Literal["sync", "async"] = "sync"
-    """`sync` samples a batch, then learns from it. `async` (experimental) has a vLLM server sample all the
-    time, with weights that are some steps old, by TRL's `AsyncGRPOTrainer`; it knows fewer settings, and
-    `grpo check` names those that it does not."""
+    """`sync` samples a batch, then trains on it. With `async` (experimental), a vLLM server samples continuously,
+    with weights that are some steps old, through TRL's `AsyncGRPOTrainer`; it supports fewer settings, and
+    `grpo check` reports unsupported ones."""
     asynchronous: AsyncConfig = AsyncConfig()
-    """How far sampling may run ahead, where `mode` is `async`."""
+    """How far sampling may run ahead if `mode` is `async`."""
     OURS: ClassVar[frozenset[str]] = frozenset(
         {"early_stopping", "stop_when", "fast", "mode", "asynchronous"}
     )
 
     def mixed_precision(self, *, cpu: bool) -> Literal["bf16", "fp16", "no"]:
-        """Return what the model is computed in, whatever its weights are in; `no` is their own precision.
+        """Return the precision of the computation, whatever the weights are in; `no` is their own.
 
-        That is bf16 unless told otherwise; on a CPU, which may only emulate it, it has to be asked for.
+        That is bf16 by default on a GPU; on a CPU, which may only emulate it, the recipe has to set it.
         """
         if self.extras.get("fp16"):
             return "fp16"
         return "bf16" if self.extras.get("bf16", not cpu) else "no"
 
     def trl_fields(self) -> dict[str, Any]:
-        """Every `GRPOConfig` field this section sets, under TRL's names."""
+        """Return every `GRPOConfig` field this section sets, under TRL's names."""
         return self.model_dump(exclude=set(self.OURS))
+
+
+def leave_off(fast: FastConfig, parts: Iterable[str]) -> FastConfig:
+    """Return the same without these parts."""
+    off: dict[str, bool | None] = {part: None if part == BUDGET else False for part in parts}
+    if "sampling" in off:
+        off[GRAPHS] = False
+    return fast.model_copy(update=off)
+
+
+def find_beyond(settings: Mapping[str, Any]) -> list[str]:
+    """Return the settings of `generate()` that the fast sampler does not support."""
+    beyond = [
+        name
+        for name, value in settings.items()
+        if name not in _SAMPLED_BY and value not in (None, False, _NEUTRAL.get(name))
+    ]
+    return sorted(beyond + ["use_cache"] * (settings.get("use_cache") is False))
+
+
+def find_left_off(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parts that would change what is sampled or learned, or cost time; and why.
+
+    Args:
+        fast: The switches.
+        settings: `GRPOConfig` fields by name; those that are not there have TRL's defaults.
+    """
+    repacking = _why_no_repacking(settings)
+    reasons: dict[str, str | None] = {
+        "no_signal": repacking,
+        "shared_prompts": repacking,
+        BUDGET: repacking,
+    }
+    if settings.get("beta") and not repacking:
+        reason = f"beta is {settings['beta']}, which holds every completion to the reference model"
+        reasons["no_signal"] = reason
+    if settings.get("torch_compile") and not repacking:
+        reasons["shared_prompts"] = "torch_compile would compile each batch anew"
+    if settings.get("neftune_noise_alpha"):
+        reasons["sampling"] = "neftune_noise_alpha makes other noise for every copy of a prompt"
+    if beyond := find_beyond(settings.get("generation_kwargs") or {}):
+        reasons["sampling"] = f"only generate() knows {', '.join(beyond)} (generation_kwargs)"
+    reasons[GRAPHS] = reasons.get("sampling") or (None if fast.sampling else "`sampling` is off")
+    return {part: reason for part, reason in reasons.items() if reason and getattr(fast, part)}
+
+
+def _why_no_repacking(settings: Mapping[str, Any]) -> str | None:
+    """Return what binds completions to the micro-batch that they came in.
+
+    Source: `GRPOTrainer._compute_loss`, trl 1.16.0; `Trainer`, transformers 5.17.
+    """
+    optimizer = settings.get("optim")
+    # A recipe has its name, `TrainingArguments` an enumeration.
+    optimizer = str(getattr(optimizer, "value", optimizer))
+    for name in ("entropy_coef", "use_adaptive_entropy"):
+        if settings.get(name):
+            return f"the entropy of every completion is learned from ({name})"
+    if settings.get("top_entropy_quantile", 1.0) < 1:
+        return "top_entropy_quantile chooses among all tokens of a micro-batch"
+    if settings.get("beta") and settings.get("loss_type") == "bnpo":
+        return "loss_type bnpo weighs the KL term by the micro-batch"
+    if settings.get("neftune_noise_alpha"):
+        return "neftune_noise_alpha makes noise by the width of a micro-batch"
+    if optimizer in ("lomo", "adalomo") or optimizer.endswith("layerwise"):
+        return f"optim {optimizer} updates the weights within the backward pass"
+    return None

@@ -1,40 +1,57 @@
-"""YAML text as a tree whose every value knows where it was written.
-
-Owns reading scalars as a person means them (`1e-6` is a number, `no` is the word "no"), and refusing
-what a recipe has no use for: tags, duplicate keys, recursive or exploding aliases, huge files.
-Does not know what a recipe is.
+"""YAML as recipes read and write it: values know their lines, `1e-6` is a number, `no` is the word "no".
 
 Source: YAML 1.2 core schema, https://yaml.org/spec/1.2.2/#103-core-schema
 """
 
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
-from grpo_cli.errors import Location, Problem, RecipeError
+from grpo_cli.errors import RecipeError
+from grpo_cli.issues import Issue, Location
 
 MAX_BYTES = 2**20
-MAX_NODES = 20_000
+MAX_VALUES = 20_000
 MAX_DEPTH = 40
-MAX_DIGITS = 300
 
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
-_SPECIAL: dict[str, Any] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
-    **dict.fromkeys(("true", "True", "TRUE"), True),
-    **dict.fromkeys(("false", "False", "FALSE"), False),
-    **dict.fromkeys((".inf", "+.inf", ".Inf"), float("inf")),
-    "-.inf": float("-inf"),
-    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+_WORDS: dict[str, Any] = {
+    **dict.fromkeys(("", "~", "null")),
+    **{"true": True, "false": False, ".nan": float("nan")},
+    **{".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf")},
 }
 _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{name}"
-    for name in ("str", "int", "float", "bool", "null", "map", "seq", "timestamp", "merge", "value")
+    for name in "str int float bool null map seq timestamp merge value".split()
 )
+_LOOKALIKES = {"\u00a0": "no-break space", "\u2013": "dash (–)", "\u2014": "dash (—)"}
+"""Characters that word processors and web pages use instead of a space or a hyphen."""
+_SYNTAX_FIXES = (
+    (
+        "cannot start any token",
+        "indent with spaces, not tabs; put text that begins with `@`, `%` or a backtick in quotes",
+    ),
+    (
+        "mapping values",
+        "put text that holds `: ` in quotes, or indent this line like its neighbours",
+    ),
+    ("end of stream", "close the quote that is opened here"),
+    ("document", "keep one YAML document in the file (remove `---`)"),
+    ("alias", "define the anchor before it is used, or put text that begins with `*` in quotes"),
+    (
+        "escape character",
+        "put text that holds a backslash, such as a pattern, in single quotes instead of double ones",
+    ),
+    ("", "check the indentation, brackets and quotes of this line and the one above"),
+)
+"""Parts of the parser's messages, and the fix; the first match counts."""
 
 
 @dataclass
@@ -48,7 +65,7 @@ class Node:
     """For a mapping: where each key was written."""
 
     def plain(self) -> Any:
-        """The tree as plain Python values."""
+        """Return the tree as plain Python values."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -56,23 +73,31 @@ class Node:
         return self.value
 
     def child(self, key: str | int) -> "Node | None":
-        """The node under a key or index, or None."""
+        """Return the node under a key or index, or None."""
+        child: Node | None = None
         if isinstance(self.value, dict):
-            return self.value.get(str(key))
-        if isinstance(self.value, list) and isinstance(key, int) and key < len(self.value):
-            return self.value[key]
-        return None
+            child = self.value.get(str(key))
+        elif isinstance(self.value, list) and isinstance(key, int) and key < len(self.value):
+            child = self.value[key]
+        return child
+
+    def find(self, path: Iterable[str | int]) -> "Node | None":
+        """Return the node at a path, or None."""
+        node: Node | None = self
+        for step in path:
+            node = node.child(step) if node is not None else None
+        return node
 
 
 def merge(base: Node, over: Node) -> Node:
-    """Mappings merge key by key, the later wins; lists and other values replace.
+    """Merge mappings key by key, the later wins; lists and other values replace.
 
     A mapping of another `kind` replaces too: the earlier one's keys would not belong to it.
     """
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
-    kinds = [node.value["kind"].value if "kind" in node.value else None for node in (base, over)]
-    if kinds[1] is not None and kinds[0] != kinds[1]:
+    old, new = (node.value["kind"].value if "kind" in node.value else None for node in (base, over))
+    if new is not None and new != old:
         return over
     merged = dict(base.value)
     for key, child in over.value.items():
@@ -81,211 +106,226 @@ def merge(base: Node, over: Node) -> Node:
 
 
 def read_scalar(text: str) -> Any:
-    """Reads an unquoted scalar.
+    """Read an unquoted scalar.
 
     `1e-6`, `.5` and `1_000` are numbers; `no`, `yes`, `on`, `off`, `12:30` and dates stay text.
     """
-    if text in _SPECIAL:
-        return _SPECIAL[text]
-    if len(text) > MAX_DIGITS:
-        return text
-    if _INTEGER.fullmatch(text):
-        base = {"0x": 16, "0o": 8}.get(text[:2], 10)
-        return int(text.replace("_", ""), base)
-    if _FLOAT.fullmatch(text):
-        return float(text.replace("_", ""))
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    with suppress(ValueError):  # Python reads no more than 4,300 digits
+        if _INTEGER.fullmatch(text):
+            return int(text.replace("_", ""), {"0x": 16, "0o": 8}.get(text[:2], 10))
+        if _FLOAT.fullmatch(text):
+            return float(text.replace("_", ""))
     return text
 
 
 def read_source(path: Path) -> str:
-    """The text of a YAML file.
+    """Return the text of a YAML file.
 
     Raises:
         RecipeError: The file is missing, too large, or not UTF-8.
     """
     try:
         data = path.read_bytes()
+        text = data.decode("utf-8-sig")
     except OSError as error:
-        raise _refuse(
-            Location(str(path)), f"cannot be read ({error.strerror})", _missing_fix(path)
-        ) from None
-    if len(data) > MAX_BYTES:
-        raise _refuse(
-            Location(str(path)),
-            f"has {len(data):,} bytes; a recipe has at most {MAX_BYTES:,}",
-            "put data into files of its own and name them in `dataset`",
-        )
-    try:
-        return data.decode("utf-8-sig")
+        message = f"cannot be read ({error.strerror})"
+        raise _refuse(Location(str(path)), message, _missing_fix(path)) from None
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise _refuse(
-            Location(str(path), line, 1), "is not UTF-8 text", "save the file as UTF-8"
-        ) from None
+        where = Location(str(path), data[: error.start].count(b"\n") + 1, 1)
+        raise _refuse(where, "is not UTF-8 text", "save the file as UTF-8") from None
+    if len(data) > MAX_BYTES:
+        message = f"has {len(data):,} bytes; a recipe has at most {MAX_BYTES:,}"
+        fix = "put data into files of its own and name them in `dataset`"
+        raise _refuse(Location(str(path)), message, fix)
+    return text
 
 
-def read_text(text: str, source: str) -> Node:
-    """Reads YAML text; `source` names it in messages.
+def read_text(text: str, source: str, *, has_lines: bool = True) -> Node:
+    """Read YAML text.
+
+    Args:
+        text: The YAML.
+        source: Its name in messages: a path, or a flag.
+        has_lines: Whether messages name lines of it; a flag has none.
 
     Raises:
         RecipeError: The text is not the YAML a recipe may hold.
     """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    reader = _Reader(source, has_lines)
     try:
-        _check_depth(text, source, loader)
         root = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
-        raise _refuse_syntax(error, source, text) from None
+        mark = error.problem_mark or error.context_mark
+        if error.context_mark and "end of stream" in (error.problem or ""):
+            mark = error.context_mark
+        lines = text.splitlines()[max(mark.line - 1, 0) : mark.line + 1] if mark else []
+        problem = error.problem or error.context or "cannot be parsed"
+        message = f"is not valid YAML: {problem}"
+        for number, line in enumerate(lines, max(mark.line, 1) if mark else 1):
+            glued = re.fullmatch(r"\s*(\w+):([^\s/:].*)", line)
+            if has_lines and glued and "':'" in problem:
+                where = Location(source, number, glued.start(1) + 1)
+                fix = f"put a space after the colon: `{glued[1]}: {glued[2]}`"
+                raise _refuse(where, message, fix) from None
+        raise _refuse(reader.locate(mark), message, _syntax_fix(problem, lines)) from None
     except (yaml.YAMLError, UnicodeEncodeError) as error:
-        raise _refuse(Location(source), f"is not YAML ({error})", "remove that character") from None
+        message = f"is not YAML ({error})"
+        raise _refuse(Location(source), message, "remove that character") from None
     if root is None:
-        return Node({}, Location(source, 1, 1))
-    return _Builder(source).build(root, ())
+        return Node({}, Location(source, 1, 1) if has_lines else Location(source))
+    return reader.read(root)
 
 
-def _check_depth(text: str, source: str, loader: Any) -> None:
-    """Refuses deep nesting before composing, which recurses in C and would crash."""
-    depth = 0
-    for event in yaml.parse(text, Loader=loader):
-        if isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH:
-            mark = event.start_mark
-            where = Location(source, mark.line + 1, mark.column + 1) if mark else Location(source)
-            raise _refuse(where, f"is nested more than {MAX_DEPTH} deep", "flatten it")
-
-
-class _Builder:
+class _Reader:
     """Turns composed YAML nodes into ours; counts them, so that aliases cannot explode."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.count = 0
+    def __init__(self, source: str, has_lines: bool) -> None:
+        self._source, self._has_lines, self._count = source, has_lines, 0
 
-    def build(self, node: yaml.Node, ancestors: tuple[int, ...]) -> Node:
-        where = self._locate(node)
-        self.count += 1
-        if self.count > MAX_NODES:
-            raise _refuse(
-                where,
-                f"has more than {MAX_NODES:,} values once aliases are expanded",
-                "put data into files of its own and name them in `dataset`",
-            )
-        if id(node) in ancestors:
-            raise _refuse(where, "an alias holds itself", "remove the alias")
-        if len(ancestors) > MAX_DEPTH:
-            raise _refuse(where, f"is nested more than {MAX_DEPTH} deep", "flatten it")
-        ancestors = (*ancestors, id(node))
+    def locate(self, mark: Any) -> Location:
+        if mark is None or not self._has_lines:
+            return Location(self._source)
+        return Location(self._source, mark.line + 1, mark.column + 1)
+
+    def read(self, node: yaml.Node, depth: int = 0) -> Node:
+        where = self.locate(node.start_mark)
+        self._count += 1
+        if depth > MAX_DEPTH:
+            fix = "flatten it; an alias must not hold itself"
+            raise _refuse(where, f"is nested more than {MAX_DEPTH} deep", fix)
+        if self._count > MAX_VALUES:
+            message = f"has more than {MAX_VALUES:,} values once aliases are expanded"
+            raise _refuse(where, message, "put data into files and name them in `dataset`")
+        if node.tag not in _PLAIN_TAGS:
+            fix = "remove the tag; recipes hold plain values"
+            raise _refuse(where, f"has the tag `{node.tag}`", fix)
         if isinstance(node, yaml.MappingNode):
-            return self._build_mapping(node, where, ancestors)
+            return self._read_mapping(node, where, depth)
         if isinstance(node, yaml.SequenceNode):
-            self._check_tag(node, where)
-            return Node([self.build(child, ancestors) for child in node.value], where)
-        return Node(self._read(node, where), where)  # type: ignore[arg-type]
+            return Node([self.read(child, depth + 1) for child in node.value], where)
+        return Node(node.value if node.style else read_scalar(node.value), where)  # type: ignore[attr-defined]
 
-    def _build_mapping(
-        self, node: yaml.MappingNode, where: Location, ancestors: tuple[int, ...]
-    ) -> Node:
-        self._check_tag(node, where)
-        merged: dict[str, Node] = {}
+    def _read_mapping(self, node: yaml.MappingNode, where: Location, depth: int) -> Node:
+        inherited: dict[str, Node] = {}
         own: dict[str, Node] = {}
         keys: dict[str, Location] = {}
         for key_node, value_node in node.value:
-            key_at = self._locate(key_node)
-            key = self._read_key(key_node, key_at)
+            key, key_at = str(key_node.value), self.locate(key_node.start_mark)
+            if key.strip(" ").startswith("\u00a0"):
+                fix = "replace them with plain spaces, in the lines below too"
+                raise _refuse(key_at, "is indented with no-break spaces (U+00A0)", fix)
+            if not isinstance(key_node, yaml.ScalarNode):
+                fix = 'if this is a template, put it in quotes: "{{ question }}"'
+                raise _refuse(key_at, "a key must be a word, not a list or a mapping", fix)
             if key == "<<" and not key_node.style:
-                merged.update(self._merge(value_node, ancestors))
-                continue
-            if key in own:
-                raise _refuse(
-                    key_at,
-                    f"the key `{key}` stands twice in this mapping (first in line {keys[key].line})",
-                    "remove one of the two",
-                )
-            own[key] = self.build(value_node, ancestors)
-            keys[key] = key_at
-        inherited = {key: child for key, child in merged.items() if key not in own}
-        keys.update({key: child.location for key, child in inherited.items()})
-        return Node({**inherited, **own}, where, keys)
+                inherited |= self._read_merged(value_node, depth)
+            elif key in own:
+                message = f"the key `{key}` stands twice in this mapping"
+                if keys[key].line:
+                    message += f" (first in line {keys[key].line})"
+                fix = "remove one of the two"
+                if isinstance(value_node, yaml.MappingNode) and isinstance(own[key].value, dict):
+                    fix = f"move its keys into the first `{key}`, and remove the second"
+                raise _refuse(key_at, message, fix)
+            else:
+                own[key], keys[key] = self.read(value_node, depth + 1), key_at
+        keys = {key: child.location for key, child in inherited.items()} | keys
+        return Node(inherited | own, where, keys)
 
-    def _merge(self, node: yaml.Node, ancestors: tuple[int, ...]) -> dict[str, Node]:
-        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    def _read_merged(self, node: yaml.Node, depth: int) -> dict[str, Node]:
+        """Read what `<<` merges: a mapping, or a list of them, of which the first wins."""
         merged: dict[str, Node] = {}
+        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for source in reversed(sources):
-            built = self.build(source, ancestors)
-            if not isinstance(built.value, dict):
-                raise _refuse(
-                    built.location, "`<<` merges mappings only", "name a mapping after `<<`"
-                )
-            merged.update(built.value)
+            mapping = self.read(source, depth + 1)
+            if not isinstance(mapping.value, dict):
+                fix = "name a mapping after `<<`"
+                raise _refuse(mapping.location, "`<<` merges mappings only", fix)
+            merged |= mapping.value
         return merged
-
-    def _read_key(self, node: yaml.Node, where: Location) -> str:
-        if not isinstance(node, yaml.ScalarNode):
-            raise _refuse(
-                where,
-                "a key must be a word, not a list or a mapping",
-                'if this is a template, put it in quotes: "{{ question }}"',
-            )
-        self._check_tag(node, where)
-        return str(node.value)
-
-    def _read(self, node: yaml.ScalarNode, where: Location) -> Any:
-        self._check_tag(node, where)
-        return node.value if node.style else read_scalar(node.value)
-
-    def _check_tag(self, node: yaml.Node, where: Location) -> None:
-        """Refuses every tag but YAML's own plain ones, which the composer puts on untagged nodes."""
-        if node.tag not in _PLAIN_TAGS:
-            raise _refuse(
-                where, f"has the tag `{node.tag}`", "remove the tag; recipes hold plain values"
-            )
-
-    def _locate(self, node: yaml.Node) -> Location:
-        mark = node.start_mark
-        return Location(self.source, mark.line + 1, mark.column + 1)
 
 
 def _refuse(where: Location, message: str, fix: str) -> RecipeError:
-    return RecipeError([Problem(message, fix, location=where)])
+    return RecipeError([Issue(message, fix, location=where)])
 
 
-_LOOKALIKES = {"\u00a0": "no-break space", "\u2013": "dash (–)", "\u2014": "dash (—)"}
-"""Characters that word processors and web pages put in the place of a space or a hyphen."""
-
-
-def _refuse_syntax(error: yaml.MarkedYAMLError, source: str, text: str) -> RecipeError:
-    mark = error.problem_mark or error.context_mark
-    lines = text.splitlines()[max(mark.line - 1, 0) : mark.line + 1] if mark else []
-    where = Location(source, mark.line + 1, mark.column + 1) if mark else Location(source)
-    said = error.problem or error.context or "cannot be parsed"
-    return _refuse(where, f"is not valid YAML: {said}", _syntax_fix(said, lines))
-
-
-def _syntax_fix(said: str, lines: list[str]) -> str:
+def _syntax_fix(problem: str, lines: list[str]) -> str:
     for sign, name in _LOOKALIKES.items():
         if any(sign in line for line in lines):
             return f"replace the {name} in this line or the one above with a plain one"
-    if "cannot start any token" in said:
-        return "indent with spaces, not tabs; put text that begins with `@`, `%` or a backtick in quotes"
-    if "mapping values" in said:
-        return "put text that holds `: ` in quotes, or indent this line like its neighbours"
-    if "document" in said:
-        return "keep one YAML document in the file (remove `---`)"
-    if "alias" in said:
-        return "define the anchor before it is used, or put text that begins with `*` in quotes"
-    return "check the indentation, brackets and quotes of this line and the one above"
+    if any("\t" in line[: len(line) - len(line.lstrip())] for line in lines):
+        return "indent this line and the one above with spaces, not tabs"
+    return next(fix for part, fix in _SYNTAX_FIXES if part in problem)
 
 
 def _missing_fix(path: Path) -> str:
-    folder = path.parent
     if path.is_dir():
         return "name a file, not a folder"
-    if not folder.is_dir():
-        return f"check the path: there is no folder {folder}"
-    here = sorted(other.name for other in folder.iterdir() if other.suffix in {".yaml", ".yml"})
-    if not here:
+    if not path.parent.is_dir():
+        return f"check the path: there is no folder {path.parent}"
+    beside = sorted(
+        other.name for other in path.parent.iterdir() if other.suffix in {".yaml", ".yml"}
+    )
+    if not beside:
         return "check the path, or write a recipe with `grpo init`"
-    return f"check the name; the YAML files there are {', '.join(here[:8])}"
+    return f"check the name; the YAML files there are {', '.join(beside[:8])}"
+
+
+def write_plain(value: Any, *, compact: bool = False) -> str:
+    """Return the YAML of plain values, which this reader and PyYAML both read as these values.
+
+    Args:
+        value: Mappings, lists, texts, numbers, truth values and None.
+        compact: Whether a list or mapping that holds no other one stands on one line.
+    """
+    return _dump(value, width=100, default_flow_style=None if compact else False)
+
+
+def write_yaml(recipe: BaseModel) -> str:
+    """Return the YAML that reads as this recipe, wherever its file is: what differs from the defaults."""
+    return write_plain(recipe.model_dump(mode="json", exclude_defaults=True))
+
+
+def write_expect(expect: BaseModel) -> str:
+    """Return the `expect` block as lines for a recipe's end: one metric a line, one fact a line."""
+    plain = expect.model_dump(mode="json", exclude_defaults=True)
+    lines = ["expect:", "  metrics:", *(f"    - {_write_line(each)}" for each in plain["metrics"])]
+    if "measured" in plain:
+        facts = plain["measured"].items()
+        lines += ["  measured:", *(f"    {name}: {_write_line(value)}" for name, value in facts)]
+    return "\n".join(lines) + "\n"
+
+
+def _write_line(value: Any) -> str:
+    # YAML ends a lone scalar with a line of its own.
+    return _dump(value, width=10**6, default_flow_style=True).removesuffix("...\n").strip()
+
+
+def _dump(value: Any, **options: Any) -> str:
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **options)
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Indents lists below their key, and writes texts of several lines as such."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> Any:
+        return super().increase_indent(flow, False)
+
+    def represent_text(self, text: str) -> yaml.Node:
+        style = None
+        if not text.replace("\n", "").isprintable():
+            # Other separators of lines among them, which every other style would take for such.
+            style = '"'
+        elif "\n" in text:
+            style = "|" if "\n" in text.strip("\n") else '"'
+        elif not isinstance(read_scalar(text), str):
+            # PyYAML's own rules miss `1e-6`.
+            style = "'"
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)

@@ -1,215 +1,180 @@
-"""Runs side by side: in what their recipes differ, how they went, and what they reach on the same prompts.
+"""Runs side by side: the settings that differ, how each trained, and what each reaches on the same prompts."""
 
-Owns what is compared. Reads run folders alone; draws nothing. Pairing prompts is `held_out.py`'s.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
-from grpo_cli.analysis.metrics import Metric
-from grpo_cli.errors import UsageError
 from grpo_cli.recipe.comparison import flatten
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.held_out import (
     HeldOutDifference,
     Measurement,
     compare_held_out,
-    try_measurement,
+    read_measurement,
 )
-from grpo_cli.report.reward_change import count_averaged
+from grpo_cli.report.summary import RunReport, Trend
 from grpo_cli.runs.files import SCHEMA_VERSION
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import read_records
-from grpo_cli.runs.series import PHASES, StepRecord, read_step
-from grpo_cli.runs.status import Status, StatusFile
+from grpo_cli.runs.metrics import PHASES, Point, count_averaged
+from grpo_cli.runs.run import Run
 
-_NO_SETTINGS = ("name", "description", "expect")
-"""Sections that say what a run is called and where it should lie, not what is trained."""
+_NO_SETTINGS = {"name", "description", "expect"}
+"""Sections that say what a run is called and expected to reach, not what is trained."""
+_METRICS = {
+    "frac_reward_zero_std": "zero_signal",
+    "completions/mean_length": "completion_length",
+    "completions/clipped_ratio": "clipped",
+    **{name: name for name in ("entropy", "kl", "grad_norm", "tokens_per_s", "step_time")},
+    **{f"time/{phase}": f"time/{phase}" for phase in PHASES},
+}
+"""TRL's names → those of `--json`."""
 _QUICK = ("entropy", "kl", "grad_norm")
-"""Metrics that the first steps may move so far that a mean of them hides where they began."""
-_HIGHER = ("reward", "rewards/")
-"""How metrics begin of which the highest value is the best; others have none."""
-
-
-@dataclass(frozen=True)
-class SettingRow:
-    """One setting that not all runs have alike."""
-
-    path: str
-    """Dotted, such as `training.learning_rate`."""
-    values: tuple[Any, ...]
-    """One a run; None where it is not set, or not there."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The row as plain values."""
-        return {"path": self.path, "values": list(self.values)}
-
-
-@dataclass(frozen=True)
-class Trend:
-    """Where a logged metric began, ended and was at its best, each as a mean over `width` records."""
-
-    first: float
-    """Of entropy, KL and gradient norm the first record: the first steps may move them far."""
-    last: float
-    best: float | None
-    """None for metrics of which neither the highest nor the lowest value is the best."""
-    best_step: int | None
-    """Step of the last record of the best mean."""
-    width: int
-    """As many as the summary of a run averages: single steps are too noisy to compare."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The trend as plain values."""
-        return dict(vars(self))
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """One run of a comparison."""
-
-    name: str
-    """`<name>/<timestamp>`, or its path where two are called alike."""
-    folder: RunFolder
-    status: Status
-    trends: dict[str, Trend]
-    """By metric: `reward`, `rewards/NAME`, fields of `StepRecord`, and `step_time` and `time/PHASE` in seconds."""
-    held_out: dict[str, Metric]
-    """The measurement after training, with 95 % intervals; empty where there is none."""
-    held_out_reason: str | None
-    """Why there is none."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The run as plain values."""
-        return {
-            "name": self.name,
-            "run": str(self.folder.path),
-            "state": self.status.state,
-            "steps": self.status.step,
-            "total_steps": self.status.total_steps,
-            "seconds": round(self.status.seconds, 1),
-            "metrics": {name: each.as_json() for name, each in self.trends.items()},
-            "held_out": {name: each.as_json() for name, each in self.held_out.items()},
-            "held_out_reason": self.held_out_reason,
-        }
+"""The first steps may move these so far that a mean hides where they began."""
 
 
 @dataclass(frozen=True)
 class RunsComparison:
     """Several runs side by side; the first is the base of the paired differences."""
 
-    runs: tuple[ComparedRun, ...]
-    settings: tuple[SettingRow, ...]
+    runs: tuple[RunReport, ...]
+    measurements: tuple[Measurement | str, ...]
+    """Of each run after training, or why there is none."""
+    settings: dict[str, tuple[Any, ...]]
+    """Dotted path of a setting in which the recipes differ → its value in each; None if it is not there."""
     held_out: tuple[HeldOutDifference, ...]
     """Each run but the first against the first."""
 
     def as_json(self) -> dict[str, Any]:
-        """The comparison as plain values."""
+        """Return the comparison as plain values."""
         return {
             "schema_version": SCHEMA_VERSION,
             "kind": "grpo-runs-comparison",
-            "runs": [each.as_json() for each in self.runs],
-            "settings": [each.as_json() for each in self.settings],
+            "runs": list(map(_run_json, self.runs, self.measurements)),
+            "settings": [
+                {"path": path, "values": list(values)} for path, values in self.settings.items()
+            ],
             "held_out": [each.as_json() for each in self.held_out],
         }
 
 
-def compare_runs(folders: Sequence[RunFolder]) -> RunsComparison:
-    """Compares runs; the first is the one the others are compared with.
+def _run_json(run: RunReport, measured: Measurement | str) -> dict[str, Any]:
+    metrics = {} if isinstance(measured, str) else measured.metrics
+    return {
+        "name": run.name,
+        "run": str(run.folder.path),
+        "state": run.status.state,
+        "steps": run.status.step,
+        "total_steps": run.status.total_steps,
+        "seconds": round(run.status.seconds, 1),
+        "metrics": {name: each.as_json() for name, each in find_trends(run).items()},
+        "held_out": {name: each.as_json() for name, each in metrics.items()},
+        "held_out_reason": measured if isinstance(measured, str) else None,
+    }
 
-    What one of them lacks (a measurement, metrics) is told in the result and refuses nothing.
+
+def read_runs(folders: Sequence[RunFolder | Path]) -> list[RunReport]:
+    """Open runs; those that would be called alike are called by their paths."""
+    runs = [RunReport(folder) for folder in folders]
+    names = [run.name for run in runs]
+    for run in runs:
+        if names.count(run.name) > 1:
+            run.name = str(run.folder.path)
+    return runs
+
+
+def compare_runs(runs: Sequence[RunReport]) -> RunsComparison:
+    """Compare runs with the first of them; the result says what one of them lacks.
 
     Raises:
         UsageError: A folder is no run, or its recipe or status cannot be read.
     """
-    names = name_runs(folders)
-    recipes = [folder.read_recipe() for folder in folders]
-    measured = [try_measurement(folder, name) for folder, name in zip(folders, names, strict=True)]
+    base, *others = measured = [read_measurement(run) for run in runs]
     return RunsComparison(
-        tuple(map(_read_run, names, folders, measured)),
-        tuple(list_settings(recipes)),
+        tuple(runs),
+        tuple(measured),
+        _compare_settings([run.recipe for run in runs]),
         tuple(
-            compare_held_out(measured[0], other, (names[0], name))
-            for name, other in zip(names[1:], measured[1:], strict=True)
+            compare_held_out(base, other, (runs[0].name, run.name))
+            for run, other in zip(runs[1:], others, strict=True)
         ),
     )
 
 
-def name_runs(folders: Sequence[RunFolder]) -> list[str]:
-    """`<name>/<timestamp>` of each run; the path where that would be said twice."""
-    short = ["/".join(folder.path.absolute().parts[-2:]) for folder in folders]
-    return [
-        name if short.count(name) == 1 else str(folder.path)
-        for name, folder in zip(short, folders, strict=True)
+def _compare_settings(recipes: Sequence[Recipe]) -> dict[str, tuple[Any, ...]]:
+    plain = [
+        dict(flatten(recipe.model_dump(mode="json", exclude=_NO_SETTINGS))) for recipe in recipes
     ]
+    paths = dict.fromkeys(path for each in plain for path in each)
+    rows = {path: tuple(each.get(path) for each in plain) for path in paths}
+    return {path: row for path, row in rows.items() if any(value != row[0] for value in row)}
 
 
-def list_settings(recipes: Sequence[Recipe]) -> list[SettingRow]:
-    """The settings that recipes do not have alike, in the order of the schema."""
-    told = [
-        dict(flatten(recipe.model_dump(mode="json", exclude=set(_NO_SETTINGS))))
-        for recipe in recipes
-    ]
-    rows = [
-        SettingRow(path, tuple(each.get(path) for each in told))
-        for path in dict.fromkeys(path for each in told for path in each)
-    ]
-    return [row for row in rows if any(value != row.values[0] for value in row.values)]
-
-
-def read_trends(steps: Sequence[StepRecord]) -> dict[str, Trend]:
-    """The course of each main metric, those that were logged."""
-    fields = (
-        "zero_signal",
-        "completion_length",
-        "clipped",
-        "entropy",
-        "kl",
-        "grad_norm",
-        "tokens_per_s",
-    )
-    columns = {
-        "reward": [(each.step, each.reward) for each in steps],
-        **{
-            f"rewards/{name}": [(each.step, each.rewards.get(name)) for each in steps]
-            for name in dict.fromkeys(name for each in steps for name in each.rewards)
-        },
-        **{name: [(each.step, getattr(each, name)) for each in steps] for name in fields},
-        "step_time": [(each.step, each.step_time_s) for each in steps],
-        **{
-            f"time/{phase}": [(each.step, each.phases_s.get(phase)) for each in steps]
-            for phase in PHASES
-        },
+def find_trends(run: Run) -> dict[str, Trend]:
+    """Return the trend of each main metric that was logged: `reward`, `rewards/NAME`, and `_METRICS`."""
+    series = run.series
+    points_of = {"reward": series.get("reward", [])}
+    points_of |= {
+        name.removesuffix("/mean"): points
+        for name, points in series.items()
+        if name.startswith("rewards/") and name.endswith("/mean")
     }
-    found = {name: _read_trend(name, points) for name, points in columns.items()}
-    return {name: trend for name, trend in found.items() if trend is not None}
+    points_of |= {name: series[logged] for logged, name in _METRICS.items() if logged in series}
+    trends = {name: _find_trend(name, points) for name, points in points_of.items()}
+    return {name: trend for name, trend in trends.items() if trend}
 
 
-def _read_run(name: str, folder: RunFolder, measured: Measurement | UsageError) -> ComparedRun:
-    steps = [step for record in read_records(folder.metrics) if (step := read_step(record))]
-    lacking = isinstance(measured, UsageError)
-    return ComparedRun(
-        name,
-        folder,
-        StatusFile(folder.status).read(),
-        read_trends(steps),
-        {} if isinstance(measured, UsageError) else measured.metrics,
-        str(measured) if lacking else None,
-    )
-
-
-def _read_trend(name: str, points: Sequence[tuple[int, float | None]]) -> Trend | None:
+def _find_trend(name: str, points: Sequence[Point]) -> Trend | None:
     known = [(step, value) for step, value in points if value is not None]
     if not known:
         return None
     width = count_averaged(len(known))
     sums = list(accumulate((value for _, value in known), initial=0.0))
     means = [(sums[end] - sums[end - width]) / width for end in range(width, len(sums))]
-    if not name.startswith(_HIGHER):
-        first = known[0][1] if name in _QUICK else means[0]
-        return Trend(first, means[-1], None, None, width)
+    if not name.startswith("reward"):
+        return Trend(known[0][1] if name in _QUICK else means[0], means[-1], width)
     # The earliest of equally good ones: it needed the fewest steps.
     best = max(range(len(means)), key=means.__getitem__)
-    return Trend(means[0], means[-1], means[best], known[best + width - 1][0], width)
+    best_step = known[best + width - 1][0]
+    return Trend(means[0], means[-1], width, best=means[best], best_step=best_step)
+
+
+def show_apart(texts: Sequence[str | None], longest: int) -> list[str]:
+    """Shorten texts so that what differs can be seen; None becomes a dash.
+
+    Args:
+        texts: What to show, side by side.
+        longest: Characters that there is room for.
+    """
+    known = [text for text in texts if text is not None]
+    if max(map(len, known), default=0) > longest:
+        texts = [text and _cut(text, known) for text in texts]
+    return ["–" if text is None else _shorten(text, longest) for text in texts]
+
+
+def _cut(text: str, texts: Sequence[str]) -> str:
+    """Leave out the beginning that all texts share, up to the word in which they begin to differ."""
+    alike = (len(set(letters)) == 1 for letters in zip(*texts, strict=False))
+    shared = next((place for place, same in enumerate(alike) if not same), min(map(len, texts)))
+    start = max(text.rfind(mark, 0, shared) for mark in "/ ,:_-") + 1
+    return f"…{text[start:]}" if start else text
+
+
+def _shorten(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def tell_settings(settings: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """Return in words in which settings two measurements differ; of nested values, the parts that differ."""
+    differing = []
+    for name, pair in settings.items():
+        if name == "data":
+            differing.append("the data")
+            continue
+        then, now = (dict(flatten(value, name)) for value in pair)
+        paths = [path for path in {**then, **now} if then.get(path) != now.get(path)]
+        for path in paths:
+            texts = [str(each[path]) if path in each else None for each in (then, now)]
+            differing.append(f"{path} ({' and '.join(show_apart(texts, 40))})")
+    return differing

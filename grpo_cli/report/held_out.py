@@ -1,63 +1,196 @@
-"""A run's held-out measurement prompt by prompt, and the paired difference between those of two runs.
-
-Owns reading `eval/after.jsonl`, and what makes two measurements comparable. The metrics and their
-intervals are `analysis.metrics`'s.
-"""
+"""Held-out measurements prompt by prompt: one run's before and after training, and those of two runs."""
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from grpo_cli.analysis.metrics import Metric, PerPrompt, compare, per_prompt, summarize
-from grpo_cli.analysis.ranking import GAP, RANKING, rank_by_prompt, read_ranked
+from grpo_cli.analysis.metrics import (
+    GAP,
+    RANKING,
+    Metric,
+    PerPrompt,
+    compare,
+    per_prompt,
+    rank_by_prompt,
+    read_ranked,
+    say_difference,
+    summarize,
+)
 from grpo_cli.analysis.samples import ScoredCompletion, as_scored, group_by_row
-from grpo_cli.analysis.sentences import primary_metric, say_difference
-from grpo_cli.errors import RewardError, UsageError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import name_rewards, right_scores
-from grpo_cli.runs.files import parse_json
-from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.run import Run, When
 
-When = Literal["before", "after"]
-_OF_REWARDS = ("reward", "rewards/", "accuracy/", "pass@", "maj@")
+SHARES = ("accuracy/", "pass@", "maj@")
+"""Prefixes of metrics that are shares of right answers."""
+_OF_REWARDS = ("reward", "rewards/", *SHARES)
+_ORDER = (*SHARES, GAP, "reward", "rewards/")
+"""The most telling first."""
+_SCORE_KEEPING = {"name", "weight", "timeout_s"}
+"""Parameters of a reward that do not change its scores."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured, prompt by prompt."""
+    """One measurement, prompt by prompt."""
 
-    name: str
-    """Of the run."""
-    recipe: Recipe
-    data: str | None
-    """Fingerprint of the run's data; None where it was not written down."""
+    run: Run
     prompts: dict[int, str]
-    """Row of the data → what was asked, told apart from the same prompt of another row."""
+    """Row of the data → the prompt; repeated prompts are numbered."""
     values: dict[str, PerPrompt]
     size: int
     """Completions a prompt."""
-    primary: str
-    """The metric that a verdict speaks of."""
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
         """The mean of each metric with its 95 % interval."""
-        return summarize(self.values, self.size, self.recipe.seed)
+        return summarize(self.values, self.size, self.run.recipe.seed)
 
     def settings(self) -> dict[str, Any]:
-        """What a difference may come from, beside the models."""
-        recipe = self.recipe
+        """Return what may explain a difference besides the models."""
+        recipe = self.run.recipe
         return {
             "temperature": recipe.evaluation.temperature,
             "samples_per_prompt": self.size,
             "max_completion_length": recipe.generation.max_completion_length,
             "rewards": [reward.model_dump(mode="json") for reward in recipe.rewards],
-            "data": self.data,
+            "data": (self.run.manifest.get("data") or {}).get("fingerprint"),
         }
+
+
+def read_measurement(run: Run, when: When = "after") -> Measurement | str:
+    """Read a measurement; return the reason in words if there is none.
+
+    Raises:
+        UsageError: The recipe cannot be read.
+    """
+    path = run.folder.evaluations / f"{when}.jsonl"
+    if not path.is_file():
+        why = " (evaluation.limit is 0)" if run.recipe.evaluation.limit == 0 else ""
+        return f"{run.name} has no held-out measurement {when} training{why}"
+    try:
+        groups = group_by_row([as_scored(each) for each in run.samples(when)])
+        if not groups:
+            return f"{path} holds no samples that can be read"
+        values = _score(run, groups, when)
+    except KeyError:
+        return f"{path} is of another version"
+    return Measurement(run, _number_prompts(groups), values, min(map(len, groups)))
+
+
+def _score(
+    run: Run, groups: Sequence[Sequence[ScoredCompletion]], when: When
+) -> dict[str, PerPrompt]:
+    # Both measurements decide: one in which no answer is right has zeros alone.
+    scores = (each["rewards"] for stage in ("before", "after") for each in run.samples(stage))
+    right = right_scores(run.recipe.rewards, scores)
+    values = per_prompt(groups, right)
+    if run.recipe.is_sampled:
+        return values
+    # Nothing scores the sampled answers: what was learned is which response is likelier.
+    ranked = rank_by_prompt(read_ranked(run.folder.evaluations / f"{when}_ranked.jsonl"))
+    values.pop("reward", None)
+    return {f"accuracy/{RANKING}": ranked[RANKING], GAP: ranked[GAP], **values}
+
+
+def _number_prompts(groups: Sequence[Sequence[ScoredCompletion]]) -> dict[int, str]:
+    seen: Counter[str] = Counter()
+    prompts = {}
+    for group in groups:
+        text = json.dumps(group[0].prompt, sort_keys=True, ensure_ascii=False)
+        seen[text] += 1
+        prompts[group[0].row] = f"{seen[text]}: {text}"
+    return prompts
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What training did to one run's held-out prompts; empty if nothing was measured."""
+
+    before: dict[str, Metric] = field(default_factory=dict)
+    after: dict[str, Metric] = field(default_factory=dict)
+    change: dict[str, Metric] = field(default_factory=dict)
+    """Of each metric that both have, paired by prompt."""
+    values: dict[str, dict[str, PerPrompt]] = field(default_factory=dict)
+    """`before` and `after` → metric → the value of each prompt, if the samples are there."""
+
+    @property
+    def names(self) -> list[str]:
+        """Every metric, the most telling first."""
+        return sort_names((*self.before, *self.after))
+
+    @property
+    def primary(self) -> str:
+        """The metric that a verdict speaks of; empty if there is none."""
+        return next((name for name in self.names if name.startswith(("accuracy/", "reward"))), "")
+
+    def moved(self) -> dict[str, Metric]:
+        """Return changes of rewards and accuracies beyond their interval, falls first.
+
+        Leaves out the primary metric, and a reward that says the same, as an only reward does.
+        """
+        primary = self.change.get(self.primary)
+        moved = {
+            name: change
+            for name in self.names
+            if name.startswith(("accuracy/", "reward")) and name != self.primary
+            if (change := self.change.get(name)) and direction(change) and change != primary
+        }
+        return dict(sorted(moved.items(), key=lambda each: direction(each[1])))
+
+
+def read_held_out(run: Run) -> HeldOut:
+    """Read both measurements of a run; their summaries stand in if the samples are gone."""
+    stages: dict[When, dict[str, Any]] = {"before": run.before, "after": run.after}
+    read = {stage: read_measurement(run, stage) for stage in stages}
+    sampled = {stage: each for stage, each in read.items() if isinstance(each, Measurement)}
+    metrics = {
+        stage: sampled[stage].metrics if stage in sampled else _from_summary(summary)
+        for stage, summary in stages.items()
+    }
+    change = {}
+    if len(sampled) > 1:
+        before, after = sampled["before"], sampled["after"]
+        # A run that was forced to resume with other rows has measured other prompts.
+        if before.prompts == after.prompts:
+            change = compare(before.values, after.values, run.recipe.seed)
+    return HeldOut(
+        metrics["before"],
+        metrics["after"],
+        change,
+        {stage: each.values for stage, each in sampled.items()},
+    )
+
+
+def _from_summary(summary: Mapping[str, Any]) -> dict[str, Metric]:
+    """Return the numbers of `eval/before.json` or `after.json`, without intervals."""
+    names = ("reward", GAP, "completion_length", "clipped")
+    values = {name: summary[name] for name in names if name in summary}
+    for kind in ("accuracy", "rewards"):
+        values |= {f"{kind}/{name}": value for name, value in summary.get(kind, {}).items()}
+    prompts, reason = summary.get("prompts", 0), "its samples are not there"
+    return {
+        name: Metric(float(value), None, None, prompts, reason)
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def sort_names(names: Iterable[str]) -> list[str]:
+    """Return names of metrics, each once, the most telling first."""
+    places = {
+        name: next((i for i, each in enumerate(_ORDER) if name.startswith(each)), len(_ORDER))
+        for name in names
+    }
+    return sorted(places, key=places.__getitem__)
+
+
+def direction(change: Metric | None) -> int:
+    """Return 1 if a difference is beyond doubt a rise, -1 if it is a fall, else 0."""
+    return change.direction if change else 0
 
 
 @dataclass(frozen=True)
@@ -67,59 +200,44 @@ class HeldOutDifference:
     base: str
     run: str
     prompts: int
-    """How many both measured; 0 where nothing is paired."""
+    """How many both measured; 0 if nothing is paired."""
     only_base: int
-    """Prompts that the base run alone measured."""
+    """Prompts that only the base run measured."""
     only_run: int
     primary: str | None
     """The metric of the verdict."""
     differences: dict[str, Metric]
     """`run - base`, paired by prompt."""
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """What was measured otherwise: of the base, of the run."""
+    """Settings of the measurement that differ: of the base, of the run."""
     verdict: str | None = None
     """The difference in a sentence."""
     reason: str | None = None
     """Why nothing is paired."""
 
     def as_json(self) -> dict[str, Any]:
-        """The difference as plain values."""
-        return {
-            **vars(self),
-            "differences": {name: each.as_json() for name, each in self.differences.items()},
-            "settings": {name: list(pair) for name, pair in self.settings.items()},
-        }
+        """Return the difference as plain values."""
+        return asdict(self)
 
 
-def read_measurement(run: RunFolder, name: str, when: When = "after") -> Measurement:
-    """Reads the samples of a measurement.
+def compare_held_out(
+    base: Measurement | str, run: Measurement | str, names: tuple[str, str]
+) -> HeldOutDifference:
+    """Return the paired difference `run - base`, or why there is none.
 
     Args:
-        run: The run.
-        name: What it is called.
-        when: Before or after training.
-
-    Raises:
-        UsageError: There are none, or they are damaged; the text is a reason in words.
+        base: The base run's measurement, or why there is none.
+        run: The other's.
+        names: Of the two runs.
     """
-    recipe = run.read_recipe()
-    samples = run.evaluations / f"{when}.jsonl"
-    if not samples.is_file():
-        raise UsageError(f"{name} has no held-out measurement {when} training{_say_why(recipe)}")
-    try:
-        groups = group_by_row(list(_read_samples(samples)))
-        values, primary = _score(run, recipe, groups, when)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RewardError):
-        raise UsageError(f"{samples} is damaged, or of another version") from None
-    if not groups:
-        raise UsageError(f"{samples} is empty")
-    fingerprint = (run.read_manifest().get("data") or {}).get("fingerprint")
-    size = min(map(len, groups))
-    return Measurement(name, recipe, fingerprint, _tell_apart(groups), values, size, primary)
+    if isinstance(base, Measurement) and isinstance(run, Measurement):
+        return _compare(base, run, names)
+    reason = base if isinstance(base, str) else run if isinstance(run, str) else None
+    return HeldOutDifference(*names, 0, 0, 0, None, {}, reason=reason)
 
 
-def compare_measurements(base: Measurement, run: Measurement) -> HeldOutDifference:
-    """The paired difference `run - base` over the prompts that both measured."""
+def _compare(base: Measurement, run: Measurement, names: tuple[str, str]) -> HeldOutDifference:
+    recipes = base.run.recipe, run.run.recipe
     rows = {prompt: row for row, prompt in base.prompts.items()}
     paired = {row: rows[prompt] for row, prompt in run.prompts.items() if prompt in rows}
     alone = len(base.prompts) - len(paired), len(run.prompts) - len(paired)
@@ -127,120 +245,37 @@ def compare_measurements(base: Measurement, run: Measurement) -> HeldOutDifferen
     settings = {name: (then[name], now[name]) for name in then if then[name] != now[name]}
     if not paired:
         seen = f"{len(base.prompts)} and {len(run.prompts)} prompts, none the same"
-        return _unpaired(base.name, run.name, f"they were measured on other prompts ({seen})")
+        reason = f"they were measured on other prompts ({seen})"
+        return HeldOutDifference(*names, 0, *alone, None, {}, reason=reason)
     aligned = {
-        metric: {paired[row]: value for row, value in found.items() if row in paired}
-        for metric, found in run.values.items()
+        metric: {paired[row]: value for row, value in values.items() if row in paired}
+        for metric, values in run.values.items()
     }
     differences = {
-        metric: found
-        for metric, found in compare(base.values, aligned, base.recipe.seed).items()
-        if _means_the_same(metric, base.recipe, run.recipe)
+        metric: difference
+        for metric, difference in compare(base.values, aligned, recipes[0].seed).items()
+        if _scored_alike(metric, *recipes)
     }
-    primary = _choose_primary(base.primary, differences)
+    primary = sort_names(differences)[0]
     if primary.startswith((*_OF_REWARDS, GAP)):
-        verdict = say_difference(primary, differences[primary], run.name, base.name)
+        verdict = say_difference(primary, differences[primary], names[1], names[0])
     else:
-        verdict = f"no verdict: {run.name} and {base.name} have no reward in common"
-    return HeldOutDifference(
-        base.name, run.name, len(paired), *alone, primary, differences, settings, verdict
-    )
+        verdict = f"no verdict: {names[1]} and {names[0]} have no reward in common"
+    return HeldOutDifference(*names, len(paired), *alone, primary, differences, settings, verdict)
 
 
-def compare_held_out(
-    base: Measurement | UsageError, run: Measurement | UsageError, names: tuple[str, str]
-) -> HeldOutDifference:
-    """The same where one of the two may be lacking: the reason is then told.
-
-    Args:
-        base: The base run's, or why there is none.
-        run: The other's.
-        names: Of the two runs.
-    """
-    if isinstance(base, UsageError):
-        return _unpaired(*names, str(base))
-    if isinstance(run, UsageError):
-        return _unpaired(*names, str(run))
-    return compare_measurements(base, run)
-
-
-def try_measurement(run: RunFolder, name: str, when: When = "after") -> Measurement | UsageError:
-    """A measurement, or the reason why there is none."""
-    try:
-        return read_measurement(run, name, when)
-    except UsageError as error:
-        return error
-
-
-def _unpaired(base: str, run: str, reason: str) -> HeldOutDifference:
-    return HeldOutDifference(base, run, 0, 0, 0, None, {}, reason=reason)
-
-
-def _say_why(recipe: Recipe) -> str:
-    return " (evaluation.limit is 0)" if recipe.evaluation.limit == 0 else ""
-
-
-def _read_samples(path: Path) -> Iterator[ScoredCompletion]:
-    # Not `splitlines`, which also breaks at U+2028 and its kin inside a text.
-    for line in path.read_bytes().split(b"\n"):
-        if line:
-            yield as_scored(parse_json(line))
-
-
-def _score(
-    run: RunFolder, recipe: Recipe, groups: Sequence[Sequence[ScoredCompletion]], when: When
-) -> tuple[dict[str, PerPrompt], str]:
-    """Every metric of every prompt, and the one that matters most."""
-    # Both measurements decide: one in which an answer is never right shows zeros alone.
-    samples = [run.evaluations / f"{each}.jsonl" for each in ("before", "after")]
-    scores = (one.rewards for path in samples if path.is_file() for one in _read_samples(path))
-    right = right_scores(recipe.rewards, scores)
-    values = per_prompt(groups, right)
-    if recipe.is_sampled:
-        return values, primary_metric(right)
-    # Nothing scores the sampled answers: what was learnt is which response is likelier.
-    ranked = rank_by_prompt(read_ranked(run.evaluations / f"{when}_ranked.jsonl"))
-    values.pop("reward", None)
-    found = {f"accuracy/{RANKING}": ranked[RANKING], GAP: ranked[GAP], **values}
-    return found, f"accuracy/{RANKING}"
-
-
-def _tell_apart(groups: Sequence[Sequence[ScoredCompletion]]) -> dict[int, str]:
-    """Each row's prompt as text; that of a prompt's second row is another than that of its first."""
-    seen: Counter[str] = Counter()
-    found = {}
-    for group in groups:
-        text = json.dumps(group[0].prompt, sort_keys=True, ensure_ascii=False)
-        seen[text] += 1
-        found[group[0].row] = f"{seen[text]}: {text}"
-    return found
-
-
-def _means_the_same(metric: str, base: Recipe, run: Recipe) -> bool:
-    """Whether two recipes score a metric alike."""
+def _scored_alike(metric: str, base: Recipe, run: Recipe) -> bool:
+    """Return whether two recipes give a metric the same meaning."""
     if not metric.startswith(_OF_REWARDS):
         return True
     if metric == "reward":
         return base.rewards == run.rewards
     name = metric.partition("/")[2]
-    return _read_reward(base, name) == _read_reward(run, name)
+    return _scoring_of(base, name) == _scoring_of(run, name)
 
 
-def _read_reward(recipe: Recipe, name: str) -> Mapping[str, Any] | None:
-    """A reward's settings by its name, but for those that leave its score as it is."""
-    named = zip(name_rewards(recipe.rewards), recipe.rewards, strict=True)
-    for own, config in named:
-        if own == name:
-            free = {"name", "weight", "timeout_s"}
-            return {
-                key: value
-                for key, value in config.model_dump(mode="json").items()
-                if key not in free
-            }
-    return None
-
-
-def _choose_primary(wanted: str, differences: Mapping[str, Metric]) -> str:
-    """The wanted metric, or the first that both have and that says most."""
-    order = (wanted, "reward", *(name for name in differences if name.startswith("accuracy/")))
-    return next((name for name in order if name in differences), next(iter(differences)))
+def _scoring_of(recipe: Recipe, name: str) -> dict[str, Any] | None:
+    configs = dict(zip(name_rewards(recipe.rewards), recipe.rewards, strict=True))
+    return (
+        configs[name].model_dump(mode="json", exclude=_SCORE_KEEPING) if name in configs else None
+    )

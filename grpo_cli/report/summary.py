@@ -1,127 +1,348 @@
-"""The end of a run in a few lines that a person can act on."""
+"""The numbers that are reported of a run, and many runs in a line each."""
 
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, get_args
 
-from grpo_cli.analysis.diagnosis.diagnosis import diagnose
-from grpo_cli.analysis.diagnosis.history import read_history
-from grpo_cli.analysis.diagnosis.symptom import Symptom
-from grpo_cli.analysis.expectations.verdicts import Comparison, compare_with_own
-from grpo_cli.errors import UsageError
-from grpo_cli.report.reward_change import RewardChange, read_change
-from grpo_cli.runs.files import read_object
+from grpo_cli.analysis.diagnosis.diagnosis import RULES, Diagnosis, examine
+from grpo_cli.analysis.diagnosis.history import LIKELY, change_between, read_history
+from grpo_cli.analysis.diagnosis.rule import Symptom
+from grpo_cli.analysis.expectations import Comparison, compare_with_own
+from grpo_cli.errors import GrpoError, UsageError, nearest
+from grpo_cli.runs.files import measure_bytes
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import read_records
-from grpo_cli.runs.series import StepRecord, read_step
-from grpo_cli.runs.status import Status, StatusFile
+from grpo_cli.runs.metrics import count_averaged
+from grpo_cli.runs.run import Run
+from grpo_cli.runs.selection import list_folders
+from grpo_cli.runs.status import State
+from grpo_cli.runs.trackers import read_trackers
 from grpo_cli.units import format_duration
 
-_PARTS = {"rewards", "accuracy"}
-"""Of a measurement: a number for each reward."""
+if TYPE_CHECKING:
+    from grpo_cli.report.held_out import HeldOut
+
+_PARTS = ("checkpoints", "model", "completions", "eval", "logs", "tensorboard")
+"""Folders whose sizes are listed one by one."""
+REST = "the rest"
+_UNKNOWN = dict.fromkeys(
+    """step total_steps reward_first reward_last reward_within_noise held_out held_out_prompts before after
+    seconds started_at reason""".split()
+)
+"""Of a run in a list whose files cannot be read."""
 
 
 @dataclass(frozen=True)
-class RunSummary:
-    """What a finished run has to show."""
+class Trend:
+    """Where a logged metric began and ended, each the mean of `width` records."""
 
-    folder: RunFolder
-    status: Status
-    steps: tuple[StepRecord, ...]
-    before: dict[str, Any] | None
-    """The measurement before training, as in `eval/before.json`."""
-    after: dict[str, Any] | None
-    answers: tuple[tuple[str, str], ...] = ()
-    """What a model trained on scored data answers to a few prompts: the end of each prompt, and the answer."""
-    expected: Comparison | None = None
-    """Beside what its recipe expects; None where that says nothing."""
-    symptoms: tuple[Symptom, ...] = ()
-    """What `grpo diagnose` finds."""
+    first: float
+    last: float
+    width: int
+    error: float | None = None
+    """Standard error of the difference; None if there are too few records to know."""
+    best: float | None = None
+    """The highest mean of as many records; None for metrics of which the highest is not the best."""
+    best_step: int | None = None
+    """Step of the last of these records."""
 
     @property
-    def seconds(self) -> float:
-        """From the start to the last sign of life."""
-        return self.status.seconds
+    def difference(self) -> float:
+        """From the first to the last."""
+        return self.last - self.first
 
-    def duration(self) -> str:
-        """The same for people, such as `5m23s`."""
-        return format_duration(self.seconds)
+    @property
+    def margin(self) -> float | None:
+        """How much difference noise alone may well make."""
+        return None if self.error is None else LIKELY * self.error
 
-    def reward_change(self) -> RewardChange | None:
-        """Mean reward over the first and the last records."""
-        return read_change([step.reward for step in self.steps if step.reward is not None])
+    @property
+    def is_noise(self) -> bool | None:
+        """Whether the difference may be no change; None if there are too few records to know."""
+        return None if self.margin is None else 0 < abs(self.difference) <= self.margin
 
-    def warnings(self) -> list[str]:
-        """What a person should know before believing the run: that it could not learn, say."""
-        return [f"{each.rule}: {each.seen}. Fix: {each.fix}" for each in self.problems()]
-
-    def problems(self) -> tuple[Symptom, ...]:
-        """The symptoms that are more than notes, the worst first; what ended the run is its reason already."""
-        told = self.status.stopped_by or ("nan_loss" if self.status.state == "failed" else None)
-        return tuple(each for each in self.symptoms if each.level != "note" and each.rule != told)
+    def describe(self) -> str:
+        """Return what was averaged, and whether the difference is only noise."""
+        # Short: it stands in a table of a narrow terminal.
+        if self.is_noise:
+            return f"within noise (means of {self.width})"
+        if self.width == 1:
+            return "the first and the last record"
+        return f"mean of the first and last {self.width} records"
 
     def as_json(self) -> dict[str, Any]:
-        """The summary as plain values."""
-        change = self.reward_change()
+        """Return the trend as plain values."""
+        return {name: value for name, value in asdict(self).items() if name != "error"}
+
+
+def find_trend(first: Sequence[float], last: Sequence[float]) -> Trend | None:
+    """Return the trend from the first records to the last; None if there are none."""
+    if not first or not last:
+        return None
+    change = change_between(first, last)
+    width = min(len(first), len(last))
+    return Trend(fmean(first), fmean(last), width, change.error if change else None)
+
+
+class RunReport(Run):
+    """A run with the numbers that are reported of it, each computed when first asked for."""
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """What `grpo diagnose` finds; no rule is checked if the recipe cannot be read."""
+        try:
+            return examine(read_history(self))
+        except UsageError:
+            reason = "the recipe cannot be read"
+            return Diagnosis(skipped={rule.name: reason for rule in RULES})
+
+    @property
+    def symptoms(self) -> tuple[Symptom, ...]:
+        """What is wrong, the worst first."""
+        return self.diagnosis.symptoms
+
+    @cached_property
+    def expected(self) -> Comparison | None:
+        """The run compared with what its recipe expects; None if that says nothing."""
+        return compare_with_own(self)
+
+    @cached_property
+    def held_out(self) -> "HeldOut":
+        """The held-out measurements before and after, with intervals."""
+        from grpo_cli.report.held_out import read_held_out
+
+        return read_held_out(self)
+
+    @property
+    def sampling(self) -> str:
+        """How held-out prompts were answered; empty if that was not recorded."""
+        temperature = {**self.before, **self.after}.get("temperature")
+        if temperature is None:
+            return ""
+        return f"at temperature {temperature:g}" if temperature else "greedily"
+
+    @cached_property
+    def weights(self) -> Mapping[str, float]:
+        """Each reward's weight by its name; empty if the recipe cannot be read."""
+        # It imports every reward kind, which views that show no sample need not wait for.
+        from grpo_cli.rewards.building import name_rewards
+
+        try:
+            configs = self.recipe.rewards
+            return dict(zip(name_rewards(configs), (each.weight for each in configs), strict=True))
+        except GrpoError:
+            return {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to come."""
+        return self.life.state not in ("pending", "running")
+
+    def trend(self, metric: str) -> Trend | None:
+        """Return where a metric began and ended; None if it was logged less than twice."""
+        values = self.values(metric)
+        width = count_averaged(len(values))
+        return find_trend(values[:width], values[-width:]) if len(values) > 1 else None
+
+    def answers(self) -> list[tuple[str, str]]:
+        """Return what a model trained on scored data answers: the end of each prompt, and the answer."""
+        return [
+            (_on_one_line(last_turn(each.get("prompt"))), _on_one_line(each["text"]))
+            for each in self.samples("answers")
+        ]
+
+    def problems(self) -> list[Symptom]:
+        """Return the symptoms that are more than notes, but for the one that is the reason of the end."""
+        reason = self.status.stopped_by or ("nan_loss" if self.status.state == "failed" else None)
+        return [each for each in self.symptoms if each.level != "note" and each.rule != reason]
+
+    def lost(self) -> str | None:
+        """Return what is known of a run that should be running and is not; None of other runs."""
+        if self.life.state != "interrupted":
+            return None
+        where = "none of its processes is left on this machine"
+        if not self.life.here:
+            where = "it was started on another machine"
+        path = self.folder.path
+        return (
+            f"interrupted while {self.status.phase}: {where}, and the last sign of life is "
+            f"{format_duration(self.life.silent_s)} old. Fix: look at {self.folder.log}; "
+            f"grpo train {self.folder.resolved} --resume-from {path} resumes it"
+        )
+
+    def tracker_runs(self) -> dict[str, str]:
+        """Return tracker → what finds the run there."""
+        runs = {}
+        for tracker, known in read_trackers(self.folder, "runs").items():
+            parts = ("folder", "entity", "project", "name", "id")
+            where = "/".join(str(known[part]) for part in parts if known.get(part))
+            runs[tracker] = str(known.get("url") or where)
+            if tracker == "wandb" and (self.folder.path / "wandb").is_dir():
+                runs[tracker] += f", files in {self.folder.path / 'wandb'}"
+        return runs
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of each part of the folder; links are counted as links."""
+        folder = self.folder.path
+        parts = [name for name in _PARTS if (folder / name).exists()]
+        sizes = {name: measure_bytes(folder / name) for name in parts}
+        return {**sizes, REST: max(measure_bytes(folder) - sum(sizes.values()), 0)}
+
+    def summary_json(self) -> dict[str, Any]:
+        """Return the end of the run as plain values, for `--json` of `grpo train` and `grpo watch`."""
+        status, values = self.status, self.values("reward")
+        width = count_averaged(len(values))
+        reward = find_trend(values[:width], values[-width:])
         return {
             "run": str(self.folder.path),
-            "state": self.status.state,
-            "reason": self.status.reason,
-            "steps": self.status.step,
-            "total_steps": self.status.total_steps,
-            "seconds": round(self.seconds, 1),
-            "reward_first": change.first if change else None,
-            "reward_last": change.last if change else None,
-            "reward_within_noise": change.is_noise if change else None,
-            "before": self.before,
-            "after": self.after,
-            "answers": [list(pair) for pair in self.answers],
+            "state": status.state,
+            "reason": status.reason,
+            "steps": status.step,
+            "total_steps": status.total_steps,
+            "seconds": round(status.seconds, 1),
+            "reward_first": reward.first if reward else None,
+            "reward_last": reward.last if reward else None,
+            "reward_within_noise": reward.is_noise if reward else None,
+            "before": self.before or None,
+            "after": self.after or None,
+            "answers": [list(pair) for pair in self.answers()],
             "expected": self.expected.as_json() if self.expected else None,
-            "warnings": self.warnings(),
+            "warnings": [f"{each.rule}: {each.seen}. Fix: {each.fix}" for each in self.problems()],
             "model": str(self.folder.model) if self.folder.model.is_dir() else None,
         }
 
+    def overview_json(self) -> dict[str, Any]:
+        """Return everything that `grpo runs show --json` prints."""
+        parts = ("versions", "git", "hardware", "accelerator", "data")
+        return {
+            **self.summary_json(),
+            "state": self.life.state,
+            "name": self.folder.path.parent.name,
+            "id": self.folder.path.name,
+            "silent_s": round(self.life.silent_s, 1),
+            "recipe": self.recipe.model_dump(mode="json"),
+            **{part: self.manifest.get(part) for part in parts},
+            "attempts": self.folder.attempts,
+            "checkpoints": {str(step): str(path) for step, path in self.checkpoints.items()},
+            "best_checkpoint": self.best_checkpoint,
+            "bytes": self.sizes(),
+        }
 
-def read_summary(folder: RunFolder) -> RunSummary:
-    """Reads what a run has left behind."""
-    steps = tuple(step for record in read_records(folder.metrics) if (step := read_step(record)))
-    return RunSummary(
-        folder,
-        StatusFile(folder.status).read(),
-        steps,
-        _read_measurement(folder, "before"),
-        _read_measurement(folder, "after"),
-        tuple(_read_answers(folder)),
-        compare_with_own(folder),
-        _find_symptoms(folder),
-    )
+
+def last_turn(prompt: Any) -> str:
+    """Return a prompt's text, or that of its last message."""
+    if isinstance(prompt, list):
+        last = prompt[-1] if prompt else ""
+        prompt = last.get("content", "") if isinstance(last, dict) else last
+    return str(prompt)
 
 
-def _find_symptoms(folder: RunFolder) -> tuple[Symptom, ...]:
-    """What the rules find; nothing where the recipe cannot be read."""
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+STATES: tuple[str, ...] = (*get_args(State), "interrupted", "damaged")
+SORTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "started": lambda run: -(run["started_at"] or 0),
+    "name": lambda run: (run["name"], run["id"]),
+    "state": lambda run: STATES.index(run["state"]),
+    "steps": lambda run: -(run["step"] or 0),
+    "reward": lambda run: _falling(run["reward_last"]),
+    "accuracy": lambda run: _falling(run["after"]),
+    "duration": lambda run: _falling(run["seconds"]),
+}
+"""Orders of a list: the newest, best or longest comes first, and unknown values last."""
+
+
+def list_runs(
+    root: Path,
+    *,
+    name: str | None = None,
+    states: Iterable[str] = (),
+    sort: str = "started",
+    limit: int | None = None,
+) -> list[dict[str, Any]]:
+    """List the runs under a root, as `grpo runs list --json` prints them; what is not known is None.
+
+    Args:
+        root: Usually `runs`.
+        name: Only runs whose name or `NAME/ID` matches this pattern.
+        states: Only runs in one of these states; empty for all.
+        sort: One of `SORTS`; of equals, the newest comes first.
+        limit: At most so many.
+
+    Raises:
+        UsageError: There is no such root, state or order.
+    """
+    chosen = tuple(states)
+    _check(sort, SORTS, "--sort")
+    for state in chosen:
+        _check(state, STATES, "--state")
+    if not root.is_dir():
+        raise UsageError(f"there is no folder {root}. Fix: say where runs are with --runs DIR")
+    listed = [_list(folder) for folder in list_folders(root) if _is_called(folder, name)]
+    kept = [run for run in listed if not chosen or run["state"] in chosen]
+    kept.sort(key=SORTS["started"])
+    kept.sort(key=SORTS[sort])
+    return kept[:limit]
+
+
+def _list(folder: RunFolder) -> dict[str, Any]:
+    run, (name, run_id) = Run(folder), folder.path.parts[-2:]
+    row = {"run": str(folder.path), "name": name, "id": run_id, "state": "damaged", **_UNKNOWN}
     try:
-        return tuple(diagnose(read_history(folder)))
-    except UsageError:
-        return ()
+        if not folder.resolved.is_file():
+            raise UsageError("it has no resolved.json")
+        status = run.status
+    except (UsageError, OSError) as error:
+        return {**row, "started_at": folder.path.stat().st_mtime, "reason": str(error)}
+    until = time.time() if run.life.state == "running" else status.updated_at
+    measured = run.after or run.before
+    # The first accuracy, else the total.
+    names = (f"accuracy/{name}" for name in measured.get("accuracy", {}))
+    metric = next(names, "reward" if measured else None)
+    reward = find_trend(*run.reward_ends())
+    return {
+        **row,
+        "state": run.life.state,
+        "step": status.step,
+        "total_steps": status.total_steps,
+        "reward_first": reward.first if reward else None,
+        "reward_last": reward.last if reward else None,
+        "reward_within_noise": reward.is_noise if reward else None,
+        "held_out": metric,
+        # Fingerprint of the prompts.
+        "held_out_prompts": measured.get("held_out"),
+        "before": _read_metric(run.before, metric),
+        "after": _read_metric(run.after, metric),
+        "seconds": max(until - status.started_at, 0.0),
+        "started_at": status.started_at,
+        "reason": status.reason,
+    }
 
 
-def _read_measurement(folder: RunFolder, when: str) -> dict[str, Any] | None:
-    path = folder.evaluations / f"{when}.json"
-    told = read_object(path)
-    for part in _PARTS & told.keys():
-        values = told[part] if isinstance(told[part], dict) else {}
-        told[part] = {name: each for name, each in values.items() if _is_score(each)}
-    return told or None
+def _check(value: str, known: Iterable[str], flag: str) -> None:
+    if value not in known:
+        close = nearest(value, known)
+        hint = f"{flag} {close}" if close else f"one of {', '.join(known)}"
+        raise UsageError(f"{flag} {value}: there is none. Fix: {hint}")
 
 
-def _is_score(value: Any) -> bool:
-    return value is None or isinstance(value, int | float)
+def _is_called(folder: RunFolder, pattern: str | None) -> bool:
+    name = folder.path.parent.name
+    names = (name, f"{name}/{folder.path.name}")
+    return pattern is None or any(fnmatchcase(each, pattern) for each in names)
 
 
-def _read_answers(folder: RunFolder) -> Iterator[tuple[str, str]]:
-    for sample in read_records(folder.evaluations / "answers.jsonl"):
-        with suppress(KeyError, TypeError, IndexError, AttributeError):
-            prompt = sample["prompt"]
-            asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-            yield " ".join(asked.split()), " ".join(sample["text"].split())
+def _read_metric(measured: Mapping[str, Any], metric: str | None) -> float | None:
+    kind, _, name = (metric or "").partition("/")
+    value = measured.get(kind, {}).get(name) if name else measured.get(kind)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _falling(value: float | None) -> tuple[bool, float]:
+    return (value is None, -(value or 0.0))

@@ -1,4 +1,5 @@
-"""Rewards: what each kind is called, how it scores a batch, and what happens when one fails.
+"""Rewards: the kinds, how a batch is scored, the weighted sum, and trying a recipe's rewards.
 
-Importing this room loads no reward's library; `RewardParams.build` does.
+Owns everything between a completion and its score. Importing it loads no reward's library; `RewardParams.build`
+does.
 """

@@ -1,19 +1,15 @@
-"""From a recipe's list to rewards that score: parameters read, names given, time limits put on.
-
-Owns building, and the way of a row into another process and back. How scores are checked is
-`scoring.py`'s, how processes live and die is `pool.py`'s.
-"""
+"""From a recipe's list to rewards that score: names, parameters, and time limits."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 from pydantic import ValidationError
 
 from grpo_cli.errors import GrpoError, RewardError, SetupError, nearest
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.rewards import failures
 from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import (
     Batch,
@@ -21,14 +17,25 @@ from grpo_cli.rewards.contract import (
     RewardContext,
     RewardParams,
     Score,
+    TimeLimit,
 )
 from grpo_cli.rewards.pool import Died, Late, WorkerPool
-from grpo_cli.rewards.registry import KINDS
-from grpo_cli.rewards.scoring import Reward, has_state, right_score
+from grpo_cli.rewards.registry import find_kind, kind_names
+from grpo_cli.rewards.scoring import Reward, describe_build_failure, has_state, right_score
+
+
+@dataclass(frozen=True)
+class _RewardSource:
+    """What a reward is made of; plain values, so that another process can build the same one."""
+
+    config: RewardConfig
+    name: str
+    context: RewardContext
+    path: str
 
 
 def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> list[Reward]:
-    """Builds a recipe's rewards, in order; imports what they need.
+    """Build a recipe's rewards, in order; imports what they need.
 
     Args:
         configs: The recipe's `rewards`.
@@ -39,13 +46,18 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
             lines), names repeat, or a user's module cannot be imported.
         SetupError: A kind's library is not installed.
     """
-    names = name_rewards(configs)
-    origins = [Origin(*each, context) for each in zip(configs, names, strict=True)]
-    pool = WorkerPool(_prepare, (tuple(origin for origin in origins if _limit_of(origin)),))
+    limited: list[_RewardSource] = []
+    pool = WorkerPool(_prepare_worker, (limited,))
     rewards = []
-    for index, origin in enumerate(origins):
+    for index, (config, name) in enumerate(zip(configs, name_rewards(configs), strict=True)):
+        source = _RewardSource(config, name, context, f"rewards.{index}")
         try:
-            rewards.append(_limited(build_reward(origin), origin, pool))
+            reward = _build_reward(source)
+            limit = _time_limit(config, reward)
+            if limit is not None:
+                limited.append(source)
+                reward = replace(reward, scorer=_LimitedScorer(reward, source, limit, pool))
+            rewards.append(reward)
         except GrpoError as error:
             error.path = f"rewards.{index}.{error.path}".rstrip(".")
             raise
@@ -55,154 +67,151 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
 def right_scores(
     configs: Sequence[RewardConfig], scores: Iterable[Mapping[str, float | None]] = ()
 ) -> dict[str, float]:
-    """Return for each reward that judges answers, by name, the score of a right one; build none.
+    """Return the score of a right answer for each reward that judges answers, by name; builds none.
 
     Args:
         configs: The recipe's `rewards`.
-        scores: Of completions, by reward: a `python` function that does not say whether it judges answers does so
-            if it gives them 0 and 1 alone.
+        scores: Scores of completions, by reward: a `python` function that does not say whether it judges
+            answers does so if these are all 0 or 1.
     """
     undecided = {id(each) for each in configs if each.kind == "python" and each.accuracy is None}
     # They may come from files, which are read only if they decide something.
     seen = list(scores) if undecided else []
-    found = {}
+    right = {}
     for name, config in zip(name_rewards(configs), configs, strict=True):
         score = _right_score(config)
         if id(config) in undecided:
             judges = all(each.get(name) in (None, 0, 1) for each in seen)
             score = right_score(1.0, config.clip) if judges else None
         if score is not None:
-            found[name] = score
-    return found
+            right[name] = score
+    return right
 
 
 def _right_score(config: RewardConfig) -> float | None:
-    """The score of a right answer, as far as the recipe tells."""
-    schema = KINDS[config.kind]
-    best = schema.right_answer
+    """Return the score of a right answer; None if the reward does not judge answers."""
+    params = find_kind(config.kind)
+    best = params.right_answer if params else None
     if config.accuracy is not None:
-        best = (best or schema.highest or 1.0) if config.accuracy else None
+        highest = params.highest if params else None
+        best = (best or highest or 1.0) if config.accuracy else None
     return right_score(best, config.clip)
 
 
 def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
-    """The rewards' names: their own, else their kind's usual one, with `_2`, `_3`, … where that is taken.
+    """Return the rewards' names: their own, or their kind's default, with `_2`, `_3`, … if it is taken.
 
     Raises:
-        RewardError: Two rewards were given the same name.
+        RewardError: Two rewards have the same `name`.
     """
-    given = Counter(config.name for config in configs if config.name is not None)
-    repeated = [name for name, count in given.items() if count > 1]
+    counts = Counter(config.name for config in configs if config.name is not None)
+    repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
         raise RewardError(f"two rewards have the name {repeated[0]!r}. Fix: rename one of them")
-    taken = set(given)
+    taken = set(counts)
     names = []
     for config in configs:
-        schema = KINDS.get(config.kind)
-        usual = schema.default_name(config.params) if schema else config.kind
-        name = config.name or _free_name(usual, taken)
+        params = find_kind(config.kind)
+        default = params.default_name(config.params) if params else config.kind
+        name, number = config.name or default, 2
+        while config.name is None and name in taken:
+            name, number = f"{default}_{number}", number + 1
         taken.add(name)
         names.append(name)
     return names
 
 
-def _free_name(kind: str, taken: set[str]) -> str:
-    if kind not in taken:
-        return kind
-    number = 2
-    while f"{kind}_{number}" in taken:
-        number += 1
-    return f"{kind}_{number}"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What a reward is made of; plain values, so that another process can make the same one."""
-
-    config: RewardConfig
-    name: str
-    context: RewardContext
-
-
-def build_reward(origin: Origin) -> Reward:
-    """Makes one reward, without its time limit; raises what `build_rewards` raises."""
-    config, name = origin.config, origin.name
+def _build_reward(source: _RewardSource) -> Reward:
+    config, name = source.config, source.name
     params = _read_params(config, name)
     try:
-        scorer = params.build(origin.context)
+        scorer = params.build(source.context)
     except (RewardError, SetupError) as error:
         raise type(error)(f"reward {name!r} ({config.kind}): {error}", error.path) from error
     except (Exception, SystemExit) as error:
         path = "path" if config.kind == "python" else ""
-        raise RewardError(failures.of_build(name, config.kind, error), path) from error
-    for path, message, fix in params.conflicts(origin.context):
-        raise RewardError(f"reward {name!r} ({config.kind}): {path} {message}. Fix: {fix}", path)
-    condition = Condition(config.when) if config.when else None
-    waits = params.waits(limited=config.timeout_s is not None)
+        raise RewardError(describe_build_failure(name, config.kind, error), path) from error
     return Reward(
         name,
         config.weight,
         config.kind,
         params,
         scorer,
-        config.on_error,
-        config.clip,
-        condition,
-        waits,
-        _right_score(config),
+        on_error=config.on_error,
+        clip=config.clip,
+        condition=Condition(config.when) if config.when else None,
+        waits=params.waits(limited=config.timeout_s is not None),
+        right_answer=_right_score(config),
+        path=source.path,
     )
 
 
-def _limit_of(origin: Origin) -> float | None:
-    limit = origin.config.timeout_s
-    return limit or _read_params(origin.config, origin.name).default_timeout_s()
+def _read_params(config: RewardConfig, name: str) -> RewardParams:
+    params = find_kind(config.kind)
+    if params is None:
+        close = nearest(config.kind, kind_names())
+        fix = f"kind: {close}" if close else f"use one of {', '.join(kind_names())}"
+        raise RewardError(f"reward {name!r}: there is no kind {config.kind!r}. Fix: {fix}")
+    try:
+        return params.model_validate(config.params)
+    except ValidationError as error:
+        faults = [
+            f"{'.'.join(str(part) for part in each['loc']) or 'parameters'}: {each['msg']}"
+            for each in error.errors()
+        ]
+        raise RewardError(f"reward {name!r} ({config.kind}): {'; '.join(faults)}") from error
 
 
-def _limited(reward: Reward, origin: Origin, pool: WorkerPool) -> Reward:
-    """The reward under its time limit: easy rows are scored here, the others in the pool."""
-    limit = _limit_of(origin)
-    if limit is None:
-        return reward
-    if has_state(reward):
+def _time_limit(config: RewardConfig, reward: Reward) -> TimeLimit | None:
+    limit = reward.params.time_limit()
+    if config.timeout_s is not None:
+        limit = TimeLimit(config.timeout_s, limit.late_score if limit else None)
+    if limit is not None and has_state(reward):
         raise RewardError(
             f"reward {reward.name!r} has a state, and `timeout_s` scores in several processes that would have one "
             "each. Fix: remove `timeout_s`, or state_dict() and load_state_dict()",
             "timeout_s",
         )
-
-    def scorer(batch: Batch) -> list[Score | Exception]:
-        rows = range(len(batch.completions))
-        results: list[Score | Exception | None] = [
-            reward.params.score_easily(batch, row) for row in rows
-        ]
-        hard = [row for row in rows if results[row] is None]
-        calls = [(origin, _portable(batch.take([row]))) for row in hard]
-        for row, outcome in zip(hard, pool.run(_score_apart, calls, limit), strict=True):
-            results[row] = _settle(outcome, reward, batch, row)
-        return [result for result in results if result is not None]
-
-    return replace(reward, scorer=scorer)
+    return limit
 
 
-def _settle(outcome: object, reward: Reward, batch: Batch, row: int) -> Score | Exception:
-    """What a row's call in another process comes to."""
-    if isinstance(outcome, Score):
-        return outcome
-    if isinstance(outcome, str):
-        return DescribedError(outcome)
-    if isinstance(outcome, Late):
-        what = f"took longer than {outcome.timeout_s:g} s"
-    else:
-        code = outcome.exit_code if isinstance(outcome, Died) else None
-        what = f"ended the process that scored it (exit code {code})"
-    late = reward.params.late_score()
-    if late is not None:
-        return Score(late, what)
-    return DescribedError(failures.of_row(reward, batch, row, RewardError(what)))
+@dataclass(frozen=True)
+class _LimitedScorer:
+    """Scores easy rows here, and the others in the pool under a time limit."""
+
+    reward: Reward
+    source: _RewardSource
+    limit: TimeLimit
+    pool: WorkerPool
+
+    def __call__(self, batch: Batch) -> list[Score | Exception]:
+        easy = self.reward.params.score_easily
+        results: list[Any] = [easy(batch, row) for row in range(len(batch.completions))]
+        hard = [row for row, score in enumerate(results) if score is None]
+        calls = [(self.source, _portable(batch.take([row]))) for row in hard]
+        outcomes = self.pool.run(_score_in_worker, calls, self.limit.seconds)
+        for row, outcome in zip(hard, outcomes, strict=True):
+            results[row] = self._read(outcome, batch, row)
+        return results
+
+    def _read(
+        self, outcome: Score | str | Late | Died, batch: Batch, row: int
+    ) -> Score | Exception:
+        """Return the score of a row that was scored in another process."""
+        if isinstance(outcome, Score):
+            return outcome
+        if isinstance(outcome, str):
+            return DescribedError(outcome)
+        reason = f"took longer than {self.limit.seconds:g} s"
+        if isinstance(outcome, Died):
+            reason = f"ended the process that scored it (exit code {outcome.exit_code})"
+        if self.limit.late_score is not None:
+            return Score(self.limit.late_score, reason)
+        return self.reward.row_failure(batch, row, RewardError(reason))
 
 
 def _portable(batch: Batch) -> Batch:
-    """The batch as another process can read it without transformers."""
+    """Return the batch as another process can read it without transformers."""
     state = batch.extra.get("trainer_state")
     plain = int | float | str | None
     known = {
@@ -211,37 +220,22 @@ def _portable(batch: Batch) -> Batch:
     return replace(batch, extra={"trainer_state": SimpleNamespace(**known) if state else None})
 
 
-_built: dict[str, Reward] = {}
+_worker_rewards: dict[str, Reward] = {}
 """A worker's own rewards by name; a pool belongs to one recipe."""
 
 
-def _prepare(origins: Sequence[Origin]) -> None:
-    for origin in origins:
-        _built[origin.name] = reward = build_reward(origin)
+def _prepare_worker(sources: Sequence[_RewardSource]) -> None:
+    for source in sources:
+        _worker_rewards[source.name] = reward = _build_reward(source)
         reward.params.warm_up()
 
 
-def _score_apart(origin: Origin, batch: Batch) -> Score | str:
-    """In a worker: the score of a batch of one row, or the text of its failure."""
+def _score_in_worker(source: _RewardSource, batch: Batch) -> Score | str:
+    """Return the score of a batch of one row, or the text of its failure."""
     try:
-        if origin.name not in _built:
-            _prepare([origin])
-        [result] = _built[origin.name].try_score(batch)
+        if source.name not in _worker_rewards:
+            _prepare_worker([source])
+        [result] = _worker_rewards[source.name].try_score(batch)
     except (GrpoError, KeyboardInterrupt) as error:
         return str(error) or repr(error)
     return result if isinstance(result, Score) else str(result)
-
-
-def _read_params(config: RewardConfig, name: str) -> RewardParams:
-    if config.kind not in KINDS:
-        close = nearest(config.kind, KINDS)
-        fix = f"kind: {close}" if close else f"use one of {', '.join(KINDS)}"
-        raise RewardError(f"reward {name!r}: there is no kind {config.kind!r}. Fix: {fix}")
-    try:
-        return KINDS[config.kind].model_validate(config.params)
-    except ValidationError as error:
-        faults = [
-            f"{'.'.join(str(part) for part in each['loc']) or 'parameters'}: {each['msg']}"
-            for each in error.errors()
-        ]
-        raise RewardError(f"reward {name!r} ({config.kind}): {'; '.join(faults)}") from error

@@ -1,80 +1,37 @@
-"""What every reward kind has in common: the batch it reads, the scores it gives, its parameters.
+"""What every reward kind implements: its parameters, the batch it reads, the scores it returns."""
 
-Owns the types only. Knows no kind (that is `registry.py`) and calls none (that is `scoring.py`).
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 from grpo_cli.errors import RewardError
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Section
+
+NO_TRAINER = SimpleNamespace(global_step=0, epoch=0.0, max_steps=0, num_train_epochs=0)
+"""The `trainer_state` of batches that are scored outside of training."""
 
 
 class Score(NamedTuple):
     """One completion's score."""
 
     value: float | None
-    """The score; None where this reward does not apply to the row."""
+    """None if the reward does not apply to the row."""
     reason: str = ""
     """Why, in a few words, for logs."""
     failed: bool = False
     """Whether scoring failed and the recipe's `on_error` gave this score."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Completions to score, as TRL hands them over; every sequence has one entry a completion."""
+class TimeLimit(NamedTuple):
+    """How long one completion may take by default."""
 
-    prompts: Sequence[Any]
-    """Texts, or lists of messages."""
-    completions: Sequence[Any]
-    """Texts, or lists of messages."""
-    completion_ids: Sequence[Sequence[int]] | None = None
-    """Token ids of the completions, without padding; None where nothing was tokenized."""
-    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """The dataset's columns."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else TRL passes: `trainer_state`, `log_extra`, `log_metric`."""
-    places: Sequence[int] | None = None
-    """Where the rows stood in the batch they were taken from; None where this is that batch."""
-    seed: str | None = None
-    """Of the random numbers that a user's reward draws; None leaves the process's random state to it."""
-
-    @cached_property
-    def texts(self) -> list[str]:
-        """The text of each completion."""
-        return [text_of(completion) for completion in self.completions]
-
-    def take(self, rows: Sequence[int]) -> "Batch":
-        """The batch that holds nothing but `rows`, and logs nothing."""
-        ids, places = self.completion_ids, self.places
-        return replace(
-            self,
-            prompts=[self.prompts[row] for row in rows],
-            completions=[self.completions[row] for row in rows],
-            completion_ids=None if ids is None else [ids[row] for row in rows],
-            columns={name: [values[row] for row in rows] for name, values in self.columns.items()},
-            extra={"trainer_state": self.extra.get("trainer_state")},
-            places=[row if places is None else places[row] for row in rows],
-        )
-
-    def row_name(self, row: int) -> str:
-        """What messages call a row: its number in the data, from 1, as the checks count; else in the batch."""
-        ids = self.columns.get("row_id")
-        if ids is not None:
-            return f"row {ids[row] + 1}"
-        return f"row {(row if self.places is None else self.places[row]) + 1} of the batch"
-
-
-Scorer = Callable[[Batch], Sequence[Score | Exception]]
-"""Scores a batch: one `Score` a completion, in order, or the error that stands in its way. An error
-that is raised instead is the whole batch's. One with a state has `state_dict` and `load_state_dict`."""
-
-
-class DescribedError(RewardError):
-    """A row's failure whose text names the reward and the row already."""
+    seconds: float
+    late_score: float | None = None
+    """Score of a completion that takes longer; None treats it as an error."""
 
 
 @dataclass(frozen=True)
@@ -84,121 +41,221 @@ class RewardContext:
     max_completion_length: int
     """Longest completion, in tokens."""
     device: str = "cpu"
-    """Where a reward that is a model of its own should run, as torch names it."""
+    """Device for a reward that is a model, as torch names it."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Completions to score, as TRL passes them; every sequence has one entry per completion."""
+
+    prompts: Sequence[Any]
+    """Texts, or lists of messages."""
+    completions: Sequence[Any]
+    """Texts, or lists of messages."""
+    completion_ids: Sequence[Sequence[int]] | None = None
+    """Token ids without padding; None if nothing was tokenized."""
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """The dataset's columns."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What else TRL passes: `trainer_state`, `log_extra`, `log_metric`."""
+    positions: Sequence[int] | None = None
+    """Positions of the rows in the batch they were taken from; None for a whole batch."""
+    seed: str | None = None
+    """Seeds the random numbers of a user's function; None leaves the process's random state alone."""
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The text of each completion."""
+        return [text_of(completion) for completion in self.completions]
+
+    def take(self, rows: Sequence[int]) -> "Batch":
+        """Return a batch of only these rows, without TRL's loggers."""
+        ids, positions = self.completion_ids, self.positions
+        return replace(
+            self,
+            prompts=[self.prompts[row] for row in rows],
+            completions=[self.completions[row] for row in rows],
+            completion_ids=None if ids is None else [ids[row] for row in rows],
+            columns={name: [values[row] for row in rows] for name, values in self.columns.items()},
+            extra={"trainer_state": self.extra.get("trainer_state")},
+            positions=[row if positions is None else positions[row] for row in rows],
+        )
+
+    def cell(self, column: str, row: int) -> Any:
+        """Return a row's value in a column; raises `RewardError` if there is no such column."""
+        if column not in self.columns:
+            names = ", ".join(self.columns)
+            raise RewardError(f"there is no column {column!r} (columns: {names})")
+        return self.columns[column][row]
+
+    def row_name(self, row: int) -> str:
+        """Return what messages call a row: its number in the data from 1, or else in the batch."""
+        ids = self.columns.get("row_id")
+        if ids is not None:
+            return f"row {ids[row] + 1}"
+        position = row if self.positions is None else self.positions[row]
+        return f"row {position + 1} of the batch"
+
+
+Scorer = Callable[[Batch], Sequence[Score | Exception]]
+"""Scores a batch: one `Score` per completion, or the error that prevents it. An error that is raised
+fails the whole batch. A scorer with state has `state_dict` and `load_state_dict`."""
+
+
+class DescribedError(RewardError):
+    """A row's failure whose text already names the reward and the row."""
 
 
 class RewardParams(Section):
-    """The parameters of one kind; a subclass's docstring says what it rewards."""
+    """The parameters of one kind; a subclass's docstring says what it rewards.
+
+    A kind implements `score` for one row, or `build` if it loads something or scores whole batches.
+    """
 
     kind: ClassVar[str]
     """The kind's name in recipes."""
     right_answer: ClassVar[float | None] = None
     """The score of a right answer, for kinds that judge answers; accuracy is the share that gets it."""
-
     highest: ClassVar[float | None] = None
-    """The best score there is, for kinds that judge form; None where it depends on parameters."""
+    """The best possible score, for kinds that judge format; None if it depends on parameters."""
     gold_needed: ClassVar[bool] = True
-    """Whether a kind that judges answers scores nothing where `gold` gives None."""
+    """Whether a kind that judges answers gives no score if `gold` is None."""
     costly: ClassVar[bool] = False
     """Whether each score takes seconds or money."""
 
     @classmethod
     def default_name(cls, params: Mapping[str, Any]) -> str:
-        """What a reward with these parameters (as written) is called where it has no name."""
+        """Return the name of a reward with these parameters (as written) that has no `name`."""
         return cls.kind
 
     def required_columns(self) -> tuple[str, ...]:
-        """Dataset columns without which this reward cannot score."""
+        """Return the dataset columns without which this reward cannot score."""
+        column = getattr(self, "answer", None)
+        return () if column is None else (column,)
+
+    def named_columns(self) -> tuple[str, ...]:
+        """Return the columns that it may read, for kinds that cannot say which one holds the answer."""
         return ()
 
-    def problems(self) -> list[tuple[str, str, str]]:
-        """What the disk says is wrong: (parameter path, message, fix). Imports nothing heavy."""
+    def problems(self, context: RewardContext | None = None) -> list[Issue]:
+        """Return what the disk, or the recipe around it, says is wrong; imports nothing heavy.
+
+        The path of each is a parameter, or a dotted path below it.
+
+        Args:
+            context: The recipe's; None if the recipe is not valid.
+        """
         return []
 
-    def conflicts(self, context: RewardContext) -> list[tuple[str, str, str]]:
-        """What contradicts the recipe around it: (parameter path, message, fix)."""
-        return []
+    def score_range(self) -> tuple[float, float]:
+        """Return the lowest and the highest score it can give."""
+        best = self.right_answer or self.highest
+        return (0.0, best) if best is not None else (-math.inf, math.inf)
+
+    def refuse(self, context: RewardContext) -> None:
+        """Raise the first error of `problems` as a `RewardError`."""
+        for issue in self.problems(context):
+            if issue.level == "error":
+                raise RewardError(str(issue), issue.path)
 
     def gold(self, batch: Batch, row: int) -> str | None:
-        """A short text that answers the row rightly, for kinds that judge answers; None where there is none."""
+        """Return a short right answer to the row, for kinds that judge answers."""
         return None
 
     def gold_source(self) -> tuple[str, str] | None:
-        """The parameter that names the column of golds, and that column; None where there is neither."""
+        """Return the parameter that names the column of golds, and that column."""
         column = getattr(self, "answer", None)
         return None if column is None else ("answer", column)
 
     def has_gold(self, batch: Batch, row: int) -> bool:
-        """Whether `gold` finds something; imports nothing heavy, and where in doubt says yes."""
+        """Return whether `gold` finds one, or may; imports nothing heavy."""
         return self.gold(batch, row) is not None
 
-    def gold_fault(self, batch: Batch, row: int) -> tuple[str, str] | None:
-        """Why there is nothing to judge a row by: (message, fix); None where there is. Imports nothing heavy."""
+    def gold_fault(self, batch: Batch, row: int) -> Issue | None:
+        """Return why a row cannot be judged; imports nothing heavy. An `error` is one in a single row too."""
         source = self.gold_source()
         if source is None or not self.gold_needed or self.has_gold(batch, row):
             return None
         parameter, column = source
-        return (
+        return Issue(
             "the gold cannot be read, so the reward gives no score: "
             f"{batch.columns[column][row]!r:.80}",
             f"name the column that holds it (`{parameter}: …`), or {suggest_extraction(column)}",
+            parameter,
+            level="warning",
         )
 
     def repeats_gold(self) -> bool:
-        """Whether a right answer holds all of the gold's text."""
+        """Return whether a right answer contains all of the gold's text."""
         return False
 
     def vote(self, text: str) -> str | None:
-        """The answer that a completion gives, in one spelling, for majority votes; None where it gives none."""
+        """Return a completion's answer in one spelling, for majority votes."""
         return None
 
     def reads_tokens(self) -> bool:
-        """Whether it cannot score completions without token ids."""
+        """Return whether it needs token ids."""
         return False
 
-    def default_timeout_s(self) -> float | None:
-        """Seconds a completion may take where the recipe sets no `timeout_s`; None is no limit.
+    def time_limit(self) -> TimeLimit | None:
+        """Return the limit if the recipe sets no `timeout_s`; None is no limit.
 
-        With a limit, rows are scored one by one in processes of their own, which can be killed.
+        With a limit, rows are scored one by one in processes that can be killed.
         """
         return None
 
     def waits(self, *, limited: bool) -> bool:
-        """Whether it mostly waits for something outside of this process, and may do so on any thread.
+        """Return whether it mostly waits for something outside of this process, on any thread.
 
         Args:
             limited: Whether the recipe sets `timeout_s`.
         """
         return False
 
-    def late_score(self) -> float | None:
-        """What a completion gets that takes too long; None where that is a failure.
-
-        Kinds whose time is spent on what the model wrote give a score; a user's own code fails.
-        """
-        return None
-
     def warm_up(self) -> None:
-        """Loads, before a time limit runs, what the first row would load."""
+        """Load, before a time limit runs, what the first row would load."""
 
     def score_easily(self, batch: Batch, row: int) -> Score | None:
-        """The score of a row that needs no time limit; None where it may take long."""
+        """Return the score of a row that needs no time limit; None if it may take long."""
         return None
 
+    def score(self, batch: Batch, row: int) -> Score:
+        """Score one row; what it raises is that row's failure."""
+        raise NotImplementedError(f"{type(self).__name__} has neither `score` nor `build`")
+
     def build(self, context: RewardContext) -> Scorer:
-        """Loads what scoring needs (libraries, the user's own code) and returns the scorer."""
-        raise NotImplementedError
+        """Load what scoring needs (libraries, the user's own code) and return the scorer."""
+        return score_rows(self.score)
+
+
+def score_rows(
+    score: Callable[[Batch, int], Score], map_rows: Callable[..., Iterable[Any]] = map
+) -> Scorer:
+    """Return a scorer of a function that scores one row; what it raises fails that row alone.
+
+    Args:
+        score: Scores a row of a batch.
+        map_rows: Calls a function on each row, such as the `map` of an executor.
+    """
+
+    def score_row(batch: Batch, row: int) -> Score | Exception:
+        try:
+            return score(batch, row)
+        except Exception as error:
+            return error
+
+    return lambda batch: list(map_rows(partial(score_row, batch), range(len(batch.completions))))
 
 
 def text_of(value: Any) -> str:
-    """The text of a prompt or completion: itself, or its messages' contents, one a line."""
+    """Return the text of a prompt or completion; of messages, their contents, one per line."""
     if isinstance(value, str):
         return value
     return "\n".join(_content_of(message.get("content")) for message in value)
 
 
 def suggest_extraction(column: str) -> str:
-    """The edit that takes answers out of a column of whole solutions."""
+    """Return the edit that takes answers out of a column of whole solutions."""
     return (
         "take the answer out of it with a `regex` under `dataset.columns`, such as "
         f"`{column}: {{from: {column}, regex: '####\\s*(.+)$'}}`"
@@ -206,7 +263,7 @@ def suggest_extraction(column: str) -> str:
 
 
 def _content_of(content: Any) -> str:
-    """A message's text; content may be missing (tool calls) or a list of blocks (images)."""
+    """Content may be missing (tool calls) or a list of blocks (images)."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(block.get("text") or "" for block in content)

@@ -1,47 +1,206 @@
-"""The kinds of rewards by name. To add one: write its `RewardParams` and list the class here."""
+"""The reward kinds by name: built in, from packages that add some, or registered by a program.
 
-from collections.abc import Mapping
-from types import MappingProxyType
+To add a built-in kind, write its `RewardParams` in `kinds/` and list it in `BUILT_IN`. Another package adds
+one through the entry-point group `grpo.rewards`. A kind is imported when a recipe names it.
+"""
 
+import importlib
+import inspect
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic_core import to_jsonable_python
+
+from grpo_cli.errors import RewardError, UsageError, nearest
+from grpo_cli.recipe.base import field_docs
 from grpo_cli.rewards.contract import RewardParams
-from grpo_cli.rewards.kinds.choice import ChoiceParams
-from grpo_cli.rewards.kinds.code import CodeParams
-from grpo_cli.rewards.kinds.form import RegexParams, ThinkFormatParams
-from grpo_cli.rewards.kinds.gym import ReasoningGymParams
-from grpo_cli.rewards.kinds.judge import JudgeParams
-from grpo_cli.rewards.kinds.length import LengthParams
-from grpo_cli.rewards.kinds.matching import ContainsParams, ExactParams
-from grpo_cli.rewards.kinds.math import MathParams
-from grpo_cli.rewards.kinds.model import ModelParams
-from grpo_cli.rewards.kinds.overlong import CosineLengthParams, SoftOverlongParams
-from grpo_cli.rewards.kinds.own import PythonParams
-from grpo_cli.rewards.kinds.prose import LanguageParams, ReasoningStepsParams
-from grpo_cli.rewards.kinds.repetition import RepetitionParams
-from grpo_cli.rewards.kinds.structure import JsonParams
-from grpo_cli.rewards.kinds.tags import AnswerFormatParams, TagCountParams
 
-_CLASSES: tuple[type[RewardParams], ...] = (
-    MathParams,
-    ExactParams,
-    ChoiceParams,
-    ContainsParams,
-    JsonParams,
-    CodeParams,
-    ReasoningGymParams,
-    RegexParams,
-    ThinkFormatParams,
-    AnswerFormatParams,
-    TagCountParams,
-    ReasoningStepsParams,
-    LanguageParams,
-    LengthParams,
-    CosineLengthParams,
-    SoftOverlongParams,
-    RepetitionParams,
-    ModelParams,
-    JudgeParams,
-    PythonParams,
-)
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
-KINDS: Mapping[str, type[RewardParams]] = MappingProxyType({each.kind: each for each in _CLASSES})
-"""Every kind a recipe can name, and the schema of its parameters."""
+ENTRY_POINT_GROUP = "grpo.rewards"
+BUILT_IN = {
+    "math": "math",
+    "exact": "exact",
+    "choice": "choice",
+    "contains": "exact",
+    "json": "json",
+    "code": "code",
+    "reasoning_gym": "reasoning_gym",
+    "regex": "format",
+    "think_format": "format",
+    "answer_format": "format",
+    "tag_count": "format",
+    "reasoning_steps": "format",
+    "language": "format",
+    "length": "length",
+    "cosine_length": "length",
+    "soft_overlong": "length",
+    "repetition": "length",
+    "model": "model",
+    "judge": "judge",
+    "python": "python",
+}
+"""The kinds of this package, and the module in `kinds/` of each; the class of `tag_count` is `TagCountParams`."""
+_REGISTERED_ENV = "GRPO_REGISTERED_REWARDS"
+"""Passes registered kinds to the processes that this one starts: JSON of kind to [folder, module, class]."""
+
+Params = TypeVar("Params", bound=type[RewardParams])
+_registered: dict[str, type[RewardParams]] = {}
+
+
+def find_kind(name: str) -> type[RewardParams] | None:
+    """Return the parameters' class of a kind; None if there is no such kind.
+
+    Raises:
+        RewardError: The package that adds the kind cannot be imported, or adds something else.
+    """
+    if name in BUILT_IN:
+        module = importlib.import_module(f"grpo_cli.rewards.kinds.{BUILT_IN[name]}")
+        params: type[RewardParams] = getattr(module, f"{name.title().replace('_', '')}Params")
+        return params
+    if name not in _registered:
+        if name in _inherited():
+            _registered[name] = _import_inherited(name)
+        elif name in _entry_points():
+            _registered[name] = _load(_entry_points()[name])
+    return _registered.get(name)
+
+
+def kind_names() -> list[str]:
+    """Return the names of all kinds; imports none."""
+    return list(dict.fromkeys([*BUILT_IN, *_registered, *_inherited(), *_entry_points()]))
+
+
+def load_kinds() -> dict[str, type[RewardParams]]:
+    """Return all kinds by name, built-in ones first; raises what `find_kind` raises."""
+    return {name: params for name in kind_names() if (params := find_kind(name)) is not None}
+
+
+def register_reward(params: Params) -> Params:
+    """Add a reward kind to this process and those it starts; usable as a decorator.
+
+    Training runs in processes of its own, which import the class: define it in a file, not in a notebook cell.
+
+    Raises:
+        RewardError: The class has no `kind`, or that name is built in.
+    """
+    kind = getattr(params, "kind", None)
+    if not isinstance(kind, str) or kind in BUILT_IN:
+        raise RewardError(f"{params.__name__}.kind is {kind!r}. Fix: give it a name of its own")
+    _registered[kind] = params
+    location = [_import_folder(params.__module__), params.__module__, params.__qualname__]
+    os.environ[_REGISTERED_ENV] = json.dumps({**_inherited(), kind: location})
+    return params
+
+
+@cache
+def _entry_points() -> dict[str, "EntryPoint"]:
+    # Imported late: it is slow, and recipes of built-in kinds do not need it.
+    from importlib import metadata
+
+    return {each.name: each for each in metadata.entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _load(entry: "EntryPoint") -> type[RewardParams]:
+    source = f"reward kind {entry.name!r} ({entry.value})"
+    try:
+        params = entry.load()
+    except Exception as error:  # a package's own code raises anything
+        raise RewardError(
+            f"{source} cannot be imported: {error!r:.300}. Fix: update or remove that package"
+        ) from error
+    if not (inspect.isclass(params) and issubclass(params, RewardParams)):
+        raise RewardError(f"{source} is not a RewardParams. Fix: name a subclass of it there")
+    if getattr(params, "kind", None) != entry.name:
+        raise RewardError(f"{source} has another `kind`. Fix: set it to {entry.name!r}")
+    return params
+
+
+def _inherited() -> dict[str, list[str]]:
+    registered: dict[str, list[str]] = json.loads(os.environ.get(_REGISTERED_ENV, "{}"))
+    return registered
+
+
+def _import_inherited(kind: str) -> type[RewardParams]:
+    folder, module, name = _inherited()[kind]
+    if module == "__main__":
+        raise RewardError(
+            f"the class of reward kind {kind!r} stands in a notebook or script, which other processes cannot "
+            "import. Fix: move it to a file, and register it from there"
+        )
+    if folder not in sys.path:
+        sys.path.append(folder)
+    params: type[RewardParams] = getattr(importlib.import_module(module), name)
+    return params
+
+
+def _import_folder(module: str) -> str:
+    """Return the folder from which a module's top-level package is imported."""
+    file = getattr(sys.modules[module.partition(".")[0]], "__file__", None)
+    path = Path(file or ".").resolve()
+    return str(path.parent.parent if path.name == "__init__.py" else path.parent)
+
+
+@dataclass(frozen=True)
+class ParameterDescription:
+    """One parameter of a kind."""
+
+    name: str
+    required: bool
+    default: Any
+    """None if it is required."""
+    doc: str
+
+
+@dataclass(frozen=True)
+class KindDescription:
+    """One reward kind, as its class documents it."""
+
+    kind: str
+    summary: str
+    """The first line of `doc`."""
+    doc: str
+    """What it rewards, with formula, range and source."""
+    parameters: tuple[ParameterDescription, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the description as plain values."""
+        return asdict(self)
+
+
+def list_kinds() -> list[KindDescription]:
+    """Return the descriptions of all kinds, built-in ones first."""
+    return [describe_kind(kind) for kind in load_kinds()]
+
+
+def describe_kind(kind: str) -> KindDescription:
+    """Return the description of one kind.
+
+    Raises:
+        UsageError: There is no such kind.
+    """
+    params = find_kind(kind)
+    if params is None:
+        close = nearest(kind, kind_names())
+        hint = f"grpo rewards show {close}" if close else f"choose one of {', '.join(kind_names())}"
+        raise UsageError(f"there is no reward kind `{kind}`. Fix: {hint}")
+    doc = inspect.cleandoc(params.__doc__ or "")
+    docs = field_docs(params)
+    parameters = tuple(
+        ParameterDescription(
+            field.alias or name,
+            field.is_required(),
+            None
+            if field.is_required()
+            else to_jsonable_python(field.get_default(call_default_factory=True)),
+            " ".join(docs.get(name, "").split()),
+        )
+        for name, field in params.model_fields.items()
+    )
+    return KindDescription(kind, doc.partition("\n")[0], doc, parameters)

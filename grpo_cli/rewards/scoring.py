@@ -1,54 +1,99 @@
-"""Rewards at work: called on batches, their results checked.
-
-Owns the rules every score must keep, what becomes of a failure, and which rows a reward applies
-to. Making rewards of a recipe is `building.py`'s, the texts of failures are `failures.py`'s; where
-the scores go is the trainer's business.
-"""
+"""Rewards at work: called on batches, their results checked, failures explained, totals formed."""
 
 import io
 import math
+import os
 import pickle
+import sysconfig
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
+from pathlib import Path
 from typing import Any, Literal
 
 from grpo_cli.errors import RewardError
-from grpo_cli.rewards import failures
 from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch, DescribedError, RewardParams, Score, Scorer
 
 LARGEST = 1e18
-"""Scores beyond this are refused: their squares, which TRL's standard deviation sums in float32,
-overflow, and the gradient becomes zero without a word."""
+"""Larger scores are refused: TRL's standard deviation sums their squares in float32, which overflows
+and makes the gradient zero."""
 SEARCH_S = 5.0
-"""Longest search for the row a whole-batch failure came from."""
+"""Longest search for the row that makes a whole batch fail."""
 DOES_NOT_APPLY = Score(None, "`when` does not hold")
+ROUNDING = 2.0**-22
+"""Relative difference of two totals up to which rounding alone may explain it.
 
-_ANYTHING = (Exception, SystemExit)
+TRL keeps rewards and weights in float32, each up to 2⁻²⁴ off: a product is up to 2⁻²³ off, and the
+difference of two sums of products up to 2⁻²².
+"""
+
+_USER_ERRORS = (Exception, SystemExit)
 """What a user's code may raise without meaning to end the run."""
-
+_SHOWN = 300
+"""Characters shown of a prompt or completion."""
+_IMPORT_FIXES: tuple[tuple[type[BaseException], str], ...] = (
+    (ModuleNotFoundError, "install the package that has this module, or correct the import"),
+    (FileNotFoundError, "write a path that starts at the module: `Path(__file__).parent / …`"),
+    (SystemExit, 'put what the script does under `if __name__ == "__main__":`'),
+    (BaseException, "correct what the last line of the traceback names"),
+)
+_HIDDEN = (
+    str(Path(__file__).parent),
+    str(Path(os.__file__).parent / "asyncio"),
+    "<frozen importlib",
+)
+"""Paths whose frames are left out of tracebacks."""
+_LIBRARIES = (str(Path(os.__file__).parent), sysconfig.get_path("purelib"))
 
 Clip = tuple[float, float] | None
-"""Least and greatest score; None leaves scores as they are."""
+"""Lowest and highest score; None leaves scores as they are."""
+
+
+def weighted_sum(weights: Sequence[float], scores: Sequence[float | None]) -> float | None:
+    """Return the total of a completion, as TRL forms it: scores that are None do not count.
+
+    Returns:
+        None if all scores are None.
+
+    Source: `GRPOTrainer._generate_and_score_completions` (TRL 1.16), `nansum`.
+    """
+    known = [w * score for w, score in zip(weights, scores, strict=True) if score is not None]
+    return sum(known) if known else None
+
+
+def are_equal(totals: Sequence[float | None], scale: float | None = None) -> bool:
+    """Return whether the totals of a group are equal up to rounding, so that no advantage differs from 0.
+
+    Args:
+        totals: One per completion; None (or NaN) if no reward scored it, which is ignored.
+        scale: The largest sum of the absolute weighted scores of a completion. By default the largest
+            absolute total, which is too small only if positive and negative rewards cancel.
+    """
+    known = [total for total in totals if total is not None and not math.isnan(total)]
+    if len(known) < 2:
+        return True
+    largest = max(map(abs, known)) if scale is None else scale
+    return max(known) - min(known) <= ROUNDING * largest
 
 
 def clip_score(value: float, clip: Clip) -> float:
-    """A score as `clip` lets it be."""
+    """Return a score within `clip`."""
     return value if clip is None else min(max(value, clip[0]), clip[1])
 
 
 def right_score(best: float | None, clip: Clip) -> float | None:
-    """The score of a right answer, as `clip` lets it be.
+    """Return the clipped score of a right answer.
 
     Args:
-        best: What the kind gives a right answer; None where it judges no answers.
+        best: What the kind gives a right answer; None if it judges no answers.
         clip: The reward's.
 
     Returns:
-        None for rewards that judge no answers, and where `clip` makes right and wrong the same.
+        None for rewards that judge no answers, and if `clip` makes right and wrong the same.
     """
     if best is None or clip_score(best, clip) == clip_score(0.0, clip):
         return None
@@ -73,98 +118,125 @@ class Reward:
     waits: bool = False
     """Whether it mostly waits for something outside of this process, and may do so on any thread."""
     right_answer: float | None = None
-    """The score of a right answer, for those that judge answers as far as the recipe tells."""
+    """The score of a right answer; None if the recipe does not say that it judges answers."""
+    path: str = ""
+    """Its place in the recipe, such as `rewards.0`."""
 
     def clipped(self, value: float) -> float:
-        """A value as `clip` lets it be."""
+        """Return a value within `clip`."""
         return clip_score(value, self.clip)
 
     def score(self, batch: Batch) -> list[Score]:
-        """Scores a batch, as the recipe's `when`, `on_error` and `clip` want it.
-
-        Args:
-            batch: The completions.
+        """Score a batch, with the recipe's `when`, `on_error` and `clip`.
 
         Returns:
-            One score a completion, its value a finite float or None.
+            One score per completion, its value a finite float or None.
 
         Raises:
             RewardError: `when` fails on a row; or the reward raised, returned another number of
                 scores, or one that is not a usable number, and `on_error` is `raise`. Its text
                 names the reward and the row.
         """
-        size = len(batch.completions)
+        scores = [DOES_NOT_APPLY] * len(batch.completions)
         rows = self._applying(batch)
-        if len(rows) == size:
-            return [self._settle(result) for result in self.try_score(batch)]
-        scores = [DOES_NOT_APPLY] * size
         if rows:
-            for row, result in zip(rows, self.try_score(batch.take(rows)), strict=True):
+            part = batch if len(rows) == len(scores) else batch.take(rows)
+            for row, result in zip(rows, self.try_score(part), strict=True):
                 scores[row] = self._settle(result)
         return scores
 
     def try_score(self, batch: Batch) -> list[Score | RewardError]:
-        """One score a completion, or the failure in its place; knows no `when` and `on_error`.
+        """Return one score per completion, or the failure; ignores `when` and `clip`.
 
-        Where a whole batch fails and `on_error` forgives, its rows are scored one by one.
+        If a whole batch fails and `on_error` forgives, its rows are scored one by one.
         """
+        size = len(batch.completions)
         try:
             results = list(self.scorer(batch))
+            if len(results) != size:
+                raise DescribedError(
+                    f"{self} returned {len(results)} scores for {size} completions. "
+                    "Fix: return one number a completion"
+                )
         except KeyboardInterrupt as error:
-            # Never forgiven: it may be the person who asks to stop.
-            raise RewardError(failures.of_batch(self, batch, None, error)) from error
-        except _ANYTHING as error:
-            return self._blame(batch, error)
-        size = len(batch.completions)
-        if len(results) != size:
-            message = (
-                f"reward {self.name!r} ({self.kind}) returned {len(results)} scores for "
-                f"{size} completions. Fix: return one number a completion"
-            )
-            return self._blame(batch, DescribedError(message))
+            # Never forgiven: it may be the user who asks to stop.
+            raise self._batch_failure(batch, error) from error
+        except _USER_ERRORS as error:
+            if self.on_error != "raise" and size > 1:
+                return [self.try_score(batch.take([row]))[0] for row in range(size)]
+            return [self._batch_failure(batch, error)] * size
         return [self._check(result, batch, row) for row, result in enumerate(results)]
 
-    def _applying(self, batch: Batch) -> Sequence[int]:
+    def __str__(self) -> str:
+        return f"reward {self.name!r} ({self.kind})"
+
+    def row_failure(self, batch: Batch, row: int, error: BaseException) -> DescribedError:
+        """Return the error of a reward that failed on one row: where, on what, and why."""
+        head = f"{self} failed on {batch.row_name(row)}{self._explain(batch, row, error)}"
+        failure = DescribedError("\n".join([head, *_inputs(batch, row), *_trace(error)]))
+        failure.__cause__ = error
+        return failure
+
+    def _batch_failure(self, batch: Batch, error: BaseException) -> DescribedError:
+        if isinstance(error, DescribedError):
+            return error
+        searched = isinstance(error, Exception | SystemExit) and not isinstance(error, RewardError)
+        row = self._find_row(batch, error) if searched else None
+        if row is not None:
+            return self.row_failure(batch, row, error)
+        size = len(batch.completions)
+        lines = [f"{self} failed on a batch of {size}{self._explain(batch, 0, error)}"]
+        if size:
+            first = batch.row_name(0)
+            lines.append(f"  No row was found that fails by itself; the first is {first}:")
+            lines += _inputs(batch, 0)
+        failure = DescribedError("\n".join([*lines, *_trace(error)]))
+        failure.__cause__ = error
+        return failure
+
+    def _explain(self, batch: Batch, row: int, error: BaseException) -> str:
+        """Return where a reward failed, why, and what most often is the cause."""
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
+        own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+        line = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+        where = ", ".join(filter(None, (self.path, line)))
+        text = f" ({where}): {_summary(error)}" if where else f": {_summary(error)}"
+        misread = isinstance(error, AttributeError | TypeError) and self.kind == "python"
+        if misread and batch.completions and not isinstance(batch.completions[row], str):
+            text += (
+                ". Fix: prompts are conversations here, so every completion is a list of messages; "
+                'read its text: `completion[-1]["content"]`'
+            )
+        return text
+
+    def _applying(self, batch: Batch) -> list[int]:
         rows = range(len(batch.completions))
         if self.condition is None:
-            return rows
+            return list(rows)
         try:
             return [row for row in rows if self.condition.holds(batch, row)]
         except RewardError as error:
-            raise RewardError(f"reward {self.name!r} ({self.kind}): {error}") from error
+            raise RewardError(f"{self}: {error}") from error
 
     def _settle(self, result: Score | RewardError) -> Score:
-        if isinstance(result, Score):
-            return self._clip(result)
-        if self.on_error == "raise":
-            raise result
-        value = 0.0 if self.on_error == "zero" else None
-        return self._clip(Score(value, str(result).partition("\n")[0], failed=True))
-
-    def _clip(self, score: Score) -> Score:
-        return score if score.value is None else score._replace(value=self.clipped(score.value))
-
-    def _blame(self, batch: Batch, error: BaseException) -> list[Score | RewardError]:
-        """The results of a batch that failed as a whole."""
-        size = len(batch.completions)
-        if self.on_error != "raise" and size > 1:
-            return [self.try_score(batch.take([row]))[0] for row in range(size)]
-        if isinstance(error, DescribedError):
-            return [error] * size
-        row = None if isinstance(error, RewardError) else self._find_row(batch, error)
-        failure = RewardError(failures.of_batch(self, batch, row, error))
-        failure.__cause__ = error
-        return [failure] * size
+        if not isinstance(result, Score):
+            if self.on_error == "raise":
+                raise result
+            value = 0.0 if self.on_error == "zero" else None
+            result = Score(value, str(result).partition("\n")[0], failed=True)
+        if result.value is None:
+            return result
+        return result._replace(value=self.clipped(result.value))
 
     def _find_row(self, batch: Batch, error: BaseException) -> int | None:
-        """The first row that raises the same kind of error on its own."""
+        """Return the first row that raises the same kind of error on its own."""
         deadline = time.monotonic() + SEARCH_S
         for row in range(len(batch.completions)):
             if time.monotonic() > deadline:
                 break
             try:
                 self.scorer(batch.take([row]))
-            except _ANYTHING as again:
+            except _USER_ERRORS as again:
                 if type(again) is type(error):
                     return row
         return None
@@ -173,20 +245,22 @@ class Reward:
         if isinstance(result, DescribedError):
             return result
         if isinstance(result, Exception):
-            failure = RewardError(failures.of_row(self, batch, row, result))
-            failure.__cause__ = result
-            return failure
+            return self.row_failure(batch, row, result)
         if result.value is None:
             return result
         value = as_float(result.value)
-        fault = _fault(value, self.weight)
-        if value is None or fault:
-            return RewardError(failures.of_value(self, batch, row, result.value, fault))
-        return result._replace(value=value)
+        fault = _value_fault(value, self.weight)
+        if value is not None and not fault:
+            return result._replace(value=value)
+        head = (
+            f"{self} returned {shorten(repr(result.value), 80)} for {batch.row_name(row)}, which {fault}. "
+            "Fix: return a finite number, or None if the reward does not apply"
+        )
+        return DescribedError("\n".join([head, *_inputs(batch, row)]))
 
 
 def as_float(value: Any) -> float | None:
-    """A number of any library (numpy, torch, Decimal, bool) as a float; None where it is none."""
+    """Return a number of any library (numpy, torch, Decimal, bool) as a float; None if it is none."""
     if isinstance(value, Real | Decimal):
         try:
             return float(value)
@@ -199,8 +273,8 @@ def as_float(value: Any) -> float | None:
     return None
 
 
-def _fault(value: float | None, weight: float) -> str:
-    """Why a value cannot be trained on; empty where it can."""
+def _value_fault(value: float | None, weight: float) -> str:
+    """Return why a value cannot be trained on; empty if it can."""
     if value is None:
         return "is not a number"
     if not math.isfinite(value):
@@ -208,6 +282,53 @@ def _fault(value: float | None, weight: float) -> str:
     if max(abs(value), abs(value * weight)) > LARGEST:
         return f"is too large (with weight {weight:g}; the limit is {LARGEST:g})"
     return ""
+
+
+def describe_build_failure(name: str, kind: str, error: BaseException) -> str:
+    """Return the message of a reward whose own code failed while it was imported."""
+    fix = next(fix for type_, fix in _IMPORT_FIXES if isinstance(error, type_))
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        fix = "import by the file's name alone, as the reward's folder is on the path: `import helpers`"
+    summary = _summary(error).rstrip(".")
+    head = f"reward {name!r} ({kind}) could not be loaded: {summary}. Fix: {fix}"
+    return "\n".join([head, *_trace(error)])
+
+
+def shorten(text: str, limit: int = _SHOWN) -> str:
+    """Return the text; if it is longer than `limit`, without its middle."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit * 2 // 3]} … {text[-(limit - limit * 2 // 3) :]}"
+
+
+def _inputs(batch: Batch, row: int) -> list[str]:
+    """Show values as the function got them: messages taken for text are the commonest mistake."""
+    pairs = (("prompt", batch.prompts), ("completion", batch.completions))
+    return [f"  {label}: {shorten(repr(values[row]))}" for label, values in pairs]
+
+
+def _summary(error: BaseException) -> str:
+    if isinstance(error, RewardError):
+        return str(error)
+    return traceback.format_exception_only(error)[-1].strip()
+
+
+def _trace(error: BaseException) -> list[str]:
+    """Return the traceback without our frames; empty for errors of our own."""
+    if isinstance(error, RewardError):
+        return []
+    whole = traceback.TracebackException.from_exception(error)
+    if isinstance(error, SyntaxError) or any(map(_is_users, whole.stack)):
+        part: traceback.TracebackException | None = whole
+        while part is not None:
+            frames = [frame for frame in part.stack if _is_users(frame)]
+            part.stack = traceback.StackSummary.from_list(frames)
+            part = part.__cause__ or part.__context__
+    return "".join(whole.format()).rstrip().splitlines()
+
+
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    return not frame.filename.startswith(_HIDDEN)
 
 
 def has_state(reward: Reward) -> bool:
@@ -219,15 +340,15 @@ def read_state(reward: Reward) -> Any:
     """Return a copy of a reward's state, made as a checkpoint makes it.
 
     Raises:
-        RewardError: It cannot be read, or holds what a checkpoint could not give back.
+        RewardError: It cannot be read, or holds what a checkpoint could not restore.
     """
     import torch
 
-    kept = io.BytesIO()
+    buffer = io.BytesIO()
     try:
-        torch.save(reward.scorer.state_dict(), kept)  # type: ignore[attr-defined]
-        kept.seek(0)
-        return torch.load(kept, weights_only=True)
+        torch.save(reward.scorer.state_dict(), buffer)  # type: ignore[attr-defined]
+        buffer.seek(0)
+        return torch.load(buffer, weights_only=True)
     except Exception as error:
         other = isinstance(error, pickle.UnpicklingError)
         why = "it holds objects of other classes" if other else f"{error!r:.300}"

@@ -1,16 +1,17 @@
-"""The checkpoints in a run folder: which are whole, and whether a training can go on from one.
+"""The checkpoints of a run: which are complete, which one is meant, and going back to one.
 
-Owns the names inside a checkpoint, which are transformers' (5.17). Loads nothing.
+The names inside a checkpoint are those of transformers 5.17. Nothing is loaded.
 """
 
+import os
 import shutil
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from grpo_cli.errors import UsageError
-from grpo_cli.runs.files import parse_json
+from grpo_cli.runs.files import parse_json, read_object
 from grpo_cli.runs.folder import RunFolder
 
 STAGING = ".saving"
@@ -18,58 +19,54 @@ STAGING = ".saving"
 STATE = "trainer_state.json"
 REFERENCE = "reference_model.pt"
 """Weights of the reference model, if training changes it."""
-_LONGEST_HEADER = 100_000_000
-"""Bytes; safetensors' own limit."""
+_MAX_HEADER_BYTES = 100_000_000
+"""The limit of safetensors itself."""
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin", "optimizer_0", "latest")
 """Of one process, of FSDP whole and in shards, of DeepSpeed."""
 
 
 def whole_checkpoints(run: RunFolder) -> dict[int, Path]:
-    """The checkpoints that were written to their end, by step, the oldest first.
+    """Return the complete checkpoints by step, the oldest first.
 
-    They get their name when they are whole. Those of a plain trainer are known by `trainer_state.json`,
-    which it writes last. What was damaged afterwards (cut off, say) is left out.
+    They get their name when they are complete. A plain trainer writes `trainer_state.json` last. Those that were
+    damaged afterwards, cut off for example, are left out.
     """
-    found = {
-        int(path.name.rpartition("-")[2]): path
-        for path in run.checkpoints.glob("checkpoint-*")
-        if path.name.rpartition("-")[2].isdecimal() and _is_whole(path)
-    }
-    return dict(sorted(found.items()))
+    numbered = [
+        (path.name.rpartition("-")[2], path) for path in run.checkpoints.glob("checkpoint-*")
+    ]
+    complete = {int(n): path for n, path in numbered if n.isdecimal() and _is_whole(path)}
+    return dict(sorted(complete.items()))
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    """Whether no file of it was cut off, as far as a look at its ends tells."""
+    """Return whether no file was cut off, judged by both ends of each."""
     try:
         parse_json((checkpoint / STATE).read_bytes())
         saved = [file for file in checkpoint.iterdir() if file.suffix in (".pt", ".pth")]
         # torch's files are zip archives, whose directory stands at the end.
         archives = all(zipfile.is_zipfile(file) for file in saved)
-        return archives and all(map(_is_complete, checkpoint.glob("*.safetensors")))
-    except (OSError, ValueError):
+        return archives and all(map(_has_all_tensors, checkpoint.glob("*.safetensors")))
+    except (OSError, ValueError, AttributeError, LookupError, TypeError):
         return False
 
 
-def _is_complete(weights: Path) -> bool:
-    """Whether a safetensors file is as long as its header says."""
+def _has_all_tensors(weights: Path) -> bool:
+    """Return whether a safetensors file is as long as its header says."""
     with weights.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
-        header = parse_json(file.read(min(length, _LONGEST_HEADER)))
-    try:
-        ends = [each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"]
-    except (AttributeError, LookupError, TypeError):
-        return False
-    return weights.stat().st_size == 8 + length + max(ends, default=0)
+        header = parse_json(file.read(min(length, _MAX_HEADER_BYTES)))
+    ends = [each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"]
+    return bool(weights.stat().st_size == 8 + length + max(ends, default=0))
 
 
 def check_resumable(
     checkpoint: Path, ranks: Sequence[int] | None, *, needs_reference: bool
 ) -> None:
-    """Refuses a checkpoint from which the trainer would go on differently, without a word.
+    """Refuse a checkpoint from which the trainer would silently continue differently.
 
     Args:
-        checkpoint: A whole one.
-        ranks: The processes of this machine, where several work together; None for a single one.
+        checkpoint: A complete one.
+        ranks: The processes of this machine; None for a single process.
         needs_reference: Whether training had changed the reference model by then.
 
     Raises:
@@ -81,20 +78,166 @@ def check_resumable(
             "Fix: take another checkpoint; they hold it unless `training.save_only_model` is set"
         )
     names = ["rng_state.pth"] if ranks is None else [f"rng_state_{rank}.pth" for rank in ranks]
-    lacking = [name for name in names if not (checkpoint / name).is_file()]
-    if lacking:
+    missing = [name for name in names if not (checkpoint / name).is_file()]
+    if missing:
         raise UsageError(
-            f"{checkpoint} lacks {', '.join(lacking)}, the random state of a process. Fix: copy it there "
-            "from the machine that wrote it, or take another checkpoint; --force goes on without"
+            f"{checkpoint} lacks {', '.join(missing)}, the random state of a process. Fix: copy it there "
+            "from the machine that wrote it, or take another checkpoint; --force resumes without it"
         )
     if needs_reference and not (checkpoint / REFERENCE).is_file():
         raise UsageError(
             f"{checkpoint} lacks {REFERENCE}, the reference model that `training.sync_ref_model` has changed; "
-            "fsdp2 and zero3 do not save it, nor did earlier versions. Fix: start a run of its own; --force goes "
-            "on with the reference model of the beginning"
+            "fsdp2 and zero3 do not save it, nor did earlier versions. Fix: start a new run; --force resumes "
+            "with the initial reference model"
         )
 
 
-def clear_unfinished(run: RunFolder) -> None:
-    """Removes what a killed process was writing."""
-    shutil.rmtree(run.checkpoints / STAGING, ignore_errors=True)
+def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path]]:
+    """Return the names and folders of models that a run left behind.
+
+    Args:
+        run: The run.
+        checkpoint: A step, `best` or `all`; None is the final model.
+
+    Raises:
+        UsageError: There is no such model.
+    """
+    if checkpoint is None:
+        if not run.model.is_dir():
+            raise UsageError(
+                f"{run.path} has no final model{_list_checkpoints(run)}. "
+                "Fix: name a checkpoint with --checkpoint N, or finish the run"
+            )
+        return [("final", run.model)]
+    known = whole_checkpoints(run)
+    if checkpoint == "best":
+        return [_find_best(run, known)]
+    chosen = [step for step in known if checkpoint in ("all", str(step))]
+    if not known:
+        raise UsageError(
+            f"{run.path} has no complete checkpoint. Fix: leave --checkpoint out for the final model, "
+            "or train with `training.save_steps`"
+        )
+    if not chosen:
+        raise UsageError(
+            f"{run.path} has no checkpoint `{checkpoint}`{_list_checkpoints(run)}. "
+            "Fix: --checkpoint N, all or best"
+        )
+    return [(f"checkpoint-{step}", known[step]) for step in chosen]
+
+
+def find_model(run: RunFolder, checkpoint: str | None) -> tuple[str, Path]:
+    """Return the name and folder of one model of a run: a step, `best`, or the final one for None.
+
+    Raises:
+        UsageError: There is no such model, or `all` asks for several.
+    """
+    if checkpoint == "all":
+        listed = _list_checkpoints(run)
+        raise UsageError(f"one model is taken at a time{listed}. Fix: --checkpoint N or best")
+    (model,) = find_trained(run, checkpoint)
+    return model
+
+
+def find_part(run: RunFolder, checkpoint: str | None = None, *, model: bool = False) -> Path:
+    """Return the folder of a run, of one checkpoint (a step, `best` or `last`), or of its final model.
+
+    Raises:
+        UsageError: There is no such part.
+    """
+    if checkpoint is None and not model:
+        return run.path
+    if checkpoint == "last":
+        known = whole_checkpoints(run)
+        if not known:
+            raise UsageError(f"{run.path} has no complete checkpoint. Fix: name another run")
+        return known[max(known)]
+    return find_model(run, checkpoint)[1]
+
+
+def _find_best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
+    """Return the checkpoint that the newest one's trainer state calls the best."""
+    state = read_object(known[max(known)] / STATE) if known else {}
+    name = Path(str(state.get("best_model_checkpoint"))).name
+    for path in known.values():
+        if path.name == name:
+            return name, path
+    raise UsageError(
+        f"{run.path} does not say which checkpoint is best{_list_checkpoints(run)}. "
+        "Fix: --checkpoint N; a run that evaluates while it trains (`training.eval_strategy`) knows it"
+    )
+
+
+def _list_checkpoints(run: RunFolder) -> str:
+    known = whole_checkpoints(run)
+    return f" (checkpoints: {', '.join(map(str, known))})" if known else " (and no checkpoints)"
+
+
+def rewind(run: RunFolder, step: int) -> None:
+    """Take a run back to a checkpoint, or to its beginning, so that what follows continues from there.
+
+    Nothing is deleted: what the last attempt did after the step moves to `undone/` in its logs.
+
+    Args:
+        run: A run that nothing works on.
+        step: The checkpoint's step; 0 if the run has no checkpoint.
+
+    Raises:
+        OSError: The disk is full, for example; what has not been moved is where it was.
+    """
+    undone = run.attempt(run.attempts) / "undone"
+    # The report of the last attempt would pass for that of the next, if that is killed.
+    later = [run.model, run.report]
+    if not run.shares_checkpoints:
+        # What a killed process was writing.
+        shutil.rmtree(run.checkpoints / STAGING, ignore_errors=True)
+        later += [path for number, path in whole_checkpoints(run).items() if number > step]
+    logs = [run.metrics, *sorted(run.completions.glob("*.jsonl"))]
+    if step:
+        for log in logs:
+            _cut(log, step, undone / log.relative_to(run.path))
+        later += sorted(run.evaluations.glob("after.*"))
+    else:
+        later += [*logs, run.evaluations]
+        run.resumption.unlink(missing_ok=True)
+    _move(later, run.path, undone)
+    for path in (run.stop_request, *run.worker_pids().values()):
+        path.unlink(missing_ok=True)
+
+
+def _cut(log: Path, step: int, undone: Path) -> None:
+    """Move the records after a step, which are the end of the log, to another file."""
+    if not log.is_file():
+        return
+    with log.open("rb") as lines:
+        kept = 0
+        for line in lines:
+            if _is_after(line, step):
+                break
+            kept += len(line)
+        else:
+            return
+        undone.parent.mkdir(parents=True, exist_ok=True)
+        lines.seek(kept)
+        with undone.open("wb") as rest:
+            shutil.copyfileobj(lines, rest)
+            rest.flush()
+            os.fsync(rest.fileno())
+    os.truncate(log, kept)
+
+
+def _is_after(line: bytes, step: int) -> bool:
+    """Return whether a record, or the torn end of one, is of a later step."""
+    try:
+        record = parse_json(line)
+    except ValueError:
+        return True
+    return bool((record.get("step") or 0) > step or record.get("when") == "after")
+
+
+def _move(paths: Iterable[Path], root: Path, target: Path) -> None:
+    for path in paths:
+        if path.exists():
+            moved = target / path.relative_to(root)
+            moved.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, moved)

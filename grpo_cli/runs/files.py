@@ -1,23 +1,24 @@
-"""Writing files so that each is whole or not there at all, reading them as they come, and sizes.
+"""Atomic writes, tolerant reads, sizes, and the lock of a folder."""
 
-Owns the version of what is written, and what is made of numbers that no measurement gives.
-"""
-
+import fcntl
 import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_LONGEST_NUMBER = 18
+from grpo_cli.errors import UsageError
+
+_MAX_DIGITS = 18
 SCHEMA_VERSION = 1
 """Version of a run folder's layout and of every record in it."""
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file under a temporary name beside it, then renames."""
+    """Write a file under a temporary name beside it, then rename it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         # JSON's own escape stands for what UTF-8 cannot hold: half of a surrogate pair.
@@ -33,26 +34,29 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes JSON (nulls kept, keys in the order given) as `write_text` does."""
+    """Write JSON atomically; nulls and the order of keys are kept."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a text of JSON says; NaN, infinities and numbers of more than 18 digits become null.
+    """Parse JSON; NaN, infinities and integers of more than 18 digits become None.
 
     Raises:
-        ValueError: It is no JSON, or nested too deeply to read.
+        ValueError: The text is not JSON, or nested too deeply to read.
     """
     try:
         return json.loads(
-            text, parse_constant=lambda _: None, parse_float=_read_float, parse_int=_read_int
+            text,
+            parse_constant=lambda _: None,
+            parse_float=lambda number: finite(float(number)),
+            parse_int=lambda number: int(number) if len(number) <= _MAX_DIGITS else None,
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
 def finite(value: Any) -> Any:
-    """Plain values with null in the place of NaN and infinities, which JSON does not have."""
+    """Return plain values with None for NaN and infinities, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -63,30 +67,43 @@ def finite(value: Any) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A file's JSON object; an empty one where there is no such file, or it is damaged."""
+    """Return a file's JSON object; empty if the file is missing or damaged."""
     try:
-        # Anything but a file may keep its reader waiting.
-        found = parse_json(path.read_bytes()) if path.is_file() else None
+        # Reading a pipe or a device could block.
+        value = parse_json(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _read_float(text: str) -> float | None:
-    number = float(text)
-    return number if math.isfinite(number) else None
-
-
-def _read_int(text: str) -> int | None:
-    return int(text) if len(text) <= _LONGEST_NUMBER else None
+    return value if isinstance(value, dict) else {}
 
 
 def measure_bytes(path: Path) -> int:
-    """Bytes of a file, or of all files under a folder; nothing of what lies behind a link."""
+    """Return the bytes of a file, or of all files under a folder; links are not followed."""
     try:
         if path.is_symlink() or not path.is_dir():
             return path.lstat().st_size
         return sum(measure_bytes(child) for child in path.iterdir())
     except OSError:
-        # It went meanwhile, or may not be read.
+        # Removed meanwhile, or not readable.
         return 0
+
+
+@contextmanager
+def lock_folder(folder: Path, work: str) -> Iterator[None]:
+    """Keep other commands from doing the same work in a folder, until this process ends at the latest.
+
+    Args:
+        folder: Holds the lock, `.lock`; made if it is missing.
+        work: What is done there, such as `measuring`.
+
+    Raises:
+        UsageError: Another command does it already.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another command is {work} in {folder}. Fix: wait for it, or stop it"
+            ) from None
+        yield

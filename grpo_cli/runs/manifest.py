@@ -1,4 +1,4 @@
-"""`manifest.json`: what a run was made of, so that it can be told apart and repeated."""
+"""`manifest.json`: what a run was made of, so that it can be identified and repeated."""
 
 import os
 import platform
@@ -11,25 +11,26 @@ from typing import Any
 from grpo_cli.machine import usable_cpus
 from grpo_cli.runs.files import SCHEMA_VERSION
 
-PACKAGES = (
+_PACKAGES = (
     "grpo-cli trl transformers torch accelerate peft datasets tokenizers vllm math-verify "
     "reasoning-gym bitsandbytes deepspeed"
 ).split()
 
 
 def describe_origin(argv: list[str], recipe_path: Path, seed: int) -> dict[str, Any]:
-    """What is known before the launch: command, versions, git, machine.
+    """Return what is known before the launch: command, versions, git, machine.
 
     The worker adds what only it sees (accelerators, data) under its own keys.
     """
+    path = recipe_path.resolve()
     return {
         "schema_version": SCHEMA_VERSION,
         "argv": argv,
-        "recipe": str(recipe_path.resolve()),
+        "recipe": str(path),
         "seed": seed,
         "python": platform.python_version(),
-        "versions": read_versions(),
-        "git": read_git(recipe_path.resolve().parent),
+        "versions": {name: _read_version(name) for name in _PACKAGES},
+        "git": _read_git(path.parent),
         "hardware": {
             "host": platform.node(),
             "platform": platform.platform(),
@@ -41,42 +42,29 @@ def describe_origin(argv: list[str], recipe_path: Path, seed: int) -> dict[str, 
     }
 
 
-def read_versions() -> dict[str, str | None]:
-    """The installed version of each package that matters; None where it is missing."""
-    versions: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
-
-
-def read_git(folder: Path) -> dict[str, Any] | None:
-    """Revision and dirtiness of the checkout a folder lies in; None outside of one."""
-    revision = _git(folder, "rev-parse", "HEAD")
-    if revision is None:
-        return None
-    return {"revision": revision, "dirty": bool(_git(folder, "status", "--porcelain"))}
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
+def _read_version(name: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _read_git(folder: Path) -> dict[str, Any] | None:
+    """Return the revision of the checkout that a folder lies in; None outside of one, or without git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        return done.stdout.strip()
+
+    try:
+        return {"revision": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
 
 
 def _memory_gib() -> float | None:
     try:
-        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (ValueError, OSError, AttributeError):
         return None
-    return round(size / 2**30, 1)

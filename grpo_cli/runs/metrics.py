@@ -1,125 +1,92 @@
-"""`metrics.jsonl`: one record a line, append-only, and how to follow it while it grows."""
+"""`metrics.jsonl`: append records, follow the file while it grows, and read its metrics as series."""
 
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from grpo_cli.runs.files import SCHEMA_VERSION, finite, parse_json
 
-_KNOWN_BY = 256
-"""Bytes: records bear their time, so no two of a run's files have the same at the same place."""
+PHASES = ("sampling", "sync", "scoring", "learning")
+"""What a training step spends its time on, in that order; `time/PHASE` in `metrics.jsonl`, in seconds."""
+Point = tuple[int, float | None]
+"""Optimizer step and the value logged there; None for NaN and infinities."""
+Step = dict[str, Any]
+"""The numbers of one logged training step: `step`, `time`, `total_steps` and TRL's metrics."""
+_FINGERPRINT_BYTES = 256
+"""Records bear their time, so no two of a run's files have the same bytes at the same place."""
+_END_BYTES = 2**16
+"""Read at each end of the metrics for a list of runs: about a hundred records."""
+_NOT_METRICS = frozenset({"time", "step", "total_steps"})
+_REWARD_PREFIX, _MEAN = "rewards/", "/mean"
+_LARGEST = 1e100
+"""Larger values are damage, and their squares overflow."""
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Appends one record as a line; NaN and infinities become null, since JSON has neither."""
+    """Append one record as a line; NaN and infinities become null, since JSON has neither."""
     stamped = {"schema_version": SCHEMA_VERSION, "time": round(time.time(), 3), **record}
     line = json.dumps(finite(stamped), ensure_ascii=False, allow_nan=False, default=str)
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"{line}\n")
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """All whole records; none where the file is not there."""
-    return list(RecordTail(path).read_new())
-
-
-@dataclass(frozen=True)
-class Ends:
-    """The beginning and the end of a file of records, read as far as somebody looks."""
-
-    first: tuple[bytes, ...]
-    last: tuple[bytes, ...]
-    """Lines, the newest at the end; the same as `first` where the file is read whole."""
-    share: float
-    """Of the file that each of them is."""
-
-    def count(self, event: str) -> int:
-        """Records of an event in the whole file; an estimate where it is not read whole."""
-        mark = f'"event": "{event}"'.encode()
-        return round(sum(mark in line for line in self.first) / self.share)
-
-    def from_first(self) -> Iterator[dict[str, Any]]:
-        """Records in their order."""
-        return (each for line in self.first if (each := _read(line)) is not None)
-
-    def from_last(self) -> Iterator[dict[str, Any]]:
-        """Records from the newest backwards."""
-        return (each for line in reversed(self.last) if (each := _read(line)) is not None)
-
-
-def read_ends(path: Path, block: int) -> Ends:
-    """The two ends of a file of records; empty where it is not there.
-
-    Args:
-        path: The file.
-        block: Bytes to read at each end; a file of up to twice as many is read whole.
-    """
-    if not path.is_file():
-        return Ends((), (), 1.0)
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return a record; None for a line that a killed process left torn."""
     try:
-        with path.open("rb") as file:
-            head = file.read(2 * block)
-            size = file.seek(0, os.SEEK_END)
-            if size <= 2 * block:
-                lines = tuple(head.rpartition(b"\n")[0].splitlines())
-                return Ends(lines, lines, 1.0)
-            file.seek(size - block)
-            tail = file.read()
-    except OSError:
-        return Ends((), (), 1.0)
-    first = head[:block].rpartition(b"\n")[0]
-    last = tail.partition(b"\n")[2].rpartition(b"\n")[0]
-    return Ends(tuple(first.splitlines()), tuple(last.splitlines()), block / size)
+        record = parse_json(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 class RecordTail:
-    """Reads what was appended since the last look; a line that is still being written waits.
+    """Reads what was appended since the last call; a line that is still being written waits.
 
-    A file that was cut or replaced meanwhile (a run that goes on from a checkpoint) is read from its
-    beginning again; `rewinds` counts that.
+    A file that was cut or replaced meanwhile, because the run resumed from a checkpoint, is read from its start
+    again; `rewinds` counts that.
     """
 
     def __init__(self, path: Path, *, last_bytes: int | None = None) -> None:
-        """Begins at the start of the file.
+        """Begin at the start of the file.
 
         Args:
-            path: The file; it need not be there yet.
-            last_bytes: Begin so many bytes before the end instead: for what is too large to read whole.
+            path: The file; it need not exist yet.
+            last_bytes: Begin so many bytes before the end instead, if the file is too large to read whole.
         """
         self.path = path
         self.rewinds = 0
         self._last_bytes = last_bytes
         self._offset = 0
         self._seen = b""
-        """The end of what was read, by which the same file is known again."""
+        """The last bytes read, which identify the file."""
 
     def read_new(self) -> Iterator[dict[str, Any]]:
-        """The records that came since the last call."""
+        """Yield the records that came since the last call."""
         if not self.path.is_file():
             return
         try:
             with self.path.open("rb") as file:
-                self._place(file)
+                self._seek(file)
                 data = file.read()
         except (FileNotFoundError, NotADirectoryError):
             return
-        whole, newline, _ = data.rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        self._seen = (self._seen + whole + newline)[-_KNOWN_BY:]
-        for line in whole.splitlines():
-            record = _read(line)
-            if record is not None:
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        self._seen = (self._seen + complete)[-_FINGERPRINT_BYTES:]
+        for line in complete.splitlines():
+            if (record := _parse(line)) is not None:
                 yield record
 
-    def _place(self, file: BinaryIO) -> None:
-        """Goes to where reading ended, to the start of a file that is another one now."""
+    def _seek(self, file: BinaryIO) -> None:
+        """Go to where reading ended, or to the start if this is another file now."""
         if self._offset == 0 and self._last_bytes is not None:
             size = file.seek(0, os.SEEK_END)
-            # The line in the middle of which this begins is no record, and is passed over as torn.
+            # The first line may be cut, and is then skipped as torn.
             self._offset = max(size - self._last_bytes, 0)
         file.seek(max(self._offset - len(self._seen), 0))
         if file.read(len(self._seen)) != self._seen:
@@ -128,10 +95,129 @@ class RecordTail:
         file.seek(self._offset)
 
 
-def _read(line: bytes) -> dict[str, Any] | None:
-    """A record; None for a line that a killed process left torn."""
+@dataclass
+class Metrics:
+    """The records of `metrics.jsonl`; grows record by record."""
+
+    records: list[Mapping[str, Any]] = field(default_factory=list)
+    """All of them, in order."""
+    steps: list[Step] = field(default_factory=list)
+    """Each logged training step."""
+    attempt: int = 0
+    """Index in `steps` at which the newest attempt begins."""
+    series: dict[str, list[Point]] = field(default_factory=dict)
+    """Metric → its values in training and evaluation, in order."""
+    measured: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """`before` and `after` → the record of the held-out measurement."""
+    step: int = 0
+    """Optimizer step of the newest record."""
+    total_steps: int | None = None
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add one record; those that are neither training, evaluation nor measurement are only kept."""
+        self.records.append(record)
+        event, step = record.get("event"), record.get("step")
+        if event == "measure":
+            self.measured[str(record.get("when"))] = record
+        elif event == "resume":
+            self.attempt = len(self.steps)
+        if event not in ("train", "eval") or not isinstance(step, int):
+            return
+        numbers = read_numbers(record)
+        self.step = step
+        self.total_steps = numbers.get("total_steps") or self.total_steps
+        for name, value in numbers.items():
+            if name not in _NOT_METRICS:
+                self.series.setdefault(name, []).append((step, value))
+        if event == "train":
+            self.steps.append(numbers)
+
+    def values(self, metric: str) -> list[float]:
+        """Return the values of a metric that are numbers, in order."""
+        return _numbers(self.series.get(metric, ()))
+
+    def first(self, metric: str, width: int) -> list[float]:
+        """Return the numbers among the first `width` values of a metric."""
+        return _numbers(self.series.get(metric, ())[:width])
+
+    def last(self, metric: str, width: int) -> list[float]:
+        """Return the numbers among the last `width` values of a metric."""
+        return _numbers(self.series.get(metric, ())[-width:])
+
+    def window(self, metric: str, step: int, width: int) -> list[Point]:
+        """Return the last `width` points of a metric at or before a step."""
+        points = self.series.get(metric, [])
+        end = bisect_right(points, step, key=lambda point: point[0])
+        return points[max(end - width, 0) : end]
+
+
+def read_reward_ends(path: Path, block: int = _END_BYTES) -> tuple[list[float], list[float]]:
+    """Return the first and the last training rewards, which are compared with each other.
+
+    Reads only the ends of a long file, so that a thousand runs are listed in about a second.
+
+    Args:
+        path: `metrics.jsonl`; it need not exist.
+        block: Bytes to read at each end; a file of up to twice as many is read whole.
+    """
+    if not path.is_file():
+        return [], []
     try:
-        record = parse_json(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
+        with path.open("rb") as file:
+            head = file.read(2 * block)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - block, 0))
+            tail = file.read()
+    except OSError:
+        return [], []
+    if size > 2 * block:
+        head, tail = head[:block], tail.partition(b"\n")[2]
+    else:
+        tail = head
+    first, last = (part[: part.rfind(b"\n") + 1].splitlines() for part in (head, tail))
+    records = sum(b'"event": "train"' in line for line in first) * size / max(len(head), 1)
+    width = count_averaged(round(records))
+    return _take_rewards(first, width), _take_rewards(reversed(last), width)
+
+
+def _take_rewards(lines: Iterable[bytes], width: int) -> list[float]:
+    metrics = Metrics()
+    for line in lines:
+        if len(rewards := metrics.values("reward")) == width:
+            return rewards
+        metrics.add(_parse(line) or {})
+    return metrics.values("reward")
+
+
+def read_numbers(record: Mapping[str, Any]) -> Step:
+    """Return the numbers of a record; those that are not finite become None."""
+    return {
+        name: value if value is not None and abs(value) < _LARGEST else None
+        for name, value in record.items()
+        if name != "schema_version" and (value is None or _is_number(value))
+    }
+
+
+def read_rewards(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the mean of each reward function in a record, before its weight."""
+    return {
+        name[len(_REWARD_PREFIX) : -len(_MEAN)]: value
+        for name, value in record.items()
+        if name.startswith(_REWARD_PREFIX) and name.endswith(_MEAN) and _is_number(value)
+    }
+
+
+def count_averaged(records: int) -> int:
+    """Return over how many of so many records the first and the last mean are taken.
+
+    A tenth of them, and at least 4 of each if there are 8: single steps are too noisy to compare.
+    """
+    return max(records // 10, min(4, records // 2), 1)
+
+
+def _numbers(points: Sequence[Point]) -> list[float]:
+    return [value for _, value in points if value is not None]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

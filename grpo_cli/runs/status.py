@@ -1,6 +1,8 @@
-"""`status.json`: where a run stands, written whole by whoever is in charge at that moment."""
+"""What a run is doing: `status.json`, the heartbeats of its workers, and whether it is still alive."""
 
+import platform
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,11 +10,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from grpo_cli.errors import UsageError
-from grpo_cli.runs.files import SCHEMA_VERSION, parse_json, write_json
+from grpo_cli.runs.files import SCHEMA_VERSION, parse_json, read_object, write_json
+from grpo_cli.runs.folder import RunFolder
 
 State = Literal["pending", "running", "completed", "stopped", "failed"]
+ShownState = State | Literal["interrupted", "damaged"]
+"""`interrupted`: marked as running, but no process exists. `damaged`: the status cannot be read."""
 Moment = Annotated[float, Field(ge=0, lt=1e11)]
 FINAL: frozenset[State] = frozenset({"completed", "stopped", "failed"})
+_BEAT_INTERVAL_S = 1.0
+_MAX_LOOK_S = 5.0
+"""A longer gap between two looks means that this process was suspended."""
+_STALL_S = 3600.0
+"""Silence after which a run on another machine counts as ended, if its plan has no `stall_timeout_s`."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,7 @@ class Status:
     phase: str = "starting"
     """What is going on now, in words: loading the model, measuring before training, training, …"""
     detail: str = ""
-    """How far the phase is, where that is known."""
+    """How far the phase is, if that is known."""
     step: int = 0
     """Optimizer steps done."""
     total_steps: int | None = None
@@ -42,7 +52,7 @@ class Status:
 
     @property
     def seconds(self) -> float:
-        """From the start to the last sign of life; 0 if the clock was set back in between."""
+        """From the start to the last update; 0 if the clock was set back in between."""
         return max(self.updated_at - self.started_at, 0.0)
 
 
@@ -56,7 +66,7 @@ class StatusFile:
         self.path = path
 
     def read(self) -> Status:
-        """The status; a fresh one where the file is not there yet.
+        """Return the status; a fresh one if there is no file yet.
 
         Raises:
             UsageError: The file is damaged.
@@ -64,7 +74,7 @@ class StatusFile:
         if not self.path.exists():
             return Status()
         try:
-            # Anything but a file may keep its reader waiting.
+            # Reading a pipe or a device could block.
             values = parse_json(self.path.read_bytes()) if self.path.is_file() else None
             return _STATUS.validate_python(values)
         except FileNotFoundError:
@@ -75,10 +85,122 @@ class StatusFile:
             ) from None
 
     def update(self, **changes: Any) -> Status:
-        """Changes some fields and writes the file; a new phase starts without a detail."""
+        """Change some fields and write the file; a new phase starts without a detail."""
         status = self.read()
         if "phase" in changes:
             changes.setdefault("detail", "")
         status = replace(status, **changes, updated_at=time.time())
         write_json(self.path, asdict(status))
         return status
+
+
+class Heartbeat:
+    """A file that a worker touches after each piece of work, at most once a second."""
+
+    def __init__(self, run: RunFolder, rank: int) -> None:
+        self._file = run.launch / f"rank_{rank}.beat"
+        self._last = 0.0
+
+    def beat(self) -> None:
+        """Record progress."""
+        now = time.monotonic()
+        if now - self._last >= _BEAT_INTERVAL_S:
+            self._last = now
+            self._file.touch()
+
+
+class BeatWatch:
+    """Measures how long no worker has made progress, in time during which this process was awake.
+
+    Neither a step of the clock counts, nor time for which the machine or this process was suspended. Workers that
+    have not begun to train beat not yet and are not judged: a download may take its time.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        """Forget the heartbeats of an earlier attempt."""
+        self._run = run
+        self._seen = self._read()
+        for name in self._seen:
+            (run.launch / name).unlink(missing_ok=True)
+        self._still_s = 0.0
+        self._looked = time.monotonic()
+
+    def look(self) -> float:
+        """Return the seconds since the last heartbeat; 0 before the first. Call it every second or so."""
+        now = time.monotonic()
+        beats = self._read()
+        if beats != self._seen or not beats:
+            self._seen, self._still_s = beats, 0.0
+        else:
+            self._still_s += min(now - self._looked, _MAX_LOOK_S)
+        self._looked = now
+        return self._still_s
+
+    def _read(self) -> dict[str, float]:
+        return {file.name: _modified_at(file) for file in self._run.launch.glob("rank_*.beat")}
+
+
+@dataclass(frozen=True)
+class Life:
+    """What is known of a run's processes."""
+
+    state: ShownState
+    silent_s: float
+    """Since the newest sign of life."""
+    here: bool | None
+    """Whether it was started on this machine; None if that is unknown or does not matter."""
+
+
+def live_workers(folder: RunFolder) -> list[int]:
+    """Return the process ids of the workers that run at this moment."""
+    # The number may be another program's by now; only ours has the run folder in its command line.
+    names = (str(folder.path).encode(), str(folder.path.resolve()).encode())
+    pids = []
+    for path in folder.worker_pids().values():
+        with suppress(OSError, ValueError):
+            pid = int(path.read_text(errors="replace"))
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            pids += [pid] if any(name in line for name in names) else []
+    return pids
+
+
+def look_at_life(run: RunFolder, status: Status) -> Life:
+    """Return the state of a run as a person should read it.
+
+    `status.json` still says `running` after the processes were killed or the machine lost power. On this machine
+    their process ids decide; on another the age of the last sign of life, against the run's own stall timeout.
+    """
+    signs = (run.metrics, *run.launch.glob("rank_*.beat"))
+    newest = max(status.updated_at, *map(_modified_at, signs))
+    silent_s = max(time.time() - newest, 0.0)
+    if status.state != "running":
+        return Life(status.state, silent_s, None)
+    if live_workers(run):
+        return Life(status.state, silent_s, True)
+    here = _is_of_this_machine(run)
+    timeout_s = run.read_plan().get("stall_timeout_s")
+    longest_s = timeout_s if isinstance(timeout_s, int | float) and timeout_s > 0 else _STALL_S
+    ended = here is True or silent_s > longest_s
+    return Life("interrupted" if ended else "running", silent_s, here)
+
+
+def was_started(run: RunFolder, status: Status) -> bool:
+    """Return whether anything was ever launched in the folder; a dry run leaves one too."""
+    return status.state != "pending" or run.log.is_file()
+
+
+def _modified_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_of_this_machine(run: RunFolder) -> bool | None:
+    """Compare with the manifest of the newest attempt; None if it names no host, or /proc is missing."""
+    if not Path("/proc/self/cmdline").exists():
+        return None
+    for manifest in (run.attempt(run.attempts) / run.manifest.name, run.manifest):
+        with suppress(KeyError, TypeError):
+            return bool(read_object(manifest)["hardware"]["host"] == platform.node())
+    return None

@@ -1,1 +1,4 @@
-"""What a command does, without printing: the only floor that combines the rooms below."""
+"""What each command does, without printing. The only floor that combines the rooms below it.
+
+A workflow reports through a `Reporter`; the command line's prints, and `Reporter` itself is silent.
+"""

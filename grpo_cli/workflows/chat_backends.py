@@ -1,4 +1,4 @@
-"""What answers in a chat: a model in this process, or a server. Owns streaming; holds no conversation."""
+"""What answers in a chat: a model in this process, or a server."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from grpo_cli.errors import RunError, SetupError, install_extra
-from grpo_cli.launch.serve_plan import Served
+from grpo_cli.launch.server_plan import Served
 
 Message = dict[str, str]
 ChatBackend = Callable[[Sequence[Message]], Iterator[str]]
@@ -22,18 +22,22 @@ class SamplingParams:
     max_tokens: int
 
 
-def open_model(served: Served, manner: SamplingParams) -> ChatBackend:
-    """Loads a model into this process.
+def open_model(served: Served, sampling: SamplingParams) -> ChatBackend:
+    """Load a model into this process.
 
     Raises:
-        GrpoError: It cannot be had.
+        GrpoError: It cannot be loaded.
     """
     import torch
     from transformers.utils.logging import disable_progress_bar
 
     from grpo_cli.fast.completions import all_eos_token_ids, encode_prompt
-    from grpo_cli.models.adapters import load_adapter
-    from grpo_cli.models.loading import load_generation_config, load_model, load_tokenizer
+    from grpo_cli.models.loading import (
+        load_adapter,
+        load_generation_config,
+        load_model,
+        load_tokenizer,
+    )
 
     disable_progress_bar()
     template = served.template.read_text(encoding="utf-8") if served.template else None
@@ -45,7 +49,7 @@ def open_model(served: Served, manner: SamplingParams) -> ChatBackend:
     if config.quantization is None:
         model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     stops = all_eos_token_ids(load_generation_config(config), tokenizer)
-    # A model without a template goes on from the text itself.
+    # A model without a chat template continues the text itself.
     encode = partial(encode_prompt, tokenizer, chat_template_kwargs=served.template_kwargs)
     chat = bool(tokenizer.chat_template)
     return lambda messages: _stream(
@@ -53,29 +57,29 @@ def open_model(served: Served, manner: SamplingParams) -> ChatBackend:
         tokenizer,
         encode(list(messages) if chat else messages[-1]["content"]),
         stops,
-        manner,
+        sampling,
     )
 
 
 def _stream(
-    model: Any, tokenizer: Any, prompt: Sequence[int], stops: list[int], manner: SamplingParams
+    model: Any, tokenizer: Any, prompt: Sequence[int], stops: list[int], params: SamplingParams
 ) -> Iterator[str]:
-    """Generates in a thread, so that what is there can be shown while the rest is made."""
+    """Generate in a thread, and yield the text as it is made."""
     import torch
     from transformers import GenerationConfig, TextIteratorStreamer
 
     ids = torch.tensor([list(prompt)], device=model.device)
     sampling: dict[str, Any] = {"do_sample": False}
-    if manner.temperature > 0:
-        sampling = {"do_sample": True, "temperature": manner.temperature, "top_k": 0, "top_p": 1.0}
+    if params.temperature > 0:
+        sampling = {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
     config = GenerationConfig(
-        max_new_tokens=manner.max_tokens,
+        max_new_tokens=params.max_tokens,
         eos_token_id=stops,
         pad_token_id=tokenizer.pad_token_id,
         **sampling,
     )
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    enough = threading.Event()
+    stopped = threading.Event()
     failed: list[BaseException] = []
 
     def generate() -> None:
@@ -85,7 +89,7 @@ def _stream(
                 attention_mask=torch.ones_like(ids),
                 generation_config=config,
                 streamer=streamer,
-                stopping_criteria=[lambda *_: torch.tensor([enough.is_set()], device=ids.device)],
+                stopping_criteria=[lambda *_: torch.tensor([stopped.is_set()], device=ids.device)],
             )
         except BaseException as error:
             failed.append(error)
@@ -96,20 +100,20 @@ def _stream(
     try:
         yield from streamer
     finally:
-        # Also where the reader has had enough: the thread must not go on beside the next answer.
-        enough.set()
+        # Also if the reader stops early: the thread must end before the next answer.
+        stopped.set()
         thread.join()
     if failed:
         raise RunError(f"the model failed: {failed[0]}. Fix: a shorter conversation") from failed[0]
 
 
-def open_server(url: str, name: str | None, manner: SamplingParams) -> ChatBackend:
-    """A server with an OpenAI-compatible API.
+def open_server(url: str, name: str | None, sampling: SamplingParams) -> ChatBackend:
+    """Return a server with an OpenAI-compatible API.
 
     Args:
         url: Its root, such as `http://127.0.0.1:8000/v1`.
-        name: The model; None takes the last one it serves, which is the adapter where there is one.
-        manner: How answers are sampled.
+        name: The model; None takes the last one it serves, which is the adapter if there is one.
+        sampling: How answers are sampled.
 
     Raises:
         SetupError: openai is missing, or the server does not answer.
@@ -122,9 +126,9 @@ def open_server(url: str, name: str | None, manner: SamplingParams) -> ChatBacke
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         model = name or list(client.models.list())[-1].id
     except Exception as error:
-        # Whatever a stranger at that address sends, openai stumbles over it in its own way.
+        # A server of another kind makes openai fail in many ways.
         raise SetupError(
-            f"{url} does not answer as OpenAI's API does: {error}. Fix: start it with `grpo serve`"
+            f"{url} does not answer like an OpenAI-compatible server: {error}. Fix: start one with `grpo serve`"
         ) from None
 
     def stream(messages: Sequence[Message]) -> Iterator[str]:
@@ -133,8 +137,8 @@ def open_server(url: str, name: str | None, manner: SamplingParams) -> ChatBacke
                 model=model,
                 messages=list(messages),
                 stream=True,
-                temperature=manner.temperature,
-                max_tokens=manner.max_tokens,
+                temperature=sampling.temperature,
+                max_tokens=sampling.max_tokens,
             )
             for piece in pieces:
                 if piece.choices and piece.choices[0].delta.content:

@@ -1,13 +1,20 @@
-"""From what `grpo serve` names to a server's plan."""
+"""Plan the server that `grpo serve` starts."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from grpo_cli.errors import SetupError, UsageError, install_extra
-from grpo_cli.launch.serve_plan import Served, ServePlan, find_served, plan_server
-from grpo_cli.launch.server_plan import VLLM_SERVE, ServerPlan, plan_training_server
-from grpo_cli.launch.server_process import find_vllm
+from grpo_cli.launch.server_plan import (
+    VLLM_SERVE,
+    Served,
+    ServePlan,
+    ServerPlan,
+    find_served,
+    find_vllm,
+    plan_server,
+    plan_training_server,
+)
 from grpo_cli.machine import is_on_cpu, read_hardware
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.loading import load_recipe
@@ -18,21 +25,21 @@ _PORT = 8000
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a server listens, and how much it may take."""
+    """Where a server listens, and how much memory it may use."""
 
     host: str
     port: int | None
-    """None is the recipe's, and 8000 where there is none."""
+    """None: the recipe's port, or 8000."""
     max_model_len: int | None
-    """Longest prompt and answer, in tokens; None leaves it to the model."""
+    """Longest prompt and answer together, in tokens; None: the model's own limit."""
     gpu_memory_utilization: float | None
-    """Share of the memory; None leaves it to vLLM."""
+    """Share of the memory; None: vLLM's default."""
 
 
 def prepare(
     source: Path, checkpoint: str | None, listening: Listening, *, needs_vllm: bool
 ) -> ServePlan:
-    """The plan of a server for a trained model.
+    """Return the plan of a server for a trained model.
 
     Raises:
         UsageError: There is no model to serve.
@@ -53,7 +60,7 @@ def prepare(
 def prepare_for_training(
     recipe: Path, overrides: list[str] | None, listening: Listening, *, needs_vllm: bool
 ) -> ServerPlan:
-    """The plan of the server that a recipe's training samples from.
+    """Return the plan of the server that a recipe's training samples from.
 
     Raises:
         RecipeError: The recipe cannot be read.
@@ -63,36 +70,36 @@ def prepare_for_training(
     loaded = _with_limits(load_recipe(recipe, overrides), listening)
     if not loaded.generation.asks_server:
         raise UsageError(
-            f"the training of {recipe} asks no server. Fix: give both commands --set generation.backend=vllm "
+            f"{recipe} does not train with a vLLM server. Fix: give both commands --set generation.backend=vllm "
             "--set generation.vllm.mode=server"
         )
     command = _find_command(needed=needs_vllm)
-    cpu = is_on_cpu(loaded.launch, read_hardware())
+    hardware = read_hardware()
     return plan_training_server(
         loaded,
         command,
         model_folder_or_id(loaded.model) if needs_vllm else loaded.model.path,
         host=listening.host,
         port=listening.port or _port_of(loaded),
-        device="cpu" if cpu else "cuda",
-        visible_devices="" if loaded.launch.use_cpu else None,
+        device="cpu" if is_on_cpu(loaded.launch, hardware) else "cuda",
+        visible_devices=hardware.select(()) if loaded.launch.use_cpu else None,
     )
 
 
 def _port_of(recipe: Recipe) -> int:
-    """Where the training will look for the server."""
+    """Return the port at which the training will look for the server."""
     address = recipe.generation.vllm.address
     return (urlsplit(address).port if address else None) or _PORT
 
 
 def _with_limits(recipe: Recipe, listening: Listening) -> Recipe:
-    """The recipe with what the command line says of memory and length."""
+    """Return the recipe with the memory and length limits of the command line."""
     flags = {
         "max_model_length": listening.max_model_len,
         "gpu_memory_utilization": listening.gpu_memory_utilization,
     }
-    given = {name: value for name, value in flags.items() if value is not None}
-    vllm = recipe.generation.vllm.model_copy(update=given)
+    limits = {name: value for name, value in flags.items() if value is not None}
+    vllm = recipe.generation.vllm.model_copy(update=limits)
     return recipe.model_copy(
         update={"generation": recipe.generation.model_copy(update={"vllm": vllm})}
     )
@@ -106,5 +113,5 @@ def _find_command(*, needed: bool) -> tuple[str, ...]:
 
 
 def _materialized(served: Served) -> Served:
-    """The same with a folder in the place of a GGUF file, which vLLM would not serve as trained."""
+    """Return the same with a converted folder for a GGUF file, which vLLM would not serve as trained."""
     return replace(served, model=model_folder_or_id(served.settings))

@@ -76,6 +76,14 @@ def test_commands_without_a_model_import_nothing_heavy(arguments, tmp_path):
     assert loaded_by(arguments, tmp_path) == []
 
 
+def test_help_imports_no_library_that_commands_need():
+    program = (
+        "import sys, grpo_cli.cli.app; print({'pydantic', 'yaml', 'jinja2'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "set()\n"
+
+
 def test_bands_from_runs_import_nothing_heavy(tmp_path):
     run = str(make_finished_run(tmp_path, rewards=[0.4, 0.6] * 20).path)
     assert loaded_by(["expect", run], tmp_path) == []

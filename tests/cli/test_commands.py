@@ -49,6 +49,19 @@ def test_a_misspelt_command_or_option_is_exit_code_2_without_a_traceback(tmp_pat
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        (["--training.max_steps", "50"], "write --set training.max_steps=VALUE"),
+        (["--set", "training.max_steps", "=", "5"], "write --set KEY=VALUE without spaces"),
+        (["--set", "seed=1,training.max_steps=5"], "write --set seed=1 --set training.max_steps=5"),
+    ],
+)
+def test_a_setting_in_another_style_is_shown_in_ours(tmp_path, arguments, fix):
+    done = grpo("check", write_recipe(tmp_path), *arguments, cwd=tmp_path)
+    assert (done.returncode, fix in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize("template", ["quickstart", "math", "format"])
 def test_init_writes_a_recipe_that_fits_the_schema(tmp_path, template):
     done = grpo("init", "mine", "--template", template, cwd=tmp_path)
@@ -79,7 +92,7 @@ def test_check_names_what_it_did_not_look_at(tmp_path):
     done = grpo("check", path, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0
     assert "is ready" not in done.stdout
-    assert "the model a/b, which is on the hub" in done.stdout
+    assert "the model a/b: a hub id, which is not looked up here" in done.stdout
     assert "GPUs for the 2 processes: this machine has none" in done.stdout
     hub = text.partition("dataset:")[0] + "dataset: {kind: hub, path: c/d, prompt: {user: hm}}\n"
     hub += "rewards:" + text.partition("rewards:")[2]
@@ -100,6 +113,10 @@ def test_a_recipe_for_a_cluster_is_checked_on_a_laptop(tmp_path, monkeypatch):
     few = grpo("check", path, "--gpus", 4, "--no-environment", cwd=tmp_path)
     assert few.returncode == 2
     assert "8 processes need a GPU each, and there are 4 to train on" in few.stderr
+    quantized = ["--set", "model.quantization=4bit", "--set", "model.lora={r: 8}"]
+    done = grpo("check", path, "--gpus", 8, "--no-environment", *quantized, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "4bit needs bitsandbytes, which is not installed" in done.stderr
     lonely = grpo("check", path, "--set", "launch.machine_rank=1", "--no-environment", cwd=tmp_path)
     assert "there is one machine, number 0 (got 1)" in lonely.stderr
 
@@ -167,7 +184,7 @@ def test_check_batch_explains_what_is_often_misread(tmp_path):
     assert (
         "would give  144 completions a step (4 × 3 × 2 = 24 prompts, × 6)  [wrong here]" in printed
     )
-    assert "would give  2,000 steps (1 × 8,000 × 6 / 24)  [right here all the same]" in printed
+    assert "would give  2,000 steps (1 × 8,000 × 6 / 24)  [happens to be right here]" in printed
     told = json.loads(grpo("check-batch", *flags, "--json", cwd=tmp_path).stdout)["misreadings"]
     assert [each["right_here"] for each in told] == [False, False, True, False, True]
     assert told[0]["claimed"]["value"] == 144
@@ -283,7 +300,7 @@ def test_a_run_gets_the_name_it_is_given_once(tmp_path):
     (folder / "status.json").write_text(json.dumps({**status, "state": "stopped"}))
     done = grpo("train", path, *flags, cwd=tmp_path)
     assert done.returncode == 2
-    assert "is there already. Fix: go on with it with --resume" in done.stderr
+    assert "exists already. Fix: resume it with --resume" in done.stderr
     assert grpo("train", path, *flags, "--resume", cwd=tmp_path).returncode == 0
     sets = [part for text in machine_1 for part in ("--set", text)]
     assert grpo("train", path, *flags, *sets, cwd=tmp_path).returncode == 0
@@ -309,6 +326,25 @@ def test_the_script_of_a_job_is_printed_and_nothing_is_started(tmp_path):
     assert "num_processes=4" not in grpo("train", path.name, *flags, cwd=tmp_path).stdout
 
 
+def test_the_script_of_a_job_is_printed_where_nothing_is_installed(tmp_path, monkeypatch):
+    path = write_recipe(
+        tmp_path, f"{GOOD}logging: {{report_to: comet_ml}}\nlaunch: {{slurm: {{}}}}\n"
+    )
+    monkeypatch.setitem(sys.modules, "comet_ml", None)
+    done = grpo("train", path, "--slurm", "--dry-run", cwd=tmp_path)
+    assert (done.returncode, done.stdout[:11]) == (0, "#!/bin/bash"), done.stderr
+    assert "comet_ml is not installed" in done.stderr
+    assert grpo("train", path, "--dry-run", cwd=tmp_path).returncode == 3
+
+
+def test_a_resolved_recipe_of_a_run_raises_no_new_warning(tmp_path):
+    path = write_recipe(tmp_path)
+    assert grpo("train", path, "--dry-run", cwd=tmp_path).returncode == 0
+    (resolved,) = tmp_path.glob("runs/good/*/resolved.json")
+    done = grpo("check", resolved, cwd=tmp_path)
+    assert (done.returncode, "warning" in done.stderr + done.stdout) == (0, False)
+
+
 def test_a_job_is_checked_as_its_nodes_will_see_it(tmp_path):
     launch = "launch: {strategy: fsdp2, slurm: {gpus_per_node: 2}}\n"
     path = write_recipe(tmp_path, GOOD + launch)
@@ -318,6 +354,10 @@ def test_a_job_is_checked_as_its_nodes_will_see_it(tmp_path):
     done = grpo("train", path, "--slurm", "--dry-run", *more, cwd=tmp_path)
     assert done.returncode == 2
     assert "generation batch 4 × 3 × 1 = 12 completions" in done.stderr
+    # Without the number, or the section, the nodes' GPUs are not known.
+    for unknown in ("launch.slurm.gpus_per_node=null", "launch.slurm=null"):
+        done = grpo("train", path, "--slurm", "--dry-run", "--set", unknown, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
     done = grpo("train", path, "--slurm", "--resume", cwd=tmp_path)
     assert done.returncode == 2
     assert "name an earlier run with --run-id" in done.stderr
@@ -370,7 +410,10 @@ def test_the_server_of_a_training_is_printed(tmp_path):
     assert "--logprobs-mode processed_logprobs --max-logprobs -1 --seed 7" in done.stdout
     done = grpo("serve", write_recipe(tmp_path), "--dry-run", cwd=tmp_path)
     assert done.returncode == 2
-    assert "asks no server. Fix: give both commands --set generation.backend=vllm" in done.stderr
+    assert (
+        "does not train with a vLLM server. Fix: give both commands --set generation.backend=vllm"
+        in done.stderr
+    )
 
 
 def test_a_dashboard_is_refused_where_no_training_starts(tmp_path):

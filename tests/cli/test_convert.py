@@ -38,7 +38,7 @@ def test_a_recipe_on_stdout_the_account_on_stderr_and_nothing_left_behind(tmp_pa
     assert recipe["training"]["eval_strategy"] == "no"
     assert "evaluation_strategy → training.eval_strategy" in done.stderr
     assert "config.yaml:8:1: output_dir: every run gets a folder of its own" in done.stderr
-    assert "a config of TRL (told by model_name_or_path" in done.stderr
+    assert "a config of TRL (recognised by model_name_or_path" in done.stderr
     assert "passes `grpo check`" in done.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["config.yaml"]
 
@@ -74,7 +74,7 @@ def test_paths_are_relative_to_the_recipe_wherever_it_is_written(tmp_path):
     text = AXOLOTL.replace("path: org/rows", "path: data/train.jsonl")
     config = write_recipe(tmp_path, text, "config.yaml")
     done = grpo("convert", config, "-o", "recipes/new.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert "1 TO DO line" in done.stderr
     recipe = yaml.safe_load((tmp_path / "recipes" / "new.yaml").read_text())
     assert recipe["dataset"]["train"] == "../data/train.jsonl"
     assert recipe["rewards"][0]["path"] == "../scores.py:right"
@@ -103,7 +103,7 @@ def test_a_script_becomes_a_recipe_and_lines_to_do(tmp_path):
     )
     path = write_recipe(tmp_path, script, "train.py")
     done = grpo("convert", path, "-o", "new.yaml", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
     assert "to do: training.learning_rate: train.py:5 has `float('1e-5')`" in done.stderr
     recipe = yaml.safe_load((tmp_path / "new.yaml").read_text())
     assert recipe["rewards"] == [{"kind": "python", "path": "./train.py:right"}]
@@ -115,7 +115,7 @@ def test_a_dataset_without_prompts_is_a_line_to_do(tmp_path):
     files = "datasets: [{path: json, data_files: rows.jsonl}]"
     path = write_recipe(tmp_path, WHOLE.replace("dataset_name: org/rows", files), "config.yaml")
     done = grpo("convert", path, "-o", "new.yaml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     assert "to do: dataset.prompt: the rows have no column `prompt`" in done.stderr
     text = (tmp_path / "new.yaml").read_text()
     line = '  # prompt: {system: "Think step by step.", user: "{{ question }}"}\n'
@@ -128,7 +128,7 @@ def test_what_is_left_to_do_does_not_hide_what_is_wrong(tmp_path):
     path = write_recipe(tmp_path, "use_vllm: false\nnum_generations: 3\n", "dump.yaml")
     done = grpo("convert", path, cwd=tmp_path)
     assert done.returncode == 1
-    assert "num_generations" in done.stderr.partition("error: ")[2]
+    assert "dump.yaml:2:1: generation.num_generations" in done.stderr.partition("error: ")[2]
     assert "is missing" not in done.stderr
 
 

@@ -11,9 +11,7 @@ import pytest
 from grpo_cli.cli.app import app
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.errors import RunError
-from grpo_cli.report.live.following import Follower
-from grpo_cli.report.live.progress import SilentView
-from grpo_cli.report.live.watching import watch_run
+from grpo_cli.report.live import Follower, ProgressView, watch_run
 from grpo_cli.runs.metrics import append_record
 from tests.cli.test_commands import grpo
 from tests.run_folders import make_finished_run, write_samples
@@ -128,5 +126,5 @@ def test_a_watch_ends_with_its_folder(runs, tmp_path):
     runs.status.write_text(json.dumps({"state": "pending"}))
     follower = Follower(runs)
     shutil.rmtree(runs.path)
-    with pytest.raises(RunError, match="has gone"):
-        watch_run(follower, SilentView(), lambda: True)
+    with pytest.raises(RunError, match="was removed"):
+        watch_run(follower, ProgressView(), lambda: True)

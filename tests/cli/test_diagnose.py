@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from grpo_cli.analysis.diagnosis.rules import RULES
+from grpo_cli.analysis.diagnosis.diagnosis import RULES
 from grpo_cli.cli.app import app
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.runs.folder import RunFolder
@@ -46,7 +46,7 @@ def test_the_verdict_comes_first_and_every_finding_says_what_to_change(tmp_path,
         lines[3] == "  44% of the tokens of the last 10 records had a clipped ratio (at most 30%)"
     )
     assert lines[5] == "  Fix: `training.num_iterations: 4` (it is 8)"
-    assert "not looked for: kl_runaway (`training.beta` is 0, so no KL is computed)" in lines
+    assert "skipped: kl_runaway (no KL is computed with `training.beta: 0`)" in lines
     assert err == ""
 
 
@@ -73,10 +73,10 @@ def test_an_error_ends_with_1_also_of_a_folder_that_was_copied(tmp_path, diagnos
 def test_a_healthy_run_is_called_so(tmp_path, diagnose):
     code, out, _ = diagnose(make_recorded_run(tmp_path, "quickstart_16").path)
     assert code == 0
-    assert out.startswith("✓ nothing is wrong that ")
+    assert out.startswith("✓ no problems found (")
     code, out, _ = diagnose(make_recorded_run(tmp_path, "learned").path)
     assert code == 0
-    assert out.splitlines()[0].endswith("could see; 1 note")
+    assert out.splitlines()[0].endswith("skipped); 1 note")
 
 
 def test_a_run_that_says_one_thing_to_every_held_out_prompt_is_not_called_healthy(
@@ -86,9 +86,11 @@ def test_a_run_that_says_one_thing_to_every_held_out_prompt_is_not_called_health
     run.evaluations.mkdir()
     for when, texts in (("before", range(12)), ("after", [""] * 12)):
         rows = [
-            {"row": row, "prompt": str(row), "text": str(text), "rewards": {"r": 0.1}, "total": 0.1}
+            {"group": row, "row": row, "prompt": str(row), "text": str(text), "tokens": 1,
+             "clipped": False, "rewards": {"r": 0.1}, "reasons": {}, "failed": [], "answers": {},
+             "total": 0.1}
             for row, text in enumerate(texts)
-        ]
+        ]  # fmt: skip
         (run.evaluations / f"{when}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     code, out, _ = diagnose(run.path)
     assert code == 0
@@ -101,7 +103,7 @@ def test_a_run_that_has_logged_nothing_yet_is_not_called_healthy(tmp_path, diagn
     run.metrics.unlink(missing_ok=True)
     code, out, _ = diagnose(run.path)
     assert code == 0
-    assert out.startswith("· too little was logged to say anything\n")
+    assert out.startswith("· too little was logged to check any of 26 rules\n")
 
 
 def test_the_rules_are_listed_without_a_run(diagnose):

@@ -1,12 +1,13 @@
 """`grpo doctor` as a person runs it: the table, the JSON, and how it ends."""
 
 import json
-import os
 import subprocess
 import sys
 
+import pynvml
 import pytest
 
+from grpo_cli.doctor import diagnostics
 from tests.in_process import run_command
 
 COMMAND = "import sys; sys.argv[0] = 'grpo'; from grpo_cli.cli.app import main; main()"
@@ -16,12 +17,8 @@ def doctor(*arguments, cwd, **environment):
     return run_command(["doctor", *arguments], cwd, {"COLUMNS": "200", **environment})
 
 
-def put_nvidia_smi(folder, text, code=0):
-    folder.mkdir()
-    script = folder / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\necho '{text}'\nexit {code}\n")
-    script.chmod(0o755)
-    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+def break_driver():
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
 
 def test_a_quick_look_prints_a_table_and_leaves_nothing_behind(tmp_path):
@@ -48,15 +45,15 @@ def test_a_warning_is_exit_code_0(tmp_path):
     assert "unset RANK" in done.stdout
 
 
-def test_json_holds_every_finding_and_nothing_secret(tmp_path):
-    path = put_nvidia_smi(tmp_path / "bin", "NVIDIA-SMI has failed", code=9)
-    done = doctor("--quick", "--json", cwd=tmp_path, PATH=path, HF_TOKEN="hf_geheim")
+def test_json_holds_every_finding_and_nothing_secret(tmp_path, monkeypatch):
+    monkeypatch.setattr(pynvml, "nvmlInit", break_driver)
+    done = doctor("--quick", "--json", cwd=tmp_path, HF_TOKEN="hf_geheim")
     assert done.returncode == 3
     told = json.loads(done.stdout)
     assert not told["healthy"]
     (broken,) = [finding for finding in told["findings"] if finding["level"] == "error"]
     assert broken["subject"] == "GPU driver"
-    assert "NVIDIA-SMI has failed" in broken["seen"]
+    assert "version mismatch" in broken["seen"]
     assert broken["fix"]
     assert "geheim" not in done.stdout
     assert all(finding["fix"] for finding in told["findings"] if finding["level"] != "ok")
@@ -78,25 +75,24 @@ def test_nothing_heavy_is_imported_by_the_command_itself(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_healthy_machine_trains_a_step_and_lets_two_processes_meet(tmp_path):
+def test_a_healthy_machine_trains_a_step(tmp_path):
     done = doctor("--json", cwd=tmp_path, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hub"))
     told = json.loads(done.stdout)
     subjects = {finding["subject"]: finding["level"] for finding in told["findings"]}
     assert done.returncode == 0, told
     assert subjects["imports"] == "ok"
     assert subjects["training step (cpu)"] == "ok"
-    assert subjects["two processes (gloo)"] == "ok"
-    assert subjects["hub"] == "note"
+    assert "hub" in subjects
 
 
 @pytest.mark.slow
-def test_a_gpu_that_torch_was_not_built_for(tmp_path):
+def test_a_gpu_that_torch_was_not_built_for(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     if torch.version.cuda:
         pytest.skip("this torch is built for CUDA")
-    path = put_nvidia_smi(tmp_path / "bin", "0, GPU-aa, NVIDIA L4, 570.86, 23034, 1")
-    done = doctor("--json", cwd=tmp_path, PATH=path, HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="0")
+    monkeypatch.setattr(diagnostics, "count_gpus", lambda: 1)
+    done = doctor("--json", cwd=tmp_path, HF_HUB_OFFLINE="1")
     assert done.returncode == 3
     errors = [f for f in json.loads(done.stdout)["findings"] if f["level"] == "error"]
-    assert [finding["subject"] for finding in errors] == ["torch devices"]
+    assert [issue["subject"] for issue in errors] == ["torch devices"]
     assert "pytorch.org/get-started" in errors[0]["fix"]

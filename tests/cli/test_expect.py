@@ -3,7 +3,7 @@
 import json
 
 from grpo_cli.recipe.loading import load_recipe
-from grpo_cli.recipe.writing import write_yaml
+from grpo_cli.recipe.yaml_tree import write_yaml
 from tests.cli.test_commands import grpo
 from tests.run_folders import make_finished_run
 

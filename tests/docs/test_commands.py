@@ -15,6 +15,7 @@ import yaml
 
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.recipe.loading import load_recipe
+from grpo_cli.rewards.contract import Batch, RewardParams
 from tests.docs.pages import ROOT, read_blocks, read_commands
 from tests.docs.workshop import Workshop
 
@@ -23,6 +24,9 @@ NOT_RUN = {
     "make setup": ".ci/run: every target begins with it",
     "make quickstart": "it trains recipes/quickstart.yaml after `make setup`; see the next but one",
     "make test": ".ci/run runs it; it runs this",
+    "make gpu-kit": "it downloads packages; tests/integration/test_gpu_kit.py runs what it packs",
+    "tar xzf gpu-kit.tar.gz": "see the one before",
+    "sh gpu-kit/run.sh --minutes 10 --out results": "see the one before",
     "make test-vllm": ".ci/run runs it, where vLLM can be had",
     'pip install -e ".[vllm,judge]"': "`make setup` installs extras",
     'pip install "grpo-cli[vllm,judge] @ git+<this repository>"': "`make setup` installs extras",
@@ -129,10 +133,28 @@ def test_recipes_and_parts_of_recipes_are_right(workshop, block):
         path.write_text(f"extends: rest.yaml\n{block.text}")
     errors = check_recipe(path).errors
     # What a page asks for need not be on this machine.
-    assert [str(each) for each in errors if not each.message.endswith("is not installed")] == []
+    assert [str(each) for each in errors if not each.seen.endswith("is not installed")] == []
 
 
-@pytest.mark.parametrize("block", read_blocks("python"), ids=str)
+API = "docs/api.md"
+
+
+@pytest.mark.slow
+def test_the_python_api_works_as_shown(workshop, monkeypatch, capfd):
+    script = "".join(block.text for block in read_blocks("python") if block.page == API)
+    monkeypatch.chdir(workshop.folder)
+    with workshop.as_it_was():
+        shown = {}
+        exec(compile(script, API, "exec"), shown)
+        assert shown["run"].status.state == "completed"
+        assert shown["exported"]["verification"]["kept"] > 0.9
+    # All that appeared is what the page prints.
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "block", [each for each in read_blocks("python") if each.page != API], ids=str
+)
 def test_functions_that_are_shown_work(block):
     names = {}
     exec(compile(ast.parse(block.text), str(block), "exec"), names)
@@ -143,7 +165,14 @@ def test_functions_that_are_shown_work(block):
         and not inspect.isclass(each)
         and "completions" in inspect.signature(each).parameters
     ]
-    assert rewards, "a page shows Python that is no reward: test it here"
+    kinds = [
+        each
+        for each in names.values()
+        if inspect.isclass(each) and issubclass(each, RewardParams) and each is not RewardParams
+    ]
+    assert rewards or kinds, "a page shows Python that is no reward: test it here"
+    for kind in kinds:
+        assert kind().score(Batch(["q"], ["AB"]), 0).value == 0.2
     for reward in rewards:
         answers = [[{"role": "assistant", "content": text}] for text in ("7", "x" * 500)]
         scores = reward(completions=answers, answer=["7", "7"], prompts=["q", "q"])

@@ -55,7 +55,7 @@ def prepare(workshop, server, *, sets=(), **training):
 
 def launch(workshop, folder):
     return subprocess.Popen(
-        [sys.executable, "-m", "grpo_cli.train.worker", folder.path],
+        [sys.executable, "-m", "grpo_cli.training.worker", folder.path],
         cwd=workshop.folder,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         stderr=subprocess.PIPE,

@@ -273,7 +273,7 @@ def test_a_terminated_evaluation_leaves_no_process_and_what_it_sampled(trained):
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
     assert process.returncode == 143
-    assert "--resume goes on" in said
+    assert "--resume to finish" in said
 
 
 @pytest.mark.slow

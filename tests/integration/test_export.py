@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from grpo_cli.export.exporting import run_verification
-from grpo_cli.export.request import ExportOptions, make_request
+from grpo_cli.exporting.exporting import run_verification
+from grpo_cli.exporting.request import make_request
 from tests.hub_server import TOKEN, HubServer
 from tests.in_process import verify_export
 from tests.integration.conftest import RECIPE, Workshop
@@ -64,9 +64,11 @@ def test_merged_weights_are_the_trained_model(adapted):
     told = export(adapted, "--to", "merged")
     assert told["verification"]["ok"]
     # A process of its own finds the same.
-    request = make_request(adapted.run, ExportOptions())
-    apart = run_verification(request, adapted.folder / "merged", lambda what: None)
+    request = make_request(adapted.run)
+    progress: list[str] = []
+    apart = run_verification(request, adapted.folder / "merged", progress.append)
     assert apart == told["verification"]
+    assert [line.rpartition(" (")[2] for line in progress[1:]] == ["1 of 3)", "2 of 3)", "3 of 3)"]
     assert told["verification"]["tensors"]["changed"] == 14
     assert told["verification"]["kept"] > 0.9
     folder = adapted.folder / "merged"
@@ -80,7 +82,7 @@ def test_merged_weights_are_the_trained_model(adapted):
     assert apart < 0.05 * moved
     assert GenerationConfig.from_pretrained(folder).eos_token_id is not None
     names = {path.name for path in folder.iterdir()}
-    assert {"README.md", "recipe.yaml", "reward_curve.png", "chat_template.jinja"} <= names
+    assert {"README.md", "recipe.yaml", "chat_template.jinja"} <= names
     assert not [path for path in adapted.folder.iterdir() if "partial" in path.name]
 
 
@@ -125,7 +127,7 @@ def test_weights_that_are_the_base_models_are_found_out(adapted, tmp_path):
     folder = adapted.folder / "swapped"
     base = AutoModelForCausalLM.from_pretrained(adapted.model, dtype=torch.bfloat16)
     base.save_pretrained(folder)
-    request = make_request(adapted.run, ExportOptions())
+    request = make_request(adapted.run)
     found = verify_export(request, folder)
     assert not found["ok"]
     assert found["kept"] == pytest.approx(0, abs=0.01)
@@ -141,7 +143,7 @@ def test_another_template_or_stop_token_is_found_out(adapted):
     settings = folder / "generation_config.json"
     told = json.loads(settings.read_text())
     settings.write_text(json.dumps({**told, "eos_token_id": [0, 5]}))
-    request = make_request(adapted.run, ExportOptions())
+    request = make_request(adapted.run)
     found = verify_export(request, folder)
     subjects = {each["subject"] for each in found["findings"]}
     assert {"chat template", "stop tokens"} <= subjects
@@ -153,7 +155,7 @@ def test_another_vocabulary_is_found_out(adapted):
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.resize_token_embeddings(300)
     model.save_pretrained(folder)
-    found = verify_export(make_request(adapted.run, ExportOptions()), folder)
+    found = verify_export(make_request(adapted.run), folder)
     assert not found["ok"]
     (finding,) = found["findings"]
     assert finding["seen"] == "the export knows 300 tokens, the trained model 261"
@@ -218,7 +220,7 @@ def test_what_was_there_stays_unless_forced(adapted):
         (["--dtype", "int4"], "there is no --dtype int4"),
         (["--gguf-type", "q8_0"], "add --format gguf"),
         (["--checkpoint", "9"], "has no checkpoint `9` (checkpoints: 1, 2)"),
-        (["--checkpoint", "all"], "one model is exported at a time"),
+        (["--checkpoint", "all"], "(checkpoints: 1, 2). Fix: --checkpoint N or best"),
         (["--push", "mine"], "ORGANISATION/NAME"),
         (["--push", "a b/c"], "ORGANISATION/NAME"),
         (["--max-shard-size", "5"], "such as 5GB"),
@@ -255,7 +257,7 @@ def test_weights_that_are_not_whole_are_refused(adapted, hurt, tmp_path):
     for flags in ([], ["--format", "adapter"]):
         done = adapted.grpo("export", hurt, "--to", tmp_path / "out", *flags)
         assert done.returncode != 0
-        assert "of its tensors are lacking" in done.stderr
+        assert "does not fit" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -297,9 +299,9 @@ def test_the_template_that_was_trained_with_is_shipped(tmp_path, chat_model):
 
 def test_a_disk_that_is_too_small_is_seen_beforehand(adapted, monkeypatch):
     from grpo_cli.errors import SetupError
-    from grpo_cli.export import exporting
+    from grpo_cli.exporting import exporting
 
-    request = make_request(adapted.run, ExportOptions())
+    request = make_request(adapted.run)
     plan = exporting.ExportPlan(request, adapted.folder / "big", False, True, True, None)
     usage = shutil.disk_usage(adapted.folder)
     monkeypatch.setattr(exporting.shutil, "disk_usage", lambda path: usage._replace(free=1000))

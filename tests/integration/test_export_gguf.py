@@ -14,9 +14,8 @@ import pytest
 import torch
 import yaml
 
-from grpo_cli.export.gguf import find_converter
-from grpo_cli.export.request import ExportOptions, make_request
-from grpo_cli.export.weights import load_trained
+from grpo_cli.exporting.formats import find_converter, load_trained
+from grpo_cli.exporting.request import make_request
 from grpo_cli.models.loading import load_tokenizer
 from tests.integration.conftest import Workshop
 from tests.integration.test_probe import changed
@@ -80,7 +79,7 @@ def test_llama_cpp_says_what_the_trained_model_says(trained, exported, kind, tol
     engine = llama_cpp.Llama(
         str(trained.folder / kind / name), n_ctx=256, logits_all=True, verbose=False
     )
-    request = make_request(trained.run, ExportOptions())
+    request = make_request(trained.run)
     tokenizer, model = load_tokenizer(request.recipe.model), load_trained(request)
     messages = [{"role": "user", "content": "What is 2 + 3?"}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

@@ -26,10 +26,9 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_cli.fast import log_probs
-from grpo_cli.fast.batch_dependence import has_dropout
+from grpo_cli.fast.support import has_dropout, unsupported_reason
 from grpo_cli.fast.trainer import FastTrainer
-from grpo_cli.fast.verification import unsupported_reason, widest_cut
-from grpo_cli.recipe.fast import FastConfig
+from grpo_cli.recipe.training import FastConfig
 from tests.tiny_models import make_tiny_model
 
 GROUP = 4
@@ -451,11 +450,3 @@ def test_padding_that_is_read_counts_for_the_budget(folders, tmp_path):
     train(FastTrainer, model, tokenizer, tmp_path, fast=fast, max_steps=1)
     assert max(rows for rows, _ in shapes) > 1
     assert all(rows == 1 or rows * width <= 150 for rows, width in shapes)
-
-
-def test_positions_that_move_do_so_beyond_a_length():
-    longrope = {"rope_type": "longrope", "original_max_position_embeddings": 20, "factor": 4.0}
-    longrope |= {"rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-    config = LlamaConfig(**SIZES, vocab_size=64, rope_parameters=longrope)
-    assert widest_cut(LlamaForCausalLM(config)) == 20
-    assert widest_cut(LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=64))) is None

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from grpo_cli.errors import RunError
-from grpo_cli.train.failures import atomic_dir
+from grpo_cli.training.checkpoints import atomic_dir
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import sets
 from tests.integration.test_training import alive_workers
@@ -76,7 +76,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_its_batch(workshop):
     assert [len(rows["completion_ids"]) for rows in kept["inputs"]] == [4]
     said = workshop.grpo("diagnose", workshop.run)
     assert said.returncode == 1
-    assert "the loss of step 2 is no number" in said.stdout
+    assert "the loss of step 2 is NaN or infinite" in said.stdout
 
 
 def test_weights_that_are_ruined_are_told_from_the_sampling(workshop):

@@ -1,4 +1,4 @@
-"""Adapters are merged into what vLLM gets, and the model keeps its weights to the bit."""
+"""What vLLM gets of a model with adapters, merged or as they are; the model keeps its weights to the bit."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -10,9 +10,9 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM
 
 from grpo_cli.errors import RunError
-from grpo_cli.train.async_trainer import AsyncRunTrainer
-from grpo_cli.train.merging import base_kept, merge_weights
-from grpo_cli.train.vllm_generation import RunGeneration
+from grpo_cli.training.asynchronous.trainer import AsyncRunTrainer
+from grpo_cli.training.vllm_generation import RunGeneration
+from grpo_cli.training.vllm_weights import base_kept, merge_weights, read_adapter, write_adapter
 
 
 def adapted(folder, **options):
@@ -40,6 +40,7 @@ def by_async(model):
         pause=lambda: None, resume=lambda: None, send_weights=sent.extend
     )
     trainer.accelerator = Accelerator(cpu=True)
+    trainer.args = SimpleNamespace(vllm_server_base_url="http://server")
     trainer._sync_weight_merged(0.0)
     return sent
 
@@ -69,3 +70,16 @@ def test_a_weight_that_is_not_sent_is_an_error(chat_model):
     some = [(name, weight) for name, weight in model.named_parameters() if "q_proj" not in name]
     with base_kept(model), pytest.raises(RunError, match="were not sent"):
         list(merge_weights(model, iter(some)))
+
+
+@pytest.mark.parametrize("options", [{"lora_alpha": 8}, {"lora_alpha": 6, "use_rslora": True}])
+def test_an_adapter_is_written_with_its_scale(chat_model, tmp_path, options):
+    model = adapted(chat_model, **options).float()
+    write_adapter(tmp_path / "adapter", read_adapter(model, lambda weights: nullcontext()))
+    ids = torch.arange(1, 9)[None]
+    expected = model(ids).logits
+    base = AutoModelForCausalLM.from_pretrained(chat_model, dtype=torch.bfloat16).float()
+    loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    assert torch.allclose(loaded(ids).logits, expected, atol=1e-5)
+    with loaded.disable_adapter():
+        assert not torch.allclose(loaded(ids).logits, expected, atol=1e-2)

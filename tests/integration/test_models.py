@@ -23,15 +23,17 @@ from grpo_cli.fast.completions import (
     sample_completions,
 )
 from grpo_cli.models import loading
-from grpo_cli.models.adapters import find_prompt_ties
+from grpo_cli.models.counting import read_shape
 from grpo_cli.models.loading import (
     build_peft_config,
     check_weights,
+    find_prompt_ties,
     load_model,
     load_tokenizer,
 )
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
+from grpo_cli.recipe.training import FastConfig
 from tests.tiny_models import (
     CHAT_TEMPLATE,
     END_OF_TEXT,
@@ -198,6 +200,7 @@ def rewrite_weights(folder: Path, change: Any) -> None:
     ("config", "change", "said"),
     [
         ({"num_hidden_layers": 4}, None, r"lacks 18 .* model\.layers\.2\..* number of layers"),
+        ({"num_hidden_layers": 1}, None, r"leaves out layers .* 9 weights, .* model\.layers\.1\."),
         ({"intermediate_size": 60}, None, "6 weights .* is 32 × 64, and should be 32 × 60"),
         ({"hidden_size": "many"}, None, "'hidden_size' expected int.* correct that value"),
         ({"num_attention_heads": 3}, None, r"not a multiple .* heads \(3\)\. Fix: correct"),
@@ -236,9 +239,10 @@ def test_weights_that_are_not_finite_are_refused_by_name(chat_folder: Path, tmp_
     rewrite_weights(
         folder, lambda old: {**old, "model.norm.weight": old["model.norm.weight"] * 1e39}
     )
-    check_weights(ModelConfig(path=str(folder)), None)
-    with pytest.raises(SetupError, match=r"NaN or infinite values in model\.norm\.weight"):
-        load_model(ModelConfig(path=str(folder)))
+    model = ModelConfig(path=str(folder))
+    for refuse in (lambda: check_weights(model, None), lambda: load_model(model)):
+        with pytest.raises(SetupError, match=r"NaN or infinite values in model\.norm\.weight"):
+            refuse()
 
 
 def test_whole_checkpoints_of_every_form_pass(base_folder: Path, tmp_path: Path):
@@ -254,7 +258,8 @@ def test_whole_checkpoints_of_every_form_pass(base_folder: Path, tmp_path: Path)
     Qwen3MoeForCausalLM(experts).save_pretrained(tmp_path / "experts", max_shard_size="30KB")
     for folder in (base_folder, old, pickled, tmp_path / "experts"):
         assert (
-            load_model(ModelConfig(path=str(folder)), tokenizer, on_meta=True).device.type == "meta"
+            load_model(ModelConfig(path=str(folder)), tokenizer, device="meta").device.type
+            == "meta"
         )
         check_weights(ModelConfig(path=str(folder)), tokenizer)
         load_model(ModelConfig(path=str(folder)), tokenizer)
@@ -342,6 +347,53 @@ def test_every_field_of_lora_reaches_peft():
     assert config.task_type == "CAUSAL_LM"
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        (
+            "config.json",
+            {"rope_parameters": {"rope_type": "yarm", "rope_theta": 1.0}},
+            r"at `rope_parameters.rope_type`: KeyError: 'yarm'",
+        ),
+        (
+            "config.json",
+            {"pad_token_id": 32000},
+            r"Padding_idx must be within.* Fix: correct config",
+        ),
+        (
+            "generation_config.json",
+            {"do_sample": False, "top_p": 0.9},
+            r"is invalid \(top_p\): .* Fix: remove top_p from it",
+        ),
+        ("tokenizer_config.json", {"eos_token": "</s>"}, r"the eos token </s> has no embedding"),
+    ],
+)
+def test_settings_that_no_model_can_be_built_from_name_their_file(
+    name: str, changes: dict, said: str, chat_folder: Path, tmp_path: Path
+):
+    model = copy_with(chat_folder, tmp_path / "m", name, **changes)
+    with pytest.raises(RecipeError, match=said):
+        check_weights(model, load_tokenizer(model))
+    if name == "config.json":
+        with pytest.raises(RecipeError, match=said):
+            read_shape(model, batch=1, length=8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"target_modules": ("q_proj", "v_porj")}, r"target_modules: .* v_porj\. .* mean v_proj\?"),
+        ({"modules_to_save": ("lm_heads",)}, r"modules_to_save: .* lm_heads\. .* mean lm_head\?"),
+    ],
+)
+def test_adapters_for_modules_that_are_not_there_are_refused(
+    fields: dict, said: str, chat_folder: Path
+):
+    model = load_model(ModelConfig(path=str(chat_folder)), device="meta")
+    with pytest.raises(RecipeError, match=said):
+        loading.add_adapters(model, LoraConfig(**fields))
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_adapters_on_all_linear_layers(kind: Any, tmp_path: Path):
     from peft import get_peft_model
@@ -402,7 +454,8 @@ def test_generate_alone_is_for_what_only_it_knows(
         return decode(*given, **more)
 
     monkeypatch.setattr(sampling, "decode", noted)
-    assert sample(model, tokenizer, PROMPTS, samples_per_prompt=2, fast=False) == greedy
+    plain = FastConfig(sampling=False)
+    assert sample(model, tokenizer, PROMPTS, samples_per_prompt=2, fast=plain) == greedy
     sample(model, tokenizer, PROMPTS, temperature=1.0, options={"typical_p": 0.5})
     adapter = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     sample(get_peft_model(model, adapter), tokenizer, PROMPTS)
@@ -516,7 +569,13 @@ def test_no_warnings(
         with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
             warnings.simplefilter("error")
             options = {"min_p": 0.1, "top_p": 0.9, "repetition_penalty": 1.1}
-            sample(*pair, PROMPTS, temperature=temperature, options=options, fast=fast)
+            sample(
+                *pair,
+                PROMPTS,
+                temperature=temperature,
+                options=options,
+                fast=FastConfig(sampling=fast),
+            )
     finally:
         transformers_logging.disable_propagation()
     assert caplog.records == []

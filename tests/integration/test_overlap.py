@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import Batch, RewardParams, Score
 from grpo_cli.rewards.scoring import Reward
-from grpo_cli.train.overlap import EarlyScoring, cut
+from grpo_cli.training.reward_functions import EarlyScoring, cut
 from tests.integration.conftest import RECIPE
 
 PATIENCE_S = 60

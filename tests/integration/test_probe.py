@@ -16,9 +16,9 @@ from grpo_cli.errors import GrpoError
 from grpo_cli.fast.completions import Completion, sample_completions
 from grpo_cli.models import counting
 from grpo_cli.models.counting import read_shape
-from grpo_cli.probe import device as device_module
-from grpo_cli.probe import model_run
-from grpo_cli.probe.procedure import probe_recipe
+from grpo_cli.probing import memory as memory_module
+from grpo_cli.probing import model_run
+from grpo_cli.probing.procedure import probe_recipe
 from tests.nightly import nightly
 from tests.tiny_models import CHAT_TEMPLATE, END_OF_TEXT, make_tiny_model
 
@@ -32,7 +32,7 @@ SUMS = [
 PLAIN = {
     "name": "probed",
     "seed": 7,
-    "model": {"path": SMOLLM2, "dtype": "bfloat16", "lora": {"r": 8}},
+    "model": {"path": SMOLLM2, "dtype": "float32", "lora": {"r": 8}},
     "dataset": {
         "kind": "inline",
         "prompt": {"system": "Answer with one number.", "user": "{{ question }}"},
@@ -94,7 +94,11 @@ def probe(tmp_path):
         path = tmp_path / "recipe.yaml"
         text = recipe if isinstance(recipe, str) else yaml.safe_dump(recipe, sort_keys=False)
         path.write_text(text)
-        return probe_recipe(check_recipe(path), runs=tmp_path / "runs", **options)
+        checked = check_recipe(path)
+        with checked.loaded.placing_errors():
+            probe = probe_recipe(checked.recipe, source=path, runs=tmp_path / "runs", **options)
+        probe.findings = [checked.loaded.place(each) for each in probe.findings]
+        return probe
 
     return run
 
@@ -128,10 +132,6 @@ CHEAP = {
             training__max_grad_norm=0.0,
         ),
         ("setting: nothing holds the policy", "warning"),
-    ),
-    "two precisions at once": (
-        changed(training__bf16=True, training__fp16=True),
-        ("setting: refused", "error"),
     ),
     "an argument that the schedule does not have": (
         changed(training__lr_scheduler_kwargs={"min_rl": 0.1}),
@@ -186,6 +186,28 @@ CHEAP = {
     "thoughts that cannot fit": (
         changed(rewards=[*PLAIN["rewards"], {"kind": "think_format"}]),
         ("setting: completion length", "warning"),
+    ),
+    "a format that cannot fit": (
+        changed(
+            rewards=[*PLAIN["rewards"], {"kind": "tag_count"}], generation__max_completion_length=8
+        ),
+        ("setting: completion length", "error"),
+    ),
+    "a template that opens <think> and a pattern that wants it": (
+        changed(
+            model__chat_template=CHAT_TEMPLATE.replace("assistant\n", "assistant\n<think>\n"),
+            rewards=[*PLAIN["rewards"], {"kind": "regex", "pattern": r"^<think>.*\\boxed"}],
+        ),
+        ("template: opened tag", "error"),
+    ),
+    "a judge whose server is not there": (
+        changed(
+            rewards=[
+                *PLAIN["rewards"],
+                {"kind": "judge", "model": "m", "rubric": "r", "base_url": "http://127.0.0.1:9/v1"},
+            ]
+        ),
+        ("rewards: endpoint", "error"),
     ),
     "a template whose turns end with a token that stops nothing": (
         changed(model__chat_template=CHAT_TEMPLATE.replace("<|im_end|>", "<|endoftext|>")),
@@ -332,7 +354,7 @@ def test_a_chat_template_that_fails_is_found_with_its_line(probe, tmp_path, temp
         probe(recipe, quick=True)
     (problem,) = error.value.problems
     assert problem.path == path
-    assert said in problem.message
+    assert said in problem.seen
     assert problem.location.line
 
 
@@ -373,7 +395,7 @@ def test_a_tokenizer_and_a_model_that_stop_elsewhere_are_found(probe, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("available", "quick"), [(2**29, True), (2**27, False)])
 def test_a_machine_with_too_little_memory_is_found(probe, monkeypatch, available, quick):
-    monkeypatch.setattr(device_module, "read_available_memory", lambda: (available, True))
+    monkeypatch.setattr(memory_module, "read_available_memory", lambda: (available, True))
     found = probe(changed(), quick=quick)
     assert ("cost: memory", "error") in seen(found)
     # Nothing is sampled that would be killed.

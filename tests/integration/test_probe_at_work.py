@@ -81,7 +81,7 @@ def test_training_is_not_started_where_the_probe_finds_an_error(workshop):
     done = train(workshop, path)
     assert done.returncode == 1
     assert "broken here" in done.stderr
-    assert "nothing was started; --no-probe trains all the same" in done.stderr
+    assert "nothing was trained. --no-probe trains anyway" in done.stderr
     assert not (workshop.folder / "runs").exists()
 
 
@@ -189,6 +189,7 @@ def test_adapters_and_quantized_weights_are_counted(tmp_path):
     assert adapted.trainable == 2 * 2 * 64 * 4
     assert adapted.trainable_bytes == 4 * adapted.trainable
     assert adapted.weight_bytes == full.weight_bytes + adapted.trainable_bytes
+    assert (full.adapted_bytes, adapted.adapted_bytes) == (0, 2 * 2 * 64 * 64)
     assert four.weight_bytes < adapted.weight_bytes
     assert not adapted.head_trained
     assert full.head_trained

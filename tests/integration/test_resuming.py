@@ -11,9 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_cli.runs.checkpoints import whole_checkpoints
+from grpo_cli.runs.checkpoints import find_trained, whole_checkpoints
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.trained import find_trained
 from tests.integration.conftest import RECIPE, Workshop
 
 # The worker ends by SIGKILL while it scores the answers of a step, once.
@@ -174,7 +173,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, chat_model, settin
     assert processes > 1 or "was killed (signal 9)" in done.stderr
     assert broken.status()["state"] == "failed"
     done = train(broken, *flags, "--resume")
-    assert f"going on from step {settings['save_steps']}" in done.stderr
+    assert f"from step {settings['save_steps']}" in done.stderr
     assert broken.status()["state"] == "completed"
     assert_same(broken, unbroken)
     assert (broken.run / "logs" / "attempt_2" / "worker.log").is_file()
@@ -226,7 +225,7 @@ def test_what_the_trainer_leaves_out_of_a_checkpoint_goes_on_too(
     assert broken.grpo(*flags).returncode != 0
     done = broken.grpo(*flags, "--resume")
     assert done.returncode == 0, done.stderr
-    assert f"going on from step {going_on}" in done.stderr
+    assert f"from step {going_on}" in done.stderr
     for event in ("train", "eval", "measure", "end"):
         told = [[compared(each) for each in each.records(event)] for each in (broken, unbroken)]
         # A stopped attempt has an end of its own.
@@ -263,7 +262,8 @@ def test_a_checkpoint_that_lacks_what_has_changed_is_refused(tmp_path, chat_mode
         + "seen = []\ndef novelty(**_): seen.append(1)\nnoise = brief"
     )
     assert (
-        "own.py changes seen, which no checkpoint holds" in workshop.grpo(*flags, "--force").stderr
+        "own.py changes seen, which is not in the checkpoint"
+        in workshop.grpo(*flags, "--force").stderr
     )
 
 
@@ -276,7 +276,7 @@ def copied(full_run, tmp_path, chat_model):
 def test_a_completed_run_is_left_alone_and_may_be_prolonged(copied):
     before = copied.status()
     done = train(copied, *sets(save_steps=1), "--resume", steps=2)
-    assert "nothing to go on with" in done.stderr
+    assert "nothing to resume" in done.stderr
     assert copied.status() == before
     shutil.rmtree(copied.run / "completions")
     budget = ["--set", "training.fast.max_tokens_per_micro_batch=40"]
@@ -334,7 +334,7 @@ def test_what_cannot_go_on_is_said(copied, tmp_path):
     assert "from step 1" in train(copied, *flags, "--resume", steps=3).stderr
     for wrong in (tmp_path, copied.run / "checkpoints" / "checkpoint-9"):
         done = train(copied, *flags, "--resume-from", wrong, steps=3, code=2)
-        assert "neither a run folder nor a whole checkpoint" in done.stderr
+        assert "neither a run folder nor a complete checkpoint" in done.stderr
 
 
 def cut(path):
@@ -385,7 +385,7 @@ def test_the_best_model_by_evaluation_is_kept(workshop):
 def test_without_an_earlier_run_one_is_started(tmp_path, chat_model):
     workshop = workshop_of(tmp_path / "new", chat_model)
     done = train(workshop, "--resume", steps=1)
-    assert "no run of tiny is in runs: starting one" in done.stderr
+    assert "no run of tiny in runs: starting one" in done.stderr
     assert workshop.status()["state"] == "completed"
 
 

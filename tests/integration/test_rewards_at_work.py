@@ -1,9 +1,11 @@
 """Every kind of reward in one real training: a judge over HTTP, a classifier, programs, limits, conditions."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from grpo_cli.rewards import registry
 from tests.judge_server import JudgeServer, judge_by
 from tests.tiny_models import make_tiny_classifier
 
@@ -20,6 +22,16 @@ def patient(completions, answer, log_metric, **kwargs):
 
 def count_letters(text):
     return min(sum(letter.isalpha() for letter in text), 10)
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch):
+    """A package is installed that adds the kind `shout`."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "reward_package"))
+    registry._entry_points.cache_clear()
+    yield
+    monkeypatch.undo()
+    registry._entry_points.cache_clear()
 
 
 @pytest.fixture
@@ -54,6 +66,7 @@ rewards:
   - {{kind: model, path: ./classifier, weight: 0.1, clip: [-1, 1]}}
   - {{kind: judge, model: judge, base_url: "{judge.url}", rubric: long, cache: false}}
   - {{kind: python, path: ./own.py:patient, timeout_s: 1, on_error: zero}}
+  - {{kind: shout, target: 2}}
 generation: {{num_generations: 2, max_completion_length: 8}}
 training:
   per_device_train_batch_size: 8
@@ -79,6 +92,8 @@ def test_all_of_them_train_together(workshop, judge):
         letters = [count_letters(text) / 10 for text in group["completions"]]
         assert rewards["judge"] == pytest.approx(letters)
         assert all(-1 <= value <= 1 for value in rewards["model"])
+        capitals = [sum(map(str.isupper, text)) for text in group["completions"]]
+        assert rewards["shout"] == [min(1.0, count / 2) for count in capitals]
         if group["row"] == 1:
             assert rewards["patient"] == [0.0, 0.0]
             assert all("took longer than 1 s" in reason for reason in group["reasons"]["patient"])

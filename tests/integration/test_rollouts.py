@@ -13,10 +13,14 @@ from trl.experimental.async_grpo.packing import TREE_ATTENTION, TreeRow, registe
 from grpo_cli.errors import RewardError, RunError
 from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.rewards.contract import RewardParams, Score
-from grpo_cli.rewards.scoring import Reward
-from grpo_cli.train import tree_attention
-from grpo_cli.train.rollouts import RolloutPlan, Rollouts, Sampled, add_up, compare
-from grpo_cli.train.server_sampling import ServerSampler
+from grpo_cli.rewards.scoring import Reward, weighted_sum
+from grpo_cli.training.asynchronous.rollouts import (
+    Rollouts,
+    Sampled,
+    ServerSampler,
+    group_advantages,
+)
+from grpo_cli.training.asynchronous.trainer import attend, register_attention
 from tests.sampling_server import SamplingServer
 
 PATIENCE_S = 60
@@ -42,9 +46,9 @@ def same(prompt_ids, count):
 
 
 def make(sampler=same, rewards=None, **plan):
-    chosen = {"rows": ROWS, "group": 2, "ahead": 4, "workers": 1, "seed": 0, **plan}
+    chosen = {"rows": ROWS, "group": 2, "ahead": 4, "seed": 0, **plan}
     return Rollouts(
-        plan=RolloutPlan(**chosen),
+        **chosen,
         sampler=sampler,
         rewards=rewards or [reward_of(by_place)],
         encode=lambda prompt: [int(prompt)],
@@ -72,13 +76,13 @@ def started():
 
 
 def test_every_epoch_asks_every_prompt_once_and_a_later_start_goes_on():
-    plan = make().plan
-    first = list(islice(plan.order(), 9))
+    rollouts = make()
+    first = list(islice(rollouts.order(), 9))
     assert [number for number, _ in first] == list(range(9))
     epochs = [[row["row_id"] for _, row in first[start : start + 3]] for start in (0, 3, 6)]
     assert all(sorted(epoch) == [0, 1, 2] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
-    behind = make(first=4).plan
+    behind = make(first=4)
     assert list(islice(behind.order(), 5)) == first[4:]
 
 
@@ -104,7 +108,7 @@ def test_no_more_is_sampled_ahead_than_may_be(started):
         asked.release()
         return same(prompt_ids, count)
 
-    rollouts = started(sampler, workers=3)
+    rollouts = started(sampler)
     for _ in range(2):
         assert asked.acquire(timeout=PATIENCE_S)
     assert not asked.acquire(timeout=0.5)
@@ -144,14 +148,15 @@ def test_silence_for_too_long_is_an_error(started):
 
 
 def test_rewards_that_do_not_apply_are_left_out_of_sums_and_means():
-    assert add_up([1.0, 2.0], [0.5, 1.0]) == 2.5
-    assert add_up([1.0, 2.0], [0.5, None]) == 0.5
-    assert math.isnan(add_up([1.0, 2.0], [None, None]))
-    advantages, spread = compare([1.0, 3.0, math.nan])
+    assert weighted_sum([1.0, 2.0], [0.5, 1.0]) == 2.5
+    assert weighted_sum([1.0, 2.0], [0.5, None]) == 0.5
+    assert weighted_sum([1.0, 2.0], [None, None]) is None
+    totals, advantages, spread = group_advantages([1.0], [[1.0], [3.0], [None]])
+    assert totals == pytest.approx([1.0, 3.0, math.nan], nan_ok=True)
     assert spread == pytest.approx(math.sqrt(2))
     assert advantages == pytest.approx([-1 / (spread + 1e-4), 1 / (spread + 1e-4), 0.0])
-    assert compare([1.0, math.nan]) == ([0.0, 0.0], 0.0)
-    assert compare([2.0, 2.0, 2.0]) == ([0.0] * 3, 0.0)
+    assert group_advantages([1.0], [[1.0], [None]])[1:] == ([0.0, 0.0], 0.0)
+    assert group_advantages([1.0], [[2.0]] * 3)[1:] == ([0.0] * 3, 0.0)
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -160,9 +165,9 @@ def test_a_path_may_be_cut_anywhere(window):
     draw = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, heads, 6, 8, generator=draw) for heads in (4, 2, 2))
 
-    def attend(edges):
+    def compute(edges):
         paths = [torch.arange(end) for end in edges[1:]]
-        found, _ = tree_attention.attend(
+        found, _ = attend(
             torch.nn.Identity(),
             query,
             key,
@@ -171,22 +176,24 @@ def test_a_path_may_be_cut_anywhere(window):
             tree_kv_index=torch.cat(paths),
             tree_cu_seqlens_q=torch.tensor(edges),
             tree_cu_seqlens_k=torch.tensor([0, *map(len, paths)]).cumsum(0),
+            tree_max_seqlen_q=max(numpy.diff(edges)),
+            tree_max_seqlen_k=max(map(len, paths)),
             sliding_window=window,
         )
         return found
 
-    whole = attend([0, 6])
+    whole = compute([0, 6])
     assert whole.shape == (1, 6, 4, 8)
-    assert torch.allclose(whole, attend([0, 2, 5, 6]), atol=1e-6)
+    assert torch.allclose(whole, compute([0, 2, 5, 6]), atol=1e-6)
 
 
 def test_packed_rows_attend_as_separate_ones_do(chat_model):
     """Two completions of one prompt, one of another, and the parameters' gradients through them."""
     texts = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 11, 12, 13], [6, 5, 9, 9]]
     register_tree_attention()
-    tree_attention.register()
+    register_attention()
     model = AutoModelForCausalLM.from_pretrained(chat_model, attn_implementation=TREE_ATTENTION)
-    assert AttentionInterface()[TREE_ATTENTION] is tree_attention.attend
+    assert AttentionInterface()[TREE_ATTENTION] is attend
     row = TreeRow()
     for text in texts:
         row.add(
@@ -203,8 +210,8 @@ def test_packed_rows_attend_as_separate_ones_do(chat_model):
     hidden = model(
         packed["input_ids"][None],
         position_ids=packed["position_ids"][None],
-        tree_max_seqlen_q=0,
-        tree_max_seqlen_k=0,
+        tree_max_seqlen_q=int(packed["tree_max_seqlens"][0]),
+        tree_max_seqlen_k=int(packed["tree_max_seqlens"][1]),
         use_cache=False,
         **{
             name: packed[name]

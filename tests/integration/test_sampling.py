@@ -30,12 +30,12 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_cli.fast import decoding
-from grpo_cli.fast import token_attention as attention
-from grpo_cli.fast.decoding import decode, unsupported_reason
-from grpo_cli.fast.token_sampling import draw, read_decoding
-from grpo_cli.recipe.fast import FastConfig
-from grpo_cli.train.trainer import RunTrainer
+from grpo_cli.fast import attention, decoding
+from grpo_cli.fast import trainer as fast_trainer
+from grpo_cli.fast.cpu import draw_tokens
+from grpo_cli.fast.decoding import decode, read_decoding, unsupported_reason
+from grpo_cli.recipe.training import FastConfig
+from grpo_cli.training.trainer import RunTrainer
 
 PAD, END, OTHER_END = 0, 1, 2
 WORDS = 24
@@ -154,7 +154,7 @@ def test_the_first_word_comes_as_often_as_its_chance():
     found = answers(model, [PROMPTS[1]] * rows, config).completion_ids
     with torch.no_grad():
         scores = model(torch.tensor([PROMPTS[1]])).logits[0, -1:] / 1.3
-    for narrow in read_decoding(config, model.generation_config).narrowing:
+    for narrow in read_decoding(config, model.generation_config).warpers:
         scores = narrow(None, scores)
     expected = rows * scores.softmax(-1)[0]
     seen = torch.bincount(torch.tensor(found).flatten(), minlength=WORDS)
@@ -169,14 +169,14 @@ def test_the_first_word_comes_as_often_as_its_chance():
 def test_words_without_a_chance_are_never_drawn_and_small_chances_are_kept():
     chances = torch.tensor([[0.0, 1e-3, 0.0, 0.999, 0.0]]).expand(20_000, 5)
     torch.manual_seed(0)
-    seen = torch.bincount(draw(chances).flatten(), minlength=5).tolist()
+    seen = torch.bincount(draw_tokens(chances).flatten(), minlength=5).tolist()
     assert seen[0] == seen[2] == seen[4] == 0
     assert 5 < seen[1] < 50
 
 
 def test_chances_that_are_no_numbers_end_the_sampling():
     with pytest.raises(RuntimeError, match="probability tensor contains either"):
-        draw(torch.tensor([[0.5, float("nan")]]))
+        draw_tokens(torch.tensor([[0.5, float("nan")]]))
 
 
 def test_the_same_seed_gives_the_same_completions():
@@ -221,21 +221,21 @@ def test_heads_that_share_keys_attend_as_if_each_had_its_own(key_heads, masked, 
     seen = mask if masked else None
     module = SimpleNamespace(num_key_value_groups=4 // key_heads)
     expected, _ = sdpa_attention_forward(module, query, key, value, seen, scaling=scaling)
-    found = attention.attend(query, key, value, seen, scaling)
+    found = attention.attend_one_token(query, key, value, seen, scaling)
     assert found.shape == expected.shape == (3, 1, 4, 8)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_not_one_tokens_attention_is_left_to_transformers():
     query, key, _, mask = attention_of_one_token()
-    assert attention.fits(query, key, mask, {"dropout": 0.0, "scaling": 0.3})
-    assert attention.fits(query, key, None, {})
-    assert not attention.fits(query, key.repeat(1, 2, 1, 1), mask, {})
-    assert not attention.fits(query, key, mask.expand(3, 4, 1, 10), {})
-    assert not attention.fits(query, key, mask, {"dropout": 0.1})
-    assert not attention.fits(query, key, mask, {"position_bias": torch.zeros(1, 4, 1, 10)})
+    assert attention.is_one_token(query, key, mask, {"dropout": 0.0, "scaling": 0.3})
+    assert attention.is_one_token(query, key, None, {})
+    assert not attention.is_one_token(query, key.repeat(1, 2, 1, 1), mask, {})
+    assert not attention.is_one_token(query, key, mask.expand(3, 4, 1, 10), {})
+    assert not attention.is_one_token(query, key, mask, {"dropout": 0.1})
+    assert not attention.is_one_token(query, key, mask, {"position_bias": torch.zeros(1, 4, 1, 10)})
     query, key, _, mask = attention_of_one_token(tokens=2)
-    assert not attention.fits(query, key, mask, {})
+    assert not attention.is_one_token(query, key, mask, {})
 
 
 def test_a_model_that_passes_its_mask_by_name_is_sampled():
@@ -317,8 +317,8 @@ def test_settings_that_are_left_open_are_the_models():
     )
     found = read_decoding(open_ones, GenerationConfig(top_k=7, temperature=0.5))
     assert found.temperature == 0.5
-    assert [narrow.top_k for narrow in found.narrowing] == [7]
-    assert not read_decoding(settings(do_sample=True), GenerationConfig(top_k=7)).narrowing
+    assert [narrow.top_k for narrow in found.warpers] == [7]
+    assert not read_decoding(settings(do_sample=True), GenerationConfig(top_k=7)).warpers
 
 
 def test_the_models_own_settings_stay_out_where_others_are_asked_for():
@@ -345,10 +345,10 @@ def test_models_that_read_otherwise_are_left_to_generate():
     hybrid = Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]))
     assert unsupported_reason(hybrid) == "the model has layers of the kind conv"
     mamba = MambaForCausalLM(MambaConfig(vocab_size=WORDS, hidden_size=16, num_hidden_layers=1))
-    assert "takes no" in unsupported_reason(mamba)
+    assert "linear_attention" in unsupported_reason(mamba)
 
 
-def build_trainer(trainer, folder, where, **changes):
+def build_trainer(trainer, folder, where, fast=None, **changes):
     given = {
         "per_device_train_batch_size": 8,
         "num_generations": 4,
@@ -370,7 +370,7 @@ def build_trainer(trainer, folder, where, **changes):
     if isinstance(built, RunTrainer):
         built.told = {}
         built.model.train()
-        built.speed_up(FastConfig(), built.told.update)
+        built.speed_up(fast or FastConfig(), built.told.update)
         built._settle(built.model)
     return built
 
@@ -408,6 +408,21 @@ def test_the_trainer_samples_what_trl_would(tmp_path, chat_model):
     trls = build_trainer(GRPOTrainer, chat_model, tmp_path, **greedy)
     assert single_turn(ours, prompts) == single_turn(trls, prompts)
     assert len(ours._sampled_entropies) == len(prompts)
+
+
+def test_graphs_are_left_off_without_a_gpu_and_sample_the_same(tmp_path, chat_model, monkeypatch):
+    prompts = [[40, 41, 42, 43], [50, 51], [40, 41, 42, 43]]
+    options = {"fast": FastConfig(cuda_graphs=True), "generation_kwargs": {"do_sample": False}}
+    plain = build_trainer(RunTrainer, chat_model, tmp_path, **options)
+    assert plain.told == {"cuda_graphs": "there is no GPU"}
+    monkeypatch.setattr(fast_trainer, "graph_unsupported_reason", lambda model: None)
+    monkeypatch.setattr(decoding, "decode", lambda *given, **more: 1 / 0)
+    trainer = build_trainer(RunTrainer, chat_model, tmp_path, **options)
+    found = single_turn(trainer, prompts)
+    monkeypatch.undo()
+    assert found == single_turn(plain, prompts)
+    pairs = zip(trainer._sampled_entropies, plain._sampled_entropies, strict=True)
+    assert all(row == pytest.approx(other, abs=1e-4) for row, other in pairs)
 
 
 def test_entropies_are_noted_for_learning_alone(tmp_path, chat_model):

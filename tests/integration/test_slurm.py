@@ -101,7 +101,7 @@ def test_a_job_that_reaches_its_time_limit_goes_on_as_if_it_had_not(tmp_path, ch
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in newest.iterdir()}
 
     said = broken.end(broken.cluster.start(broken.folder, restarts=1))
-    assert said.count(f"going on from step {stopped_at}") == 2
+    assert said.count(f"from step {stopped_at}") == 2
     assert broken.status()["state"] == "completed"
     assert broken.compared() == unbroken.compared()
     first, second = weights_of(broken), weights_of(unbroken)
@@ -111,7 +111,7 @@ def test_a_job_that_reaches_its_time_limit_goes_on_as_if_it_had_not(tmp_path, ch
     assert run.machine(1).checkpoints.resolve() == run.checkpoints
     assert sorted(path.name for path in run.checkpoints.iterdir())[-1] == f"checkpoint-{STEPS}"
     # A job that is started once more has nothing left to do.
-    assert "nothing to go on with" in broken.end(broken.cluster.start(broken.folder, restarts=2))
+    assert "nothing to resume" in broken.end(broken.cluster.start(broken.folder, restarts=2))
 
 
 def test_a_named_run_is_started_and_goes_on(workshop):
@@ -120,11 +120,11 @@ def test_a_named_run_is_started_and_goes_on(workshop):
     assert workshop.grpo("train", recipe, *flags).returncode == 0
     assert workshop.run == workshop.folder / "runs" / "tiny" / "mine"
     done = workshop.grpo("train", recipe, *flags, "--set", "training.max_steps=3")
-    assert "going on from step 2" in done.stderr
+    assert "from step 2" in done.stderr
     assert workshop.status()["step"] == 3
     done = workshop.grpo("train", recipe, *flags[:2])
     assert done.returncode == 2
-    assert "mine is there already. Fix: go on with it with --resume" in done.stderr
+    assert "mine exists already. Fix: resume it with --resume" in done.stderr
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_a_named_run_that_saved_nothing_starts_over_in_its_folder(workshop):
     assert workshop.status()["state"] == "completed"
     undone = workshop.run / "logs" / "attempt_1" / "undone"
     assert (
-        {"metrics.jsonl", "eval", "model", "completions"}
+        {"metrics.jsonl", "eval", "model", "completions", "report.html"}
         >= {path.name for path in undone.iterdir()}
         > {"metrics.jsonl"}
     )

@@ -3,9 +3,12 @@
 `make setup` puts them into a folder of their own: beside the other packages, TRL would import them in every run.
 """
 
+import contextlib
 import json
+import os
 import sqlite3
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +20,9 @@ from transformers.integrations.integration_utils import (
 )
 
 from grpo_cli.errors import RunError
-from grpo_cli.runs.trackers.catalogue import MODULES
-from grpo_cli.runs.trackers.dashboard import dashboard
-from grpo_cli.runs.trackers.ledger import read_ledger
-from grpo_cli.train.tracking import track
+from grpo_cli.runs.trackers import MODULES, read_trackers
+from grpo_cli.training.callbacks import track
+from grpo_cli.workflows.dashboard import shown
 from tests.integration.conftest import Workshop
 from tests.run_folders import make_finished_run
 
@@ -37,7 +39,7 @@ def tracked(tmp_path_factory, chat_model):
     shop = Workshop(tmp_path_factory.mktemp("tracked"), chat_model)
     recipe = shop.write()
     environment = {
-        "PYTHONPATH": str(TRACKERS),
+        "PYTHONPATH": os.pathsep.join([str(TRACKERS), os.environ.get("PYTHONPATH", "")]),
         "WANDB_MODE": "offline",
         "TRACKIO_DIR": str(shop.folder / "trackio"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{shop.folder}/mlflow.db",
@@ -55,49 +57,39 @@ def tracked(tmp_path_factory, chat_model):
 
 @pytest.mark.slow
 @needs_trackers
-def test_nothing_failed_and_the_report_is_there(tracked):
+def test_nothing_failed(tracked):
     assert "warning: wandb" not in tracked.said
     ledger = json.loads((tracked.run / "trackers.json").read_text())
     assert sorted(ledger["runs"]) == sorted(TESTED)
     assert ledger["failures"] == {}
-    assert (tracked.run / "report.html").is_file()
-    assert f"report {tracked.run / 'report.html'}" in tracked.said
 
 
 @pytest.mark.slow
 @needs_trackers
-def test_tensorboard_has_metrics_samples_and_the_recipe(tracked):
+def test_tensorboard_has_metrics(tracked):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(tracked.run / "tensorboard"))
     read.Reload()
     assert [each.step for each in read.Scalars("train/reward")] == [1, 2, 3]
-    assert {each.step for each in read.Scalars("held_out/reward")} == {0, 2, 3}
-    assert {"recipe/text_summary", "completions/text_summary"} <= set(read.Tags()["tensors"])
 
 
 @pytest.mark.slow
 @needs_trackers
 def test_wandb_goes_on_with_one_run_inside_the_run_folder(tracked):
     parts = sorted((tracked.run / "wandb").glob("offline-run-*"))
-    # Two attempts, and what each was followed by.
-    assert len(parts) == 4
+    # One of each attempt.
+    assert len(parts) == 2
     assert len({part.name.rpartition("-")[2] for part in parts}) == 1
     written = b"".join(path.read_bytes() for part in parts for path in part.glob("run-*.wandb"))
-    for said in (b"train/reward", b"held_out/reward", b"completions/rank_0.jsonl", b"report.html"):
-        assert said in written
+    assert b"train/reward" in written
     # The recipe is in the run's configuration.
     assert b"max_completion_length" in written
-    assert list((tracked.run / "wandb").rglob("completions_*.table.json"))
-    # What is to be sent some day is kept as it was, inside the run folder.
-    waiting = [path for path in (tracked.run / "wandb" / "artifacts").rglob("*") if path.is_file()]
-    wanted = (tracked.run / "completions" / "rank_0.jsonl").read_bytes()
-    assert wanted in [path.read_bytes() for path in waiting]
 
 
 @pytest.mark.slow
 @needs_trackers
-def test_trackio_has_one_run_with_metrics_and_files(tracked):
+def test_trackio_has_one_run(tracked):
     with sqlite3.connect(tracked.folder / "trackio" / "tiny.db") as base:
         rows = base.execute("select run_name, metrics from metrics").fetchall()
         configured = base.execute("select config from configs").fetchall()
@@ -105,32 +97,19 @@ def test_trackio_has_one_run_with_metrics_and_files(tracked):
     logged = [json.loads(metrics) for _, metrics in rows]
     rewards = [each["train/reward"] for each in logged if "train/reward" in each]
     assert len(rewards) == 3
-    assert any("held_out/reward" in each for each in logged)
     # TRL's own timings of each micro-step are kept out.
     assert not any(name.startswith("profiling/") for each in logged for name in each)
     assert any(b'"recipe"' in bytes(config[0]) for config in configured)
-    wanted = (tracked.run / "completions" / "rank_0.jsonl").read_bytes()
-    kept = [
-        path for path in (tracked.folder / "trackio" / "artifacts").rglob("*") if path.is_file()
-    ]
-    assert wanted in [path.read_bytes() for path in kept]
 
 
 @pytest.mark.slow
 @needs_trackers
-def test_mlflow_has_one_run_with_parameters_metrics_and_files(tracked):
+def test_mlflow_has_one_run(tracked):
     with sqlite3.connect(tracked.folder / "mlflow.db") as base:
-        ((name, status, place),) = base.execute(
-            "select name, status, artifact_uri from runs"
-        ).fetchall()
+        ((name, status),) = base.execute("select name, status from runs").fetchall()
         metrics = set(base.execute("select key, step from metrics").fetchall())
-        parameters = dict(base.execute("select key, value from params").fetchall())
     assert (name, status) == (f"tiny-{tracked.run.name}", "FINISHED")
-    assert {("reward", 1), ("reward", 3), ("held_out/reward", 0), ("held_out/reward", 3)} <= metrics
-    assert parameters["recipe.generation.num_generations"] == "2"
-    files = tracked.folder / place.removeprefix("file://")
-    assert (files / "completions" / "rank_0.jsonl").is_file()
-    assert (files / "report.html").is_file()
+    assert {("reward", 1), ("reward", 3)} <= metrics
 
 
 def test_the_trackers_known_here_are_those_of_transformers():
@@ -173,7 +152,7 @@ def test_a_tracker_that_fails_in_between_is_left_out(tmp_path, capsys):
     callback.on_log(trainer.args, STATE, None, logs={"loss": 1.0})
     callback.on_log(trainer.args, STATE, None, logs={"loss": 1.0})
     callback.on_train_end(trainer.args, STATE, None)
-    (why,) = read_ledger(folder).failures.values()
+    (why,) = read_trackers(folder, "failures").values()
     assert "failed in on_log" in why
     assert "No space left" in why
     assert capsys.readouterr().err.count("warning: tensorboard") == 1
@@ -191,17 +170,26 @@ def test_a_tracker_that_cannot_start_ends_the_run_with_a_way_out(tmp_path, monke
 
 
 @needs_trackers
-def test_the_dashboard_answers_while_it_is_wanted(tmp_path, monkeypatch):
+def test_the_dashboard_answers_until_the_training_ends(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(TRACKERS))
-    monkeypatch.syspath_prepend(TRACKERS)
     monkeypatch.delenv("DISPLAY", raising=False)
-    monkeypatch.setattr("grpo_cli.runs.trackers.dashboard._PATIENCE_S", 180)
-    with dashboard("two words") as said:
-        address = said.removeprefix("dashboard: ")
+    recipe = SimpleNamespace(name="two words", logging=SimpleNamespace(extras={}))
+    lines = []
+    with shown(recipe, SimpleNamespace(say=lines.append)):
+        address = lines[0].removeprefix("dashboard: ").partition(",")[0]
         assert address.startswith("http://127.0.0.1:")
         assert address.endswith("project=two+words")
-        with urllib.request.urlopen(address, timeout=30) as reply:
-            assert reply.status == 200
+        wait_for(address)
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(address, timeout=30)
+
+
+def wait_for(address, limit_s=180):
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=30) as reply:
+            assert reply.status == 200
+            return
+        time.sleep(0.2)
+    pytest.fail("the dashboard did not come up")

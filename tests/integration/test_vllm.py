@@ -13,6 +13,7 @@ from tests.integration.vllm_runs import (
     AGREEMENT,
     EAGER,
     ENVIRONMENT,
+    LORA,
     NEEDS_VLLM,
     SPREAD,
     assert_dynamic_adapter_run,
@@ -26,7 +27,7 @@ from tests.integration.vllm_runs import (
 pytestmark = NEEDS_VLLM
 # vLLM is given the weights of the first steps, and of no later one.
 SKIP_LATER_SYNCS = """\
-from grpo_cli.train.vllm_generation import RunGeneration
+from grpo_cli.training.vllm_generation import RunGeneration
 
 sync_weights, calls = RunGeneration.sync_weights, []
 
@@ -92,10 +93,14 @@ def test_the_probe_samples_with_vllm(tmp_path, wide_model):
     assert report["time"]["total_s"] > 0
 
 
-def test_colocated_vllm_has_the_weights_of_the_step_and_a_skipped_sync_shows(tmp_path, wide_model):
+@pytest.mark.parametrize("lora", [False, True], ids=["all weights", "lora"])
+def test_colocated_vllm_has_the_weights_of_the_step_and_a_skipped_sync_shows(
+    tmp_path, wide_model, lora
+):
     workshop = workshop_of(tmp_path, wide_model, "mode: colocate")
     (tmp_path / "spread.py").write_text(SKIP_LATER_SYNCS + SPREAD)
-    train(workshop, *sets(6, lr_scheduler_type="constant"))
+    more = ["--set", LORA] if lora else []
+    train(workshop, *sets(6, lr_scheduler_type="constant"), *more)
     assert len(differences(workshop)) == 6
     assert max(differences(workshop)[:4]) < AGREEMENT
     assert min(differences(workshop)[4:]) > AGREEMENT

@@ -32,7 +32,7 @@ import json, os, signal, threading
 from pathlib import Path
 
 import psutil
-from grpo_cli.train.vllm_generation import RunClient
+from grpo_cli.training.vllm_generation import RunClient
 
 post, planned = RunClient._post, set()
 
@@ -48,14 +48,14 @@ def suspend_and_kill(process):
     threading.Timer(1.0, process.kill).start()
 
 
-def post_to_the_dying(self, url, **kwargs):
+def post_to_the_dying(self, url, *sizes, **kwargs):
     if "server" in planned and url.endswith("/completions"):
         planned.remove("server")
         suspend_and_kill(psutil.Process(find("EngineCore").ppid()))
     if "engine" in planned and url.endswith("/collective_rpc"):
         planned.remove("engine")
         suspend_and_kill(find("EngineCore"))
-    return post(self, url, **kwargs)
+    return post(self, url, *sizes, **kwargs)
 
 
 RunClient._post = post_to_the_dying

@@ -4,6 +4,7 @@ import pytest
 
 from tests.integration.vllm_runs import (
     ASYNC,
+    LORA,
     NEEDS_VLLM,
     assert_dynamic_adapter_run,
     serving,
@@ -32,7 +33,7 @@ def test_a_training_waits_for_a_server_that_is_loading_and_leaves_it_running(ser
 @pytest.mark.parametrize("lora", [False, True], ids=["all weights", "lora"])
 def test_a_server_samples_with_the_weights_as_they_move(tmp_path, wide_model, server, lora):
     workshop = workshop_of(tmp_path, wide_model, server.settings)
-    more = ["--set", "model.lora={r: 8, target_modules: all-linear}"] if lora else []
+    more = ["--set", LORA] if lora else []
     train(workshop, *sets(12), *ASYNC, *more)
     assert workshop.status()["state"] == "completed"
     steps = workshop.records("train")

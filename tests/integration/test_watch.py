@@ -102,7 +102,7 @@ def test_a_run_whose_process_was_killed_is_told_of(tmp_path):
         said, errors = watching.communicate(timeout=60)
     assert watching.returncode == 1
     assert "interrupted: 4/10 steps" in said
-    assert "it ended without a word while training: none of its processes is left" in errors
+    assert "interrupted while training: none of its processes is left" in errors
 
 
 def test_a_pending_run_is_waited_for_and_one_that_goes_on_is_taken_up(tmp_path):
@@ -160,11 +160,11 @@ def test_a_terminal_gets_a_panel_and_ctrl_c_leaves_the_run_alone(tmp_path):
         with start_watching(tmp_path, **terminal) as watching:
             shown = read_screen(ours, "step 5/10", watching)
             watching.send_signal(signal.SIGINT)
-            shown = read_end(ours, "the run goes on")
+            shown = read_end(ours, "the run continues")
             assert watching.wait(timeout=60) == 130
         assert writer.poll() is None
         writer.kill()
-    assert "no longer watched" in shown
+    assert "stopped watching" in shown
 
 
 def read_end(ours, until):

@@ -32,6 +32,7 @@ EAGER = {"VLLM_CPU_CI_ENV": "1"}
 """vLLM's own switch for tests on a CPU: no compilation, no warm-up."""
 MANAGED = "mode: server, server_args: {{enforce-eager: true}}"
 """For `workshop_of`: a server that `grpo train` starts, sooner without compilation."""
+LORA = "model.lora={r: 8, target_modules: all-linear}"
 ASYNC = ("--set", "training.mode=async", "--set", "training.asynchronous.max_staleness=2")
 AGREEMENT = 0.06
 """Mean absolute difference between vLLM's and the trainer's log-probabilities, in bf16."""
@@ -40,26 +41,27 @@ SPREAD = """\
 def spread(completion_ids, **kwargs):
     return [sum(ids) / 1000 for ids in completion_ids]
 """
-# Hands the weights over 50 times before the third sampling, when the adapters have moved, and writes how many
-# base weights there are, and how many of them have changed.
-FIFTY_HAND_OVERS = """\
+# Sends the weights 200 times before the third sampling, when the adapters have moved. Writes how many base weights
+# there are, how many of them have changed, and how many adapters were sent.
+MANY_SYNCS = """\
 import json
 from pathlib import Path
-from grpo_cli.train.vllm_generation import RunGeneration
+from grpo_cli.training.vllm_generation import RunGeneration
 
 sync_weights, calls = RunGeneration.sync_weights, []
 
-def sync_fifty_times(self):
+def sync_many_times(self):
     calls.append(self)
     base = {name: weight for name, weight in self.model.named_parameters() if "lora_" not in name}
     before = {name: weight.detach().clone() for name, weight in base.items()}
-    for _ in range(50 if len(calls) == 3 else 1):
+    for _ in range(200 if len(calls) == 3 else 1):
         sync_weights(self)
     if len(calls) == 3:
         changed = sum(not before[name].equal(weight) for name, weight in base.items())
-        Path(__file__).with_name("changed.json").write_text(json.dumps([len(base), changed]))
+        numbers = [len(base), changed, self._num_adapters]
+        Path(__file__).with_name("changed.json").write_text(json.dumps(numbers))
 
-RunGeneration.sync_weights = sync_fifty_times
+RunGeneration.sync_weights = sync_many_times
 
 """
 _background: list[psutil.Process] = []
@@ -221,6 +223,7 @@ def serving(folder: Path, model: Path) -> Iterator[SharedServer]:
     address = f"http://127.0.0.1:{port}"
     workshop = workshop_of(folder, model, f"mode: server, base_url: {address}")
     flags = ["--gpu-memory-utilization", "0.05", "--max-model-len", "256", "--port", port]
+    flags += ["--set", LORA]
     command = workshop.command("serve", folder / "recipe.yaml", *flags, **ENVIRONMENT)
     process = subprocess.Popen(**command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     root = psutil.Process(process.pid)
@@ -243,10 +246,10 @@ def train_dynamic(folder: Path, model: Path, vllm: str, **environment: str) -> W
 
     workshop = workshop_of_silent_rows(folder, model)
     reward = folder / "mine.py"
-    reward.write_text(FIFTY_HAND_OVERS + reward.read_text())
+    reward.write_text(MANY_SYNCS + reward.read_text())
     settings = f"{{gpu_memory_utilization: 0.05, max_model_length: 256, {vllm}}}"
     values = ["generation.backend=vllm", f"generation.vllm={settings}", "model.dtype=bfloat16"]
-    values += ["logging.log_completions=true", "model.lora={r: 8, target_modules: all-linear}"]
+    values += ["logging.log_completions=true", LORA]
     more = [part for value in values for part in ("--set", value)]
     train(workshop, *sets(4), *more, "--set", "evaluation.limit=3", **environment)
     return workshop
@@ -261,9 +264,12 @@ def assert_dynamic_adapter_run(workshop: Workshop) -> None:
     assert max(differences(workshop)) < AGREEMENT
     assert min(record["grad_norm"] for record in records) > 0
     assert min(record["time/sync"] for record in records) > 0
-    weights, changed = json.loads((workshop.folder / "changed.json").read_text())
+    weights, changed, adapters = json.loads((workshop.folder / "changed.json").read_text())
     assert weights > 10
     assert changed == 0
+    # Before the held-out rows, and before the first and the second step.
+    assert adapters >= 202
+    assert not (workshop.run / "launch" / "weights").exists()
     for when in ("before", "after"):
         measured = json.loads((workshop.run / "eval" / f"{when}.json").read_text())
         assert (measured["backend"], measured["prompts"]) == ("vllm", 2)

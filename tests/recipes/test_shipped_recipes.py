@@ -10,8 +10,7 @@ from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.templates import list_templates, write_template
-from grpo_cli.recipe.writing import write_yaml
-from grpo_cli.recipe.yaml_tree import read_text
+from grpo_cli.recipe.yaml_tree import read_text, write_yaml
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))

@@ -163,7 +163,7 @@ def test_broken_groups_show_the_sum_and_the_nearest_values_of_each_knob() -> Non
     assert not plan.valid
     (problem,) = plan.problems
     assert problem.path == "generation.num_generations"
-    assert problem.message == (
+    assert problem.seen == (
         "generation batch 4 × 3 × 2 = 24 completions does not hold whole groups of 7 "
         "(24 / 7 = 3 remainder 3)"
     )
@@ -188,14 +188,14 @@ def test_suggestions_name_the_knob_that_sets_the_generation_batch(knob: str) -> 
 def test_generation_batch_must_split_into_micro_steps() -> None:
     plan = plan_batch(replace(EXAMPLE, generation_batch_size=30))
     assert paths(plan) == ["generation.generation_batch_size"]
-    assert "4 × 3 = 12 (30 / 12 = 2 remainder 6)" in plan.problems[0].message
+    assert "4 × 3 = 12 (30 / 12 = 2 remainder 6)" in plan.problems[0].seen
     assert offers(plan)["generation.generation_batch_size"] == (24, 36)
 
 
 def test_too_small_dataset_is_an_error_also_with_max_steps() -> None:
     plan = plan_batch(replace(EXAMPLE, dataset_size=3, max_steps=10))
     assert paths(plan) == ["dataset"]
-    assert "4 × 3 × 2 = 24 completions / 6 = 4 prompts" in plan.problems[0].message
+    assert "4 × 3 × 2 = 24 completions / 6 = 4 prompts" in plan.problems[0].seen
     assert plan.problems[0].fix.startswith("add prompts; or set ")
     assert offers(plan)["training.per_device_train_batch_size"] == (3,)
     assert offers(plan)["training.gradient_accumulation_steps"] == (1,)
@@ -209,7 +209,7 @@ def test_evaluation_rule_holds_only_where_training_evaluates() -> None:
     plan = plan_batch(replace(inputs, evaluates=True))
     assert paths(plan) == ["training.per_device_eval_batch_size"]
     assert (plan.valid, plan.eval_valid) == (False, False)
-    assert "5 × 3 = 15 completions does not hold whole groups of 6" in plan.problems[0].message
+    assert "5 × 3 = 15 completions does not hold whole groups of 6" in plan.problems[0].seen
     assert offers(plan) == {
         "training.per_device_eval_batch_size": (4, 6),
         "generation.num_generations_eval": (5, 15),
@@ -276,7 +276,7 @@ def test_senseless_value_is_one_problem_at_its_place(field: str, value: Any, pat
     inputs = replace(EXAMPLE, evaluates=True, per_device_eval_batch_size=2)
     plan = plan_batch(replace(inputs, **{field: value}))
     assert paths(plan) == [path]
-    assert str(value) in plan.problems[0].message
+    assert str(value) in plan.problems[0].seen
     derive(plan)
 
 
@@ -440,8 +440,8 @@ def test_a_batch_and_its_replacements_find_enough_prompts() -> None:
     scarce = replace(EXAMPLE, max_resample=3, dataset_size=15)
     plan = plan_batch(scarce)
     assert paths(plan) == ["generation.dynamic_sampling.max_resample"]
-    assert "(15)" in plan.problems[0].message
-    assert "(4 prompts × (1 + 3) = 16)" in plan.problems[0].message
+    assert "(15)" in plan.problems[0].seen
+    assert "(4 prompts × (1 + 3) = 16)" in plan.problems[0].seen
     assert offers(plan)["generation.dynamic_sampling.max_resample"] == (2,)
     assert plan_batch(replace(scarce, dataset_size=16)).valid
     # Where not even a batch finds them, that alone is said.

@@ -39,6 +39,13 @@ def explain(error, section="model."):
             ValueError("it has a head of its own"),
             "it has a head of its own. Fix: name another than a/b",
         ),
+        (
+            ValueError(
+                "The model type `lama` that Transformers does not recognize this architecture"
+            ),
+            "The model type `lama` that Transformers does not recognize this architecture. Fix: if `llama` is "
+            'meant, write "model_type": "llama" in its config.json; else pip install --upgrade transformers',
+        ),
         (OSError("the disk {is} gone"), "the disk {is} gone. Fix: check `model.path`"),
         (
             safetensors.SafetensorError("cut short"),

@@ -8,18 +8,16 @@ import pytest
 
 _SCRIPT = """
 import os, signal, subprocess, sys
-from grpo_cli.processes import start_child
+from grpo_cli.processes import child
 
 if sys.argv[1] == "noted":
     signal.signal(signal.SIGINT, lambda number, frame: print("noted"))
 os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
 try:
-    process = start_child([sys.executable, "-c", "import time; time.sleep(600)"])
+    with child([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        print("going on" if process.poll() is None else "ended")
 except KeyboardInterrupt:
     print("interrupted")
-else:
-    print("going on" if process.poll() is None else "ended")
-    process.kill()
 """
 
 

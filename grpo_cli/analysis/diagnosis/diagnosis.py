@@ -1,29 +1,58 @@
 """Every rule, applied to a run: to a finished one, or to one in progress as its records come."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_cli.analysis.diagnosis import progress, rewards, signal, stability
 from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rule import Rule
-from grpo_cli.analysis.diagnosis.rules import RULES
-from grpo_cli.analysis.diagnosis.symptom import Symptom
-from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.analysis.diagnosis.rule import Rule, Symptom
 
 _LOG = logging.getLogger(__name__)
-_ORDER = {"error": 0, "warning": 1, "note": 2}
+_LEVELS = ("error", "warning", "note")
+
+RULES: tuple[Rule, ...] = (
+    stability.nan_loss,
+    stability.too_high_learning_rate,
+    stability.too_low_learning_rate,
+    signal.sampling_mismatch,
+    stability.kl_runaway,
+    stability.entropy_collapse,
+    stability.entropy_explosion,
+    stability.gradient_spike,
+    stability.clip_share,
+    rewards.absent_reward,
+    signal.no_signal,
+    rewards.constant_reward,
+    rewards.reward_swamped,
+    rewards.rewards_apart,
+    progress.held_out_collapse,
+    progress.held_out_loss,
+    progress.held_out_gap,
+    progress.early_peak,
+    progress.falling_reward,
+    signal.repeated_answers,
+    signal.length_explosion,
+    signal.length_collapse,
+    signal.truncation,
+    signal.all_solved,
+    rewards.slow_reward,
+    signal.sampling_starves,
+)
+"""In the order in which they are listed: within a level, causes come before effects."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What all rules say of a run."""
+    """What all rules found in a run."""
 
-    symptoms: tuple[Symptom, ...]
+    symptoms: tuple[Symptom, ...] = ()
     """The worst first."""
-    obstacles: Mapping[str, str]
-    """Why rules could not look, by their names."""
-    rules: int
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Why rules could not be checked, by their names."""
+    rules: int = len(RULES)
     """How many there are."""
 
     @property
@@ -31,59 +60,57 @@ class Diagnosis:
         """Those by which the run learns nothing, or loses what it learned."""
         return tuple(each for each in self.symptoms if each.level == "error")
 
+    @property
+    def checked(self) -> int:
+        """How many rules could be checked."""
+        return self.rules - len(self.skipped)
+
+    @property
+    def coverage(self) -> str:
+        """How many rules could be checked, in words."""
+        if not self.skipped:
+            return f"{self.rules} rules checked"
+        return f"{self.checked} of {self.rules} rules checked, {len(self.skipped)} skipped"
+
+    def skipped_by_reason(self) -> dict[str, list[str]]:
+        """Return the names of the rules that could not be checked, by the reason."""
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for name, why in self.skipped.items():
+            reasons[why].append(name)
+        return dict(reasons)
+
     def as_json(self) -> dict[str, Any]:
-        """The diagnosis as plain values, for `--json`."""
+        """Return the diagnosis as plain values, for `--json`."""
         return {
             "symptoms": [each.as_json() for each in self.symptoms],
             "rules": self.rules,
-            "not_looked": dict(self.obstacles),
+            "not_looked": dict(self.skipped),
         }
 
 
 def examine(history: History) -> Diagnosis:
-    """Applies every rule, and says which could not look."""
-    blind = {rule.name: why for rule in RULES if (why := rule.unsupported_reason(history))}
-    return Diagnosis(tuple(diagnose(history)), blind, len(RULES))
+    """Apply every rule, and say which could not be checked."""
+    skipped = {rule.name: why for rule in RULES if (why := rule.unsupported_reason(history))}
+    return Diagnosis(tuple(diagnose(history)), skipped)
 
 
 def diagnose(history: History, names: Collection[str] | None = None) -> list[Symptom]:
-    """What is wrong with a run, the worst first.
+    """Return what is wrong with a run, the worst first.
 
     Args:
-        history: The run, as far as it has come.
+        history: What has been logged of the run so far.
         names: The rules to apply; None applies all.
     """
-    rules = [rule for rule in RULES if names is None or rule.name in names]
-    return sorted(_apply(rules, history), key=lambda each: _ORDER[each.level])
-
-
-def _apply(rules: Iterable[Rule], history: History) -> Iterable[Symptom]:
-    for rule in rules:
+    symptoms = []
+    for rule in RULES:
+        if names is not None and rule.name not in names:
+            continue
         try:
-            found = rule.apply(history)
+            symptom = rule.apply(history)
         except Exception:
-            # A damaged value must not take a training or a display down.
+            # A damaged value must not end a training or a display.
             _LOG.warning("the rule %s failed", rule.name, exc_info=True)
             continue
-        if found is not None:
-            yield found
-
-
-class Watch:
-    """The rules beside a training: tells of each symptom once, when it first arises.
-
-    Args:
-        recipe: What is trained.
-        source: What commands take as this recipe, such as the path of its `resolved.json`.
-    """
-
-    def __init__(self, recipe: Recipe, source: str = "RECIPE") -> None:
-        self.history = History(recipe, source=source)
-        self._told: set[str] = set()
-
-    def add(self, record: Mapping[str, Any]) -> list[Symptom]:
-        """Takes a record of `metrics.jsonl`; gives the symptoms that were not there before it."""
-        self.history.add(record)
-        fresh = [each for each in diagnose(self.history) if each.rule not in self._told]
-        self._told |= {each.rule for each in fresh}
-        return fresh
+        if symptom is not None:
+            symptoms.append(symptom)
+    return sorted(symptoms, key=lambda each: _LEVELS.index(each.level))

@@ -1,191 +1,262 @@
-"""What rules read: a run's recipe, its metrics as series, and the measurements before and after.
+"""A run as rules read it: its recipe, its metrics, and its held-out answers before and after training."""
 
-Grows record by record, so that a training in progress is judged by the same rules as a finished run.
-"""
-
-import math
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import accumulate
+from math import fsum, inf, isinf, sqrt
 from statistics import fmean
-from typing import Any
+from typing import NamedTuple
 
-from grpo_cli.analysis.diagnosis.answers import Answers, read_answers
-from grpo_cli.errors import UsageError
+from pydantic import ValidationError
+
+from grpo_cli.analysis.metrics import PerPrompt, per_prompt
+from grpo_cli.errors import RewardError, UsageError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.runs.checkpoints import whole_checkpoints
-from grpo_cli.runs.files import read_object
-from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import read_records
-from grpo_cli.runs.status import StatusFile
+from grpo_cli.rewards.registry import find_kind
+from grpo_cli.runs.metrics import Metrics, Point, read_rewards
+from grpo_cli.runs.run import Run, When
 
-Point = tuple[int, float | None]
-"""Optimizer step, and the value logged there; None stands for NaN and infinities."""
-_NOT_METRICS = frozenset({"schema_version", "time", "event", "step", "total_steps"})
-_PLACEHOLDER = "NAME"
-_LARGEST = 1e100
-"""Beyond it a damaged value tells nothing more, and its square is no number."""
+SURE = 4.0
+"""Standard errors that a change must exceed: a rule is checked hundreds of times, so two would err often."""
+LIKELY = 2.0
+"""Standard errors that are enough not to blame a run."""
+START, NOW = 5, 10
+"""Records that the beginning and the present are means of; learning may begin with the first ones."""
 PEAK_WIDTH = 10
 """Records that the mean of a peak is over."""
+_FIRST, _LEVEL = 3, 0.05
+_NEAR = 0.1
+"""Share of all weights by which a reward may miss its highest value and still be near it."""
 
 
 @dataclass(frozen=True)
-class Peak:
+class Change:
+    """Two means and what noise alone would make between them."""
+
+    before: float
+    now: float
+    error: float
+    """The standard error of their difference."""
+
+    @property
+    def difference(self) -> float:
+        """Of the means; above 0 for a rise."""
+        return self.now - self.before
+
+    def rises(self, least: float = 0.0, errors: float = SURE) -> bool:
+        """Whether it has risen by more than `least` and by more than so many standard errors."""
+        return self.difference > max(errors * self.error, least)
+
+    def falls(self, least: float = 0.0, errors: float = SURE) -> bool:
+        """Whether it has fallen by more than `least` and by more than so many standard errors."""
+        return -self.difference > max(errors * self.error, least)
+
+
+def change_between(earlier: Sequence[float], later: Sequence[float]) -> Change | None:
+    """Return the change from some records to others; None if either are fewer than two."""
+    if min(len(earlier), len(later)) < 2:
+        return None
+    error = sqrt(_variance_of_mean(earlier) + _variance_of_mean(later))
+    return Change(fmean(earlier), fmean(later), error)
+
+
+def _variance_of_mean(values: Sequence[float]) -> float:
+    # That of `statistics` is exact, and too slow for every step of a training.
+    middle = fmean(values)
+    return fsum((value - middle) ** 2 for value in values) / (len(values) - 1) / len(values)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of one held-out measurement: how alike they are, and how they were scored."""
+
+    prompts: int
+    commonest: str
+    share: float
+    """Of the commonest text among all answers."""
+    values: dict[str, PerPrompt]
+    """`reward`, the total, and `rewards/NAME` in the recipe's order → the mean score of each prompt's answers."""
+
+    def mean(self, metric: str = "reward") -> float:
+        """Return the mean score over prompts."""
+        values = self.values.get(metric)
+        return fmean(values.values()) if values else 0.0
+
+
+def read_answers(run: Run, when: When) -> Answers | None:
+    """Return the answers of a measurement; None if there are none, or they are of another version."""
+    # It imports what scores completions.
+    from grpo_cli.analysis.samples import as_scored, group_by_row
+
+    try:
+        groups = group_by_row([as_scored(each) for each in run.samples(when)])
+    except KeyError:
+        return None
+    if not groups:
+        return None
+    texts = Counter(each.text.strip() for group in groups for each in group)
+    commonest, count = texts.most_common(1)[0]
+    return Answers(len(groups), commonest, count / texts.total(), per_prompt(groups, {}))
+
+
+class Peak(NamedTuple):
     """The best a metric has been, as a mean of consecutive records."""
 
     step: int
     """Of the last of these records."""
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """Of the records."""
-        return fmean(self.values)
-
-
-@dataclass
-class _PeakSearch:
-    """Looks at each record once, however often the peak is asked for."""
-
-    best: Peak | None = None
-    seen: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=PEAK_WIDTH))
-
-    def look(self, points: list[Point]) -> Peak | None:
-        for step, value in points[self.seen :]:
-            if value is None:
-                continue
-            self.recent.append(value)
-            full = len(self.recent) == PEAK_WIDTH
-            if full and (self.best is None or fmean(self.recent) > self.best.mean):
-                self.best = Peak(step, tuple(self.recent))
-        self.seen = len(points)
-        return self.best
+    values: list[float]
 
 
 @dataclass
 class History:
-    """One run, as far as it has come."""
+    """What has been logged of a run so far."""
 
     recipe: Recipe
-    series: dict[str, list[Point]] = field(default_factory=dict)
-    """Metric, by its name in `metrics.jsonl` → its records in their order."""
-    before: Mapping[str, Any] = field(default_factory=dict)
-    """The measurement before training, as in `eval/before.json`; empty where there is none."""
-    after: Mapping[str, Any] = field(default_factory=dict)
-    said_before: Answers | None = None
-    """What the model said to held-out prompts before training; None where nobody has looked."""
-    said_after: Answers | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    """Its records; they may grow."""
+    answers_before: Answers | None = None
+    """The answers to held-out prompts before training; None if they are not known."""
+    answers_after: Answers | None = None
     source: str = "RECIPE"
-    """What commands take as its recipe: the path of its `resolved.json`, where that is known."""
-    run: str | None = None
-    """The path of its folder, where that is known."""
+    """The recipe as commands take it: the path of `resolved.json`, if that is known."""
+    run: str = "RUN"
+    """The path of its folder, if that is known."""
     checkpoints: tuple[int, ...] | None = None
-    """Steps of the checkpoints that are there; None where nobody has looked."""
-    step: int = 0
-    """Of the newest record."""
-    total_steps: int | None = None
+    """Steps of the checkpoints that exist; None if that is not known."""
     lost_at: int | None = None
-    """The step whose loss was no number, which ended the run before there was a record of it."""
-    _peaks: dict[str, _PeakSearch] = field(default_factory=dict, repr=False, compare=False)
+    """The step whose loss was NaN or infinite, and which ended the run before it was logged."""
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Takes a record of `metrics.jsonl`: of training, of evaluation, or a measurement; passes over others."""
-        event, step = record.get("event"), record.get("step")
-        if event == "measure":
-            self._take_measurement(record)
-        if event not in ("train", "eval") or not isinstance(step, int):
-            return
-        self.step = step
-        total = record.get("total_steps")
-        self.total_steps = total if isinstance(total, int) else self.total_steps
-        for name, value in record.items():
-            if name not in _NOT_METRICS and (value is None or isinstance(value, int | float)):
-                self.series.setdefault(name, []).append((self.step, _read_number(value)))
-
-    def _take_measurement(self, record: Mapping[str, Any]) -> None:
-        if record.get("when") == "before":
-            self.before = record
-        elif record.get("when") == "after":
-            self.after = record
-
-    def count(self, metric: str) -> int:
-        """How many records a metric has; of `rewards/NAME/mean`, whichever has most."""
-        if _PLACEHOLDER not in metric:
-            return len(self.series.get(metric, ()))
-        start, _, end = metric.partition(_PLACEHOLDER)
-        return max(
-            (len(points) for name, points in self.series.items() if _fits(name, start, end)),
-            default=0,
-        )
-
-    def last(self, metric: str, width: int) -> list[float]:
-        """The last `width` values of a metric that are numbers; fewer where there are not so many."""
-        return [value for _, value in self.series.get(metric, ())[-width:] if value is not None]
+    def points(self, metric: str) -> list[Point]:
+        """Return the steps and values at which a metric was logged."""
+        return self.metrics.series.get(metric, [])
 
     def first(self, metric: str, width: int) -> list[float]:
-        """The values among the first `width` records of a metric that are numbers."""
-        return [value for _, value in self.series.get(metric, ())[:width] if value is not None]
+        """Return the numbers among the first `width` values of a metric."""
+        return self.metrics.first(metric, width)
+
+    def last(self, metric: str, width: int = NOW) -> list[float]:
+        """Return the numbers among the last `width` values of a metric."""
+        return self.metrics.last(metric, width)
 
     def up_to(self, metric: str, step: int, width: int) -> list[float]:
-        """The last `width` values of a metric at a step or before it."""
-        points = self.series.get(metric, [])
-        end = bisect_right(points, step, key=lambda point: point[0])
-        return [value for _, value in points[max(end - width, 0) : end] if value is not None]
+        """Return the numbers among the last `width` values of a metric at or before a step."""
+        window = self.metrics.window(metric, step, width)
+        return [value for _, value in window if value is not None]
+
+    def mean(self, metric: str) -> float | None:
+        """Return the mean of the last 10 records of a metric; None if they hold no number."""
+        values = self.last(metric)
+        return fmean(values) if values else None
+
+    def change(self, metric: str, start: int = START) -> Change | None:
+        """Return how a metric has changed from its first `start` records to its last 10."""
+        return change_between(self.first(metric, start), self.last(metric))
+
+    def count(self, metric: str) -> int:
+        """Return how many records a metric has; of `rewards/NAME/mean`, the reward that has most."""
+        pattern = metric.replace("NAME", "*")
+        series = self.metrics.series.items()
+        return max(
+            (len(points) for name, points in series if fnmatchcase(name, pattern)), default=0
+        )
 
     def peak(self, metric: str) -> Peak | None:
-        """The best a metric has been over `PEAK_WIDTH` records; None before there are so many."""
-        search = self._peaks.setdefault(metric, _PeakSearch())
-        return search.look(self.series.get(metric, []))
+        """Return the best a metric has been over `PEAK_WIDTH` records; None before there are so many."""
+        known = [(step, value) for step, value in self.points(metric) if value is not None]
+        sums = [0.0, *accumulate(value for _, value in known)]
+        ends = range(PEAK_WIDTH, len(sums))
+        if not ends:
+            return None
+        end = max(ends, key=lambda end: sums[end] - sums[end - PEAK_WIDTH])
+        return Peak(known[end - 1][0], [value for _, value in known[end - PEAK_WIDTH : end]])
 
     def rewards(self) -> Iterator[tuple[int, str, RewardConfig]]:
-        """Each reward's place in the recipe, its name in the metrics, and its entry.
+        """Yield each reward's place in the recipe, its name in the metrics, and its entry.
 
-        They are logged in the recipe's order. Nothing where their numbers differ: the metrics are then
-        another recipe's.
+        Nothing if their numbers differ: the metrics are then another recipe's.
         """
-        start, end = "rewards/", "/mean"
-        names = [name[len(start) : -len(end)] for name in self.series if _fits(name, start, end)]
+        names = read_rewards(dict.fromkeys(self.metrics.series, 0.0))
+        if not names and self.answers_after:
+            names = read_rewards({f"{name}/mean": 0.0 for name in self.answers_after.values})
         if len(names) == len(self.recipe.rewards):
             for place, (name, entry) in enumerate(zip(names, self.recipe.rewards, strict=True)):
                 yield place, name, entry
 
+    def has_risen(self, errors: float = SURE) -> bool:
+        """Whether the reward is higher than it began, by more than so many standard errors.
 
-def _read_number(value: float | None) -> float | None:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return None
-    return float(min(max(value, -_LARGEST), _LARGEST))
+        A reward that rises within its first records has no noise to speak of there: it has also risen if each
+        of the last records is above those it began with.
+        """
+        change, first, now = (
+            self.change("reward"),
+            self.first("reward", _FIRST),
+            self.last("reward"),
+        )
+        above = len(first) == _FIRST and len(now) == NOW and min(now) > max(first)
+        return change is not None and (above or change.rises(errors=errors))
+
+    def is_near_best(self) -> bool:
+        """Whether the reward is about as high as it can get.
+
+        If its highest value is not known, that is assumed of a reward that rose until all completions scored
+        about the same.
+        """
+        now, spread, change = self.mean("reward"), self.mean("reward_std"), self.change("reward")
+        if now is None:
+            return False
+        if not isinf(near_best(self.recipe)):
+            return now >= near_best(self.recipe)
+        level = spread is not None and change is not None and spread <= _LEVEL * change.difference
+        return level and self.has_risen()
 
 
-def _fits(name: str, start: str, end: str) -> bool:
-    return name.startswith(start) and name.endswith(end)
+def score_bounds(entry: RewardConfig) -> tuple[float, float]:
+    """Return a reward's least and greatest score before its weight; infinite if not known."""
+    if entry.clip is not None:
+        return entry.clip
+    try:
+        params = find_kind(entry.kind)
+        return params.model_validate(entry.params).score_range() if params else (-inf, inf)
+    except (RewardError, ValidationError):
+        # The run was trained elsewhere, with a package or a version that is not here.
+        return -inf, inf
 
 
-def read_history(run: RunFolder) -> History:
-    """The history of a run, finished or not, from its folder alone.
+def near_best(recipe: Recipe) -> float:
+    """Return the total from which on a completion is about as good as can be; infinite if not known."""
+    weighted = [entry for entry in recipe.rewards if entry.weight]
+    if not weighted:
+        return inf
+    best = sum(max(entry.weight * bound for bound in score_bounds(entry)) for entry in weighted)
+    return best - _NEAR * sum(abs(entry.weight) for entry in weighted)
+
+
+def read_history(run: Run) -> History:
+    """Return the history of a run, finished or not.
 
     Raises:
         UsageError: This is not a run folder.
     """
-    history = History(run.read_recipe(), source=str(run.resolved), run=str(run.path))
-    for record in read_records(run.metrics):
-        history.add(record)
-    history.before = read_object(run.evaluations / "before.json") or history.before
-    history.after = read_object(run.evaluations / "after.json") or history.after
-    history.said_before = read_answers(run.evaluations / "before.jsonl")
-    history.said_after = read_answers(run.evaluations / "after.jsonl")
-    history.checkpoints = tuple(whole_checkpoints(run))
-    history.lost_at = _find_loss(run)
-    return history
+    return History(
+        run.recipe,
+        run.metrics,
+        read_answers(run, "before"),
+        read_answers(run, "after"),
+        str(run.folder.resolved),
+        str(run.folder.path),
+        tuple(run.checkpoints),
+        _read_lost_step(run),
+    )
 
 
-def _find_loss(run: RunFolder) -> int | None:
-    """The step whose batch the trainer kept, because its loss was no number."""
+def _read_lost_step(run: Run) -> int | None:
+    """Return the step whose batch the trainer kept because its loss was NaN or infinite."""
     try:
-        status = StatusFile(run.status).read()
+        failed = run.status.state == "failed"
     except UsageError:
         return None
-    kept = any(run.path.glob("bad_batch_*.pt"))
-    return status.step + 1 if kept and status.state == "failed" else None
+    return run.status.step + 1 if failed and any(run.folder.path.glob("bad_batch_*.pt")) else None

@@ -1,59 +1,93 @@
-"""Rules on whether a run gets anywhere, where it was best, and whether that holds elsewhere."""
+"""Rules on whether a run improves, where it was best, and whether that holds on held-out prompts."""
 
 from collections.abc import Mapping
 from itertools import pairwise
 from math import sqrt
 from statistics import fmean
 
-from grpo_cli.analysis.diagnosis.fixes import on_run, slower
-from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rule import Rule, RuleHit, sampled_only
-from grpo_cli.analysis.diagnosis.trends import NOW, SURE, Change, change_of, compare
+from grpo_cli.analysis.diagnosis.history import (
+    NOW,
+    SURE,
+    Answers,
+    Change,
+    History,
+    change_between,
+    near_best,
+)
+from grpo_cli.analysis.diagnosis.rewards import JUDGES, MAY_JUDGE, less_weight
+from grpo_cli.analysis.diagnosis.rule import on_run, rule, slower, try_rewards
+from grpo_cli.analysis.estimates import FEWEST_CLUSTERS
+from grpo_cli.analysis.metrics import Metric, compare
+from grpo_cli.issues import Issue
 
 _SURE_OF_BEST = 6.0
 """Standard errors: the best of many windows lies above its own mean by chance already."""
 _EVALUATIONS = 4
-"""Evaluations before which nothing is said of them."""
-LEAST_GAP = 0.15
+"""Evaluations that a gap needs."""
+_LEAST_GAP = 0.15
 """Of the size of the rewards."""
-LEAST_LOSS = 0.1
+_LEAST_LOSS = 0.1
 """Of the reward at the beginning, or of its spread there."""
-LEAST_FALL = 0.3
+_LEAST_FALL = 0.3
 """Of what was gained."""
+_ANSWERS = ("eval/before.jsonl", "eval/after.jsonl")
+_FEWEST_PROMPTS = 5
+_ALIKE, _APART = 0.9, 0.5
+"""Shares of the commonest answer: from where on answers are all the same, and up to where they were not."""
+_SHOWN = 30
+"""Characters of an answer."""
 
 
-def _look_for_early_peak(history: History) -> RuleHit | None:
-    peak, started = history.peak("reward"), history.first("reward", NOW)
+@rule(
+    "the reward was higher before",
+    ("reward",),
+    min_records=30,
+    threshold=f"{_LEAST_FALL:.0%} of the gain lost again since the best 10 records, by {_SURE_OF_BEST:g} "
+    "standard errors",
+    source="ours: smaller drops after a real gain are normal fluctuation",
+)
+def early_peak(history: History) -> Issue | None:
+    """The last weights are not the best ones of this run."""
+    peak = history.peak("reward")
     if peak is None or len(history.up_to("reward", peak.step, NOW)) < NOW:
         return None
-    gain = compare(started, peak.values)
-    fall = compare(peak.values, history.last("reward", NOW))
-    if gain is None or fall is None or not gain.exceeds():
+    gain = change_between(history.first("reward", NOW), peak.values)
+    fall = change_between(peak.values, history.last("reward"))
+    if gain is None or fall is None or not gain.rises():
         return None
-    if not fall.reversed().exceeds(LEAST_FALL * gain.difference, _SURE_OF_BEST):
+    if not fall.falls(_LEAST_FALL * gain.difference, _SURE_OF_BEST):
         return None
     seen = (
-        f"the reward was best around step {peak.step} ({peak.mean:.3g}, from {gain.before:.3g}) and is "
-        f"{fall.now:.3g} now, by more than {LEAST_FALL:.0%} of the gain lower"
+        f"the reward was best around step {peak.step} ({gain.now:.3g}, from {gain.before:.3g}) and is "
+        f"{fall.now:.3g} now, by more than {_LEAST_FALL:.0%} of the gain lower"
     )
-    return RuleHit("warning", seen, _keep(history, peak.step))
+    return Issue(seen, _keep(history, peak.step), level="warning")
 
 
-def _look_for_fall(history: History) -> RuleHit | None:
-    change, peak = change_of(history, "reward", NOW), history.peak("reward")
-    if change is None or peak is None or history.count("reward") < 2 * NOW:
+@rule(
+    "the reward falls",
+    ("reward",),
+    min_records=20,
+    threshold=f"lower than it began by {_LEAST_LOSS:.0%} of itself or of its spread, and by 4 standard errors",
+    source="ours: training should raise the reward, and single records fluctuate less",
+)
+def falling_reward(history: History) -> Issue | None:
+    """The model gets less reward than the one that the run began with."""
+    change, peak = history.change("reward", NOW), history.peak("reward")
+    if change is None or peak is None:
         return None
-    least = LEAST_LOSS * max(abs(change.before), *history.first("reward_std", 1), 0.0)
-    if not change.reversed().exceeds(least) or _look_for_early_peak(history):
+    least = _LEAST_LOSS * max(abs(change.before), *history.first("reward_std", 1), 0.0)
+    if not change.falls(least) or early_peak.apply(history):
         return None
     seen = (
         f"the reward began at {change.before:.3g} and is {change.now:.3g} now (the first and the last {NOW} "
         f"records; at most {least:.2g} lower)"
     )
-    return RuleHit("warning", seen, _keep(history, peak.step))
+    return Issue(seen, _keep(history, peak.step), level="warning")
 
 
 def _keep(history: History, step: int) -> str:
+    """Return how to keep the checkpoint that is nearest to a step."""
     rate = slower(history.recipe)
     if history.checkpoints is None:
         return f"{on_run(history, 'diagnose')} names the checkpoint to keep; next time {rate}"
@@ -66,86 +100,151 @@ def _keep(history: History, step: int) -> str:
     )
 
 
-def _look_for_gap(history: History) -> RuleHit | None:
-    trained, held = change_of(history, "reward"), _held_out(history)
-    if trained is None or held is None:
+@rule(
+    "held-out prompts gain less than training",
+    ("reward",),
+    threshold=f"training ahead of held-out prompts, in value and in gain, by {_LEAST_GAP:.0%} and 4 standard "
+    "errors",
+    source="ours: held-out answers are greedy or few, so smaller gaps have other causes",
+)
+def held_out_gap(history: History) -> Issue | None:
+    """Rows are learned by heart, or the reward is gamed in ways that other prompts do not allow."""
+    trained, held_out = history.change("reward"), _held_out(history)
+    if trained is None or held_out is None:
         return None
-    least = max(LEAST_GAP * max(abs(trained.now), abs(trained.before)), SURE * held.error)
-    gained = trained.difference - held.difference
-    if not trained.exceeds() or min(gained, trained.now - held.now) <= least:
+    least = max(_LEAST_GAP * max(abs(trained.now), abs(trained.before)), SURE * held_out.error)
+    gap = min(trained.difference - held_out.difference, trained.now - held_out.now)
+    if not trained.rises() or gap <= least:
         return None
     seen = (
         f"the reward in training went from {trained.before:.3g} to {trained.now:.3g}, held out from "
-        f"{held.before:.3g} to {held.now:.3g} (gaps up to {least:.2g} are usual)"
+        f"{held_out.before:.3g} to {held_out.now:.3g} (gaps up to {least:.2g} are usual)"
     )
     fix = (
         "more rows, fewer epochs (`training.num_train_epochs: 1`), or a narrower reward; "
         "read the best completions in `completions/`"
     )
-    return RuleHit("warning", seen, fix)
+    return Issue(seen, fix, level="warning")
 
 
 def _held_out(history: History) -> Change | None:
-    """How the reward of held-out prompts has changed: by evaluations, else by the measurements."""
+    """Return how the reward of held-out prompts has changed: by evaluations, else by the measurements."""
     first, recent = history.first("eval_reward", 1), history.last("eval_reward", _EVALUATIONS)
     if first and len(recent) == _EVALUATIONS:
-        # Of how many prompts is not logged: what one evaluation differs from the next is their noise.
+        # The number of prompts is not logged: the difference between evaluations shows their noise.
         jump = max(abs(after - before) for before, after in pairwise(recent))
         return Change(first[0], fmean(recent[-2:]), jump / SURE)
-    prompts = history.before.get("prompts")
-    error = _error_of(history, prompts if isinstance(prompts, int) else 0)
-    before, after = _reward_in(history.before), _reward_in(history.after)
-    if before is None or after is None or error is None:
+    measured = history.metrics.measured
+    before, after = (measured.get(when, {}).get("reward") for when in ("before", "after"))
+    prompts = measured.get("before", {}).get("prompts")
+    spread = history.last("reward_std") + history.first("reward_std", NOW)
+    if not (isinstance(before, int | float) and isinstance(after, int | float)):
         return None
-    return Change(before, after, error)
+    if not (isinstance(prompts, int) and prompts > 0 and spread):
+        return None
+    return Change(before, after, max(spread) / sqrt(prompts))
 
 
-def _error_of(history: History, prompts: int) -> float | None:
-    """The standard error of a mean over so many prompts, with the spread that training shows."""
-    spread = history.last("reward_std", NOW) + history.first("reward_std", NOW)
-    return max(spread) / sqrt(prompts) if spread and prompts > 0 else None
-
-
-def _reward_in(measurement: Mapping[str, object]) -> float | None:
-    value = measurement.get("reward")
-    return float(value) if isinstance(value, int | float) else None
-
-
-RULES = (
-    Rule(
-        "early_peak",
-        "it was better before",
-        ("reward",),
-        10,
-        30,
-        f"{LEAST_FALL:.0%} of the gain lost again since the best 10 records, by {_SURE_OF_BEST:g} standard errors",
-        "ours: less than that, after a real gain, is how rewards swing",
-        "The last weights are not the best ones of this run.",
-        _look_for_early_peak,
-        sampled_only,
-    ),
-    Rule(
-        "falling_reward",
-        "it gets worse",
-        ("reward",),
-        10,
-        20,
-        f"lower than it began by {LEAST_LOSS:.0%} of itself or of its spread, and by 4 standard errors",
-        "ours: training is to raise the reward, and single records swing by less",
-        "The weights are worse at what is rewarded than those the run began with.",
-        _look_for_fall,
-        sampled_only,
-    ),
-    Rule(
-        "held_out_gap",
-        "what is learned does not hold elsewhere",
-        ("reward",),
-        10,
-        10,
-        f"training ahead of held-out prompts, in value and in gain, by {LEAST_GAP:.0%} and 4 standard errors",
-        "ours: held-out answers are greedy or few, so smaller gaps have other reasons",
-        "Rows are learned by heart, or the reward is gamed in ways that other prompts do not allow.",
-        _look_for_gap,
-        sampled_only,
-    ),
+@rule(
+    "one answer to every held-out prompt",
+    _ANSWERS,
+    window=0,
+    min_records=0,
+    threshold=f"{_ALIKE:.0%} of the answers to {_FEWEST_PROMPTS} prompts or more are the same text or empty, at "
+    f"most {_APART:.0%} were before, and they are not right",
+    source="ours: different prompts have different answers, unless nearly all of them are right",
 )
+def held_out_collapse(history: History) -> Issue | None:
+    """A model that gives the same answer to everything has unlearned its task, whatever the reward is."""
+    before, after = history.answers_before, history.answers_after
+    if before is None or after is None or min(before.prompts, after.prompts) < _FEWEST_PROMPTS:
+        return None
+    if after.share < _ALIKE or before.share > _APART or _is_right(history, after):
+        return None
+    text = after.commonest
+    shown = repr(f"{text[:_SHOWN]}…" if len(text) > _SHOWN else text) if text else "empty"
+    seen = (
+        f"{after.share:.0%} of the held-out answers to {after.prompts} prompts are {shown} (below "
+        f"{_ALIKE:.0%}); before training {before.share:.0%} were the same"
+    )
+    if after.mean() <= before.mean():
+        return Issue(seen, _go_back(history), level="warning")
+    fix = (
+        f"the reward rose with it, so change the reward: {try_rewards(history)} shows what it rewards, and it "
+        "must ask for what one answer to everything cannot give"
+    )
+    return Issue(seen, fix, level="warning")
+
+
+def _is_right(history: History, after: Answers) -> bool:
+    """Whether answers are alike because the right ones are."""
+    accuracy = history.metrics.measured.get("after", {}).get("accuracy")
+    shares = accuracy.values() if isinstance(accuracy, Mapping) else ()
+    right = any(isinstance(share, int | float) and share >= 0.9 for share in shares)
+    return right or after.mean() >= near_best(history.recipe)
+
+
+@rule(
+    "held-out answers got worse",
+    _ANSWERS,
+    window=0,
+    min_records=0,
+    threshold=f"a reward fell by {_LEAST_LOSS:.0%}, and by its paired 95% interval; from {FEWEST_CLUSTERS} "
+    "prompts on",
+    source="ours: the comparison is paired by prompt, as in every evaluation; smaller drops are normal between "
+    "two measurements",
+)
+def held_out_loss(history: History) -> Issue | None:
+    """What training was for, or what the model could do before, is lost on prompts it has not seen."""
+    before, after = history.answers_before, history.answers_after
+    if before is None or after is None:
+        return None
+    changes = compare(before.values, after.values, seed=0)
+    serious, falls, gains = False, [], []
+    for place, name, entry in history.rewards():
+        metric = f"rewards/{name}"
+        # A weight of 0 only watches, and of a negative one less is better.
+        counts = entry.weight > 0 or (entry.weight == 0 and entry.kind in JUDGES)
+        if counts and (fall := _describe_fall(name, metric, before, after, changes)):
+            falls.append(fall)
+            serious |= entry.kind in JUDGES | MAY_JUDGE
+        gain = entry.weight * (after.mean(metric) - before.mean(metric))
+        gains.append((gain, place, name, entry))
+    if len(gains) > 1 and (fall := _describe_fall("reward", "reward", before, after, changes)):
+        falls.append(fall)
+        serious = True
+    if not falls:
+        return None
+    seen = f"held out, on {changes['reward'].prompts} prompts, {'; '.join(falls)}"
+    gained = after.mean() > before.mean()
+    gain, place, name, entry = max(gains, key=lambda each: each[0])
+    if gained and gain > 0:
+        seen += f", while `{name}` made the total rise"
+        fix = less_weight(place, name, entry)
+    else:
+        fix = _go_back(history)
+    # What shapes answers may give way to a total that rises.
+    return Issue(seen, fix, level="warning" if serious or not gained else "note")
+
+
+def _describe_fall(
+    name: str, metric: str, before: Answers, after: Answers, changes: Mapping[str, Metric]
+) -> str | None:
+    """Return the fall of a reward in words; None unless it is beyond its noise."""
+    then, now, change = before.mean(metric), after.mean(metric), changes.get(metric)
+    if change is None or change.direction >= 0:
+        return None
+    if then - now <= _LEAST_LOSS * max(abs(then), abs(now)):
+        return None
+    # If all fell by as much, there is no doubt, and no interval.
+    low, high = (now - then if end is None else end for end in (change.low, change.high))
+    interval = f"95% interval of the change {low:.3g} to {high:.3g}"
+    return f"`{name}` fell from {then:.3g} to {now:.3g} ({interval})"
+
+
+def _go_back(history: History) -> str:
+    if not history.checkpoints:
+        return f"{slower(history.recipe)}, or fewer steps"
+    first = min(history.checkpoints)
+    command = on_run(history, "eval", f"--checkpoint {first}")
+    return f"{slower(history.recipe)}, or an earlier checkpoint: {command} measures it"

@@ -1,37 +1,60 @@
 """A diagnosis rule: metrics, threshold, source, message."""
 
+import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.symptom import Symptom, SymptomLevel
+from grpo_cli.issues import Issue
+from grpo_cli.recipe.model import rates_of
 from grpo_cli.recipe.recipe import Recipe
 
 AXOLOTL = (
     "axolotl's guide to stability "
     "(github.com/axolotl-ai-cloud/axolotl, docs/training_stability.qmd, Key Metrics for RL)"
 )
-PROBE = "where `grpo probe` speaks up"
+PROBE = "where `grpo probe` warns"
+_SLOWER = 5
+"""By how much a learning rate that is not unusual is divided."""
+_SYMPTOM_KEYS = "rule level step seen why fix metric window threshold source".split()
+_RULE_KEYS = "name title metric window threshold source why".split()
 
 
 @dataclass(frozen=True)
-class RuleHit:
-    """What a rule found wrong."""
+class Symptom(Issue):
+    """What a rule found wrong with a run. `error`: the run learns nothing, or loses what it learned."""
 
-    level: SymptomLevel
-    seen: str
-    """The values, beside the threshold."""
-    fix: str
-    """An edit of the recipe with the run's own values, or a command."""
+    rule: str = ""
+    """The rule's name, as `training.stop_when` takes it."""
+    step: int = 0
+    """The optimizer step of the last record that shows it."""
+    metric: str = ""
+    window: int = 0
+    """Number of records that were checked."""
+    threshold: str = ""
+    source: str = ""
+    """Where the threshold comes from."""
+
+    def __str__(self) -> str:
+        return f"{self.rule} (step {self.step}): {self.seen}. {self.why} Fix: {self.fix}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the symptom as plain values, for `--json`."""
+        return {name: getattr(self, name) for name in _SYMPTOM_KEYS}
+
+
+Check = Callable[[History], Issue | None]
+
+
+def always(recipe: Recipe) -> str | None:
+    """Return None: the rule applies to every recipe."""
+    return None
 
 
 def sampled_only(recipe: Recipe) -> str | None:
     """Return why a rule about sampling does not apply to a recipe, or None."""
     return None if recipe.is_sampled else "scored data is not sampled"
-
-
-def _nothing(recipe: Recipe) -> str | None:
-    return None
 
 
 @dataclass(frozen=True)
@@ -45,22 +68,19 @@ class Rule:
     metrics: tuple[str, ...]
     """Required metrics, named as in `metrics.jsonl`; NAME stands for any reward."""
     window: int
-    """Number of newest records that are checked."""
+    """Number of newest records that are checked; 0 for rules that read held-out answers instead."""
     min_records: int
     """Records of these metrics that the check needs."""
     threshold: str
-    """The threshold in words."""
+    """In words, such as `a mean above 0.8`."""
     source: str
     """Where the threshold comes from; `ours: ` and the reason if it is our own."""
     why: str
     """Why it matters, in one sentence."""
-    check: Callable[[History], RuleHit | None]
+    check: Check = field(repr=False)
     """Return what is wrong, or None."""
-    skip_reason: Callable[[Recipe], str | None] = _nothing
+    skip_reason: Callable[[Recipe], str | None] = field(repr=False)
     """Return why the rule never applies to a recipe; None if it does."""
-    missing_input: Callable[[History], str | None] | None = None
-    """Return what a history lacks, for a rule that reads something other than records. `metrics` then names
-    that input, and `window` and `min_records` are 0."""
 
     @property
     def metric(self) -> str:
@@ -71,36 +91,77 @@ class Rule:
         """Return why the rule cannot be checked, yet or ever; None if it can."""
         if (reason := self.skip_reason(history.recipe)) is not None:
             return reason
-        if self.missing_input is not None:
-            return self.missing_input(history)
+        if not self.window:
+            both = history.answers_before and history.answers_after
+            return None if both else "no held-out answers from before and after training"
         if history.lost_at is not None and self.name == "nan_loss":
             return None
         counts = {metric: history.count(metric) for metric in self.metrics}
-        lacking = [metric for metric, count in counts.items() if not count]
-        if lacking:
-            return f"{', '.join(lacking)} not logged"
+        if missing := [metric for metric, count in counts.items() if not count]:
+            return f"{', '.join(missing)} not logged"
         few = min(counts.values())
         return f"{few} of {self.min_records} records" if few < self.min_records else None
 
     def apply(self, history: History) -> Symptom | None:
         """Check a history; None if nothing is wrong or the rule cannot be checked."""
-        hit = None if self.unsupported_reason(history) else self.check(history)
-        if hit is None:
+        issue = None if self.unsupported_reason(history) else self.check(history)
+        if issue is None:
             return None
         return Symptom(
-            self.name,
-            hit.level,
-            history.step,
-            hit.seen,
-            self.why,
-            hit.fix,
-            self.metric,
-            self.window,
-            self.threshold,
-            self.source,
+            issue.seen,
+            issue.fix,
+            level=issue.level,
+            why=self.why,
+            rule=self.name,
+            step=history.metrics.step,
+            metric=self.metric,
+            window=self.window,
+            threshold=self.threshold,
+            source=self.source,
         )
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Any]:
         """Return the rule as plain values, for `--json`."""
-        names = ("name", "title", "metric", "window", "threshold", "source", "why")
-        return {**{name: getattr(self, name) for name in names}, "fewest": self.min_records}
+        return {**{name: getattr(self, name) for name in _RULE_KEYS}, "fewest": self.min_records}
+
+
+def rule(
+    title: str,
+    metrics: tuple[str, ...],
+    *,
+    threshold: str,
+    source: str,
+    window: int = 10,
+    min_records: int = 10,
+    skip: Callable[[Recipe], str | None] = sampled_only,
+) -> Callable[[Check], Rule]:
+    """Make a `Rule` of a check: its name is the rule's, and its docstring says why the finding matters."""
+
+    def make(check: Check) -> Rule:
+        name, why = check.__name__, check.__doc__ or ""
+        return Rule(name, title, metrics, window, min_records, threshold, source, why, check, skip)
+
+    return make
+
+
+def slower(recipe: Recipe) -> str:
+    """Return the fix of a lower learning rate: a fraction of it, or the usual one if it is far above."""
+    rate, rates = recipe.training.learning_rate, rates_of(recipe.model)
+    lower = rates.usual if rate > rates.most else rate / _SLOWER
+    return f"`training.learning_rate: {lower:.2g}`"
+
+
+def more_kl(recipe: Recipe) -> str:
+    """Return the fix of a KL term, or of twice the one that is set."""
+    beta = recipe.training.extras.get("beta") or 0.0
+    return f"`training.beta: {2 * beta or 0.01:g}`"
+
+
+def try_rewards(history: History) -> str:
+    """Return the command that shows how rewards score answers."""
+    return f"`grpo rewards test {shlex.quote(history.source)}`"
+
+
+def on_run(history: History, command: str, flags: str = "") -> str:
+    """Return a command on the run itself."""
+    return f"`{' '.join(filter(None, ('grpo', command, shlex.quote(history.run), flags)))}`"

@@ -1,147 +1,280 @@
-"""Rules on whether completions of a group differ: without that there is nothing to learn from."""
+"""Rules on what is sampled: whether completions differ, how long they are, and what sampling costs."""
 
 from statistics import fmean
 
-from grpo_cli.analysis.diagnosis.fixes import resampled, slower, try_rewards
-from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rule import AXOLOTL, Rule, RuleHit, sampled_only
-from grpo_cli.analysis.diagnosis.trends import change_of, has_risen, is_near_most
+from grpo_cli.analysis.diagnosis.history import LIKELY, History
+from grpo_cli.analysis.diagnosis.rewards import JUDGES
+from grpo_cli.analysis.diagnosis.rule import (
+    AXOLOTL,
+    PROBE,
+    rule,
+    sampled_only,
+    slower,
+    try_rewards,
+)
+from grpo_cli.issues import Issue
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.metrics import PHASES
 
-_SILENT, _ALL = "frac_reward_zero_std", 0.999
+_SILENT = "frac_reward_zero_std"
 _LEFT = "dynamic_sampling/frac_reward_zero_std"
-"""The same after groups were replaced: of what is learned from."""
+"""The same after groups were replaced: of what is trained on."""
+_CLIPPED, _LENGTH = "completions/clipped_ratio", "completions/mean_length"
+_DIFFERENCE = "sampling/sampling_logp_difference/mean"
+_NEUTRAL = {"temperature": "1.0", "top_p": "1.0", "top_k": "0", "min_p": "null"}
 MOST_SILENT = 0.8
-"""Share of groups without two different rewards."""
+"""Share of groups whose rewards are all equal."""
 COLLAPSED = 0.01
 """Entropy in nats a token below which all completions are the same."""
-MOST_REPEATED, NEARLY_ALL = 0.5, 0.95
-FEW_TOKENS = 20
-"""Answers shorter than this are often equal because there is one right way to say them."""
-
-
-def _silent_share(history: History, metric: str = _SILENT) -> float | None:
-    shares = history.last(metric, 10)
-    return fmean(shares) if shares and fmean(shares) > MOST_SILENT else None
+_MOST_REPEATED, _NEARLY_ALL, _FEW_TOKENS = 0.5, 0.95, 20
+"""Answers of fewer tokens are often equal because there is one right way to put them."""
+_MANY_CLIPPED, _MOST_CLIPPED = 0.5, 0.8
+_FALLING = 0.05
+"""A share that falls by so much from one half of the window to the other mends itself."""
+_GROWTH, _NEAR_LIMIT, _SHRINKAGE = 2.0, 0.8, 0.25
+_BEGUN = 3
+"""Records that the first length is the mean of: a length that is rewarded changes within ten steps."""
+_USUAL_DIFFERENCE, _MOST_DIFFERENCE = 0.1, 1.0
+"""Nats a token between the log-probabilities of vLLM and of the trainer."""
+_MOST_SAMPLING = 0.9
+"""Share of a step's time."""
 
 
 def _is_solved(history: History) -> bool:
-    """Whether groups agree because they are right, or as right as they get."""
-    if is_near_most(history):
-        return True
-    entropy = history.last("entropy", 10)
-    # A policy that says one thing only agrees with itself, whatever it is worth.
-    collapsed = bool(entropy) and fmean(entropy) < COLLAPSED
-    return has_risen(history) and not collapsed
+    """Whether groups agree because their answers are right, or as good as they get."""
+    entropy = history.mean("entropy")
+    # A policy that gives one answer only agrees with itself, whatever that is worth.
+    collapsed = entropy is not None and entropy < COLLAPSED
+    return history.is_near_best() or (history.has_risen() and not collapsed)
 
 
-def _groups(history: History) -> str:
-    extras = history.recipe.training.extras
+def _groups(recipe: Recipe) -> str:
+    """Return over what advantages are normalized, in a word."""
+    extras = recipe.training.extras
     by_batch = extras.get("scale_rewards") == "batch"
     summed_last = extras.get("multi_objective_aggregation") == "normalize_then_sum"
     return "batches" if by_batch or summed_last else "groups"
 
 
-def _look_for_no_signal(history: History) -> RuleHit | None:
-    dynamic = history.recipe.generation.dynamic_sampling
-    share = _silent_share(history, _SILENT if dynamic is None else _LEFT)
-    if share is None or _is_solved(history):
+def _widen(recipe: Recipe, *names: str) -> str:
+    """Return the edits that set what narrows sampling to its neutral value; empty if nothing does."""
+    values = {name: getattr(recipe.generation, name) for name in names}
+    return ", ".join(
+        f"`generation.{name}: {_NEUTRAL[name]}` (it is {value:g})"
+        for name, value in values.items()
+        if value and (_NEUTRAL[name] != "1.0" or value < 1)
+    )
+
+
+@rule(
+    "rewards of a group are all equal",
+    (_SILENT, "reward"),
+    threshold=f"a mean above {MOST_SILENT}, with the reward neither risen nor near its highest",
+    source=AXOLOTL,
+)
+def no_signal(history: History) -> Issue | None:
+    """Completions of a group that score the same teach nothing: their advantages are all 0."""
+    generation = history.recipe.generation
+    dynamic = generation.dynamic_sampling
+    share = history.mean(_LEFT if dynamic else _SILENT)
+    if share is None or share <= MOST_SILENT or _is_solved(history):
         return None
-    rewards = history.last("reward", 10) or [0.0]
-    spread = history.last("reward_std", 10)
+    rewards, spread = history.last("reward") or [0.0], history.last("reward_std")
     seen = (
-        f"{share:.0%} of the {'groups' if dynamic else _groups(history)} of the last 10 records had no two "
-        f"different rewards "
-        f"{'after replacing ' if dynamic else ''}(at most {MOST_SILENT:.0%}), with a mean reward of "
-        f"{fmean(rewards):.3g}"
+        f"{share:.0%} of the {'groups' if dynamic else _groups(history.recipe)} of the last 10 records had no "
+        f"two different rewards {'after replacing ' if dynamic else ''}(at most {MOST_SILENT:.0%}), with a "
+        f"mean reward of {fmean(rewards):.3g}"
     )
     if spread and max(spread) < 1e-6 and max(rewards) - min(rewards) < 1e-6:
-        fix = f"{try_rewards(history)} shows why the reward gives every answer the same"
+        fix = f"{try_rewards(history)} shows why every answer gets the same reward"
     else:
-        more = 2 * history.recipe.generation.num_generations
-        offers = [f"`generation.num_generations: {more}`", *resampled(history, share)]
-        fix = (
-            f"{try_rewards(history)}; if right answers score there, easier prompts or "
-            f"{' or '.join(offers)}"
-        )
-    return RuleHit("error" if share > _ALL else "warning", seen, fix)
+        offers = [f"`generation.num_generations: {2 * generation.num_generations}`"]
+        # Beyond that, replacing a group would take twenty prompts.
+        if share <= 0.95:
+            rounds = 2 * dynamic.max_resample if dynamic else 3
+            offers.append(f"`generation.dynamic_sampling.max_resample: {rounds}`")
+        easier = f"easier prompts or {' or '.join(offers)}"
+        fix = f"{try_rewards(history)}; if right answers score there, {easier}"
+    return Issue(seen, fix, level="error" if share > 0.999 else "warning")
 
 
-def _look_for_all_solved(history: History) -> RuleHit | None:
-    share, change = _silent_share(history), change_of(history, "reward")
-    if share is None or change is None or not _is_solved(history):
+@rule(
+    "nothing left to learn",
+    (_SILENT, "reward"),
+    threshold=f"a mean above {MOST_SILENT}, with the reward risen or near its highest",
+    source=f"{AXOLOTL}; ours: a reward that rose, or is within a tenth of its maximum, has succeeded",
+)
+def all_solved(history: History) -> Issue | None:
+    """What these prompts can teach has been learned, so more steps change little."""
+    share, change, risen = history.mean(_SILENT), history.change("reward"), history.has_risen()
+    if share is None or share <= MOST_SILENT or change is None or not _is_solved(history):
         return None
-    risen = has_risen(history)
-    rose = f"rose from {change.before:.3g} to" if risen else "has been near its most,"
+    rose = f"rose from {change.before:.3g} to" if risen else "has been near its highest value,"
     seen = (
-        f"{share:.0%} of the {_groups(history)} of the last 10 records agree (at most {MOST_SILENT:.0%}), "
-        f"and the reward {rose} {change.now:.3g}"
+        f"{share:.0%} of the {_groups(history.recipe)} of the last 10 records agree (at most "
+        f"{MOST_SILENT:.0%}), and the reward {rose} {change.now:.3g}"
     )
     if risen:
-        done = f"`training.max_steps: {history.step}` would do; harder prompts to go on"
-        return RuleHit("note", seen, done)
-    return RuleHit("warning", seen, "harder prompts, or a reward that tells more answers apart")
-
-
-def _look_for_repeats(history: History) -> RuleHit | None:
-    share = fmean(history.last("completions/repeated_share", 10) or [0.0])
-    lengths = history.last("completions/mean_length", 10)
-    limit = MOST_REPEATED if lengths and fmean(lengths) >= FEW_TOKENS else NEARLY_ALL
-    if share <= limit or is_near_most(history):
-        return None
-    generation = history.recipe.generation
-    narrow = [
-        f"`generation.{name}: {neutral}` (it is {value:g})"
-        for name, value, neutral in (
-            ("temperature", generation.temperature, "1.0"),
-            ("top_p", generation.top_p, "1.0"),
+        fix = (
+            f"`training.max_steps: {history.metrics.step}` is enough; harder prompts to learn more"
         )
-        if value < 1
-    ]
-    if generation.top_k:
-        narrow.append(f"`generation.top_k: 0` (it is {generation.top_k})")
+        return Issue(seen, fix, level="note")
+    return Issue(seen, "harder prompts, or a reward that tells more answers apart", level="warning")
+
+
+@rule(
+    "the same answer again and again",
+    ("completions/repeated_share", "reward"),
+    threshold=f"a mean above {_MOST_REPEATED} ({_NEARLY_ALL} below {_FEW_TOKENS} tokens), "
+    "the reward not near its highest",
+    source="ours: long texts are rarely identical by chance; short answers often are",
+)
+def repeated_answers(history: History) -> Issue | None:
+    """Equal completions score the same, so a group of them has little to compare."""
+    share, length = history.mean("completions/repeated_share"), history.mean(_LENGTH)
+    limit = _MOST_REPEATED if length is not None and length >= _FEW_TOKENS else _NEARLY_ALL
+    if share is None or share <= limit or history.is_near_best():
+        return None
     seen = (
         f"{share:.0%} of the completions of the last 10 records equal another one of their group "
         f"(at most {limit:.0%})"
     )
-    fix = ", ".join(narrow) or f"{slower(history.recipe)}, from an earlier checkpoint"
-    return RuleHit("warning", seen, fix)
+    fix = _widen(history.recipe, "temperature", "top_p", "top_k")
+    fix = fix or f"{slower(history.recipe)}, from an earlier checkpoint"
+    return Issue(seen, fix, level="warning")
 
 
-RULES = (
-    Rule(
-        "no_signal",
-        "groups without a difference",
-        (_SILENT, "reward"),
-        10,
-        10,
-        f"a mean above {MOST_SILENT}, with the reward neither risen nor near its most",
-        AXOLOTL,
-        "Completions of a group that score the same teach nothing: their advantages are all 0.",
-        _look_for_no_signal,
-        sampled_only,
-    ),
-    Rule(
-        "all_solved",
-        "nothing left to learn",
-        (_SILENT, "reward"),
-        10,
-        10,
-        f"a mean above {MOST_SILENT}, with the reward risen or near its most",
-        f"{AXOLOTL}; ours: a reward that rose, or lacks at most a tenth, tells success from failure",
-        "What these prompts can teach has been learned, so more steps change little.",
-        _look_for_all_solved,
-        sampled_only,
-    ),
-    Rule(
-        "repeated_answers",
-        "the same answer again and again",
-        ("completions/repeated_share", "reward"),
-        10,
-        10,
-        f"a mean above {MOST_REPEATED} ({NEARLY_ALL} below {FEW_TOKENS} tokens), the reward not near its most",
-        "ours: two texts of many tokens are hardly ever equal by chance; short answers often are",
-        "Equal completions score the same, so a group of them has little to compare.",
-        _look_for_repeats,
-        sampled_only,
-    ),
+@rule(
+    "completions are cut off",
+    (_CLIPPED,),
+    threshold=f"a mean above {_MANY_CLIPPED} that does not fall (an error above {_MOST_CLIPPED} if a reward "
+    "judges answers); a note if the reward rises",
+    source=f"{_MANY_CLIPPED} is {PROBE}; {_MOST_CLIPPED}: {AXOLOTL}",
 )
+def truncation(history: History) -> Issue | None:
+    """Text after the cutoff is never scored, and the answer is usually at the end."""
+    shares, recipe = history.last(_CLIPPED), history.recipe
+    if not shares or fmean(shares) <= _MANY_CLIPPED:
+        return None
+    half = len(shares) // 2
+    if half and fmean(shares[half:]) < fmean(shares[:half]) - _FALLING:
+        return None
+    limit = recipe.generation.max_completion_length
+    masked = recipe.training.extras.get("mask_truncated_completions")
+    left_out = "; they take no part in the loss (mask_truncated_completions)" if masked else ""
+    # A reward that judges no answers may well score a completion without its end.
+    judged = bool(JUDGES & {entry.kind for entry in recipe.rewards})
+    severe = judged and fmean(shares) > _MOST_CLIPPED
+    error = f"; above {_MOST_CLIPPED:.0%} an error" if severe else ""
+    seen = (
+        f"{fmean(shares):.0%} of the completions of the last 10 records were cut off at {limit} tokens "
+        f"(at most {_MANY_CLIPPED:.0%}{error}), and no fewer towards the end{left_out}"
+    )
+    fix = f"`generation.max_completion_length: {2 * limit}`, or a prompt that asks for shorter answers"
+    if history.has_risen(LIKELY):
+        return Issue(f"{seen}; the reward rises all the same", fix, level="note")
+    return Issue(seen, fix, level="error" if severe else "warning")
+
+
+@rule(
+    "completions grow to the limit",
+    (_LENGTH,),
+    min_records=20,
+    threshold=f"{_GROWTH:g} times the first {_BEGUN} records, and above {_NEAR_LIMIT:g} of "
+    "max_completion_length",
+    source=f"growth to the limit: {AXOLOTL}; the two numbers are ours: longer reasoning below the limit is "
+    "not a problem",
+)
+def length_explosion(history: History) -> Issue | None:
+    """Length that grows up to the limit is rewarded by itself, on purpose or not."""
+    limit, change = history.recipe.generation.max_completion_length, history.change(_LENGTH, _BEGUN)
+    if change is None or change.now < max(_GROWTH * change.before, _NEAR_LIMIT * limit):
+        return None
+    seen = (
+        f"completions grew from {change.before:.0f} to {change.now:.0f} of {limit} tokens "
+        f"(at most {_GROWTH:g} times, or {_NEAR_LIMIT:.0%} of the limit)"
+    )
+    fix = "remove what rewards length"
+    if "soft_overlong" not in {entry.kind for entry in history.recipe.rewards}:
+        fix = f"`rewards: [..., {{kind: soft_overlong}}]`, or {fix}"
+    return Issue(seen, fix, level="warning")
+
+
+@rule(
+    "completions shrink to nothing",
+    (_LENGTH, "reward"),
+    min_records=20,
+    threshold=f"below {_SHRINKAGE:g} of the first {_BEGUN} records, with a reward that has not risen",
+    source="ours: many rewards favor short answers; shorter without a better reward is a loss",
+)
+def length_collapse(history: History) -> Issue | None:
+    """The model stops early and gains nothing by it: it gives up answering."""
+    length, reward = history.change(_LENGTH, _BEGUN), history.change("reward", 10)
+    if length is None or reward is None or length.now > _SHRINKAGE * length.before:
+        return None
+    if reward.difference > 0:
+        return None
+    seen = (
+        f"completions shrank from {length.before:.0f} to {length.now:.0f} tokens (at least "
+        f"{_SHRINKAGE:.0%}), and the reward went from {reward.before:.3g} to {reward.now:.3g}"
+    )
+    fix = f"{slower(history.recipe)}; look in `completions/` for what rewards short answers"
+    return Issue(seen, fix, level="warning")
+
+
+def _vllm_only(recipe: Recipe) -> str | None:
+    if recipe.is_sampled and recipe.generation.backend != "vllm":
+        return "`generation.backend` is not `vllm`"
+    corrected = recipe.generation.vllm.extras.get("importance_sampling_correction", True)
+    off = None if corrected else "`vllm.importance_sampling_correction` is off"
+    return sampled_only(recipe) or off
+
+
+@rule(
+    "vLLM and the trainer disagree",
+    (_DIFFERENCE,),
+    threshold=f"a mean above {_USUAL_DIFFERENCE} (an error above {_MOST_DIFFERENCE:g})",
+    source=AXOLOTL,
+    skip=_vllm_only,
+)
+def sampling_mismatch(history: History) -> Issue | None:
+    """The completions are another policy's, so learning from them misleads the trained one."""
+    difference, generation = history.mean(_DIFFERENCE), history.recipe.generation
+    if difference is None or difference <= _USUAL_DIFFERENCE:
+        return None
+    fix = _widen(history.recipe, "top_p", "top_k", "min_p")
+    if not fix and generation.vllm.mode == "server" and not generation.vllm.is_managed:
+        fix = "start the server with the command that `grpo serve RECIPE --dry-run` prints"
+    seen = (
+        f"vLLM's log-probabilities are {difference:.2g} from the trainer's over the last 10 records "
+        f"(below {_USUAL_DIFFERENCE} is usual, at most {_MOST_DIFFERENCE:g})"
+    )
+    fix = fix or "`model.dtype: float32`, which tells whether rounding is the cause"
+    return Issue(seen, fix, level="error" if difference > _MOST_DIFFERENCE else "warning")
+
+
+@rule(
+    "sampling takes nearly all of the time",
+    ("time/sampling", "time/learning"),
+    threshold=f"above {_MOST_SAMPLING:.0%} of the time of all phases",
+    source="ours: sampling dominates many runs; above this, only a faster sampler makes steps faster",
+)
+def sampling_starves(history: History) -> Issue | None:
+    """The trainer waits for completions."""
+    spent = {phase: history.mean(f"time/{phase}") or 0.0 for phase in PHASES}
+    total = sum(spent.values())
+    if total <= 0 or spent["sampling"] <= _MOST_SAMPLING * total:
+        return None
+    seen = (
+        f"sampling took {spent['sampling'] / total:.0%} of the time of the last 10 records (at most "
+        f"{_MOST_SAMPLING:.0%}), learning {spent['learning'] / total:.0%}"
+    )
+    generation, training = history.recipe.generation, history.recipe.training
+    if generation.backend != "vllm":
+        fix = "`generation.backend: vllm`"
+    elif generation.vllm.mode == "colocate":
+        fix = "`generation.vllm.mode: server` on devices of its own"
+    else:
+        more = training.num_iterations + 1
+        fix = f"`training.num_iterations: {more}`, which trains on each sample once more"
+    return Issue(seen, fix, level="note")

@@ -1,189 +1,263 @@
-"""Rules on whether the policy stays one that can learn: entropy, divergence, gradients, clipped ratios."""
+"""Rules on whether training is stable: loss, learning rate, entropy, divergence, gradients, clipped ratios."""
 
-from statistics import fmean, median
+from statistics import median
 
-from grpo_cli.analysis.diagnosis.fixes import held, slower
-from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rule import AXOLOTL, Rule, RuleHit
-from grpo_cli.analysis.diagnosis.signal import COLLAPSED
-from grpo_cli.analysis.diagnosis.trends import LIKELY, change_of, has_risen, is_near_most
+from grpo_cli.analysis.diagnosis.history import LIKELY, History
+from grpo_cli.analysis.diagnosis.rule import AXOLOTL, PROBE, always, more_kl, rule, slower
+from grpo_cli.analysis.diagnosis.signal import COLLAPSED, MOST_SILENT, repeated_answers
+from grpo_cli.issues import Issue
+from grpo_cli.recipe.model import FULL, LORA, rates_of
 from grpo_cli.recipe.recipe import Recipe
 
-MOST_ENTROPY, GROWTH = 1.0, 2.0
-MOST_KL = 2.0
+_MOST_ENTROPY, _GROWTH = 1.0, 2.0
+_MOST_KL = 2.0
 """Nats a token from the reference model."""
-MOST_GRADIENT, SPIKE, SPIKES = 10.0, 10.0, 3
+_MOST_GRADIENT, _SPIKE, _SPIKES = 10.0, 10.0, 3
 """A norm that is too large; how many times the median makes a spike; how many of a window are too many."""
-MOST_CLIPPED = 0.3
+_MOST_CLIPPED = 0.3
 _CLIPPED, _GRADIENT = "clip_ratio/region_mean", "grad_norm"
 _FP16_SKIPS = 5
 """Steps in a row that the gradient scaler of fp16 may skip while it looks for its scale."""
+_STILL = 0.05
+"""Share by which entropy may change in a model that does not learn."""
+_WARM_UP = 200
+"""Records in which the highest learning rate is looked for: any warm-up has ended by then."""
 
 
-def _look_for_entropy_collapse(history: History) -> RuleHit | None:
-    recent = history.last("entropy", 10)
-    if not recent or fmean(recent) >= COLLAPSED or is_near_most(history):
-        return None
-    # The first alone: a policy can be lost within a few steps.
-    started = history.first("entropy", 1)
-    seen = (
-        f"entropy is {fmean(recent):.2g} over the last 10 records (at least {COLLAPSED}); "
-        f"it began at {fmean(started or recent):.2g}"
-    )
-    recipe = history.recipe
-    warmer = "" if recipe.generation.temperature >= 1 else ", `generation.temperature: 1.0`"
-    fix = f"{slower(recipe)}, {held(recipe)}{warmer}; go back to an earlier checkpoint"
-    return RuleHit("error", seen, fix)
-
-
-def _look_for_entropy_explosion(history: History) -> RuleHit | None:
-    entropy = change_of(history, "entropy", 10)
-    if entropy is None or entropy.now < max(MOST_ENTROPY, GROWTH * entropy.before):
-        return None
-    if has_risen(history, LIKELY):
-        return None
-    seen = (
-        f"entropy rose from {entropy.before:.2g} to {entropy.now:.2g} (at most {MOST_ENTROPY:g}), "
-        "and the reward did not"
-    )
-    return RuleHit("error", seen, f"{slower(history.recipe)}, {held(history.recipe)}")
-
-
-def _look_for_runaway(history: History) -> RuleHit | None:
-    recent = history.last("kl", 10)
-    if not recent or median(recent) <= MOST_KL:
-        return None
-    seen = f"the median KL of the last 10 records is {median(recent):.3g} (at most {MOST_KL:g})"
-    return RuleHit("error", seen, f"{slower(history.recipe)}, or {held(history.recipe)}")
-
-
-def _look_for_spikes(history: History) -> RuleHit | None:
-    norms = [value for value in history.last(_GRADIENT, 20) if value > 0]
-    large = [value for value in norms if value > MOST_GRADIENT]
-    if len(large) >= SPIKES:
-        seen = f"{len(large)} of the last 20 gradient norms are above {MOST_GRADIENT:g}"
-    else:
-        held = history.recipe.training.extras.get("max_grad_norm", 1.0) or 0.0
-        usual = median(norms) if norms else 0.0
-        large = [value for value in norms if value > max(SPIKE * usual, held)]
-        if len(large) < SPIKES:
-            return None
-        seen = f"{len(large)} of the last 20 gradient norms are above {SPIKE:g} times their median {usual:.3g}"
-    norm = history.recipe.training.extras.get("max_grad_norm", 1.0)
-    clip = "" if norm else ", `training.max_grad_norm: 1.0`"
-    seen += f" (fewer than {SPIKES} are usual); the largest is {max(large):.3g}"
-    return RuleHit("warning", seen, f"{slower(history.recipe)}{clip}, or larger batches")
-
-
-def _look_for_nan(history: History) -> RuleHit | None:
+@rule(
+    "the loss is NaN or infinite",
+    ("loss",),
+    window=1,
+    min_records=1,
+    threshold=f"NaN or infinite; with fp16 {_FP16_SKIPS} gradients in a row",
+    source="by definition; fp16: ours: its scaler skips a few steps while it finds its scale",
+    skip=always,
+)
+def nan_loss(history: History) -> Issue | None:
+    """A step from a loss that is NaN or infinite ruins every weight."""
     fix = f"{slower(history.recipe)}, and look for extreme rewards in `completions/`"
     if history.lost_at is not None:
-        return RuleHit("error", f"the loss of step {history.lost_at} is no number", fix)
+        return Issue(f"the loss of step {history.lost_at} is NaN or infinite", fix)
     fp16 = history.recipe.training.extras.get("fp16")
     for metric in (_GRADIENT,) if fp16 else ("loss", _GRADIENT):
-        newest = history.series.get(metric, [])[-_FP16_SKIPS if fp16 else -1 :]
+        newest = history.points(metric)[-_FP16_SKIPS if fp16 else -1 :]
         if newest and all(value is None for _, value in newest):
-            what = "loss" if metric == "loss" else "gradient norm"
-            return RuleHit("error", f"the {what} of step {newest[-1][0]} is no number", fix)
+            name = "loss" if metric == "loss" else "gradient norm"
+            return Issue(f"the {name} of step {newest[-1][0]} is NaN or infinite", fix)
     return None
 
 
-def _look_for_clipping(history: History) -> RuleHit | None:
-    recent = history.last(_CLIPPED, 10)
-    if not recent or fmean(recent) <= MOST_CLIPPED:
+@rule(
+    "all completions become the same",
+    ("entropy",),
+    threshold=f"a mean below {COLLAPSED}, with the reward not near its highest",
+    source=AXOLOTL,
+    skip=always,
+)
+def entropy_collapse(history: History) -> Issue | None:
+    """A model that is sure of every token samples the same answer again, and finds no better one."""
+    entropy, recipe = history.mean("entropy"), history.recipe
+    if entropy is None or entropy >= COLLAPSED or history.is_near_best():
         return None
-    training, generation = history.recipe.training, history.recipe.generation
-    steps = generation.steps_per_generation or training.gradient_accumulation_steps
-    if training.num_iterations > 1:
-        fix = f"`training.num_iterations: {training.num_iterations // 2}` (it is {training.num_iterations})"
-    elif steps > training.gradient_accumulation_steps:
-        fix = f"`generation.steps_per_generation: {training.gradient_accumulation_steps}` (it is {steps})"
-    else:
-        fix = slower(history.recipe)
+    # The first record alone: a policy can be lost within a few steps.
+    started = (history.first("entropy", 1) or [entropy])[0]
     seen = (
-        f"{fmean(recent):.0%} of the tokens of the last 10 records had a clipped ratio "
-        f"(at most {MOST_CLIPPED:.0%})"
+        f"entropy is {entropy:.2g} over the last 10 records (at least {COLLAPSED}); it began at "
+        f"{started:.2g}"
     )
-    return RuleHit("warning", seen, fix)
+    warmer = "" if recipe.generation.temperature >= 1 else ", `generation.temperature: 1.0`"
+    return Issue(
+        seen, f"{slower(recipe)}, {more_kl(recipe)}{warmer}; go back to an earlier checkpoint"
+    )
 
 
-def _has_no_reference(recipe: Recipe) -> str | None:
-    beta = recipe.training.extras.get("beta")
-    return None if beta else "`training.beta` is 0, so no KL is computed"
+@rule(
+    "completions become random",
+    ("entropy",),
+    min_records=20,
+    threshold=f"a mean above {_MOST_ENTROPY:g} and {_GROWTH:g} times the first 10 records, without a better "
+    "reward",
+    source=f"{_MOST_ENTROPY:g}: {AXOLOTL}, and an author of DeepCoder (github.com/rllm-org/rllm/issues/116); "
+    f"{_GROWTH:g} times is ours: some models start higher",
+    skip=always,
+)
+def entropy_explosion(history: History) -> Issue | None:
+    """A policy whose entropy rises without end loses the language that it knew."""
+    entropy = history.change("entropy", 10)
+    if entropy is None or entropy.now < max(_MOST_ENTROPY, _GROWTH * entropy.before):
+        return None
+    if history.has_risen(LIKELY):
+        return None
+    seen = (
+        f"entropy rose from {entropy.before:.2g} to {entropy.now:.2g} (at most {_MOST_ENTROPY:g}), "
+        "and the reward did not rise"
+    )
+    return Issue(seen, f"{slower(history.recipe)}, {more_kl(history.recipe)}")
 
 
-def _has_other_clipping(recipe: Recipe) -> str | None:
+def _has_no_kl(recipe: Recipe) -> str | None:
+    return (
+        None if recipe.training.extras.get("beta") else "no KL is computed with `training.beta: 0`"
+    )
+
+
+@rule(
+    "the model is far from where it started",
+    ("kl",),
+    threshold=f"a median above {_MOST_KL:g}",
+    source=f"{AXOLOTL}; the median is ours: one token can raise a mean",
+    skip=_has_no_kl,
+)
+def kl_runaway(history: History) -> Issue | None:
+    """Far from the model it started from, it loses what that knew."""
+    recent = history.last("kl")
+    if not recent or median(recent) <= _MOST_KL:
+        return None
+    seen = f"the median KL of the last 10 records is {median(recent):.3g} (at most {_MOST_KL:g})"
+    return Issue(seen, f"{slower(history.recipe)}, or {more_kl(history.recipe)}")
+
+
+@rule(
+    "gradients spike",
+    (_GRADIENT,),
+    window=20,
+    min_records=20,
+    threshold=f"{_SPIKES} of 20 above {_MOST_GRADIENT:g}, or above {_SPIKE:g} times their median and "
+    "max_grad_norm",
+    source=f"above {_MOST_GRADIENT:g} regularly: {AXOLOTL}; {_SPIKE:g} times is ours: batch noise stays "
+    "far below",
+    skip=always,
+)
+def gradient_spike(history: History) -> Issue | None:
+    """Such gradients point anywhere, and clipping makes the others small beside them."""
+    norms = [norm for norm in history.last(_GRADIENT, 20) if norm > 0]
+    clip = history.recipe.training.extras.get("max_grad_norm", 1.0) or 0.0
+    large, limit = [norm for norm in norms if norm > _MOST_GRADIENT], f"{_MOST_GRADIENT:g}"
+    if norms and len(large) < _SPIKES:
+        usual = median(norms)
+        large = [norm for norm in norms if norm > max(_SPIKE * usual, clip)]
+        limit = f"{_SPIKE:g} times their median {usual:.3g}"
+    if len(large) < _SPIKES:
+        return None
+    seen = (
+        f"{len(large)} of the last 20 gradient norms are above {limit} (fewer than {_SPIKES} are usual); the "
+        f"largest is {max(large):.3g}"
+    )
+    clipped = "" if clip else ", `training.max_grad_norm: 1.0`"
+    return Issue(seen, f"{slower(history.recipe)}{clipped}, or larger batches", level="warning")
+
+
+def _clips_otherwise(recipe: Recipe) -> str | None:
     loss = recipe.training.extras.get("loss_type")
     return f"`loss_type: {loss}` clips otherwise" if loss in ("cispo", "vespo", "sapo") else None
 
 
-_COLLAPSE = Rule(
-    "entropy_collapse",
-    "the model says one thing only",
-    ("entropy",),
-    10,
-    10,
-    f"a mean below {COLLAPSED}, with the reward not near its most",
-    AXOLOTL,
-    "A model that is sure of every token samples the same answer again, and finds no better one.",
-    _look_for_entropy_collapse,
-)
-_EXPLOSION = Rule(
-    "entropy_explosion",
-    "the model says anything",
-    ("entropy",),
-    10,
-    20,
-    f"a mean above {MOST_ENTROPY:g} and {GROWTH:g} times the first 10 records, without a better reward",
-    f"{MOST_ENTROPY:g}: {AXOLOTL}, and an author of DeepCoder (github.com/rllm-org/rllm/issues/116); "
-    f"{GROWTH:g} times is ours: some models begin higher",
-    "A policy whose entropy rises without end loses the language that it knew.",
-    _look_for_entropy_explosion,
-)
-_RUNAWAY = Rule(
-    "kl_runaway",
-    "the model has left its start",
-    ("kl",),
-    10,
-    10,
-    f"a median above {MOST_KL:g}",
-    f"{AXOLOTL}; the median is ours: one token can lift a mean",
-    "Far from the model it started from, it loses what that knew.",
-    _look_for_runaway,
-    _has_no_reference,
-)
-_SPIKES = Rule(
-    "gradient_spike",
-    "gradients jump",
-    (_GRADIENT,),
-    20,
-    20,
-    f"{SPIKES} of 20 above {MOST_GRADIENT:g}, or above {SPIKE:g} times their median and max_grad_norm",
-    f"above {MOST_GRADIENT:g} regularly: {AXOLOTL}; {SPIKE:g} times is ours: noise of a batch stays far below",
-    "Steps of such gradients point anywhere, and clipping makes the others small beside them.",
-    _look_for_spikes,
-)
-_NAN = Rule(
-    "nan_loss",
-    "the loss is no number",
-    ("loss",),
-    1,
-    1,
-    f"NaN or infinite; with fp16 {_FP16_SKIPS} gradients in a row",
-    "by definition; fp16: ours: its scaler skips a few steps while it looks for its scale",
-    "A step from a number that is none ruins every weight.",
-    _look_for_nan,
-)
-_CLIPPING = Rule(
-    "clip_share",
+@rule(
     "too many ratios are clipped",
     (_CLIPPED,),
-    10,
-    10,
-    f"a mean above {MOST_CLIPPED}",
-    AXOLOTL,
-    "Tokens whose ratio is clipped teach nothing: the completions are too old for this policy.",
-    _look_for_clipping,
-    _has_other_clipping,
+    threshold=f"a mean above {_MOST_CLIPPED}",
+    source=AXOLOTL,
+    skip=_clips_otherwise,
 )
-RULES = (_NAN, _COLLAPSE, _EXPLOSION, _RUNAWAY, _SPIKES, _CLIPPING)
+def clip_share(history: History) -> Issue | None:
+    """Tokens whose ratio is clipped teach nothing: the completions are too old for this policy."""
+    share, recipe = history.mean(_CLIPPED), history.recipe
+    if share is None or share <= _MOST_CLIPPED:
+        return None
+    iterations = recipe.training.num_iterations
+    accumulation = recipe.training.gradient_accumulation_steps
+    steps = recipe.generation.steps_per_generation or accumulation
+    if iterations > 1:
+        fix = f"`training.num_iterations: {iterations // 2}` (it is {iterations})"
+    elif steps > accumulation:
+        fix = f"`generation.steps_per_generation: {accumulation}` (it is {steps})"
+    else:
+        fix = slower(recipe)
+    seen = (
+        f"{share:.0%} of the tokens of the last 10 records had a clipped ratio "
+        f"(at most {_MOST_CLIPPED:.0%})"
+    )
+    return Issue(seen, fix, level="warning")
+
+
+_SIGNS = (
+    *(entropy_collapse, entropy_explosion, gradient_spike, kl_runaway, nan_loss),
+    repeated_answers,
+)
+"""What a learning rate that is too high leads to."""
+
+
+def _highest_rate(history: History) -> float | None:
+    return max(history.first("learning_rate", _WARM_UP), default=None)
+
+
+@rule(
+    "the learning rate is too high",
+    ("learning_rate",),
+    threshold=f"above {LORA.most:g} with LoRA ({FULL.most:g} without), and one of "
+    f"{', '.join(sign.name for sign in _SIGNS)} shows",
+    source=f"{PROBE}, which is ours: published runs stay far below; a high rate without other symptoms is not "
+    "a problem",
+    skip=always,
+)
+def too_high_learning_rate(history: History) -> Issue | None:
+    """Steps this large lose the language that the model knew, and cause the other problems listed here."""
+    recipe, peak = history.recipe, _highest_rate(history)
+    most = rates_of(recipe.model).most
+    if peak is None or peak <= most:
+        return None
+    signs = [symptom for sign in _SIGNS if (symptom := sign.apply(history))]
+    if not signs:
+        return None
+    seen = (
+        f"the highest learning rate is {peak:.2g} (at most {most:g} "
+        f"{'with' if recipe.model.lora else 'without'} LoRA), and it shows: "
+        f"{', '.join(sign.rule for sign in signs)}"
+    )
+    fix = (
+        f"{slower(recipe)} (it is {recipe.training.learning_rate:g}), from the start; "
+        f"{more_kl(recipe)} also limits how far the model moves"
+    )
+    bad = any(sign.level == "error" for sign in signs)
+    return Issue(seen, fix, level="error" if bad else "warning")
+
+
+@rule(
+    "the learning rate is too low",
+    ("learning_rate", "reward"),
+    min_records=30,
+    threshold=f"never above {LORA.least:g} with LoRA ({FULL.least:g} without), reward and entropy unchanged",
+    source=f"LoRA: {PROBE}, half of what TRL's guide takes (github.com/huggingface/trl/pull/4207); "
+    "without: ours, a tenth of TRL's default",
+)
+def too_low_learning_rate(history: History) -> Issue | None:
+    """Every step costs its time and changes nothing that can be seen."""
+    rates, peak, reward = (
+        rates_of(history.recipe.model),
+        _highest_rate(history),
+        history.change("reward", 10),
+    )
+    if peak is None or peak >= rates.least or _has_moved(history):
+        return None
+    rewards = f"reward {reward.before:.3g} then and {reward.now:.3g} now" if reward else "no reward"
+    seen = (
+        f"the highest learning rate is {peak:.2g} (at least {rates.least:g}), and nothing has changed: "
+        f"{rewards}"
+    )
+    rate = history.recipe.training.learning_rate
+    return Issue(
+        seen,
+        f"`training.learning_rate: {rates.usual:g}` (it is {rate:g})",
+        level="warning" if peak else "error",
+    )
+
+
+def _has_moved(history: History) -> bool:
+    """Whether reward or entropy have changed, or equal rewards keep them from it."""
+    silent = history.mean("frac_reward_zero_std")
+    reward, entropy = history.change("reward", 10), history.change("entropy", 10)
+    if silent is not None and silent > MOST_SILENT:
+        return True
+    if entropy and abs(entropy.difference) > _STILL * abs(entropy.before):
+        return True
+    return reward is not None and (reward.rises() or reward.falls())

@@ -16,7 +16,7 @@ def list_templates() -> list[str]:
 
 
 def write_template(template: str, name: str) -> Path:
-    """Writes a template as `<name>.yaml` in the working directory, under that recipe name.
+    """Write a template as `<name>.yaml` in the working directory, under that recipe name.
 
     Raises:
         UsageError: There is no such template, the name is no recipe name, or the file exists.

@@ -1,4 +1,25 @@
-"""The kinds of rewards: a schema of parameters each, and how it scores.
+"""One file a kind; `registry.py` lists them."""
 
-A kind knows its formula and nothing of weights, failures or time; those are `scoring.py`'s.
-"""
+import importlib
+import importlib.util
+from typing import Any
+
+from grpo_cli.errors import SetupError, install_extra
+from grpo_cli.issues import Issue
+
+
+def find_missing(module: str, package: str, extra: str) -> list[Issue]:
+    """Report that an optional package is not installed; imports nothing."""
+    if importlib.util.find_spec(module) is not None:
+        return []
+    return [Issue(f"{package} is not installed", install_extra(extra), "kind")]
+
+
+def import_optional(module: str, package: str, extra: str) -> Any:
+    """Import a module of an optional package; raises `SetupError` if that fails."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SetupError(
+            f"{package} cannot be imported: {error}. Fix: {install_extra(extra)}"
+        ) from error

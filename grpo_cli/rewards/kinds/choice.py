@@ -1,7 +1,4 @@
-r"""Reward for a multiple-choice letter: `choice`.
-
-Owns finding the chosen letter in the usual phrasings, and reading a gold letter or index.
-"""
+"""The reward `choice`: the right letter of a multiple-choice question."""
 
 import re
 from dataclasses import dataclass
@@ -10,22 +7,20 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer
-from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
-from grpo_cli.rewards.reading.extraction import after_thinking, find_answer
-from grpo_cli.rewards.reading.golds import own_text, read_cell
-from grpo_cli.rewards.reading.quantities import tidy
-from grpo_cli.rewards.rows import score_rows
+from grpo_cli.rewards.answers import after_thinking, find_answer, own_text, tidy
+from grpo_cli.rewards.contract import Batch, RewardParams, Score
 
 
 class ChoiceParams(RewardParams):
-    r"""Rewards the right letter of a multiple-choice question.
+    r"""Rewards the correct letter of a multiple-choice question.
 
-    Formula: 1 where the letter chosen in the completion is the gold's, else 0. The letter is
-    looked for in `<answer>B</answer>` and `\boxed{B}`, then in the last phrase such as `The answer
-    is (B)`, `I choose B` or `B is correct`, then in a line such as `B`, `(B)` or `B. Paris`, if no
-    other letter heads a line. More than one letter in the place that counts is no choice, nor is
-    a copy of the prompt. A gold that cannot be read does not apply.
+    Formula: 1 if the completion chooses the gold letter, else 0. The letter is read from
+    `<answer>B</answer>` or `\boxed{B}`, otherwise from the last phrase such as `The answer is (B)`,
+    `I choose B` or `B is correct`, otherwise from a line such as `B`, `(B)` or `B. Paris`, if no
+    other line starts with an option letter. Several letters in that place, or a copy of the prompt, are
+    not a choice. If the gold cannot be read, the reward does not apply to the row.
     Range: {0, 1}.
 
     Source: the accuracy of MMLU (Hendrycks et al. 2021, arXiv:2009.03300); the phrasings are ours.
@@ -37,45 +32,54 @@ class ChoiceParams(RewardParams):
     answer: str = "answer"
     """The column with the gold: a letter (`B`, `(B)`, `B. Paris`) or an index."""
     choices: str = Field(default="ABCD", pattern=r"^[A-Z]{2,26}$")
-    """The letters one may choose from, in the order of the options."""
+    """The valid letters, in the order of the options."""
     first_index: Integer = Field(default=0, ge=0, le=1)
-    """The index that means the first letter, where the gold is an index."""
-
-    def required_columns(self) -> tuple[str, ...]:
-        """The gold's column."""
-        return (self.answer,)
+    """The index of the first letter, if the gold is an index."""
 
     def gold(self, batch: Batch, row: int) -> str | None:
-        """The letter."""
-        return self._read_gold(read_cell(batch, self.answer, row), read_phrasings(self.choices))
+        """Return the letter."""
+        return self._read_gold(batch.cell(self.answer, row))
+
+    def gold_fault(self, batch: Batch, row: int) -> Issue | None:
+        """Return why a row cannot be judged; an index just outside the letters is counted from elsewhere."""
+        place = self._read_index(batch.cell(self.answer, row))
+        other = {len(self.choices): 1, -1: 0}.get(-2 if place is None else place)
+        if other is None or other == self.first_index:
+            return super().gold_fault(batch, row)
+        return Issue(
+            f"the gold {batch.cell(self.answer, row)} is no choice of {self.choices} counted from "
+            f"{self.first_index}, so golds that are in range probably name the wrong letters",
+            f"if the golds count from {other}, set `first_index: {other}`; if there are more "
+            "choices, name them all in `choices`",
+            "first_index",
+        )
 
     def vote(self, text: str) -> str | None:
-        """The letter chosen."""
-        return read_phrasings(self.choices).find(text)
+        """Return the letter chosen."""
+        return compile_phrasings(self.choices).find(text)
 
-    def build(self, context: RewardContext) -> Scorer:
-        """Compiles the phrasings for these letters."""
-        phrasings = read_phrasings(self.choices)
+    def score(self, batch: Batch, row: int) -> Score:
+        """Return 1 for the gold's letter, else 0."""
+        cell = batch.cell(self.answer, row)
+        gold = self._read_gold(cell)
+        if gold is None:
+            return Score(None, f"gold cannot be read: {str(cell)[:60]!r}")
+        chosen = self.vote(own_text(batch, row))
+        if chosen is None:
+            return Score(0.0, "no single choice found")
+        return Score(float(chosen == gold), f"{chosen}, gold {gold}")
 
-        def score(batch: Batch, row: int) -> Score:
-            cell = read_cell(batch, self.answer, row)
-            gold = self._read_gold(cell, phrasings)
-            if gold is None:
-                return Score(None, f"gold cannot be read: {str(cell)[:60]!r}")
-            chosen = phrasings.find(own_text(batch, row))
-            if chosen is None:
-                return Score(0.0, "no single choice found")
-            return Score(float(chosen == gold), f"{chosen}, gold {gold}")
-
-        return score_rows(score)
-
-    def _read_gold(self, cell: Any, phrasings: "Phrasings") -> str | None:
-        text = str(cell).strip()
-        number = text.removesuffix(".0")
-        if isinstance(cell, bool) or not (number.isascii() and number.isdigit()):
-            return phrasings.lone(text)
-        place = int(number[:3]) - self.first_index
+    def _read_gold(self, cell: Any) -> str | None:
+        place = self._read_index(cell)
+        if place is None:
+            return compile_phrasings(self.choices).lone(str(cell).strip())
         return self.choices[place] if 0 <= place < len(self.choices) else None
+
+    def _read_index(self, cell: Any) -> int | None:
+        """Return the place from 0 that an index names; None if the gold is no index."""
+        number = str(cell).strip().removesuffix(".0")
+        is_index = number.isascii() and number.isdigit() and not isinstance(cell, bool)
+        return int(number[:3]) - self.first_index if is_index else None
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Phrasings:
     """A further letter right after one: `or C`, `, C`, `(C)`."""
 
     def find(self, text: str) -> str | None:
-        """The letter that a completion chooses; None where it chooses none or several."""
+        """Return the letter that a completion chooses; None if it chooses none or several."""
         visible = after_thinking(text)
         marked = find_answer(visible, ("answer_tag", "boxed"))
         if marked is not None:
@@ -104,7 +108,7 @@ class Phrasings:
         return led.pop() if len(led) == 1 else None
 
     def lone(self, line: str) -> str | None:
-        """The letter a line is or starts with."""
+        """Return the letter a line is or starts with."""
         match = self.alone.match(line)
         return self._unless_several(match, line) if match else None
 
@@ -119,13 +123,12 @@ class Phrasings:
 
 
 def _letter_of(match: re.Match[str]) -> str:
-    """The letter in whichever of a pattern's groups holds one."""
     return next(group for group in match.groups() if group).upper()
 
 
 @lru_cache(maxsize=32)
-def read_phrasings(choices: str) -> Phrasings:
-    """The phrasings for a set of letters, such as `ABCD`."""
+def compile_phrasings(choices: str) -> Phrasings:
+    """Return the phrasings for a set of letters, such as `ABCD`."""
     upper, lower = f"[{choices}]", f"[{choices.lower()}]"
     either = f"[{choices}{choices.lower()}]"
     # Lower-case letters count in brackets or last: `the answer is a cat` chooses nothing.

@@ -1,46 +1,57 @@
-"""The reward of a model: `model`, a sequence classifier that reads the conversation.
+"""The reward `model`: a sequence classifier that reads the conversation."""
 
-Owns the parameters, what can be told of a model's folder without loading it, and the way from a
-logit to a score. Loading and running the model is `classifier.py`'s.
-"""
-
+import contextlib
 import json
 import math
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.errors import RewardError, nearest
+from grpo_cli.errors import RewardError, SetupError, nearest
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
 
 if TYPE_CHECKING:
-    from grpo_cli.rewards.classifier import Classifier, Encoded
-
-Fault = tuple[str, str, str]
-"""(parameter path, message, fix)."""
+    import torch
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _HEAD = "ForSequenceClassification"
-_AUTO_CLASS = f"AutoModel{_HEAD}"
+_OFFLINE_FIX = (
+    "download it beforehand with `hf download {path}`; for a folder beside the recipe, write "
+    "`path: ./{path}`"
+)
+_LOADING_FIXES = (
+    (
+        "Unrecognized configuration class",
+        "name a model with a head for sequence classification",
+        "path",
+    ),
+)
+"""Messages of transformers (5.17) that only these models cause."""
+_UNLIMITED = 10**9
+"""Tokenizers without a limit name one beyond this."""
+_EFFICIENT_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 
 
 class ModelParams(RewardParams):
-    """Rewards what a reward model, a sequence classifier, makes of the conversation.
+    """Scores the conversation with a reward model (a sequence classifier).
 
-    Formula: the logit of the model at the last token of prompt and completion, or a function of
-    it (`output`). Conversations are written with the reward model's own chat template; plain
-    texts are joined, and get the special tokens its tokenizer adds (TRL adds none there). Text
-    that is too long loses its beginning, so that the completion stays. The weights are frozen; in
-    a training of several processes each holds a whole copy, and so do those that `timeout_s` starts.
-    Range: any with `logit`, whose scale differs between models (`clip` bounds it); (0, 1) else.
+    Formula: the model's logit at the last token of prompt and completion, or a function of it
+    (`output`). Conversations are formatted with the reward model's own chat template; plain
+    texts are concatenated, with the special tokens that its tokenizer adds (TRL adds none there).
+    Text that is too long is truncated at the beginning, to keep the completion. The weights are
+    frozen; each training process, and each process that `timeout_s` starts, loads a full copy.
+    Range: any with `logit`, whose scale differs between models (`clip` limits it); otherwise (0, 1).
 
-    Source: `GRPOTrainer._calculate_rewards` (TRL 1.16), for a reward that is a model; Ouyang et
+    Source: `GRPOTrainer._calculate_rewards` (TRL 1.16), for reward models; Ouyang et
     al. 2022 (arXiv:2203.02155), section 3.5, the reward model r(x, y).
     """
 
@@ -48,26 +59,26 @@ class ModelParams(RewardParams):
     costly: ClassVar[bool] = True
 
     path: str = Field(min_length=1)
-    """A hub id, or a folder relative to the recipe; one that might be a hub id starts with `./`."""
+    """A Hub id, or a folder relative to the recipe; start it with `./` if it could be a Hub id."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     input: Literal["conversation", "completion"] = "conversation"
-    """What is read: prompt and completion, or the completion alone, as plain text."""
+    """The input: prompt and completion, or only the completion, as plain text."""
     label: Integer | str | None = None
-    """Which label's logit is the reward, by number or by name; needed where there are several."""
+    """Which label's logit is the reward, by number or by name; needed if there are several."""
     output: Literal["logit", "sigmoid", "softmax"] = "logit"
     """The score: the `logit` itself, its `sigmoid`, or the label's share of the `softmax` over
     all labels."""
     max_length: Integer | None = Field(default=None, ge=1)
-    """Most tokens the model reads; where not given, as many as the model is made for."""
+    """Maximum number of input tokens; by default the model's own limit."""
     batch_size: Integer = Field(default=8, ge=1)
-    """Completions the model reads at once; changes speed and memory, not the scores."""
+    """Completions per forward pass; affects speed and memory, not the scores."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights; `auto` is the checkpoint's own on a GPU, and float32 on the CPU."""
     device: str = "auto"
-    """Where the model runs, such as `cpu` or `cuda:1`; `auto` is where the training runs."""
+    """The model's device, such as `cpu` or `cuda:1`; `auto` is the training device."""
     trust_remote_code: bool = False
-    """Whether to run Python code that comes with the model."""
+    """Whether to run Python code that ships with the model."""
 
     @field_validator("device")
     @classmethod
@@ -90,113 +101,110 @@ class ModelParams(RewardParams):
         """`path` as a folder."""
         return Path(self.path).expanduser()
 
-    def problems(self) -> list[Fault]:
-        """Reports a path that names no classifier, and a label it does not have."""
+    def problems(self, context: RewardContext | None = None) -> list[Issue]:
+        """Report a path that names no classifier, and a label it does not have."""
         if not self.is_local:
-            return self._hub_problems()
-        found = _find_folder_fault(self.folder, self.path)
-        if found:
-            return [found]
-        config = _read_config(self.folder)
-        if config is None:
-            return [("path", f"{self.path}/config.json is not JSON", "fetch the model anew")]
-        faults = self._head_problems(config)
-        if self.revision is not None:
-            faults.append(("revision", "a folder has no revisions", "remove `revision`"))
-        return faults or self.label_problems(_read_labels(config))
-
-    def _hub_problems(self) -> list[Fault]:
-        if _HUB_ID.fullmatch(self.path):
-            return []
-        message = f"{self.path!r} is neither an existing folder nor a hub id"
-        fix = "write a hub id such as `Skywork/Skywork-Reward-V2-Qwen3-0.6B`, or a folder's path"
-        return [("path", message, fix)]
-
-    def _head_problems(self, config: dict[str, Any]) -> list[Fault]:
-        """What keeps `config.json` from being a classifier's."""
-        if _AUTO_CLASS in (config.get("auto_map") or {}):
-            message, fix = (
-                "the model brings Python code of its own",
-                "read that code, then set `trust_remote_code: true`",
+            if _HUB_ID.fullmatch(self.path):
+                return []
+            message = f"{self.path!r} is neither an existing folder nor a hub id"
+            fix = (
+                "write a hub id such as `Skywork/Skywork-Reward-V2-Qwen3-0.6B`, or a folder's path"
             )
-            return [] if self.trust_remote_code else [("trust_remote_code", message, fix)]
-        architectures = [str(name) for name in config.get("architectures") or []]
+            return [Issue(message, fix, "path")]
+        if fault := _folder_fault(self.folder, self.path):
+            return [fault]
+        try:
+            config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+            architectures = [str(name) for name in config.get("architectures") or []]
+        except (OSError, ValueError, AttributeError):
+            return [Issue(f"{self.path}/config.json is not JSON", "fetch the model anew", "path")]
+        faults = self._head_problems(config, architectures)
+        if self.revision is not None:
+            faults.append(Issue("a folder has no revisions", "remove `revision`", "revision"))
+        return faults or self._label_problems(_read_labels(config))
+
+    def _head_problems(self, config: dict[str, Any], architectures: list[str]) -> list[Issue]:
+        """Return why a config is not a classifier's."""
+        if f"AutoModel{_HEAD}" in (config.get("auto_map") or {}):
+            message = "the model brings Python code of its own"
+            fix = "read that code, then set `trust_remote_code: true`"
+            return [] if self.trust_remote_code else [Issue(message, fix, "trust_remote_code")]
         if not architectures or any(name.endswith(_HEAD) for name in architectures):
             return []
         message = (
             f"{self.path} holds a {architectures[0]}, which has no head that scores; "
             "one with random weights would take its place"
         )
-        return [("path", message, f"name a reward model, whose architecture ends in {_HEAD}")]
+        return [Issue(message, f"name a reward model, whose architecture ends in {_HEAD}", "path")]
 
-    def label_problems(self, labels: Sequence[str]) -> list[Fault]:
-        """What keeps `label` and `output` from fitting a model's labels, given in order."""
+    def _label_problems(self, labels: Sequence[str]) -> list[Issue]:
+        """Return why `label` and `output` do not fit a model's labels, given in order."""
+        names = ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
         if self.output == "softmax" and len(labels) == 1:
             fix = "output: sigmoid, or output: logit"
-            return [("output", "the softmax over a single label is always 1", fix)]
-        if self.label is None:
-            if len(labels) <= 1:
-                return []
-            message = f"the model has {len(labels)} labels ({_enumerate(labels)}); none is chosen"
-            return [("label", message, f"add `label` with a name, or 0 to {len(labels) - 1}")]
-        if isinstance(self.label, int):
-            if 0 <= self.label < len(labels):
-                return []
+            return [Issue("the softmax over a single label is always 1", fix, "output")]
+        if self.label is None and len(labels) > 1:
+            message = f"the model has {len(labels)} labels ({names}); none is chosen"
+            return [Issue(message, f"add `label` with a name, or 0 to {len(labels) - 1}", "label")]
+        if isinstance(self.label, int) and not 0 <= self.label < len(labels):
             message = f"there is no label {self.label}; the model has {len(labels)}"
-            return [("label", message, f"use 0 to {len(labels) - 1}, or a name")]
-        if self.label in labels:
-            return []
-        close = nearest(self.label, labels)
-        fix = f"label: {close}" if close else f"use one of {_enumerate(labels)}"
-        return [("label", f"the model has no label {self.label!r}", fix)]
+            return [Issue(message, f"use 0 to {len(labels) - 1}, or a name", "label")]
+        if isinstance(self.label, str) and self.label not in labels:
+            close = nearest(self.label, labels)
+            fix = f"label: {close}" if close else f"use one of {names}"
+            return [Issue(f"the model has no label {self.label!r}", fix, "label")]
+        return []
 
     def build(self, context: RewardContext) -> Scorer:
-        """Loads the model and its tokenizer, from the hub where it is not here yet."""
-        _refuse(self.problems())
-        from grpo_cli.rewards.classifier import load_classifier
-
-        classifier = load_classifier(self, context.device)
-        _refuse(self.label_problems(classifier.labels))
+        """Load the model and its tokenizer; downloads them if necessary."""
+        self.refuse(context)
+        classifier = _load_classifier(self, context.device)
+        for issue in self._label_problems(classifier.labels):
+            raise RewardError(str(issue), issue.path)
         return partial(self._score, classifier)
 
-    def _score(self, classifier: "Classifier", batch: Batch) -> list[Score | Exception]:
+    def _score(self, classifier: "_Classifier", batch: Batch) -> list[Score | Exception]:
         encoded = [self._encode(classifier, batch, row) for row in range(len(batch.completions))]
         readable = [each.ids for each in encoded if not isinstance(each, Exception)]
-        logits = iter(classifier.compute_logits(readable))
+        logits = iter(classifier.compute_logits(readable, self.batch_size))
         return [
             each if isinstance(each, Exception) else self._rate(classifier, each, next(logits))
             for each in encoded
         ]
 
-    def _rate(self, classifier: "Classifier", encoded: "Encoded", logits: list[float]) -> Score:
-        index = self._find_index(classifier.labels)
-        named = f"{classifier.labels[index]}: " if len(logits) > 1 else ""
-        reason = f"{named}logit {logits[index]:.4g}{_cut_of(encoded)}"
-        return Score(_transform(logits, index, self.output), reason)
-
-    def _find_index(self, labels: Sequence[str]) -> int:
-        return labels.index(self.label) if isinstance(self.label, str) else self.label or 0
-
-    def _encode(self, classifier: "Classifier", batch: Batch, row: int) -> "Encoded | Exception":
-        """What the model reads of a row, or what keeps it from being read."""
+    def _encode(self, classifier: "_Classifier", batch: Batch, row: int) -> "_Encoded | Exception":
+        """Return what the model reads of a row, or why it cannot be read."""
+        prompt, completion = batch.prompts[row], batch.completions[row]
         try:
-            if self.input == "completion" or isinstance(batch.prompts[row], str):
-                prompt = "" if self.input == "completion" else batch.prompts[row]
-                return classifier.encode_text(prompt + batch.texts[row])
-            return classifier.encode_messages(_conversation(batch, row))
+            if self.input == "completion":
+                return classifier.encode(batch.texts[row], is_chat=False)
+            if isinstance(prompt, str):
+                return classifier.encode(prompt + batch.texts[row], is_chat=False)
+            if not classifier.tokenizer.chat_template:
+                raise RewardError(
+                    "prompts are conversations, and the reward model has no chat template. Fix: "
+                    "input: completion, or name a reward model that is made for conversations"
+                )
+            if isinstance(completion, str):
+                completion = [{"role": "assistant", "content": completion}]
+            messages = [*prompt, *completion]
+            text = classifier.tokenizer.apply_chat_template(messages, tokenize=False)
+            return classifier.encode(text, is_chat=True)
         except Exception as error:
             return error
 
-
-def _conversation(batch: Batch, row: int) -> list[dict[str, Any]]:
-    completion = batch.completions[row]
-    if isinstance(completion, str):
-        completion = [{"role": "assistant", "content": completion}]
-    return [*batch.prompts[row], *completion]
+    def _rate(self, classifier: "_Classifier", encoded: "_Encoded", logits: list[float]) -> Score:
+        label = self.label or 0
+        index = classifier.labels.index(label) if isinstance(label, str) else label
+        name = f"{classifier.labels[index]}: " if len(logits) > 1 else ""
+        kept, whole = len(encoded.ids), encoded.whole_length
+        cut = f"; cut to the last {kept} of {whole} tokens" if kept < whole else ""
+        reason = f"{name}logit {logits[index]:.4g}{cut}"
+        return Score(_transform(logits, index, self.output), reason)
 
 
 def _transform(logits: Sequence[float], index: int, output: str) -> float:
-    """The score of one row; written so that nothing overflows, and NaN stays NaN."""
+    """Return the score of one row; written so that nothing overflows, and NaN stays NaN."""
     logit = logits[index]
     if output == "softmax":
         highest = max(logits)
@@ -208,39 +216,24 @@ def _transform(logits: Sequence[float], index: int, output: str) -> float:
     return logit
 
 
-def _cut_of(encoded: "Encoded") -> str:
-    kept, whole = len(encoded.ids), encoded.whole_length
-    return f"; cut to the last {kept} of {whole} tokens" if kept < whole else ""
-
-
-def _find_folder_fault(folder: Path, text: str) -> Fault | None:
-    """What keeps a folder from being a model's; `text` is how the recipe wrote it."""
+def _folder_fault(folder: Path, text: str) -> Issue | None:
+    """Return why a folder is not a model's; `text` is how the recipe wrote it."""
     if not folder.exists():
         siblings = folder.parent.iterdir() if folder.parent.is_dir() else ()
         close = nearest(folder.name, [each.name for each in siblings if each.is_dir()])
         fix = f"did you mean {close}?" if close else "name the folder of a reward model"
-        return ("path", f"there is no folder {text}", fix)
-    if not folder.is_dir():
-        return ("path", f"{text} is a file", "name the folder that holds config.json")
+        return Issue(f"there is no folder {text}", fix, "path")
     if (folder / "config.json").is_file():
         return None
     if (folder / "adapter_config.json").is_file():
         fix = "merge it into its base (peft: `merge_and_unload`), and name that folder"
-        return ("path", f"{text} holds a LoRA adapter, not a whole model", fix)
+        return Issue(f"{text} holds a LoRA adapter, not a whole model", fix, "path")
     fix = "name the folder that holds config.json, the weights and the tokenizer"
-    return ("path", f"{text} holds no config.json", fix)
-
-
-def _read_config(folder: Path) -> dict[str, Any] | None:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config if isinstance(config, dict) else None
+    return Issue(f"{text} holds no config.json", fix, "path")
 
 
 def _read_labels(config: dict[str, Any]) -> list[str]:
-    """The labels' names in order; transformers leaves them out where they are its two defaults."""
+    """Return the labels' names in order; transformers leaves them out if they are its two defaults."""
     names = config.get("id2label")
     if isinstance(names, dict) and all(str(key).isdecimal() for key in names):
         return [str(names[key]) for key in sorted(names, key=int)]
@@ -248,11 +241,186 @@ def _read_labels(config: dict[str, Any]) -> list[str]:
     return [f"LABEL_{i}" for i in range(count if isinstance(count, int) else 2)]
 
 
-def _enumerate(labels: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(labels) - most} more" if len(labels) > most else ""
-    return ", ".join(labels[:most]) + more
+class _Encoded(NamedTuple):
+    """A text as the model reads it."""
+
+    ids: list[int]
+    whole_length: int
+    """Tokens before truncation."""
 
 
-def _refuse(faults: list[Fault]) -> None:
-    for path, message, fix in faults:
-        raise RewardError(f"{path}: {message}. Fix: {fix}")
+@dataclass(frozen=True)
+class _Classifier:
+    """A sequence classifier, frozen, on its device."""
+
+    model: Any
+    tokenizer: Any
+    labels: tuple[str, ...]
+    """Their names, one per logit."""
+    max_length: int | None
+    """Most tokens of a text; None if there is no limit."""
+
+    def encode(self, text: str, *, is_chat: bool) -> _Encoded:
+        """Return a text's tokens; a chat template brings its own special tokens."""
+        ids = self.tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"]
+        limit = self.max_length
+        if limit is None or len(ids) <= limit:
+            # An empty text gets a token, as a model cannot read nothing.
+            return _Encoded(ids or [self.tokenizer.pad_token_id], len(ids))
+        if not is_chat:
+            # The tokenizer cuts, as it knows which of its special tokens must stay where.
+            cut = self.tokenizer(text, truncation=True, max_length=limit, verbose=False)
+            return _Encoded(cut["input_ids"], len(ids))
+        # A decoder has seen every text begin with this token, and relies on it.
+        first = ids[:1] if ids[0] == self.tokenizer.bos_token_id and limit > 1 else []
+        return _Encoded(first + ids[len(ids) - limit + len(first) :], len(ids))
+
+    def compute_logits(
+        self, sequences: Sequence[Sequence[int]], batch_size: int
+    ) -> list[list[float]]:
+        """Return the logits of each text, [texts][labels], in the order given."""
+        # The longest first, so that insufficient memory shows at once.
+        order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
+        results: dict[int, list[float]] = {}
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            logits = self._run([sequences[row] for row in rows])
+            results.update(zip(rows, logits.tolist(), strict=True))
+        return [results[row] for row in range(len(sequences))]
+
+    def _run(self, sequences: Sequence[Sequence[int]]) -> "torch.Tensor":
+        """Return the logits of one batch, padded on the right: [texts, labels] float32, on the CPU."""
+        import torch
+        from torch.nn.utils.rnn import pad_sequence
+
+        texts = [torch.tensor(ids, device=self.model.device) for ids in sequences]
+        padding = self.tokenizer.pad_token_id
+        tokens = pad_sequence(texts, batch_first=True, padding_value=padding)
+        mask = pad_sequence([torch.ones_like(each) for each in texts], batch_first=True)
+        with torch.inference_mode():
+            logits = self.model(input_ids=tokens, attention_mask=mask).logits
+        return logits.float().cpu()
+
+
+def _load_classifier(params: ModelParams, default_device: str) -> _Classifier:
+    """Load a reward model and its tokenizer; prints nothing.
+
+    Raises:
+        RewardError: It is no classifier, or not one that can score texts.
+        SetupError: It cannot be loaded, or there is no such device; the text says how to fix that.
+    """
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from grpo_cli.loading_errors import check_tokenizer, explain_loading, quiet_loading
+
+    device = torch.device(default_device if params.device == "auto" else params.device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise SetupError(f"there is no device {device} (CUDA devices: {count}). Fix: device: cpu")
+    # bfloat16 on the CPU is slow, and rounds scores for no gain.
+    dtype = "float32" if params.dtype == "auto" and device.type == "cpu" else params.dtype
+    location = str(params.folder.absolute()) if params.is_local else params.path
+    options = {
+        "revision": params.revision or "main",
+        "trust_remote_code": params.trust_remote_code,
+        "local_files_only": params.is_local,
+    }
+    explained = explain_loading(
+        params.path, section="", offline_fix=_OFFLINE_FIX, more_fixes=_LOADING_FIXES
+    )
+    with quiet_loading(), explained:
+        tokenizer = AutoTokenizer.from_pretrained(location, truncation_side="left", **options)
+        with _unsharded():
+            model, report = AutoModelForSequenceClassification.from_pretrained(
+                location,
+                dtype=dtype,
+                # Such weights are refused below, where the message can name them.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **options,
+            )
+    _check_weights(params.path, report)
+    check_tokenizer(tokenizer, params.path, section="")
+    _set_padding(params.path, model, tokenizer)
+    # The keys and values of a text that is read once are of no use.
+    model.config.get_text_config().use_cache = False
+    model.requires_grad_(False).eval().to(device)
+    names = model.config.id2label
+    labels = tuple(names[index] for index in sorted(names))
+    return _Classifier(model, tokenizer, labels, _find_max_length(params, model, tokenizer))
+
+
+def _find_max_length(params: ModelParams, model: Any, tokenizer: Any) -> int | None:
+    """Return the most tokens of a text: the recipe's, or else what the model was made for."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if name.endswith("position_embeddings") and padding is not None:
+            # RoBERTa and its kin count from behind the padding's own position.
+            positions = int(module.num_embeddings) - padding - 1
+    if params.max_length is None:
+        limits = [limit for limit in (positions, tokenizer.model_max_length) if limit]
+        return min((limit for limit in limits if 0 < limit < _UNLIMITED), default=None)
+    if positions and 0 < positions < params.max_length:
+        raise RewardError(
+            f"max_length: {params.max_length} is more than the {positions} tokens the model is made for. "
+            f"Fix: max_length: {positions}"
+        )
+    return params.max_length
+
+
+def _check_weights(path: str, report: dict[str, Any]) -> None:
+    """Refuse a model with weights that were not in its checkpoint: they are random."""
+    missing = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise RewardError(
+            f"{path} lacks weights of a sequence classifier ({', '.join(missing[:3])}{more}), "
+            "which would be random. Fix: name a model that was trained to score"
+        )
+
+
+def _set_padding(path: str, model: Any, tokenizer: Any) -> None:
+    """Agree on the padding token, by which decoders find the last token of a text.
+
+    Source: `GRPOTrainer.__init__` (TRL 1.16), `reward_processing_classes`.
+    """
+    fix = "Fix: use the tokenizer that belongs to these weights"
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token_id is None:
+        what = "has neither a padding nor an end-of-sequence token"
+        raise RewardError(f"the tokenizer of {path} {what}. {fix}")
+    rows = model.get_input_embeddings().num_embeddings
+    highest = max(len(tokenizer), tokenizer.pad_token_id + 1)
+    if highest > rows:
+        what = f"knows {highest} tokens, the model {rows}"
+        raise RewardError(f"the tokenizer of {path} {what}. {fix}")
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+
+
+@contextlib.contextmanager
+def _unsharded() -> Iterator[None]:
+    """Load all weights in every process, even if the trained model is sharded.
+
+    The trainer's settings are global. Under FSDP, transformers would fill the model with zeros in
+    all processes but the first, expecting the weights to be sent later; under ZeRO-3 it would
+    split every weight among them. Nobody prepares a reward model for either.
+
+    Source: `PreTrainedModel._move_missing_keys_from_meta_to_device` and `get_init_context`
+    (transformers 5.17).
+    """
+    from transformers.integrations import deepspeed
+
+    efficient = os.environ.pop(_EFFICIENT_LOADING, None)
+    reference = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if efficient is not None:
+            os.environ[_EFFICIENT_LOADING] = efficient
+        config = reference() if reference is not None else None
+        if config is not None:
+            deepspeed.set_hf_deepspeed_config(config)

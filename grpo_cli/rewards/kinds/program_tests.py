@@ -1,108 +1,135 @@
-"""A program on trial: its tests run one by one, its score, and why it has no better one.
+"""The tests of a row: read from the forms in which datasets write them, run on a program, and scored.
 
-Owns comparing what a program printed or returned with what was expected.
+If an assertion compares with something that can be computed here, the expected value stays here and never
+comes near the program. What an assertion does with results is done out of the program's reach.
 """
 
+import ast
+import builtins
+import contextlib
+import importlib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import Score
-from grpo_cli.rewards.failures import shorten
-from grpo_cli.rewards.kinds.cases import Case
-from grpo_cli.rewards.sandbox.runner import Limits, run_program
+from grpo_cli.rewards.sandbox.runner import Check, Limits, run_program
 from grpo_cli.rewards.sandbox.values import Opaque
+from grpo_cli.rewards.scoring import shorten
 
-Credit = Literal["all", "share"]
-Comparison = Literal["tokens", "exact", "float"]
-
+_FORMS = (
+    'a list of {"input": …, "output": …}, {"inputs": […], "outputs": […]}, or assert statements '
+    "(one text or a list of them), as themselves or as JSON text"
+)
+_KEYS = (("inputs", "outputs"), ("input", "output"))
+_CONSTRUCTORS: Mapping[str, Any] = {
+    each.__name__: each for each in (set, frozenset, tuple, list, dict, sorted, float)
+}
+"""What may be called in an expected value."""
+_LIBRARY = (
+    "bisect cmath collections copy datetime decimal fractions functools heapq itertools math operator random re "
+    "statistics string"
+).split()
+"""Modules that tests use without importing them, as their programs do."""
 _TOLERANCE = 1e-6
 _SHOWN = 40
 _HOPELESS = ("SyntaxError", "IndentationError", "TabError")
-"""What no other test would end otherwise."""
+"""Errors that every other test would end with too."""
 
 
 @dataclass(frozen=True)
-class Trial:
-    """How programs are judged."""
+class ProgramTest:
+    """One test."""
+
+    kind: Literal["stdin", "value", "same", "call", "run"]
+    """What is judged: stdout, an equal value, the very same constant, a call's result, or that no
+    exception is raised."""
+    stdin: str = ""
+    check: Check | None = None
+    expected: Any = None
+
+
+@dataclass(frozen=True)
+class TestRunner:
+    """Runs a program's tests."""
 
     limits: Limits
-    credit: Credit
-    compare: Comparison
+    credit: Literal["all", "share"]
+    compare: Literal["tokens", "exact", "float"]
 
-    def run(self, program: bytes, cases: Sequence[Case]) -> Score:
-        """Runs a program on its tests, until it can gain no more."""
+    def run(self, program: bytes, tests: Sequence[ProgramTest]) -> Score:
+        """Run a program's tests until it can gain no more."""
         passed, first = 0, ""
-        for number, case in enumerate(cases, 1):
-            fault = self._run_case(program, case)
+        for number, test in enumerate(tests, 1):
+            fault = self._run_test(program, test)
             passed += not fault
             first = first or (f"test {number}: {fault}" if fault else "")
             if fault and (self.credit == "all" or fault.startswith(_HOPELESS)):
                 break
-        summary = f"{passed} of {len(cases)} tests"
-        value = passed / len(cases) if self.credit == "share" else float(passed == len(cases))
+        summary = f"{passed} of {len(tests)} tests"
+        value = passed / len(tests) if self.credit == "share" else float(passed == len(tests))
         return Score(value, f"{summary}: {first}" if first else summary)
 
-    def _run_case(self, program: bytes, case: Case) -> str:
-        """What is wrong with a program; empty where it passes."""
+    def _run_test(self, program: bytes, test: ProgramTest) -> str:
+        """Return what is wrong with a program; empty if it passes."""
         # Room for all that may rightly be written, in the longer form of reports.
-        room = self.limits.output_bytes + 4 * len(repr(case.expected))
+        room = self.limits.output_bytes + 4 * len(repr(test.expected))
         limits = replace(self.limits, output_bytes=room)
-        stdin = case.stdin.encode(errors="replace")
-        result = run_program(program, limits, stdin=stdin, check=case.check)
+        stdin = test.stdin.encode(errors="replace")
+        result = run_program(program, limits, stdin=stdin, check=test.check)
         if result.reason:
             return result.reason
-        if case.kind == "stdin":
-            return self._fault_of_text(result.stdout.decode(errors="replace"), case.expected)
-        if case.kind == "run":
+        if test.kind == "stdin":
+            return self._output_fault(result.stdout.decode(errors="replace"), test.expected)
+        if test.kind == "run":
             return "" if result.passed else "the program ended before the test did"
-        return self._fault_of_value(result.value, case)
+        return self._value_fault(result.value, test)
 
-    def _fault_of_text(self, printed: str, expected: str) -> str:
+    def _output_fault(self, printed: str, expected: str) -> str:
         if self.compare == "exact":
             same = printed.rstrip("\n") == expected.rstrip("\n")
         else:
-            got, wanted = printed.split(), expected.split()
-            same = got == wanted or (self.compare == "float" and is_close(got, wanted))
+            same = self._is_equal(printed.split(), expected.split())
         return "" if same else f"expected {_show(expected)}, printed {_show(printed)}"
 
-    def _fault_of_value(self, value: Any, case: Case) -> str:
-        if case.kind == "same":
-            same = value is case.expected
-        elif case.kind == "call":
-            same = self._is_equal(_as_json(value), _as_json(case.expected))
+    def _value_fault(self, value: Any, test: ProgramTest) -> str:
+        if test.kind == "same":
+            same = value is test.expected
+        elif test.kind == "call":
+            plain, expected = _as_json(value), _as_json(test.expected)
             # APPS wraps the results of calls in lists.
-            same = same or self._is_equal([_as_json(value)], _as_json(case.expected))
+            same = self._is_equal(plain, expected) or self._is_equal([plain], expected)
         else:
-            same = self._is_equal(value, case.expected)
-        return "" if same else f"expected {_show(case.expected)}, got {_show(value)}"
+            same = self._is_equal(value, test.expected)
+        return "" if same else f"expected {_show(test.expected)}, got {_show(value)}"
 
     def _is_equal(self, value: Any, expected: Any) -> bool:
-        return bool(value == expected) or (self.compare == "float" and is_close(value, expected))
+        return bool(value == expected) or (self.compare == "float" and _is_close(value, expected))
 
 
-def is_close(value: Any, expected: Any) -> bool:
-    """Whether two values are alike, their numbers (or texts of numbers) being nearly equal."""
+def _is_close(value: Any, expected: Any) -> bool:
+    """Return whether two values are alike, with numbers (or texts of numbers) nearly equal."""
     if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
         pairs = zip(value, expected, strict=False)
-        return len(value) == len(expected) and all(is_close(*pair) for pair in pairs)
+        return len(value) == len(expected) and all(_is_close(*pair) for pair in pairs)
     if isinstance(value, dict) and isinstance(expected, dict):
         keys = value.keys() == expected.keys()
-        return keys and all(is_close(value[key], expected[key]) for key in expected)
+        return keys and all(_is_close(value[key], expected[key]) for key in expected)
     if value == expected:
         return True
     if isinstance(value, Opaque) or isinstance(expected, bool | None):
         return False
     try:
-        one, other = float(value), float(expected)
+        return math.isclose(float(value), float(expected), rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
     except (TypeError, ValueError, OverflowError):
         return False
-    return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
 
 
 def _as_json(value: Any) -> Any:
-    """Plain data as JSON has it: tuples are lists."""
+    """Return plain data as JSON has it: tuples are lists."""
     if isinstance(value, list | tuple):
         return [_as_json(item) for item in value]
     if isinstance(value, dict):
@@ -116,3 +143,245 @@ def _show(value: Any) -> str:
     except (ValueError, RecursionError):
         # Python refuses to write integers of thousands of digits.
         return f"a {type(value).__name__}"
+
+
+def read_tests(cell: Any, function: str | None) -> list[ProgramTest]:
+    """Read a row's tests.
+
+    Args:
+        cell: The cell of the tests' column.
+        function: The function that tests call, if the row names one.
+
+    Returns:
+        The tests; empty if the cell is.
+
+    Raises:
+        RewardError: The cell is in none of the known forms.
+    """
+    if isinstance(cell, str):
+        if cell.lstrip()[:1] in ("[", "{", '"'):
+            with contextlib.suppress(ValueError, RecursionError):
+                return read_tests(json.loads(cell), function)
+            if isinstance(_compute_text(cell), list | dict):
+                raise RewardError(
+                    "the tests are a list or dict as Python prints it, not JSON "
+                    f"(which has double quotes): {cell!r:.80}"
+                )
+        return _read_texts([cell], function)
+    if not cell:
+        return []
+    if isinstance(cell, Mapping):
+        return _read_mapping(cell, function)
+    if isinstance(cell, Sequence) and all(isinstance(item, str) for item in cell):
+        return _read_texts(cell, function)
+    if isinstance(cell, Sequence) and all(isinstance(item, Mapping) for item in cell):
+        return [test for item in cell for test in _read_mapping(item, function)]
+    raise RewardError(f"the tests are not {_FORMS}: {cell!r:.80}")
+
+
+def _compute_text(text: str) -> Any:
+    """Return the value of a Python literal; None if the text is none."""
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def _read_texts(texts: Sequence[str], function: str | None) -> list[ProgramTest]:
+    """Read assertions; texts that assert nothing are no tests, and an error if all are such."""
+    tests = [test for text in texts for test in _read_code(text, function)]
+    if not tests and any(text.strip() for text in texts):
+        raise RewardError(
+            f"the tests assert nothing, so every program would pass: {texts[0]!r:.60}; tests are {_FORMS}"
+        )
+    return tests
+
+
+def _read_mapping(cell: Mapping[str, Any], function: str | None) -> list[ProgramTest]:
+    """Read one test, or parallel lists of inputs and outputs."""
+    name = cell.get("fn_name") or function
+    for inputs, outputs in _KEYS:
+        if inputs in cell and outputs in cell:
+            return _pair(cell[inputs], cell[outputs], name, is_many=inputs == "inputs")
+    raise RewardError(f"the tests are not {_FORMS}: {cell!r:.80}")
+
+
+def _pair(inputs: Any, outputs: Any, function: str | None, is_many: bool) -> list[ProgramTest]:
+    # `datasets` turns a list of mappings into a mapping of lists, whose names stay singular.
+    texts = isinstance(inputs, list) and all(isinstance(item, str) for item in inputs)
+    is_many = is_many or (function is None and texts and isinstance(outputs, list))
+    if not is_many:
+        return [_make_test(inputs, outputs, function)]
+    lists = isinstance(inputs, list) and isinstance(outputs, list)
+    if not lists or len(inputs) != len(outputs):
+        raise RewardError(
+            "the tests' inputs and outputs are not two lists of the same length: "
+            f"{inputs!r:.40} and {outputs!r:.40}"
+        )
+    return [_make_test(*pair, function) for pair in zip(inputs, outputs, strict=True)]
+
+
+def _make_test(inputs: Any, expected: Any, function: str | None) -> ProgramTest:
+    if function is None:
+        return ProgramTest("stdin", stdin=_join_lines(inputs), expected=_join_lines(expected))
+    if isinstance(inputs, str):
+        # LiveCodeBench: one argument a line, as JSON, and so the result.
+        try:
+            inputs = [json.loads(line) for line in inputs.split("\n") if line.strip()]
+            expected = json.loads(expected) if isinstance(expected, str) else expected
+        except ValueError as error:
+            raise RewardError(f"arguments and results should be JSON ({error})") from error
+    arguments = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+    check = Check("call", text=function, arguments=arguments)
+    return ProgramTest("call", check=check, expected=expected)
+
+
+def _join_lines(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "\n".join(str(line) for line in value)
+    if isinstance(value, Mapping) or value is None:
+        raise RewardError(f"a test's input and output should be texts, not {value!r:.60}")
+    return str(value)
+
+
+def _read_code(text: str, function: str | None) -> list[ProgramTest]:
+    """Read one test per assertion if all else between them is preparation; else one in all."""
+    try:
+        body = _inline_check(ast.parse(text).body, function)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        why = getattr(error, "msg", None) or str(error)
+        raise RewardError(
+            f"the tests do not parse as Python ({why}{line}): {text!r:.60}; tests are {_FORMS}"
+        ) from error
+    tests = []
+    setup: list[ast.stmt] = []
+    for statement in body:
+        if isinstance(statement, ast.Assert):
+            tests.append(_read_assertion(setup, statement))
+        else:
+            setup.append(statement)
+    if tests and isinstance(body[-1], ast.Assert):
+        return tests
+    return [ProgramTest("run", check=_isolate(body))] if any(map(_may_fail, _walk(body))) else []
+
+
+def _may_fail(node: ast.AST) -> bool:
+    """Return whether a part of a test can refuse a program: `assert`, `raise`, `exit`, `assertEqual`."""
+    name = getattr(node, "id", None) or getattr(node, "attr", None) or ""
+    return isinstance(node, ast.Assert | ast.Raise) or "assert" in name.lower() or "exit" in name
+
+
+def _inline_check(body: list[ast.stmt], function: str | None) -> list[ast.stmt]:
+    """Return the assertions of HumanEval's `check(candidate)`; if it has anything else, a call of it."""
+    checks = [part for part in body if isinstance(part, ast.FunctionDef) and part.name == "check"]
+    called = _called_with(body[-1]) if body else None
+    candidate = called or function
+    if len(checks) != 1 or len(checks[0].args.args) != 1 or candidate is None:
+        return body
+    rest = [part for part in body if part is not checks[0] and part is not body[-1]]
+    if all(isinstance(part, ast.Assert) for part in checks[0].body):
+        for node in _walk(checks[0].body):
+            if isinstance(node, ast.Name) and node.id == checks[0].args.args[0].arg:
+                node.id = candidate
+        return [*rest, *checks[0].body]
+    return body if called else [*body, *ast.parse(f"check({candidate})").body]
+
+
+def _called_with(statement: ast.stmt) -> str | None:
+    """Return the name in `check(name)`."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Name(id="check"), args=[ast.Name(id=name)])):
+            return name
+    return None
+
+
+def _read_assertion(setup: list[ast.stmt], statement: ast.Assert) -> ProgramTest:
+    match statement.test:
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            for expression, expected in ((left, right), (right, left)):
+                known, value = _compute(expected)
+                if known:
+                    return ProgramTest("value", check=_ask(setup, expression), expected=value)
+        case ast.Compare(
+            left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None | True | False) as same]
+        ):
+            return ProgramTest("same", check=_ask(setup, left), expected=same.value)
+    return ProgramTest("run", check=_isolate([*setup, statement]))
+
+
+def _ask(setup: list[ast.stmt], expression: ast.expr) -> Check:
+    """Ask the program's process for what its own functions return, and an isolated test for the rest."""
+    if _is_own_call(setup, expression):
+        return Check("value", _unparse(setup), ast.unparse(expression))
+    return _isolate(setup, expression)
+
+
+def _is_own_call(setup: list[ast.stmt], expression: ast.expr) -> bool:
+    """Return whether an expression is `f(…)` or `Solution().f(…)` of a name that is the program's."""
+    is_call = []
+    while isinstance(expression, ast.Call | ast.Attribute):
+        is_call.append(isinstance(expression, ast.Call))
+        expression = expression.func if isinstance(expression, ast.Call) else expression.value
+    if not isinstance(expression, ast.Name) or not is_call or not is_call[0]:
+        return False
+    bound = {each.id for each in _walk(setup) if isinstance(each, ast.Name)}
+    is_library = hasattr(builtins, expression.id) or (
+        len(is_call) > 1 and expression.id in _LIBRARY
+    )
+    return (
+        not is_library and expression.id not in bound and expression.id not in _defined_names(setup)
+    )
+
+
+def _walk(body: Sequence[ast.AST]) -> list[ast.AST]:
+    return [node for part in body for node in ast.walk(part)]
+
+
+def _defined_names(body: Sequence[ast.AST]) -> set[str]:
+    """Return the names that statements import, or define as functions or classes."""
+    names: set[str] = set()
+    for node in _walk(body):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((each.asname or each.name).partition(".")[0] for each in node.names)
+    return names
+
+
+def _isolate(body: list[ast.stmt], expression: ast.expr | None = None) -> Check:
+    """Make a test for a process of its own, which imports the library modules it uses."""
+    nodes = _walk([*body, expression] if expression else body)
+    attributes = [each for each in nodes if isinstance(each, ast.Attribute)]
+    used = {
+        each.value.id
+        for each in attributes
+        if isinstance(each.value, ast.Name) and _is_library(each.value.id, each.attr)
+    }
+    inside = {id(each.value) for each in attributes}
+    bare = {each.id for each in nodes if isinstance(each, ast.Name) and id(each) not in inside}
+    imports = [f"import {name}\n" for name in sorted(used - bare - _defined_names(body))]
+    code = "".join(imports) + _unparse(body)
+    return Check("test", code, ast.unparse(expression) if expression else "")
+
+
+def _is_library(name: str, attribute: str) -> bool:
+    return name in _LIBRARY and hasattr(importlib.import_module(name), attribute)
+
+
+def _compute(node: ast.expr) -> tuple[bool, Any]:
+    """Return whether a node is a literal, or a call such as `set([1, 2])`, and its value."""
+    try:
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _CONSTRUCTORS:
+                parts = [_compute(argument) for argument in args]
+                if all(known for known, _ in parts):
+                    return True, _CONSTRUCTORS[name](*(value for _, value in parts))
+                return False, None
+        return True, ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return False, None
+
+
+def _unparse(body: list[ast.stmt]) -> str:
+    return ast.unparse(ast.fix_missing_locations(ast.Module(body=body, type_ignores=[])))

@@ -1,6 +1,5 @@
-"""Runs a program nobody vouches for, and reports what it printed or computed.
+"""Runs an untrusted program, and reports what it printed or computed; knows nothing of rewards.
 
-`runner.py` and `folders.py` are the trainer's side. The rest runs in the child, once a program, and
-so imports only those parts of the standard library that load in no time: no dataclasses, no typing.
-Knows nothing of rewards, tests or scores.
+`runner.py` belongs to the trainer. The rest runs in the child, once per program, and so imports only modules that
+load in no time: no dataclasses, no typing, no `json`.
 """

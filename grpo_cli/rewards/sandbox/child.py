@@ -1,32 +1,47 @@
-"""The child's side: a process that watches, and one that confines itself and runs the program.
+"""The child: a process that watches, and one that confines itself, runs the program and reports.
 
-Owns their lives and the words they send to the runner. All end when the trainer does: the watching
-process, which no program can reach, is told by the kernel. A test adds a third, for the program.
+A value is asked of the program's own process: such a report is a claim, which the trainer compares with what is
+expected. A test runs in a third process, which the program cannot change, and calls the program's functions from
+there. All end when the trainer does: the kernel tells the watching process, which no program can reach.
 """
 
 # `signal` itself takes longer to import than everything else here.
 import _signal as signal  # type: ignore[import-not-found]
+import builtins
 import marshal
 import os
 import resource
 import sys
+from types import SimpleNamespace
 
-from grpo_cli.rewards.sandbox.confinement import Confinement
-from grpo_cli.rewards.sandbox.execution import Job, run_job, run_program, run_test
+from grpo_cli.rewards.sandbox import confinement
+from grpo_cli.rewards.sandbox.values import encode, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
     from grpo_cli.rewards.sandbox.remote import Peer
 
 READY = b"ready"
 """Sent before the program runs; anything else is why it could not be run."""
+_REASON = 200
+"""Longest reason, in characters."""
+# Kept from before the program ran, which may replace the originals.
+_set_trace, _set_profile, _load = sys.settrace, sys.setprofile, marshal.loads
+_read_some, _write, _leave = os.read, os.write, os._exit
+_BUILTINS = dict(vars(builtins))
 
 
 def main() -> None:
-    """Runs the job that the first argument describes, marshalled."""
-    settings = marshal.loads(bytes.fromhex(sys.argv[1]))
-    status, job = settings["status"], Job(**settings["job"])
-    confinement = Confinement(**settings["confinement"])
+    """Run the job that the first argument describes, marshalled.
+
+    Its keys are those of `confinement.confine`, the descriptors `status`, `report` and `source` (a program of
+    `size` bytes, and a marshalled check of `check_size`), `is_tested` (whether the check is a test, which runs in
+    a process of its own), and `parent`.
+    """
+    job = SimpleNamespace(**marshal.loads(bytes.fromhex(sys.argv[1])))
     peer: type[Peer] | None = None
     if job.is_tested:
         # Now, as the confined process cannot read it; not before, as it takes time.
@@ -34,68 +49,58 @@ def main() -> None:
 
         peer = remote.Peer
     try:
-        # An end that is asked for waits until it is known whom to end.
+        # A signal to end waits until it is known which process to end.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        confinement.prepare()
-        if os.getppid() != settings["parent"]:
+        confinement.prepare(job.protections)
+        if os.getppid() != job.parent:
             os._exit(1)
         child = os.fork()
+        if not child:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+            confinement.confine(job)
+            # The first entry is where this module was found.
+            sys.path = [*sys.path[1:], *job.packages]
+            _run(job, peer)
     except OSError as error:
-        _stop(status, error)
+        os.write(job.status, str(error).encode(errors="replace"))
+        os._exit(1)
     if child:
         _watch(child, (job.source, job.report))
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-        confinement.apply()
-        # The first entry is where this module was found.
-        sys.path = [*sys.path[1:], *confinement.packages]
-        _run(job, status, confinement, peer)
-    except OSError as error:
-        _stop(status, error)
 
 
-def _run(job: Job, status: int, confinement: Confinement, peer: "type[Peer] | None") -> None:
-    """Gives up the last rights, and runs the program; with a test, in a process of its own."""
+def _run(job: SimpleNamespace, peer: "type[Peer] | None") -> None:
+    """Give up the last rights, and run the program; with a test, in a process of its own."""
+    text = _read(job.source, job.size)
     if peer is None:
-        confinement.deny_calls()
-        _begin(status)
-        run_job(job)
+        confinement.deny_calls(job.protections)
+        _tell_ready(job.status)
+        _run_alone(job, text)
         return
-    text = job.read_program()
     confinement.hide(True)
-    asked, answered = os.pipe(), os.pipe()
+    requests, replies = os.pipe(), os.pipe()
     program = os.fork()
     if not program:
-        for descriptor in (job.source, job.report, status, asked[1], answered[0]):
+        for descriptor in (job.source, job.report, job.status, requests[1], replies[0]):
             os.close(descriptor)
         confinement.hide(False)
         confinement.bind_to_parent()
-        confinement.deny_calls()
-        run_program(text, lambda names: peer(asked[0], answered[1], names))
-    for descriptor in (asked[0], answered[1]):
+        confinement.deny_calls(job.protections)
+        _serve_program(text, peer, requests[0], replies[1])
+    for descriptor in (requests[0], replies[1]):
         os.close(descriptor)
-    confinement.deny_calls()
-    _begin(status)
-    run_test(job, peer(answered[0], asked[1]), program)
+    confinement.deny_calls(job.protections)
+    _tell_ready(job.status)
+    _run_test(job, peer(replies[0], requests[1]), program)
 
 
-def _begin(status: int) -> None:
+def _tell_ready(status: int) -> None:
     os.write(status, READY)
     os.close(status)
 
 
-def _stop(status: int, error: OSError) -> None:
-    os.write(status, str(error).encode(errors="replace"))
-    os._exit(1)
-
-
-def _watch(child: int, descriptors: tuple[int, ...]) -> None:
-    """Waits for the program's process, ends what it left behind, and ends as it did."""
-
-    def end(*_: object) -> None:
-        os.kill(child, signal.SIGKILL)
-
-    signal.signal(signal.SIGTERM, end)
+def _watch(child: int, descriptors: "tuple[int, ...]") -> None:
+    """Wait for the program's process, end what it left behind, and end as it did."""
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     # What stays open here would keep the runner waiting for more; the status pipe does, so that
     # it waits for this process too.
@@ -116,7 +121,7 @@ def _watch(child: int, descriptors: tuple[int, ...]) -> None:
 
 
 def _end_orphans() -> None:
-    """Kills descendants until none is left; on Linux they were handed to this process."""
+    """Kill descendants until none is left; on Linux this process inherits orphans."""
     while True:
         try:
             ended, _ = os.waitpid(-1, os.WNOHANG)
@@ -128,3 +133,127 @@ def _end_orphans() -> None:
             continue
         except ChildProcessError:
             return
+
+
+def _run_alone(job: SimpleNamespace, text: bytes) -> None:
+    """Run the program and its check; without a check, end as the interpreter does.
+
+    With one, the program's own end is a failure, and its threads are not waited for.
+    """
+    if not job.check_size:
+        os.close(job.source)
+    module = _make_module("program" if job.check_size else "__main__")
+    try:
+        exec(compile(text, "program.py", "exec", dont_inherit=True), module.__dict__)
+        if job.check_size:
+            _set_trace(None)
+            _set_profile(None)
+            builtins.__dict__.update(_BUILTINS)
+            check = _load(_read(job.source, job.check_size))
+            _report(job.report, {"value": encode(_evaluate(check, module.__dict__))})
+            _leave(0)
+    except SystemExit as error:
+        if not job.check_size:
+            raise
+        _fail(job.report, _describe(error))
+    except BaseException as error:
+        _fail(job.report, _describe(error))
+
+
+def _serve_program(text: bytes, make_peer: "type[Peer]", requests: int, replies: int) -> None:
+    """Run a program, and then what its test asks for, until the test ends."""
+    module = _make_module("program")
+    peer = make_peer(requests, replies, module.__dict__)
+    try:
+        exec(compile(text, "program.py", "exec", dont_inherit=True), module.__dict__)
+        _set_trace(None)
+        _set_profile(None)
+        peer.tell("ready")
+        peer.serve()
+    except BaseException as error:
+        peer.tell("fault", _describe(error)[:_REASON])
+    _leave(1)
+
+
+def _run_test(job: SimpleNamespace, peer: "Peer", program: int) -> None:
+    """Run a test, which calls what the program in process `program` defined."""
+    from grpo_cli.rewards.sandbox.remote import Ended, describe_remote
+
+    check = _load(_read(job.source, job.check_size))
+    sys.argv = ["program.py"]
+    try:
+        if fault := peer.await_program():
+            _fail(job.report, fault)
+        codes = [compile(check["setup"], "test.py", "exec", dont_inherit=True)]
+        if check["text"]:
+            codes.append(compile(check["text"], "test.py", "eval", dont_inherit=True))
+        names = {"__name__": "test", "__builtins__": builtins, **peer.names(codes)}
+        exec(codes[0], names)
+        content: dict[str, object] = {"passed": True}
+        if check["text"]:
+            content = {"value": encode(eval(codes[1], names), describe_remote)}
+        _report(job.report, content)
+        _leave(0)
+    except Ended:
+        code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+        ended = f"the program ended itself (exit code {code})"
+        _fail(job.report, f"ended by signal {-code}" if code < 0 else ended)
+    except BaseException as error:
+        _fail(job.report, _describe(error))
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    parts = []
+    while size and (part := _read_some(descriptor, size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _make_module(name: str) -> "ModuleType":
+    """Return the module a program runs as; nothing else of ours stays to be imported."""
+    for each in [each for each in sys.modules if each.startswith("grpo_cli")]:
+        del sys.modules[each]
+    module = type(sys)(name)
+    module.__dict__["__builtins__"] = builtins
+    sys.modules[name] = module
+    sys.argv = ["program.py"]
+    # The interpreter starts without `site`, which defines these two.
+    for usual in ("exit", "quit"):
+        setattr(builtins, usual, sys.exit)
+    return module
+
+
+def _evaluate(check: "dict[str, Any]", names: "dict[str, Any]") -> "Any":
+    """Return the value of a check's expression or call."""
+    exec(compile(check["setup"], "test.py", "exec", dont_inherit=True), names)
+    if check["kind"] == "value":
+        return eval(compile(check["text"], "test.py", "eval"), names)
+    name = check["text"]
+    if name not in names and "Solution" in names:
+        return getattr(names["Solution"](), name)(*check["arguments"])
+    if name not in names:
+        raise NameError(f"name {name!r} is not defined")
+    return names[name](*check["arguments"])
+
+
+def _describe(error: BaseException) -> str:
+    name = type(error).__name__
+    if isinstance(error, SystemExit):
+        return f"the program ended itself (exit code {error.code})"
+    try:
+        message = str(error)
+    except BaseException:
+        return name
+    return f"{name}: {message}" if message else name
+
+
+def _fail(report: int, reason: str) -> None:
+    _report(report, {"error": reason[:_REASON]})
+    _leave(1)
+
+
+def _report(report: int, content: "dict[str, object]") -> None:
+    rest = b"\n" + write_json(content).encode()
+    while rest:
+        rest = rest[_write(report, rest) :]

@@ -1,8 +1,7 @@
-"""Calls between the process that runs a program and the process that runs its test.
+"""Calls between the process that runs a program and the process that runs its test: JSON, one message a line.
 
-Owns the messages (JSON, one a line), and what stands for an object of the other process. The test's
-process gives plain data and numbers of its objects away, and builds nothing else from what it reads:
-a program decides what its own functions return, and nothing of what the test does with it.
+The test's process sends plain data and the numbers of its objects, and builds nothing else from what it reads:
+a program decides what its own functions return, and nothing about what the test does with it.
 """
 
 import builtins
@@ -10,7 +9,7 @@ import os
 import sys
 from _io import StringIO
 from _json import make_scanner
-from _operator import contains, delitem, getitem, setitem
+from _operator import contains, delitem, getitem, neg, setitem
 
 from grpo_cli.rewards.sandbox.values import Opaque, decode, encode, flatten, write_json
 
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 _KNOWN: "dict[tuple[str, str], Callable[[Any], Any]]" = {
-    **{
-        ("datetime", name): lambda value: value.__reduce__()[1]
-        for name in ("date", "time", "datetime")
-    },
+    ("datetime", "date"): lambda value: value.__reduce__()[1],
+    ("datetime", "time"): lambda value: value.__reduce__()[1],
+    ("datetime", "datetime"): lambda value: value.__reduce__()[1],
     ("datetime", "timedelta"): lambda value: (value.days, value.seconds, value.microseconds),
     ("decimal", "Decimal"): lambda value: (str(value),),
     ("fractions", "Fraction"): lambda value: (value.numerator, value.denominator),
@@ -34,21 +32,14 @@ _KNOWN: "dict[tuple[str, str], Callable[[Any], Any]]" = {
     ("builtins", "range"): lambda value: (value.start, value.stop, value.step),
     ("numpy", "ndarray"): lambda value: (value.tolist(), value.dtype.str),
 }
-"""Classes of the library whose objects are made anew by the other process, and their arguments."""
+"""Library classes whose objects the other process makes anew, and the arguments for that."""
 _MADE_BY = {("numpy", "ndarray"): "array"}
-_UNARY: "dict[str, Callable[[Any], Any]]" = {
-    **{
-        f"__{each.__name__}__": each for each in (iter, next, len, bool, str, repr, abs, int, float)
-    },
-    "__reversed__": reversed,
-    "__neg__": lambda value: -value,
-    "__round__": round,
-}
-_ITEMS: "dict[str, Callable[..., Any]]" = {
-    "__getitem__": getitem,
-    "__setitem__": setitem,
-    "__delitem__": delitem,
-    "__contains__": contains,
+_FUNCTIONS: "dict[str, Callable[..., Any]]" = {
+    f"__{each.__name__}__": each
+    for each in (
+        *(iter, next, len, bool, str, repr, abs, int, float, reversed, round),
+        *(neg, getitem, setitem, delitem, contains),
+    )
 }
 _ARITHMETIC = [
     f"__{side}{name}__"
@@ -58,8 +49,9 @@ _ARITHMETIC = [
 _MUTABLE = (list, dict, set, bytearray)
 _NUMERIC = [*_ARITHMETIC, *(f"__{name}__" for name in "abs int float round neg bool".split())]
 _COMPARISONS = [f"__{name}__" for name in "eq lt le gt ge".split()]
+_READABLE_DUNDERS = ("__name__", "__doc__", "__dict__", "__qualname__")
 _READABLE = ("test", "collections", "random", "_io")
-"""Modules of the classes whose objects a program may look into, where a test hands one over."""
+"""Modules of the classes whose objects a program may read, if a test passes one."""
 
 
 class Ended(BaseException):
@@ -67,7 +59,7 @@ class Ended(BaseException):
 
 
 class Remote:
-    """An object of the other process; of one derived from plain data, that data counts here."""
+    """An object of the other process; for one derived from plain data, that data counts here."""
 
     __slots__ = ("_remote",)
 
@@ -76,18 +68,13 @@ class Remote:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` compares: the plain data's class."""
+        """The plain data's class, which `isinstance` compares."""
         plain = self._remote[3]
         return type(plain[0]) if plain else Remote
 
     def __getattr__(self, name: str) -> "Any":
         # Libraries read memory at addresses found under such names.
-        if name.startswith("__") and name not in (
-            "__name__",
-            "__doc__",
-            "__dict__",
-            "__qualname__",
-        ):
+        if name.startswith("__") and name not in _READABLE_DUNDERS:
             raise AttributeError(name)
         return self._remote[0].ask("get", self, name)
 
@@ -95,7 +82,7 @@ class Remote:
         self._remote[0].ask("set", self, name, value)
 
     def __call__(self, *args: object, **kwargs: object) -> "Any":
-        """Calls the object in its own process."""
+        """Call the object in its own process."""
         return self._remote[0].call(self, args, kwargs)
 
     def __hash__(self) -> int:
@@ -107,7 +94,7 @@ class Remote:
 
 
 def _forward(name: str) -> "Callable[..., Any]":
-    """An operator of `Remote`. Only objects of the program's are compared by the program."""
+    """Return an operator of `Remote`. The program compares only objects of its own."""
 
     def operate(self: Remote, *args: "Any") -> "Any":
         peer, _, _, plain = self._remote
@@ -126,7 +113,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _plain_of(value: Remote) -> "Any":
-    """The plain data of an object derived from it; as it is now, if it can change."""
+    """Return the plain data of an object derived from it; as it is now, if it can change."""
     peer, _, _, plain = value._remote
     kind = type(plain[0])
     if kind not in _MUTABLE:
@@ -142,16 +129,14 @@ def _copy_plain(value: "Any") -> "Any":
     return kind(value.items() if kind is dict else value)
 
 
-for _name in (*_UNARY, *_ITEMS, *_ARITHMETIC, *_COMPARISONS):
+for _name in (*_FUNCTIONS, *_ARITHMETIC, *_COMPARISONS):
     setattr(Remote, _name, _forward(_name))
 
 
 def operate_on(value: "Any", name: str, args: "Any") -> "Any":
-    """What Python does for an operator's method."""
-    if name in _UNARY:
-        return _UNARY[name](value, *args)
-    if name in _ITEMS:
-        return _ITEMS[name](value, *args)
+    """Do what Python does for an operator's method."""
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name](value, *args)
     method = getattr(type(value), name, None) if name in (*_ARITHMETIC, *_COMPARISONS) else None
     return NotImplemented if method is None else method(value, *args)
 
@@ -190,11 +175,11 @@ class Peer:
         self._outside = (sys.stdout, sys.stdin, builtins.input)
 
     def ask(self, what: str, *parts: object) -> "Any":
-        """Has the other process do something; its result, or the exception that it raised."""
+        """Have the other process do something; return its result, or raise its exception."""
         return self._ask(what, [self.pack(part) for part in parts])[0]
 
     def call(self, target: Remote, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
-        """Calls the other's function; lists and the like that it changes are changed here too."""
+        """Call the other's function; lists and the like that it changes are changed here too."""
         packed = [self.pack(each) for each in (target, list(args), kwargs, self._surroundings())]
         value, changes, printed = self._ask("call", packed)
         for place, change in changes:
@@ -204,14 +189,14 @@ class Peer:
         return value
 
     def operate(self, target: Remote, name: str, args: "tuple[Any, ...]") -> "Any":
-        """Has the program work on its object, which may not answer a test's number with a number.
+        """Have the program work on its object, which may not answer a test's number with a number.
 
         In `abs(f(x) - 1) < 0.1`, an object that is told the 1 could call the difference 0.
         """
         value = self.ask("operate", target, name, list(args))
-        told = name in _ARITHMETIC and any(type(each) is not Remote for each in args)
+        gives_number = name in _ARITHMETIC and any(type(each) is not Remote for each in args)
         objects = [each for each in (target, *args) if type(each) is Remote]
-        if told or any(each._remote[1] in self._told for each in objects):
+        if gives_number or any(each._remote[1] in self._told for each in objects):
             known = value._remote[3][0] if _is_plain(value) else value
             if type(known) is Remote:
                 self._told.add(known._remote[1])
@@ -220,25 +205,25 @@ class Peer:
         return value
 
     def await_program(self) -> "str | None":
-        """Waits until the program has defined what it defines; why it failed, if it did."""
+        """Wait until the program has run; return why it failed, if it did."""
         kind, *rest = self._receive()
         return None if kind == "ready" else str(rest[0])
 
     def serve(self) -> None:
-        """Does what the other process asks for, until it is gone."""
+        """Do what the other process asks for, until it is gone."""
         while True:
             self._answer(*self._receive())
 
     def tell(self, *message: object) -> None:
-        """Sends one message, in which all values are packed."""
+        """Send one message, in which all values are packed."""
         rest = write_json(list(message)).encode() + b"\n"
         while rest:
             rest = rest[os.write(self._write, rest) :]
 
     def names(self, code: "list[CodeType]") -> "dict[str, Any]":
-        """What the program calls by the names that a test uses, but for names of Python's own.
+        """Return the program's objects by the names that a test uses, except names of Python's own.
 
-        A test that uses nothing else of the program tests a function of such a name.
+        A test that uses only such a name tests a function of that name.
         """
         used = {name for each in code for name in _names_in(each)}
         found = self.ask("names", sorted(used))
@@ -248,11 +233,11 @@ class Peer:
         return own or names
 
     def pack(self, value: object) -> object:
-        """A value as it is sent."""
+        """Return a value as it is sent."""
         return encode(value, self._describe)
 
     def unpack(self, written: object) -> "Any":
-        """The value that was sent; objects that cannot be are `Opaque`."""
+        """Return the value that was sent; `Opaque` for what cannot be."""
         return decode(written, self._resolve)
 
     def _ask(self, what: str, packed: "list[Any]") -> "Any":
@@ -285,11 +270,10 @@ class Peer:
     def _answer(self, what: str, *packed: object) -> None:
         try:
             parts = [self.unpack(part) for part in packed]
-            is_call = what == "call"
-            done = (
-                self._run_call(packed, *parts) if is_call else (self._actions[what](*parts), (), "")
-            )
-            self.tell("value", self.pack(done))
+            if what == "call":
+                self.tell("value", self.pack(self._run_call(packed, *parts)))
+            else:
+                self.tell("value", self.pack((self._actions[what](*parts), [], "")))
         except Ended:
             raise
         except BaseException as error:
@@ -314,7 +298,7 @@ class Peer:
         return value, changes, printed.getvalue()
 
     def _surroundings(self) -> "dict[str, Any]":
-        """What a test replaced of what programs read from and print to."""
+        """Return what a test replaced of stdin, stdout and `input`."""
         stdout, stdin, read_line = self._outside
         around: dict[str, Any] = {"stdout": True} if sys.stdout is not stdout else {}
         if sys.stdin is not stdin:
@@ -394,22 +378,21 @@ class Peer:
         return self._error_class(names)(self.unpack(text))
 
     def _error_class(self, names: "list[str]") -> "type[BaseException]":
-        """Python's own exception of the first such name, or one derived from it."""
-        for name in names:
-            base = vars(builtins).get(name)
-            if isinstance(base, type) and issubclass(base, BaseException):
-                break
-        else:
-            base = Exception
-        if names[0] == base.__name__ or base.__name__.startswith("Unicode"):
-            return base if not base.__name__.startswith("Unicode") else ValueError
+        """Return Python's own exception of the first such name, or a class derived from it."""
+        own = [vars(builtins).get(name) for name in names]
+        bases = [each for each in own if isinstance(each, type) and issubclass(each, BaseException)]
+        base = bases[0] if bases else Exception
+        if base.__name__.startswith("Unicode"):
+            return ValueError
+        if names[0] == base.__name__:
+            return base
         if names[0] not in self._errors:
             self._errors[names[0]] = type(names[0], (base,), {})
         return self._errors[names[0]]
 
 
 def describe_remote(value: "Any") -> "list[Any]":
-    """A value for the report, where it is one of the program's objects or holds some."""
+    """Return a value for the report that is, or holds, objects of the program's."""
     if type(value) is not Remote:
         return flatten(value, describe_remote)
     *_, name, plain = value._remote
@@ -417,10 +400,8 @@ def describe_remote(value: "Any") -> "list[Any]":
 
 
 def _names_in(code: "CodeType") -> "list[str]":
-    inner = [
-        name for each in code.co_consts if isinstance(each, type(code)) for name in _names_in(each)
-    ]
-    return [*code.co_names, *inner]
+    inner = [each for each in code.co_consts if isinstance(each, type(code))]
+    return [*code.co_names, *(name for each in inner for name in _names_in(each))]
 
 
 def _class_names(kind: "type[BaseException]") -> object:
@@ -435,7 +416,6 @@ def _text_of(error: BaseException) -> str:
 
 
 def _replace(old: "Any", new: "Any") -> None:
-    """Gives a list, dictionary, set or bytearray the content of another."""
     if type(old) is type(new) and type(old) in (list, bytearray):
         old[:] = new
     elif type(old) is type(new) and type(old) in (dict, set):

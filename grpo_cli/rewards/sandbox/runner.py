@@ -1,23 +1,23 @@
-"""The trainer's side of the sandbox: starts a program, bounds it, reads it, ends it.
+"""Runs a program under the protections that work on this machine, which are found out once, by trying.
 
-Owns the process from its start to its end and the reading of what it claims. Nothing here runs
-between fork and exec, as a trainer has many threads. Which protections there are is found out
-once, by trying; how they work is `confinement.py`'s.
+Nothing runs between fork and exec, as a trainer has many threads. The walk over a working folder expects a tree
+that a hostile program made: deep, large, locked, full of links.
 """
 
+import contextlib
 import fcntl
 import json
 import marshal
 import os
 import secrets
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from math import ceil
@@ -26,14 +26,7 @@ from typing import Any, Literal, get_args
 
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.sandbox.child import READY
-from grpo_cli.rewards.sandbox.confinement import TASKS, Confinement
-from grpo_cli.rewards.sandbox.execution import Job
-from grpo_cli.rewards.sandbox.folders import (
-    count_threads,
-    find_descendants,
-    is_over,
-    working_folder,
-)
+from grpo_cli.rewards.sandbox.confinement import TASKS, is_namespaced
 from grpo_cli.rewards.sandbox.values import Opaque, decode
 
 Protection = Literal["namespaces", "user_namespaces", "other_user", "landlock", "seccomp"]
@@ -41,19 +34,20 @@ Protection = Literal["namespaces", "user_namespaces", "other_user", "landlock", 
 `user_namespaces`: the same without privileges; `other_user`: a user id nobody else has;
 `landlock`: no files but the interpreter's; `seccomp`: no processes, sockets and the like."""
 PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
-Outcome = Literal["ended", "timeout", "flood", "disk", "threads"]
 
 START_S = 60.0
 """Longest a child may take before it runs the program, on a machine that is very busy."""
+MOST_ENTRIES = 2000
+"""Files and folders a working folder may hold; bounds the walk too."""
 _STOP_S = 2.0
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _USERS = range(61184, 65520)
 """User ids that systemd keeps for services without a name; no file belongs to them."""
+_PROBE = b"import ctypes, decimal, json, math, random, re; print('ready')"
 _BOOT = "import sys; sys.path.insert(0, sys.argv[2]); from grpo_cli.rewards.sandbox.child import main; main()"
 _OPTIONS = "-s -S -P -B -X utf8 -c".split()
 _ROOT = str(Path(__file__).parents[3])
 _ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "HOME": ".", "TMPDIR": "."}
-_PROBE = b"import ctypes, decimal, json, math, random, re; print('ready')"
 
 
 @dataclass(frozen=True)
@@ -91,17 +85,11 @@ class Check:
 class ProgramResult:
     """What became of a program; the report is its claim."""
 
-    outcome: Outcome
-    exit_code: int
-    """Negative where a signal ended it."""
     stdout: bytes
-    stderr: bytes
-    """The end of it."""
-    seconds: float
     reason: str
-    """Why it did not end well; empty where it did."""
+    """Why it did not end well; empty if it did."""
     value: Any
-    """What the check reported, as plain data; `Opaque` where it did not."""
+    """What the check reported, as plain data; `Opaque` if it reported nothing."""
     passed: bool
     """Whether a check of kind `test` came to its end."""
 
@@ -109,7 +97,7 @@ class ProgramResult:
 def run_program(
     program: bytes, limits: Limits, *, stdin: bytes = b"", check: Check | None = None
 ) -> ProgramResult:
-    """Runs a program in a process of its own, which is gone when this returns.
+    """Run a program in a process of its own, which is gone when this returns.
 
     Args:
         program: Python, as UTF-8.
@@ -125,7 +113,7 @@ def run_program(
 
 @cache
 def find_protections() -> tuple[Protection, ...]:
-    """The protections that work on this machine, found by running a small program with each.
+    """Return the protections that work on this machine, found by running a small program with each.
 
     Raises:
         RewardError: The program does not run even without any.
@@ -140,23 +128,23 @@ def find_protections() -> tuple[Protection, ...]:
 
 
 def is_protected() -> bool:
-    """Whether a program can neither change the user's files nor reach their processes or the network."""
-    found = find_protections()
-    if "namespaces" in found or "user_namespaces" in found:
+    """Return whether programs can neither change the user's files nor reach their processes or the network."""
+    active = find_protections()
+    if "namespaces" in active or "user_namespaces" in active:
         return True
-    return "seccomp" in found and ("landlock" in found or "other_user" in found)
+    return "seccomp" in active and ("landlock" in active or "other_user" in active)
 
 
 def describe_sandbox() -> str:
-    """Which protections are at work here, for people."""
-    found = find_protections()
-    missing = [each for each in PROTECTIONS if each not in found]
-    if "namespaces" in found:
+    """Return which protections are active here, for people."""
+    active = find_protections()
+    missing = [each for each in PROTECTIONS if each not in active]
+    if "namespaces" in active:
         missing.remove("user_namespaces")
-    if "user_namespaces" in found:
+    if "user_namespaces" in active:
         missing = [each for each in missing if each not in ("namespaces", "other_user")]
-    with_ = ", ".join(("limits", *found))
-    return f"with {with_}" + (f"; without {', '.join(missing)}" if missing else "")
+    names = ", ".join(("limits", *active))
+    return f"with {names}" + (f"; without {', '.join(missing)}" if missing else "")
 
 
 def _is_candidate(protection: Protection, chosen: Sequence[Protection]) -> bool:
@@ -168,7 +156,7 @@ def _is_candidate(protection: Protection, chosen: Sequence[Protection]) -> bool:
 
 
 def _try(protections: tuple[Protection, ...]) -> str:
-    """What keeps these protections from working together; empty where nothing does."""
+    """Return why these protections do not work together; empty if they do."""
     try:
         result = _run(_PROBE, Limits(seconds=START_S), b"", None, protections)
     except RewardError as error:
@@ -186,33 +174,144 @@ def _run(
     protections: tuple[Protection, ...],
 ) -> ProgramResult:
     checking = b"" if check is None else marshal.dumps(asdict(check))
+    settings = {
+        "protections": protections,
+        "user": secrets.choice(_USERS),
+        "memory_mib": limits.memory_mib,
+        "file_mib": limits.file_mib,
+        "cpu_s": _cpu_seconds(limits),
+        "packages": _package_folders() if limits.packages else (),
+        "size": len(program),
+        "check_size": len(checking),
+        "is_tested": check is not None and check.kind == "test",
+    }
     try:
         with (
-            working_folder() as folder,
+            _working_folder() as folder,
             _sealed_file(stdin) as given,
             _sealed_file(program + checking) as source,
+            _Child({**settings, "folder": folder, "source": source}, given) as child,
         ):
-            confinement = _confine(protections, folder, limits)
-            is_tested = check is not None and check.kind == "test"
-            job = Job(source, len(program), len(checking), is_tested, -1)
-            with _Child(confinement, job, given) as child:
-                outcome = child.read(limits)
+            broken = child.read(limits)
     except OSError as error:
         raise RewardError(f"the sandbox could not start a process: {error}") from error
-    return _judge(child, outcome, limits)
-
-
-def _confine(protections: tuple[Protection, ...], folder: str, limits: Limits) -> Confinement:
-    return Confinement(
-        protections=protections,
-        folder=folder,
-        user=secrets.choice(_USERS),
-        memory_mib=limits.memory_mib,
-        file_mib=limits.file_mib,
-        # A second more than the clock: only programs that compute in several threads meet it.
-        cpu_s=ceil(limits.seconds) + 1,
-        packages=_package_folders() if limits.packages else (),
+    report = _read_report(child.pipes["report"])
+    return ProgramResult(
+        stdout=bytes(child.pipes["stdout"]),
+        reason=broken or _reason(child.process.returncode, report, limits),
+        value=_value(report),
+        passed=not broken and report.get("passed") is True,
     )
+
+
+class _Child:
+    """A started child, and what was read from its pipes; leaving it ends it."""
+
+    def __init__(self, settings: dict[str, Any], stdin: int) -> None:
+        """Start it; `settings` are `child.main`'s, without its pipes."""
+        self.pipes = {name: bytearray() for name in ("stdout", "stderr", "report", "status")}
+        self._folder: str = settings["folder"]
+        self._protections: tuple[str, ...] = settings["protections"]
+        with contextlib.ExitStack() as stack:
+            self._selector = stack.enter_context(selectors.DefaultSelector())
+            written = {}
+            for name in ("report", "status"):
+                read, written[name] = os.pipe()
+                stack.callback(os.close, read)
+                self._selector.register(read, selectors.EVENT_READ, name)
+            settings = {**settings, "parent": os.getpid(), **written}
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, *_OPTIONS, _BOOT, marshal.dumps(settings).hex(), _ROOT],
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=(settings["source"], *written.values()),
+                    env=_ENVIRONMENT,
+                    cwd=self._folder,
+                    start_new_session=True,
+                    bufsize=0,
+                )
+            finally:
+                for descriptor in written.values():
+                    os.close(descriptor)
+            for name in ("stdout", "stderr"):
+                stream = stack.enter_context(getattr(self.process, name))
+                self._selector.register(stream, selectors.EVENT_READ, name)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> "_Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ask the watching process to end all; kill its group if it does not."""
+        with self._stack:
+            if self.process.poll() is None:
+                self.process.terminate()
+                try:
+                    self.process.wait(_STOP_S)
+                except subprocess.TimeoutExpired:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(self.process.pid, signal.SIGKILL)
+                    self.process.wait()
+
+    def read(self, limits: Limits) -> str:
+        """Read until the program ends, or return which limit it broke.
+
+        Raises:
+            RewardError: The program was never started.
+        """
+        started, ready, broken = time.monotonic(), False, ""
+        deadline, next_poll = started + START_S, 0.0
+        while self._selector.get_map() and not broken:
+            now = time.monotonic()
+            if not ready and self.pipes["status"] == READY:
+                ready, deadline = True, now + limits.seconds
+            if now >= deadline:
+                broken = f"took longer than {limits.seconds:g} s"
+                break
+            events = self._selector.select(min(deadline - now, _POLL_S))
+            if any(self._read_some(key) > limits.output_bytes for key, _ in events):
+                broken = f"wrote more than {limits.output_bytes // 1024} KiB"
+            elif ready and now >= next_poll:
+                next_poll = now + _POLL_S
+                broken = self._find_excess(limits)
+            if not events and self.process.poll() is not None:
+                break
+        if self.pipes["status"] != READY:
+            message = bytes(self.pipes["status"] or self.pipes["stderr"][-500:])
+            why = message.decode(errors="replace").strip()
+            why = why or f"not ready after {time.monotonic() - started:.0f} s"
+            raise RewardError(f"the sandbox could not be set up: {why}")
+        if not broken:
+            # The watching process kept one end open until its own end, so this does not wait.
+            self.process.wait()
+        return broken
+
+    def _read_some(self, key: selectors.SelectorKey) -> int:
+        """Read what is there; return how much was read from this pipe in all."""
+        part = os.read(key.fd, 65536)
+        if not part:
+            self._selector.unregister(key.fileobj)
+        self.pipes[key.data] += part
+        return len(self.pipes[key.data])
+
+    def _find_excess(self, limits: Limits) -> str:
+        """Return the limit that is broken, of those that the kernel does not enforce here."""
+        # A private root has a size of its own, and the threads of a user are counted.
+        has_root, has_user = is_namespaced(self._protections), "other_user" in self._protections
+        pids = [] if has_root and has_user else _find_descendants(self.process.pid)
+        if not has_user and _count_threads(pids) > TASKS:
+            return f"ran more than {TASKS} threads"
+        most_bytes = limits.file_mib * 1024 * 1024
+        if not has_root and is_over(self._folder, most_bytes, pids, most_bytes):
+            return f"wrote files of more than {limits.file_mib} MiB"
+        return ""
+
+
+def _cpu_seconds(limits: Limits) -> int:
+    """Return a second more than the clock: only programs that compute in several threads exceed it."""
+    return ceil(limits.seconds) + 1
 
 
 @cache
@@ -221,7 +320,7 @@ def _package_folders() -> tuple[str, ...]:
     return tuple(path for path in sys.path if Path(path).name in names and Path(path).is_dir())
 
 
-@contextmanager
+@contextlib.contextmanager
 def _sealed_file(content: bytes) -> Iterator[int]:
     """A nameless file to read from; unlike a pipe it needs no one to fill it meanwhile."""
     if sys.platform == "linux":
@@ -242,187 +341,109 @@ def _sealed_file(content: bytes) -> Iterator[int]:
         os.close(descriptor)
 
 
-class _Child:
-    """A started child, and what was read from it; leaving it ends it."""
-
-    def __init__(self, confinement: Confinement, job: Job, stdin: int) -> None:
-        self.read_bytes = {name: bytearray() for name in ("stdout", "stderr", "report", "status")}
-        self.started = time.monotonic()
-        self.seconds = 0.0
-        self._confinement = confinement
-        self._selector = selectors.DefaultSelector()
-        pipes = {name: os.pipe() for name in ("report", "status")}
-        settings = {
-            "parent": os.getpid(),
-            "status": pipes["status"][1],
-            "job": {**vars(job), "report": pipes["report"][1]},
-            "confinement": vars(confinement),
-        }
-        self._ours = [ends[0] for ends in pipes.values()]
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, *_OPTIONS, _BOOT, marshal.dumps(settings).hex(), _ROOT],
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=(job.source, pipes["report"][1], pipes["status"][1]),
-                env=_ENVIRONMENT,
-                cwd=confinement.folder,
-                start_new_session=True,
-                bufsize=0,
-            )
-        except BaseException:
-            self._close()
-            raise
-        finally:
-            for _, theirs in pipes.values():
-                os.close(theirs)
-        for name in pipes:
-            self._selector.register(pipes[name][0], selectors.EVENT_READ, name)
-        for name in ("stdout", "stderr"):
-            self._selector.register(getattr(self.process, name), selectors.EVENT_READ, name)
-
-    def __enter__(self) -> "_Child":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-        self._close()
-
-    def read(self, limits: Limits) -> Outcome:
-        """Reads until the program ends or breaks a limit."""
-        outcome = self._read_all(limits)
-        self.seconds = time.monotonic() - self.started
-        if not self.is_ready:
-            said = bytes(self.read_bytes["status"] or self.read_bytes["stderr"][-500:])
-            why = said.decode(errors="replace").strip() or f"not ready after {self.seconds:.0f} s"
-            raise RewardError(f"the sandbox could not be set up: {why}")
-        return outcome
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the child has run the program, or is about to."""
-        return self.read_bytes["status"] == READY
-
-    def _read_all(self, limits: Limits) -> Outcome:
-        deadline, ready, look = self.started + START_S, False, 0.0
-        while self._selector.get_map():
-            if self.is_ready and not ready:
-                self.started, ready = time.monotonic(), True
-                deadline = self.started + limits.seconds
-            now = time.monotonic()
-            if now >= deadline:
-                return "timeout"
-            events = self._selector.select(min(deadline - now, _LOOK_S))
-            if any(self._read_some(key, limits.output_bytes) for key, _ in events):
-                return "flood"
-            if ready and now >= look:
-                look = now + _LOOK_S
-                if broken := self._find_excess(limits.file_mib):
-                    return broken
-            if not events and self.process.poll() is not None:
-                break
-        # The watching process kept one end open until its own end, so this does not wait.
-        self.process.wait()
-        return "ended"
-
-    def _read_some(self, key: selectors.SelectorKey, most: int) -> bool:
-        """Reads what is there; whether that is more than there may be."""
-        part = os.read(key.fd, 65536)
-        if not part:
-            self._selector.unregister(key.fileobj)
-        self.read_bytes[key.data] += part
-        return len(self.read_bytes[key.data]) > most
-
-    def _find_excess(self, mib: int) -> Outcome | None:
-        """The limit that is broken, of those that the kernel does not hold here."""
-        protections, size = self._confinement.protections, mib * 1024 * 1024
-        if self._confinement.is_namespaced and "other_user" in protections:
-            return None
-        pids = find_descendants(self.process.pid)
-        if "other_user" not in protections and count_threads(pids) > TASKS:
-            return "threads"
-        # A private root has a size of its own.
-        is_bounded = self._confinement.is_namespaced
-        return (
-            None
-            if is_bounded or not is_over(self._confinement.folder, size, pids, size)
-            else "disk"
-        )
-
-    def _end(self) -> None:
-        """Asks the watching process to end all; kills its group where it does not."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
-
-    def _close(self) -> None:
-        self._selector.close()
-        for descriptor in self._ours:
-            os.close(descriptor)
-        for stream in (self.process.stdout, self.process.stderr) if self._has_process else ():
-            if stream is not None:
-                stream.close()
-
-    @property
-    def _has_process(self) -> bool:
-        return hasattr(self, "process")
-
-
-def _judge(child: _Child, outcome: Outcome, limits: Limits) -> ProgramResult:
-    report = _read_report(bytes(child.read_bytes["report"]))
-    code = child.process.returncode
-    return ProgramResult(
-        outcome=outcome,
-        exit_code=code,
-        stdout=bytes(child.read_bytes["stdout"]),
-        stderr=bytes(child.read_bytes["stderr"][-2000:]),
-        seconds=child.seconds,
-        reason=_reason(outcome, code, report, limits),
-        value=_value(report),
-        passed=outcome == "ended" and report.get("passed") is True,
-    )
-
-
-def _read_report(written: bytes) -> dict[str, Any]:
-    with suppress(ValueError, RecursionError):
+def _read_report(written: bytearray) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
         report = json.loads(written.rpartition(b"\n")[2])
         return report if isinstance(report, dict) else {}
     return {}
 
 
-def _one_line(text: str) -> str:
-    """The text without what a terminal would obey, or UTF-8 cannot hold."""
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
-
-
 def _value(report: dict[str, Any]) -> Any:
-    if "value" not in report:
-        return Opaque("unknown")
     try:
-        return decode(report["value"])
+        return decode(report["value"]) if "value" in report else Opaque("unknown")
     except RecursionError:
         return Opaque("unknown")
 
 
-def _reason(outcome: Outcome, code: int, report: dict[str, Any], limits: Limits) -> str:
-    if outcome == "timeout":
-        return f"took longer than {limits.seconds:g} s"
-    if outcome == "flood":
-        return f"wrote more than {limits.output_bytes // 1024} KiB"
-    if outcome == "disk":
-        return f"wrote files of more than {limits.file_mib} MiB"
-    if outcome == "threads":
-        return f"ran more than {TASKS} threads"
+def _reason(code: int, report: dict[str, Any], limits: Limits) -> str:
     if "error" in report:
         return _one_line(str(report["error"])[:300])
     if code == -signal.SIGXCPU:
-        return f"used more than {ceil(limits.seconds) + 1} s of CPU time"
+        return f"used more than {_cpu_seconds(limits)} s of CPU time"
     if code < 0:
         return f"ended by signal {-code}"
     return f"exit code {code}" if code else ""
+
+
+def _one_line(text: str) -> str:
+    """Return the text without what a terminal would obey, or UTF-8 cannot hold."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
+@contextlib.contextmanager
+def _working_folder() -> Iterator[str]:
+    """Make a new folder, and remove it afterwards whatever it then holds."""
+    folder = tempfile.mkdtemp(prefix="grpo-code-")
+    try:
+        yield folder
+    finally:
+        try:
+            shutil.rmtree(folder)
+        except (OSError, RecursionError):
+            # Folders without rights, or deeper than Python can walk. Links are not followed.
+            for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+                subprocess.run([*command, "--", folder], capture_output=True, check=False)
+
+
+def is_over(folder: str, most_bytes: int, pids: Sequence[int] = (), file_bytes: int = 0) -> bool:
+    """Return whether files take more than this, or are more than a working folder may hold.
+
+    Args:
+        folder: The working folder, with all below it.
+        most_bytes: How much files may take.
+        pids: Processes whose deleted files count too.
+        file_bytes: Size that a deleted file counts as if only a mapping of it is left.
+    """
+    size, entries = sum(_deleted_bytes(pid, folder, file_bytes) for pid in pids), 0
+    waiting = [folder]
+    while waiting and size <= most_bytes:
+        try:
+            with os.scandir(waiting.pop()) as children:
+                for entry in children:
+                    entries += 1
+                    with contextlib.suppress(OSError):
+                        size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if size > most_bytes or entries > MOST_ENTRIES:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):
+            # It vanished; if it only moved, it is counted the next time.
+            continue
+        except OSError:
+            # Locked against us, or deeper than a path can say: anything could be in there.
+            return True
+    return size > most_bytes
+
+
+def _deleted_bytes(pid: int, folder: str, file_bytes: int) -> int:
+    """Return the size of files that a process keeps, open or mapped, after it deleted them."""
+    sizes: dict[int, int] = {}
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
+        for entry in descriptors:
+            with contextlib.suppress(OSError):
+                status = entry.stat()
+                if not status.st_nlink and os.readlink(entry.path).startswith(folder):
+                    sizes[status.st_ino] = status.st_blocks * 512
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
+        for line in file:
+            parts = line.split(maxsplit=5)
+            if len(parts) == 6 and parts[5].startswith(folder) and line.endswith(" (deleted)\n"):
+                sizes.setdefault(int(parts[4]), file_bytes)
+    return sum(sizes.values())
+
+
+def _find_descendants(pid: int) -> list[int]:
+    """Return the processes that a process and its descendants started (Linux)."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
+        own = [int(each) for each in file.read().split()]
+        return own + [inner for each in own for inner in _find_descendants(each)]
+    return []
+
+
+def _count_threads(pids: Sequence[int]) -> int:
+    count = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            count += os.stat(f"/proc/{pid}/task").st_nlink - 2
+    return count

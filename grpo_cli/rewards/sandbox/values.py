@@ -1,7 +1,7 @@
 """Plain data on its way from a program to the trainer, as JSON that keeps Python's types.
 
-Owns both directions. Reading trusts nothing: whatever was written, the result is plain data, in
-which objects of a program's own classes are `Opaque` and equal to nothing.
+Reading trusts nothing: whatever was written, the result is plain data, in which objects of a program's own classes
+are `Opaque` and equal to nothing.
 """
 
 from _json import encode_basestring_ascii as _quote
@@ -27,12 +27,7 @@ class Opaque:
 
 
 def encode(value: "Any", describe: "Callable[[Any], object] | None" = None) -> object:
-    """A value as JSON can hold it.
-
-    Args:
-        value: The value.
-        describe: Encodes what is not plain data; by default `flatten`.
-    """
+    """Return a value as JSON can hold it; `describe` encodes what is not plain data (default: `flatten`)."""
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -47,15 +42,13 @@ def encode(value: "Any", describe: "Callable[[Any], object] | None" = None) -> o
     if kind in _MARKS:
         return [_MARKS[kind], [encode(item, describe) for item in value]]
     if kind is dict:
-        return [
-            "d",
-            [[encode(key, describe), encode(item, describe)] for key, item in value.items()],
-        ]
+        items = value.items()
+        return ["d", [[encode(key, describe), encode(item, describe)] for key, item in items]]
     return describe(value) if describe is not None else flatten(value)
 
 
 def flatten(value: "Any", describe: "Callable[[Any], object] | None" = None) -> "Any":
-    """An object as the plain data that it is derived from; ["o", its class] if there is none."""
+    """Return an object as the plain data that it is derived from; ["o", its class] if there is none."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -76,7 +69,7 @@ def flatten(value: "Any", describe: "Callable[[Any], object] | None" = None) -> 
 
 
 def write_json(value: object) -> str:
-    """Texts, true, false, null, and lists and mappings of them; `json` takes longer to import."""
+    """Write texts, true, false, null, and lists and mappings of them; `json` takes longer to import."""
     if isinstance(value, str):
         return _quote(value)
     if isinstance(value, dict):
@@ -87,7 +80,7 @@ def write_json(value: object) -> str:
 
 
 def decode(written: object, resolve: "Callable[..., object] | None" = None) -> object:
-    """What `encode` made of a value; `Opaque` for all it would not have written.
+    """Return the value that `encode` wrote; `Opaque` for all it would not have written.
 
     Args:
         written: What was read.

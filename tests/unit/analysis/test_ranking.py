@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_cli.analysis.ranking import (
+from grpo_cli.analysis.metrics import (
     GAP,
     RANKING,
     RankedGroup,

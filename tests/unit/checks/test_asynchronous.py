@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_cli.checks.asynchronous import check_async
+from grpo_cli.checks.sampling import check_async
 from grpo_cli.recipe.recipe import Recipe
 
 PLAIN = {
@@ -34,8 +34,8 @@ def test_what_it_can_do_is_noted_as_experimental():
         model={"path": "org/model", "lora": {"r": 8}},
     )
     assert (problem.level, problem.path) == ("note", "training.mode")
-    assert "experimental" in problem.message
-    assert "up to 2 steps old" in problem.message
+    assert "experimental" in problem.seen
+    assert "up to 2 steps old" in problem.seen
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_every_field_that_is_let_through_is_trls():
     async_grpo = pytest.importorskip("trl.experimental.async_grpo")
     from dataclasses import fields
 
-    from grpo_cli.checks.asynchronous import _UNREAD
+    from grpo_cli.checks.sampling import _UNREAD
     from grpo_cli.recipe.grpo_fields import read_async_fields
 
     assert read_async_fields() == {each.name for each in fields(async_grpo.AsyncGRPOConfig)}

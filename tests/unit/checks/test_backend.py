@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.checks.backend import SUPPORTED_VLLM, choose_backend
 from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.sampling import ASSUMED, SUPPORTED_VLLM, choose_backend
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import GOOD, write_recipe
@@ -28,6 +28,8 @@ AUTO = GOOD.replace("generation:\n", "generation:\n  backend: auto\n")
         (GPUS, "0.31.0", ["model.quantization=4bit"], "transformers", "quantized"),
         (CPU, "0.31.0", [], "transformers", "on a CPU"),
         (CPU, None, ["generation.vllm.mode=server"], "vllm", "asks a server"),
+        (GPUS, ASSUMED, [], "vllm", "assumed to have vLLM"),
+        (CPU, ASSUMED, [], "transformers", "on a CPU"),
     ],
 )
 def test_auto_is_what_the_machine_can_do_best(tmp_path, hardware, vllm, more, backend, reason):
@@ -40,7 +42,7 @@ def test_checked_recipes_never_say_auto_and_a_note_tells_what_it_is(tmp_path):
     checked = check_recipe(write_recipe(tmp_path, AUTO), hardware=CPU)
     assert checked.loaded.recipe.generation.backend == "transformers"
     (note,) = checked.notes_of("generation.backend")
-    assert note.message == "`auto` is transformers here: the training is on a CPU"
+    assert note.seen == "`auto` is transformers here: the training is on a CPU"
     assert note.location.line == AUTO[: AUTO.index("auto")].count("\n") + 1
 
 

@@ -17,4 +17,4 @@ def test_a_band_after_the_last_step_is_warned_of_on_its_line(tmp_path):
     assert problem.level == "warning"
     assert problem.path == "expect.metrics.1.step"
     assert problem.location.line == len(GOOD.splitlines()) + 4
-    assert "40 is after the last step of this training (2)" in problem.message
+    assert "40 is after the last step of this training (2)" in problem.seen

@@ -4,10 +4,10 @@ import pytest
 import yaml
 from transformers.training_args import OptimizerNames
 
-from grpo_cli.checks.fast import describe_fast
+from grpo_cli.checks.settings import describe_fast
 from grpo_cli.errors import RecipeError
-from grpo_cli.recipe.fast import FastConfig, find_left_off, leave_off
 from grpo_cli.recipe.loading import load_recipe
+from grpo_cli.recipe.training import FastConfig, find_left_off, leave_off
 from tests.recipe_texts import GOOD, write_recipe
 
 OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
@@ -20,6 +20,7 @@ OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
         ("false", OFF),
         ("{no_signal: false}", FastConfig(no_signal=False)),
         ("{max_tokens_per_micro_batch: 4096}", FastConfig(max_tokens_per_micro_batch=4096)),
+        ("{cuda_graphs: true}", FastConfig(cuda_graphs=True)),
     ],
 )
 def test_a_switch_or_a_section(tmp_path, written, meant):
@@ -118,9 +119,19 @@ ON = "no_signal, shared_prompts, sampling"
             "generation: {generation_kwargs: {typical_p: 0.9}}\n",
             "no_signal, shared_prompts; off: sampling (only generate() knows typical_p (generation_kwargs))",
         ),
+        ("  fast: {cuda_graphs: true}\n", f"{ON}, cuda_graphs"),
+        (
+            "  fast: {sampling: false, cuda_graphs: true}\n",
+            "no_signal, shared_prompts; off: sampling (switched off); cuda_graphs (`sampling` is off)",
+        ),
+        (
+            "  neftune_noise_alpha: 5\n  fast: {cuda_graphs: true}\n",
+            "off: no_signal, shared_prompts (neftune_noise_alpha makes noise by the width of a micro-batch); "
+            "sampling, cuda_graphs (neftune_noise_alpha makes other noise for every copy of a prompt)",
+        ),
         (
             "generation: {backend: vllm}\n",
-            "no_signal, shared_prompts; off: sampling (backend vllm samples in its own way)",
+            "no_signal, shared_prompts",
         ),
     ],
 )
@@ -130,6 +141,24 @@ def test_what_is_on_is_said_in_a_line(tmp_path, more, told):
     flags = _flags(place, yaml.safe_load(value)) if known else []
     path = write_recipe(tmp_path, GOOD + ("" if known else more))
     assert describe_fast(load_recipe(path, flags)) == told
+
+
+@pytest.mark.parametrize(
+    ("flags", "cpu", "why"),
+    [
+        ([], True, "there is no GPU"),
+        (["launch.use_cpu=true"], False, "there is no GPU"),
+        (["model.attn_implementation=eager"], False, "attention eager needs other masks"),
+        (["model.lora={lora_dropout: 0.1}"], False, "dropout in an adapter ends when it is merged"),
+        (["model.lora={}", "model.quantization=4bit"], False, "quantized weights"),
+    ],
+)
+def test_graphs_that_the_recipe_or_the_machine_excludes_are_off(tmp_path, flags, cpu, why):
+    recipe = load_recipe(write_recipe(tmp_path), [*flags, "training.fast={cuda_graphs: true}"])
+    on, _, off = describe_fast(recipe, cpu=cpu).partition("; off: ")
+    assert "cuda_graphs" not in on
+    assert "cuda_graphs (" in off
+    assert why in off
 
 
 def _flags(place, values):

@@ -1,11 +1,13 @@
 """Whatever is written into a recipe, the checks answer with problems: never with a traceback."""
 
 import copy
+import json
 import random
 
 import pytest
 import yaml
 
+from grpo_cli.checks.arithmetic import plan_from_flags
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import ProblemsError
 from grpo_cli.machine import Hardware
@@ -84,3 +86,29 @@ def test_a_pattern_that_finds_nothing_is_found_before_launch(tmp_path):
     flags = ["dataset.columns={gold: {from: answer, regex: zzz}}"]
     (problem,) = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2)).errors
     assert problem.path == "dataset.columns.gold.regex"
+
+
+def test_rows_without_an_answer_are_counted_and_the_first_is_named(tmp_path):
+    rows = [{"question": "q", "answer": "" if place in (24, 27) else "1"} for place in range(30)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = "dataset: {kind: files, train: train.jsonl, prompt: {user: '{{ question }}'}}\n"
+    text = GOOD[: GOOD.index("dataset:")] + data + GOOD[GOOD.index("rewards:") :]
+    found = check_recipe(write_recipe(tmp_path, text), hardware=Hardware(gpus=0, cpus=2)).problems
+    (problem,) = [each for each in found if "`answer`" in each.seen]
+    assert "is empty in 2 of 30 rows; the first is row 25 of train.jsonl" in problem.seen
+    assert (problem.path, problem.level) == ("rewards.0", "warning")
+
+
+def test_evaluation_rows_without_the_golds_column_are_told_so(tmp_path):
+    lines = '    - {question: four, answer: "4"}\n'
+    text = GOOD.replace(lines, f"{lines}  eval_rows:\n    - {{question: five, solution: 5}}\n")
+    (problem,) = check_recipe(write_recipe(tmp_path, text), hardware=Hardware(0, 2)).errors
+    assert "the evaluation data lacks the column `answer`, which the training data" in problem.seen
+    assert "(columns: question, solution)" in problem.seen
+    assert problem.path == "rewards.0.answer"
+
+
+def test_a_wrong_value_by_flag_is_cited_as_the_flag(tmp_path):
+    (problem,) = plan_from_flags(write_recipe(tmp_path), None, {"max_steps": 0}).problems
+    assert str(problem).startswith("--max-steps 0: training.max_steps: max_steps is 0")
+    assert "Fix: set --max-steps to 1 or more" in str(problem)

@@ -6,7 +6,7 @@ import pytest
 from transformers import trainer_optimizer
 from transformers.training_args import OptimizerNames
 
-from grpo_cli.checks.optimizer import find_package
+from grpo_cli.checks.devices import find_package
 from grpo_cli.checks.recipe_checks import check_recipe
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -55,5 +55,5 @@ def test_a_missing_package_is_told_before_anything_is_loaded(tmp_path, monkeypat
     recipe = write_recipe(tmp_path, GOOD + "  optim: adamw_8bit\n")
     found = [problem for problem in check_recipe(recipe).problems if "optim" in problem.path]
     assert [problem.path for problem in found] == [path for path, _ in told]
-    assert all(text in problem.message for problem, (_, text) in zip(found, told, strict=True))
+    assert all(text in problem.seen for problem, (_, text) in zip(found, told, strict=True))
     assert all("[quantization]" in problem.fix for problem in found)

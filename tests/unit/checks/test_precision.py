@@ -1,6 +1,6 @@
 import pytest
 
-from grpo_cli.checks.precision import check_precision
+from grpo_cli.checks.devices import check_precision
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
@@ -59,7 +59,7 @@ def test_all_weights_in_bfloat16_and_a_rate_that_is_rounded_away_are_an_error(
     )
     problems = list(check_precision(recipe, hardware))
     assert [(each.path, each.level) for each in problems] == [("model.dtype", "error")] * lost
-    assert all("rounded away" in each.message and "float32" in each.fix for each in problems)
+    assert all("rounded away" in each.seen and "float32" in each.fix for each in problems)
 
 
 @pytest.mark.parametrize(
@@ -84,5 +84,5 @@ def test_auto_is_float32_if_all_weights_are_trained(tmp_path, flags, dtype):
 def test_sampling_that_rounds_the_trained_weights_is_refused(tmp_path, hardware, flags, refused):
     backend = "generation.backend=transformers_continuous_batching"
     checked = check_recipe(write_recipe(tmp_path), [backend, *flags], hardware)
-    found = [each.path for each in checked.errors if "rounds the trained weights" in each.message]
+    found = [each.path for each in checked.errors if "rounds the trained weights" in each.seen]
     assert found == ["generation.backend"] * refused

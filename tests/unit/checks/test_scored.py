@@ -51,13 +51,13 @@ def test_groups_that_fit_need_no_word(tmp_path):
 def test_groups_are_looked_at(tmp_path, sizes, rewards, path, level, said):
     (problem,) = check(tmp_path, sizes, rewards=rewards)
     assert (problem.path, problem.level) == (path, level)
-    assert said in problem.message
+    assert said in problem.seen
 
 
 def test_mostly_empty_places_are_warned_of(tmp_path):
     (problem,) = check(tmp_path, (2, 2, 3), size=8)
     assert problem.level == "warning"
-    assert "71% of the places" in problem.message
+    assert "71% of the places" in problem.seen
     assert "num_generations: 3" in problem.fix
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_cli.checks.stopping import check_stop_when
+from grpo_cli.checks.evaluation import check_stop_when
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.loading import load_recipe, load_tree
 from tests.recipe_texts import GOOD, write_recipe
@@ -20,7 +20,7 @@ def test_a_rule_without_its_metric_is_warned_of_where_it_stands(tmp_path):
     assert problem.path == "training.stop_when.1"
     assert problem.location.line == GOOD.count("\n") + 1
     assert str(problem).endswith(
-        "`kl_runaway` can never stop this run: `training.beta` is 0, so no KL is computed. "
+        "`kl_runaway` can never stop this run: no KL is computed with `training.beta: 0`. "
         "Fix: remove `kl_runaway`, or change that"
     )
     assert check(tmp_path, "[nan_loss, kl_runaway]", "  beta: 0.04\n") == []
@@ -28,7 +28,7 @@ def test_a_rule_without_its_metric_is_warned_of_where_it_stands(tmp_path):
 
 def test_held_out_prompts_must_be_looked_at_while_it_trains(tmp_path):
     (problem,) = check(tmp_path, "held_out_gap")
-    assert "`eval_strategy` is `no`" in problem.message
+    assert "`eval_strategy` is `no`" in problem.seen
     assert check(tmp_path, "held_out_gap", "  eval_strategy: steps\n") == []
 
 
@@ -45,7 +45,7 @@ def test_an_unknown_rule_is_told_with_the_nearest_one(tmp_path):
     ("name", "message", "fix"),
     [
         ("slow_reward", "`slow_reward` costs time and spoils nothing", "remove `slow_reward`"),
-        ("held_out_loss", "`held_out_loss` is looked for after training", "remove `held_out_loss`"),
+        ("held_out_loss", "`held_out_loss` is checked after training", "remove `held_out_loss`"),
         (
             "no such",
             "is no rule that stops a run",
@@ -58,7 +58,7 @@ def test_a_rule_that_stops_nothing_is_refused_in_one_line(tmp_path, name, messag
     with pytest.raises(RecipeError) as caught:
         load_recipe(path)
     (problem,) = caught.value.problems
-    assert message in problem.message
+    assert message in problem.seen
     assert (problem.fix, problem.path) == (fix, "training.stop_when.0")
     assert len(str(problem)) < 300
 

@@ -59,7 +59,7 @@ def test_all_stands_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert problems(tmp_path, "all") == []
     (problem,) = problems(tmp_path, "[tensorboard, all]")
-    assert "stands alone" in problem.message
+    assert "stands alone" in problem.seen
 
 
 @pytest.mark.parametrize("trackers", ["[tensorboard, wandb]", "all"])

@@ -1,6 +1,8 @@
 import pytest
 
-from grpo_cli.checks.vllm import check_vllm
+from grpo_cli.checks.arithmetic import plan_from_flags
+from grpo_cli.checks.devices import check_gpus
+from grpo_cli.checks.sampling import check_vllm
 from grpo_cli.errors import RecipeError
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
@@ -35,12 +37,19 @@ def load(tmp_path, vllm, launch="", backend="vllm"):
             "3 training processes do not split into groups of 2",
         ),
         ("mode: server, group_port: 99999", "", "group_port", "not between"),
-        ("mode: colocate, base_url: 'http://h:1'", "", None, "nothing samples from one"),
+        ("mode: colocate, base_url: 'http://h:1'", "", "base_url", "nothing samples from one"),
+        ("mode: server, base_url: 'http://h:1'", "", "base_url", "must listen on this address"),
+        (
+            "mode: server, gpu_memory_utilization: 0.3",
+            "",
+            "gpu_memory_utilization",
+            "a share for `colocate`",
+        ),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, vllm, launch, path, said):
     (problem,) = check_vllm(load(tmp_path, vllm, launch), GPUS)
-    assert said in problem.message
+    assert said in problem.seen
     assert problem.path == ("generation.vllm" if path is None else f"generation.vllm.{path}")
 
 
@@ -57,9 +66,20 @@ def test_a_job_may_have_other_devices_than_this_machine(tmp_path):
     assert list(check_vllm(recipe, GPUS)) == []
 
 
+@pytest.mark.parametrize(("bits", "why"), [("4bit", "packed shape"), ("8bit", "8 bits")])
+def test_quantized_weights_are_not_for_vllm(tmp_path, bits, why):
+    text = GOOD.replace("generation:\n", "generation:\n  backend: vllm\n")
+    recipe = load_recipe(
+        write_recipe(tmp_path, text), [f"model.quantization={bits}", "model.lora={r: 8}"]
+    )
+    (problem,) = check_vllm(recipe, GPUS)
+    assert (problem.level, problem.path) == ("error", "model.quantization")
+    assert why in problem.seen
+
+
 def test_a_server_beside_another_backend_is_said(tmp_path):
     (problem,) = check_vllm(load(tmp_path, "mode: server", backend="transformers"), GPUS)
-    assert "nothing samples from one" in problem.message
+    assert "nothing samples from one" in problem.seen
 
 
 def test_a_managed_server_stays_on_one_machine(tmp_path):
@@ -84,6 +104,8 @@ def test_an_address_is_one(tmp_path, address):
         ("port: 9000", "may not hold port"),
         ("logprobs_mode: raw_logprobs", "may not hold logprobs-mode"),
         ("api-key: x", "may not hold api-key"),
+        ("data-parallel-size: 2", "Fix: remove it; `generation.vllm.tensor_parallel_size` shares"),
+        ("dtype: half", "which `model.dtype` decides .* and set `model.dtype`"),
         ("'--max-num-seqs': 1", "names no flag"),
         ("'a b': 1", "names no flag"),
     ],
@@ -91,3 +113,24 @@ def test_an_address_is_one(tmp_path, address):
 def test_flags_that_training_depends_on_are_not_given(tmp_path, flags, said):
     with pytest.raises(RecipeError, match=said):
         load(tmp_path, f"mode: server, server_args: {{{flags}}}")
+
+
+@pytest.mark.parametrize(
+    ("launch", "processes", "path", "said"),
+    [
+        ("{num_processes: 1}", 1, "num_processes", "1 of the 2 GPUs"),
+        ("{strategy: single}", 1, "strategy", "1 of the 2 GPUs"),
+        ("{num_processes: 3}", 3, "num_processes", "grpo check --gpus N"),
+        ("{num_machines: 2, num_processes: 2}", 2, "num_processes", "set `num_processes: 4`"),
+    ],
+)
+def test_processes_and_gpus_that_differ_are_said(tmp_path, launch, processes, path, said):
+    (issue,) = check_gpus(load(tmp_path, "mode: colocate", launch), processes, GPUS)
+    assert issue.path == f"launch.{path}"
+    assert said in str(issue)
+
+
+def test_the_arithmetic_alone_refuses_processes_without_a_gpu_too(tmp_path):
+    plan = plan_from_flags(write_recipe(tmp_path), ["launch.num_processes=8"], {}, gpus=4)
+    assert not plan.valid
+    assert plan.problems[-1].path == "launch.num_processes"

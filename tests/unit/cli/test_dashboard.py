@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from grpo_cli.cli.dashboard import add_trackio
 from grpo_cli.errors import SetupError, install_extra
+from grpo_cli.workflows.dashboard import add_trackio
 from tests.recipe_texts import GOOD, write_recipe
 
 

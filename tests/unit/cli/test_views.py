@@ -8,11 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.checks.recipe_checks import check_recipe
-from grpo_cli.cli import views
-from grpo_cli.cli.output import print_json, print_problems, print_words, stdout
-from grpo_cli.cli.views import print_marked
-from grpo_cli.errors import Problem
-from grpo_cli.report.summary import read_summary
+from grpo_cli.cli import check, summary
+from grpo_cli.cli.output import print_json, print_marked, print_problems, print_words, stdout
+from grpo_cli.issues import Issue
+from grpo_cli.report.summary import RunReport
 from tests.recipe_texts import GOOD, write_recipe
 from tests.run_folders import make_finished_run, make_run
 
@@ -28,7 +27,7 @@ def test_a_summary_says_accuracy_before_and_after_and_where_the_model_is(tmp_pat
             "accuracy": {"math": accuracy},
         }
         (folder.evaluations / f"{when}.json").write_text(json.dumps(result))
-    views.print_summary(read_summary(folder))
+    summary.print_summary(RunReport(folder))
     printed = " ".join(capsys.readouterr().out.split())
     assert "held-out accuracy (math) 0.250 → 0.750 4 held-out prompts" in printed
     assert "held-out mean (math) 0.250 → 0.800" in printed
@@ -46,7 +45,7 @@ def test_a_summary_says_whether_the_run_lies_where_it_is_expected(tmp_path, caps
         "measured": {"runs": ["sums/1"], "versions": {"trl": "1.15.0"}},
     }
     folder = make_finished_run(tmp_path, expect=block)
-    views.print_summary(read_summary(folder))
+    summary.print_summary(RunReport(folder))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     at = lines.index("expected reward at step 40: 0.500, inside 0.400 to 0.600")
     assert lines[at + 1 : at + 5] == [
@@ -55,22 +54,22 @@ def test_a_summary_says_whether_the_run_lies_where_it_is_expected(tmp_path, caps
         "measured with other versions (trl 1.15.0, here 1.16.0)",
         "the bands come from one run: a guess at its own noise, not at what another seed changes",
     ]
-    told = read_summary(folder).as_json()["expected"]
+    told = RunReport(folder).summary_json()["expected"]
     assert [each["outcome"] for each in told["metrics"]] == ["inside", "outside", "not logged"]
     assert told["differs"] == {"versions": ["trl 1.15.0, here 1.16.0"]}
 
 
 def test_a_summary_of_a_recipe_that_expects_nothing_says_nothing_of_it(tmp_path, capsys):
     folder = make_finished_run(tmp_path)
-    views.print_summary(read_summary(folder))
+    summary.print_summary(RunReport(folder))
     assert "expected" not in capsys.readouterr().out
-    assert read_summary(folder).as_json()["expected"] is None
+    assert RunReport(folder).summary_json()["expected"] is None
 
 
 def test_a_run_that_stopped_early_has_not_reached_its_band(tmp_path, capsys):
     block = {"metrics": [{"metric": "reward", "step": 40, "band": [0.4, 0.6]}]}
     folder = make_finished_run(tmp_path, rewards=[0.5] * 20, state="stopped", expect=block)
-    views.print_summary(read_summary(folder))
+    summary.print_summary(RunReport(folder))
     assert "expected  reward at step 40: not reached (20 of 40)" in capsys.readouterr().out
 
 
@@ -95,7 +94,7 @@ def test_nothing_that_a_terminal_obeys_is_printed(capsys):
     shown = Table("column \x1b[2J")
     shown.add_row("می\u200cخواهم \x9b31m\u202e", Text("ends\x07"))
     stdout().print(shown)
-    print_problems([Problem("was \x1b]52;c;x\x07", "mend \x1b[A it")])
+    print_problems([Issue("was \x1b]52;c;x\x07", "mend \x1b[A it")])
     print_json({"text": "\x1b[2J \x9b31m"})
     printed = capsys.readouterr()
     assert "می\u200cخواهم 31m" in printed.out
@@ -108,7 +107,7 @@ def test_names_of_users_are_printed_as_they_are(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = GOOD.replace('answer: "4"}', 'answer: "4", ":x:[red]": 1}')
     path = write_recipe(Path(), text, "a:100:[i]b.yaml")
-    views.print_check(check_recipe(path))
+    check._print_check(check_recipe(path), cpu=True, there=False)
     printed = capsys.readouterr().out
     for name in ("✓ a:100:[i]b.yaml passes", ":x:[red]"):
         assert name in printed

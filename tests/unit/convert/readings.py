@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from grpo_cli.convert.conversion import translate
-from grpo_cli.convert.writing import write_recipe
+from grpo_cli.convert.key_report import write_recipe
 from grpo_cli.recipe.loading import load_tree
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -19,19 +19,19 @@ def convert(text, dialect=None):
     return translate(text, Path("config.yaml"), dialect)[1]
 
 
-def write(ledger, folder, dialect="trl"):
+def write(report, folder):
     """Loads the YAML that is written for a translated config, as a recipe."""
     path = folder / "converted.yaml"
-    path.write_text(write_recipe(ledger, dialect, "config.yaml"), encoding="utf-8")
+    path.write_text(write_recipe(report, "config.yaml"), encoding="utf-8")
     return load_tree(path)
 
 
-def reasons(ledger):
-    return {entry.key: entry.note for entry in ledger.entries if entry.target is None}
+def reasons(report):
+    return {entry.key: entry.note for entry in report.entries if entry.target is None}
 
 
-def targets(ledger):
-    return {entry.key: entry.target for entry in ledger.entries if entry.target is not None}
+def targets(report):
+    return {entry.key: entry.target for entry in report.entries if entry.target is not None}
 
 
 def leaves(node, path=()):

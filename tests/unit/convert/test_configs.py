@@ -6,16 +6,16 @@ from grpo_cli.convert.key_report import find
 from tests.unit.convert.readings import convert, read, reasons, targets
 
 
-def check(ledger, expected):
+def check(report, expected):
     for target, value in expected.items():
-        assert find(ledger.recipe, target) == value, target
+        assert find(report.recipe, target) == value, target
 
 
 def test_trl_math():
-    recognition, ledger = read("trl_math")
+    recognition, report = read("trl_math")
     assert recognition.dialect == "trl"
     check(
-        ledger,
+        report,
         {
             "name": "Qwen2.5-0.5B-GRPO",
             "seed": 7,
@@ -44,12 +44,12 @@ def test_trl_math():
             "logging": {"report_to": "none", "run_name": "deepmath", "log_completions": True},
         },
     )
-    rewards = ledger.recipe["rewards"]
+    rewards = report.recipe["rewards"]
     assert [reward["weight"] for reward in rewards] == [0.5, 1.0, 0.2, 1.0, 0.1]
     assert rewards[0] == {"kind": "model", "path": "my-org/reward-model", "weight": 0.5}
     assert rewards[3] == {"kind": "soft_overlong", "max_length": 1280, "cache": 256, "weight": 1.0}
     assert rewards[4]["path"] == "./my_rewards.py:brevity"
-    assert set(reasons(ledger)) == {
+    assert set(reasons(report)) == {
         "dataset_streaming",
         "output_dir",
         "num_completions_to_print",
@@ -60,9 +60,9 @@ def test_trl_math():
 
 
 def test_trl_old_lora():
-    _, ledger = read("trl_old_lora")
+    _, report = read("trl_old_lora")
     check(
-        ledger,
+        report,
         {
             "model.dtype": "bfloat16",
             "model.revision": "main",
@@ -90,16 +90,16 @@ def test_trl_old_lora():
             "launch": {"strategy": "zero3"},
         },
     )
-    assert "max_steps" in reasons(ledger)["max_step"]
-    assert "accuracy_reward" in reasons(ledger)["reward_funcs.1"]
-    assert "removed" in reasons(ledger)["overwrite_output_dir"]
+    assert "max_steps" in reasons(report)["max_step"]
+    assert "accuracy_reward" in reasons(report)["reward_funcs.1"]
+    assert "removed" in reasons(report)["overwrite_output_dir"]
 
 
 def test_open_r1_math():
-    recognition, ledger = read("open_r1_math")
+    recognition, report = read("open_r1_math")
     assert recognition.dialect == "open-r1"
     check(
-        ledger,
+        report,
         {
             "name": "Qwen2.5-Math-7B-GRPO",
             "dataset.prompt.user": "{{ problem }}",
@@ -112,8 +112,8 @@ def test_open_r1_math():
             "launch": {"num_processes": 7},
         },
     )
-    assert find(ledger.recipe, "dataset.prompt.system").endswith("</answer>")
-    kinds = [(reward["kind"], reward["weight"]) for reward in ledger.recipe["rewards"]]
+    assert find(report.recipe, "dataset.prompt.system").endswith("</answer>")
+    kinds = [(reward["kind"], reward["weight"]) for reward in report.recipe["rewards"]]
     assert kinds == [
         ("math", 1.0),
         ("regex", 0.5),
@@ -122,21 +122,21 @@ def test_open_r1_math():
         ("cosine_length", 1.0),
         ("repetition", 0.3),
     ]
-    cosine, repetition = ledger.recipe["rewards"][4:]
+    cosine, repetition = report.recipe["rewards"][4:]
     assert cosine["correct_shortest"] == 1.0
     assert cosine["correct_longest"] == 0.6
     assert cosine["wrong_shortest"] == -1.0
     assert cosine["wrong_longest"] == -0.5
     assert cosine["max_length"] == 4000
     assert (repetition["ngram_size"], repetition["max_penalty"]) == (5, -0.5)
-    assert targets(ledger)["cosine_max_len"] == "rewards.4.max_length"
-    assert "group" in reasons(ledger)["reward_funcs.6"]
-    assert "code_format" in reasons(ledger)["code_language"]
+    assert targets(report)["cosine_max_len"] == "rewards.4.max_length"
+    assert "group" in reasons(report)["reward_funcs.6"]
+    assert "code_format" in reasons(report)["code_language"]
 
 
 def test_open_r1s_format_is_its_very_pattern():
-    _, ledger = read("open_r1_math")
-    reward = ledger.recipe["rewards"][1]
+    _, report = read("open_r1_math")
+    reward = report.recipe["rewards"][1]
     pattern = re.compile(reward["pattern"], re.DOTALL | re.MULTILINE)
     assert reward["flags"] == ["dotall", "multiline"]
     assert pattern.search("<think>\nso\n</think>\n<answer>\n7\n</answer>")
@@ -145,9 +145,9 @@ def test_open_r1s_format_is_its_very_pattern():
 
 
 def test_open_r1_code():
-    _, ledger = read("open_r1_code")
+    _, report = read("open_r1_code")
     check(
-        ledger,
+        report,
         {
             "name": "open_r1_code",
             "dataset.path": "open-r1/verifiable-coding-problems-python",
@@ -157,19 +157,19 @@ def test_open_r1_code():
             "training.loss_type": "dr_grpo",
         },
     )
-    assert [reward["kind"] for reward in ledger.recipe["rewards"]] == ["regex", "soft_overlong"]
-    assert "```cpp" in ledger.recipe["rewards"][0]["pattern"]
-    dropped = reasons(ledger)
+    assert [reward["kind"] for reward in report.recipe["rewards"]] == ["regex", "soft_overlong"]
+    assert "```cpp" in report.recipe["rewards"][0]["pattern"]
+    dropped = reasons(report)
     assert "verification_info" in dropped["reward_funcs.0"]
     assert "merge" in dropped["dataset_mixture.datasets.1"]
     assert "sandbox" in dropped["code_provider"]
 
 
 def test_axolotl_lora_server():
-    recognition, ledger = read("axolotl_lora_server")
+    recognition, report = read("axolotl_lora_server")
     assert recognition.dialect == "axolotl"
     check(
-        ledger,
+        report,
         {
             "name": "grpo-output",
             "seed": 3,
@@ -209,18 +209,18 @@ def test_axolotl_lora_server():
             "launch": {"strategy": "zero2"},
         },
     )
-    rewards = ledger.recipe["rewards"]
+    rewards = report.recipe["rewards"]
     assert rewards[0] == {"kind": "python", "path": "./rewards.py:accuracy_reward", "weight": 1.0}
     assert rewards[2] == {"kind": "model", "path": "my-org/reward-model", "weight": 0.3}
-    assert "rewards.oai_gsm8k_transform" in ledger.to_do["dataset.prompt"]
-    assert "learning_rate" in reasons(ledger)["learnign_rate"]
-    assert "starts the server" in reasons(ledger)["trl.vllm_server_host"]
+    assert "rewards.oai_gsm8k_transform" in report.to_do["dataset.prompt"]
+    assert "learning_rate" in reasons(report)["learnign_rate"]
+    assert "starts the server" in reasons(report)["trl.vllm_server_host"]
 
 
 def test_axolotl_full():
-    _, ledger = read("axolotl_full")
+    _, report = read("axolotl_full")
     check(
-        ledger,
+        report,
         {
             "name": "axolotl_full",
             "model": {
@@ -240,7 +240,7 @@ def test_axolotl_full():
             "logging": {"report_to": ["wandb"], "run_name": "llama-3b"},
         },
     )
-    dropped = reasons(ledger)
+    dropped = reasons(report)
     assert "muon" in dropped["optimizer"]
     assert "rex" in dropped["lr_scheduler"]
     assert "merge" in dropped["datasets.1"]
@@ -269,11 +269,11 @@ def test_keys_left_empty_as_in_axolotls_examples_have_no_effect():
     text = (
         AXOLOTL + "adapter:\nlora_r:\nwandb_project:\nspecial_tokens:\neval_steps:\nwarmup_steps:\n"
     )
-    ledger = convert(text)
-    assert "lora" not in ledger.recipe["model"]
-    assert "logging" not in ledger.recipe
-    assert reasons(ledger)["special_tokens"] == "empty, so the default holds"
-    assert ledger.recipe["training"]["warmup_steps"] == 0.03
+    report = convert(text)
+    assert "lora" not in report.recipe["model"]
+    assert "logging" not in report.recipe
+    assert reasons(report)["special_tokens"] == "empty, so the default holds"
+    assert report.recipe["training"]["warmup_steps"] == 0.03
 
 
 def test_a_server_of_axolotls_elsewhere_keeps_its_address():
@@ -281,10 +281,10 @@ def test_a_server_of_axolotls_elsewhere_keeps_its_address():
         "trl: {use_vllm: true, vllm_server_host: 10.0.0.9, vllm_server_port: 8100, beta: 0.1}\n"
         "vllm: {tensor_parallel_size: 4}\n"
     )
-    ledger = convert(text)
-    assert ledger.recipe["generation"]["vllm"] == {
+    report = convert(text)
+    assert report.recipe["generation"]["vllm"] == {
         "mode": "server",
         "server_host": "10.0.0.9",
         "server_port": 8100,
     }
-    assert "elsewhere" in reasons(ledger)["vllm.tensor_parallel_size"]
+    assert "elsewhere" in reasons(report)["vllm.tensor_parallel_size"]

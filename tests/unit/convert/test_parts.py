@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from grpo_cli.convert.dialects import recognise
+from grpo_cli.convert.conversion import recognise
 from grpo_cli.convert.key_report import find
-from grpo_cli.convert.rewards import place_function
+from grpo_cli.convert.shared_keys import place_function
 from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.recipe.yaml_tree import read_text
 from tests.unit.convert.readings import convert, reasons
@@ -52,9 +52,9 @@ def take(lines):
     ],
 )
 def test_a_key_of_trls_goes_to_its_place(line, target, value):
-    ledger = take(line)
-    assert find(ledger.recipe, target) == value
-    assert reasons(ledger) == {}
+    report = take(line)
+    assert find(report.recipe, target) == value
+    assert reasons(report) == {}
 
 
 @pytest.mark.parametrize(
@@ -83,30 +83,47 @@ def test_a_key_without_a_place_is_dropped_with_the_reason(lines, key, reason):
 
 @pytest.mark.parametrize("switch", ["true", "yes", "'true'", "1"])
 def test_a_switch_is_on_in_every_way_of_saying_so(switch):
-    ledger = take(f"use_peft: {switch}\nlora_r: 8\nload_in_4bit: {switch}")
-    assert find(ledger.recipe, "model.lora.r") == 8
-    assert find(ledger.recipe, "model.quantization") == "4bit"
+    report = take(f"use_peft: {switch}\nlora_r: 8\nload_in_4bit: {switch}")
+    assert find(report.recipe, "model.lora.r") == 8
+    assert find(report.recipe, "model.quantization") == "4bit"
 
 
 def test_trls_command_line_loads_in_float32_and_drops_out_in_lora():
-    ledger = take("use_peft: true")
-    assert find(ledger.recipe, "model.dtype") == "float32"
-    assert find(ledger.recipe, "model.lora.lora_dropout") == 0.05
-    assert find(ledger.recipe, "model.lora.target_modules") == ["q_proj", "v_proj"]
+    report = take("use_peft: true")
+    assert find(report.recipe, "model.dtype") == "float32"
+    assert find(report.recipe, "model.lora.lora_dropout") == 0.05
+    assert find(report.recipe, "model.lora.target_modules") == ["q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize("lines", ["", "use_vllm: false"])
+def test_without_vllm_the_backend_is_transformers(lines):
+    assert find(take(lines).recipe, "generation.backend") == "transformers"
+    assert find(take("use_vllm: true").recipe, "generation.backend") == "vllm"
+
+
+def test_auto_is_written_as_the_precision_that_it_will_be():
+    assert find(take("dtype: auto").recipe, "model.dtype") == "float32"
+    assert find(take("dtype: auto\nuse_peft: true").recipe, "model.dtype") == "auto"
+
+
+def test_weights_of_rewards_that_are_left_to_do_are_kept_in_the_text():
+    report = convert("model_name_or_path: m\nreward_weights: [1.0, 0.2]\n")
+    assert "[1.0, 0.2]" in report.to_do["rewards"]
+    assert "[1.0, 0.2]" in reasons(report)["reward_weights"]
 
 
 def test_the_best_checkpoint_is_told_by_the_metric_of_the_tool():
-    ledger = take("load_best_model_at_end: true\neval_strategy: epoch")
-    assert find(ledger.recipe, "training.metric_for_best_model") == "loss"
-    ledger = take("load_best_model_at_end: true\nmetric_for_best_model: eval_reward")
-    assert find(ledger.recipe, "training.metric_for_best_model") == "eval_reward"
+    report = take("load_best_model_at_end: true\neval_strategy: epoch")
+    assert find(report.recipe, "training.metric_for_best_model") == "loss"
+    report = take("load_best_model_at_end: true\nmetric_for_best_model: eval_reward")
+    assert find(report.recipe, "training.metric_for_best_model") == "eval_reward"
 
 
 def test_axolotls_early_stopping_watches_the_loss():
-    ledger = convert(
+    report = convert(
         "base_model: m\nrl: grpo\nval_set_size: 0.1\neval_steps: 5\nearly_stopping_patience: 2\n"
     )
-    stopping = find(ledger.recipe, "training.early_stopping")
+    stopping = find(report.recipe, "training.early_stopping")
     assert stopping == {"patience": 2, "metric": "eval_loss"}
 
 
@@ -118,8 +135,8 @@ def test_open_r1s_vllm_is_a_server_where_it_does_not_say():
 
 def test_evaluation_keeps_its_rhythm_where_only_logging_sets_it():
     assert find(take("eval_strategy: steps").recipe, "training.eval_steps") == 10
-    ledger = take("eval_strategy: steps\nlogging_steps: 3")
-    assert find(ledger.recipe, "training.eval_steps") == 3
+    report = take("eval_strategy: steps\nlogging_steps: 3")
+    assert find(report.recipe, "training.eval_steps") == 3
 
 
 @pytest.mark.parametrize(
@@ -141,11 +158,11 @@ def test_deepspeed_is_a_strategy_where_it_is_a_plain_stage(config, strategy, tmp
 
 
 def test_a_dropped_reward_takes_its_weight_along():
-    ledger = convert(
+    report = convert(
         "model_name_or_path: m\ndataset_name: d\nreward_funcs: [no_such, think_format_reward]\n"
         "reward_weights: [5, 2]\n"
     )
-    assert ledger.recipe["rewards"] == [{"kind": "think_format", "weight": 2}]
+    assert report.recipe["rewards"] == [{"kind": "think_format", "weight": 2}]
 
 
 def test_a_function_is_named_by_its_file_where_that_is_at_hand(tmp_path):
@@ -181,7 +198,7 @@ def test_a_dialect_is_told_by_its_keys(text, dialect):
     [
         ("name: x\nmodel: {path: m}\ndataset: {kind: hub}\n", "recipe of grpo already"),
         ("name: x\nmodel: {path: m}\ndataset: {kind: hub}\nlearning_rate: 1\n", "grpo already"),
-        ("a: 1\n", "could be told"),
+        ("a: 1\n", "is no config of TRL, open-r1 or axolotl"),
         ("- 1\n", "`key: value` lines"),
     ],
 )
@@ -203,11 +220,11 @@ def test_another_method_of_axolotls_is_refused(line, said):
 
 
 def test_a_reward_may_be_named_alone_with_its_parameters():
-    ledger = convert(
+    report = convert(
         "model_name_or_path: m\ndataset_name: d\nreward_funcs: cosine\ncosine_max_len: 7\n",
         "open-r1",
     )
-    (reward,) = ledger.recipe["rewards"]
+    (reward,) = report.recipe["rewards"]
     assert (reward["kind"], reward["max_length"]) == ("cosine_length", 7)
-    assert ledger.comments["rewards.0"].startswith("reward_funcs: cosine")
-    assert reasons(ledger) == {}
+    assert report.comments["rewards.0"].startswith("reward_funcs: cosine")
+    assert reasons(report) == {}

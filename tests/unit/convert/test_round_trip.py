@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 
 from grpo_cli.convert.conversion import translate
 from grpo_cli.convert.key_report import find
-from grpo_cli.convert.to_trl import flatten_recipe
-from grpo_cli.convert.writing import write_trl
+from grpo_cli.convert.to_trl import FlatConfig, flatten_recipe
 from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.generation import GenerationConfig, VllmConfig
-from grpo_cli.recipe.logging import LoggingConfig
-from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.recipe import LoggingConfig, Recipe
 from grpo_cli.recipe.training import TrainingConfig
 from tests.nightly import scale
-from tests.unit.convert.readings import NAMES, read, reasons
+from tests.unit.convert.readings import NAMES, read, reasons, targets
 
 FIELDS = grpo_fields.read_grpo_fields()
 HOUSED = [name for name in FIELDS if grpo_fields.home_of(name) and name != "use_liger_kernel"]
@@ -96,9 +94,9 @@ def value_for(name):
 
 def reload(flat):
     """The recipe that a flat config becomes, by way of the YAML that would lie on a disk."""
-    text = write_trl({"all": flat}, [], "recipe.yaml")
-    ledger = translate(text, Path("config.yaml"), "trl")[1]
-    return Recipe.model_validate(ledger.recipe), ledger
+    text = FlatConfig({"all": flat}).write("recipe.yaml")
+    report = translate(text, Path("config.yaml"), "trl")[1]
+    return Recipe.model_validate(report.recipe), report
 
 
 def plain(value):
@@ -138,8 +136,8 @@ def keeps_value_through_trl(name, value):
 
 
 def keeps_value_through_recipe(name, value):
-    recipe, ledger = reload({**FLAT, name: value})
-    assert name not in reasons(ledger), name
+    recipe, report = reload({**FLAT, name: value})
+    assert name not in reasons(report), name
     again = flatten_recipe(recipe, Path.cwd()).flat
     # TRL reads a tracker alone and a list of it alike.
     expected = [value] if name == "report_to" and isinstance(value, str) else value
@@ -154,12 +152,12 @@ def test_a_field_that_no_section_takes_is_moved_or_dropped_with_the_reason(name)
         flat |= {"use_vllm": False, name: True}
         name = "use_transformers_continuous_batching"
         value = True
-    recipe, ledger = reload(flat)
+    recipe, report = reload(flat)
     if name in MOVED:
         assert flatten_recipe(recipe, Path.cwd()).flat[name] == value
     else:
-        kept = {entry.key for entry in ledger.entries if entry.target is not None}
-        assert name in kept or reasons(ledger)[name]
+        kept = {entry.key for entry in report.entries if entry.target is not None}
+        assert name in kept or reasons(report)[name]
 
 
 def test_the_moved_fields_are_those_that_the_schema_says():
@@ -169,8 +167,8 @@ def test_the_moved_fields_are_those_that_the_schema_says():
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_config_was_converted_to_goes_to_trl_and_back_unchanged(name):
     """Every value of a section that is TRL's, for each of the written configs."""
-    ledger = read(name)[1]
-    recipe = Recipe.model_validate(ledger.recipe)
+    report = read(name)[1]
+    recipe = Recipe.model_validate(report.recipe)
     flat = {"reward_funcs": ["think_format_reward"], **flatten_recipe(recipe, Path.cwd()).flat}
     again = reload(flat)[0]
     for section in ("generation", "training"):
@@ -198,7 +196,7 @@ def test_where_our_defaults_are_not_trls_the_value_is_written():
 
 def test_the_written_config_reads_the_same_with_pyyaml():
     flat = {**FLAT, "eval_strategy": "no", "learning_rate": 1e-6, "run_name": "1e-6", "a": "on"}
-    assert yaml.safe_load(write_trl({"all": flat}, [], "r")) == flat
+    assert yaml.safe_load(FlatConfig({"all": flat}).write("r")) == flat
 
 
 def test_loras_single_target_survives_trls_reading_of_a_list_of_one():
@@ -211,10 +209,10 @@ def test_loras_single_target_survives_trls_reading_of_a_list_of_one():
 
 @pytest.mark.parametrize("name", ["use_liger_kernel", "use_liger_loss"])
 def test_what_trl_calls_deprecated_becomes_what_it_names_instead(name):
-    recipe, ledger = reload({**FLAT, name: True})
+    recipe, report = reload({**FLAT, name: True})
     assert recipe.model.init_kwargs == {"use_kernels": True}
-    assert "deprecated in TRL" in ledger.comments["model.init_kwargs.use_kernels"]
+    assert "deprecated in TRL" in report.comments["model.init_kwargs.use_kernels"]
     assert flatten_recipe(recipe, Path.cwd()).flat["model_init_kwargs"] == {"use_kernels": True}
-    recipe, ledger = reload({**FLAT, name: False})
+    recipe, report = reload({**FLAT, name: False})
     assert recipe.model.init_kwargs == {}
-    assert reasons(ledger)[name] == "off, as it is by default"
+    assert targets(report)[name] == "model.init_kwargs.use_kernels"

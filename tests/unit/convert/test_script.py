@@ -65,9 +65,9 @@ def convert(text):
 
 def value_of(lines, expression):
     """What is read of `learning_rate=expression`; None if it is left to do."""
-    ledger = convert(f"{lines}\nargs = GRPOConfig(learning_rate={expression})\n{TAIL}")
-    left = "training.learning_rate" in ledger.to_do
-    value = find(ledger.recipe, "training.learning_rate")
+    report = convert(f"{lines}\nargs = GRPOConfig(learning_rate={expression})\n{TAIL}")
+    left = "training.learning_rate" in report.to_do
+    value = find(report.recipe, "training.learning_rate")
     assert left == (value is None)
     return value
 
@@ -76,8 +76,8 @@ def test_a_script_is_read_and_what_it_computes_is_left_to_do(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "train.py"
     path.write_text(SCRIPT, encoding="utf-8")
-    recognition, ledger = translate(SCRIPT, path, None, tmp_path / "recipes" / "new.yaml")
-    recipe = ledger.recipe
+    recognition, report = translate(SCRIPT, path, None, tmp_path / "recipes" / "new.yaml")
+    recipe = report.recipe
     assert recognition.signs == (
         "GRPOConfig(…)",
         "LoraConfig(…)",
@@ -108,10 +108,10 @@ def test_a_script_is_read_and_what_it_computes_is_left_to_do(tmp_path, monkeypat
         {"kind": "soft_overlong", "max_length": 512, "cache": 64, "weight": 4},
         {"kind": "python", "path": "./lib/scores.py:tidy", "weight": 5},
     ]
-    assert 'under `if __name__ == "__main__":`' in ledger.comments["rewards.0"]
+    assert 'under `if __name__ == "__main__":`' in report.comments["rewards.0"]
     assert recipe["generation"] == {"num_generations": 4}
     assert recipe["training"] == {"learning_rate": 2e-6, "max_grad_norm": -1.0}
-    assert {key: text.partition("; ")[0] for key, text in ledger.to_do.items()} == {
+    assert {key: text.partition("; ")[0] for key, text in report.to_do.items()} == {
         "training.beta": "train.py:23 has `beta`",
         "training.max_steps": "train.py:24 has `int(os.environ['STEPS'])`",
         "generation.backend": "train.py:25 has `os.environ.get('VLLM') == '1'`",
@@ -121,18 +121,18 @@ def test_a_script_is_read_and_what_it_computes_is_left_to_do(tmp_path, monkeypat
             "train.py changes the rows (line 18: `rows.map(lambda row: {'prompt': row['question']})`)"
         ),
     }
-    assert set(reasons(ledger)) == {
+    assert set(reasons(report)) == {
         "output_dir",
         "reward_funcs.5",
         "LoraConfig.bias",
         "LoraConfig.exclude_modules",
         "GRPOTrainer.callbacks",
     }
-    (entry,) = [entry for entry in ledger.entries if entry.key == "GRPOTrainer.callbacks"]
+    (entry,) = [entry for entry in report.entries if entry.key == "GRPOTrainer.callbacks"]
     assert str(entry.location) == f"{path}:37:19"
-    assert [problem.path for problem in write(ledger, tmp_path).problems] == []
+    assert [problem.path for problem in write(report, tmp_path).problems] == []
     converted = convert_file(path, None, "recipe", None)
-    for key in ledger.to_do:
+    for key in report.to_do:
         assert f"# TO DO: {key}: " in converted.text
     assert not (tmp_path / "was_run").exists()
 
@@ -161,9 +161,9 @@ def test_a_name_is_followed_only_where_it_stands_for_one_literal(lines, expressi
 
 def test_a_name_of_a_function_hides_the_scripts():
     text = f"args = GRPOConfig(learning_rate=LR, beta=B)\n{TAIL}".replace("\n", "\n    ")
-    ledger = convert(f"LR = 1\nB = 0.5\ndef main(LR):\n    {text}\n")
-    assert "training.learning_rate" in ledger.to_do
-    assert find(ledger.recipe, "training.beta") == 0.5
+    report = convert(f"LR = 1\nB = 0.5\ndef main(LR):\n    {text}\n")
+    assert "training.learning_rate" in report.to_do
+    assert find(report.recipe, "training.beta") == 0.5
 
 
 @pytest.mark.parametrize("change", ["KW['a'] = 2", "KW.update(a=2)", "del KW['a']", "KW |= {}"])
@@ -193,10 +193,10 @@ def test_a_mapping_that_is_changed_later_is_not_read(change):
     ],
 )
 def test_rows_are_traced_back_to_load_dataset(made, expected, left):
-    ledger = convert(f"rows = {made}\nGRPOTrainer('m/x', 'r/m', train_dataset=rows)\n")
+    report = convert(f"rows = {made}\nGRPOTrainer('m/x', 'r/m', train_dataset=rows)\n")
     known = None if expected is None else {"kind": "hub", **expected}
-    assert ledger.recipe.get("dataset") == known
-    assert set(ledger.to_do) == {f"dataset.{key}".rstrip(".") for key in left}
+    assert report.recipe.get("dataset") == known
+    assert set(report.to_do) == {f"dataset.{key}".rstrip(".") for key in left}
 
 
 def test_held_out_rows_are_a_split_of_the_same_dataset():
@@ -211,12 +211,12 @@ def test_a_model_that_the_script_loads_is_named_and_keeps_its_precision():
         "model = AutoModel.from_pretrained('m/x', device_map='auto', a=1, revision=R).to('cuda')\n"
         "GRPOTrainer(model, 'r/m', peft_config=LoraConfig())\n"
     )
-    ledger = convert(text)
-    model = ledger.recipe["model"]
+    report = convert(text)
+    model = report.recipe["model"]
     assert (model["path"], model["dtype"], model["init_kwargs"]) == ("m/x", "auto", {"a": 1})
     assert model["lora"]["r"] == 8
-    assert set(ledger.to_do) == {"dataset", "model.revision"}
-    assert reasons(ledger)["from_pretrained.device_map"] == "the launcher places the model"
+    assert set(report.to_do) == {"dataset", "model.revision"}
+    assert reasons(report)["from_pretrained.device_map"] == "the launcher places the model"
     unknown = convert("GRPOTrainer(FastModel.get(), 'r/m', GRPOConfig(), peft_config=make())")
     assert set(unknown.to_do) == {"dataset", "model.path", "model.lora"}
 

@@ -19,7 +19,7 @@ BASE = {
 
 def flatten(folder=Path("/somewhere"), **changes):
     config = flatten_recipe(Recipe.model_validate({**BASE, **changes}), folder)
-    return config.flat, dict(config.lost), config.lacks
+    return config.flat, dict(config.lost), config.missing
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,11 @@ def test_data_goes_by_its_splits_its_files_or_a_mixture_that_is_split():
     _, lost, lacks = flatten(dataset={"kind": "inline", "rows": [{"prompt": "x"}]})
     assert "dataset.kind: inline" in lost
     assert lacks == ["a dataset (`dataset_name`, or `datasets`)"]
+
+
+def test_auto_keeps_its_meaning():
+    assert flatten()[0]["dtype"] == "float32"
+    assert flatten(model={"path": "m", "lora": {}})[0]["dtype"] == "auto"
 
 
 def test_on_a_cpu_trl_is_told_what_grpo_train_sets_by_itself():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_cli.convert.conversion import translate
-from grpo_cli.convert.writing import write_recipe
+from grpo_cli.convert.key_report import write_recipe
 from grpo_cli.errors import ProblemsError
 from grpo_cli.recipe.yaml_tree import read_text
 from tests.nightly import scale
@@ -33,7 +33,7 @@ WILD = st.recursive(
 
 def keys_of(name):
     """Every key of a config, those of its inner mappings too."""
-    plain = read(name)[1].tree.plain()
+    plain = read(name)[1].source.plain()
     inner = [
         (key, each) for key, value in plain.items() if isinstance(value, dict) for each in value
     ]
@@ -45,7 +45,7 @@ def keys_of(name):
 @given(data=st.data())
 def test_any_value_at_any_key_is_answered(name, data):
     recognition, before = read(name)
-    tree = before.tree.plain()
+    tree = before.source.plain()
     for _ in range(data.draw(st.integers(1, 3))):
         path = data.draw(st.sampled_from(keys_of(name)))
         place = tree
@@ -53,8 +53,8 @@ def test_any_value_at_any_key_is_answered(name, data):
             place = place[step] if isinstance(place.get(step), dict) else place
         place[path[-1]] = data.draw(WILD)
     try:
-        _, ledger = translate(yaml.safe_dump(tree), Path("c.yaml"), recognition.dialect)
+        _, report = translate(yaml.safe_dump(tree), Path("c.yaml"), recognition.dialect)
     except ProblemsError:
         return
-    text = write_recipe(ledger, recognition.dialect, "c.yaml")
-    assert read_text(text, "written").plain() == ledger.recipe
+    text = write_recipe(report, "c.yaml")
+    assert read_text(text, "written").plain() == report.recipe

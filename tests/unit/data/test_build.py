@@ -4,8 +4,7 @@ import pytest
 
 pytest.importorskip("datasets")
 
-from grpo_cli.data.build import build_datasets
-from grpo_cli.data.encoding import encode_rows
+from grpo_cli.data.build import build_datasets, encode_rows
 from grpo_cli.errors import RecipeError
 
 ROWS = [{"q": "one"}, {"q": "two two"}, {"q": "three three three"}]
@@ -78,7 +77,7 @@ def test_an_empty_training_is_refused(recipe) -> None:
     made = recipe(kind="inline", rows=ROWS[1:], prompt=PROMPT, max_prompt_length=1)
     problem = problem_of(made)
     assert problem.path == "dataset.max_prompt_length"
-    assert "shortest of 2 prompts has 2 tokens" in problem.message
+    assert "shortest of 2 prompts has 2 tokens" in problem.seen
     assert "3" in problem.fix
 
 
@@ -117,13 +116,13 @@ def test_reserved_columns_may_be_read_but_are_not_passed_on(recipe) -> None:
 
 def test_mixed_kinds_of_prompts_are_refused(recipe) -> None:
     rows = [{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}]
-    assert "row 2" in problem_of(recipe(kind="inline", rows=rows)).message
+    assert "row 2" in problem_of(recipe(kind="inline", rows=rows)).seen
 
 
 def test_a_failing_row_is_named_by_its_place_in_the_source(recipe) -> None:
     rows = [*ROWS, {"q": " "}]
     made = recipe(kind="inline", rows=ROWS, eval_rows=rows, prompt=PROMPT)
-    assert "evaluation row 4" in problem_of(made).message
+    assert "evaluation row 4" in problem_of(made).seen
 
 
 def test_a_system_message_needs_a_chat_template(recipe) -> None:

@@ -3,15 +3,16 @@ import json
 import pytest
 
 from grpo_cli.data.columns import RESERVED, drop_reserved, extract_columns
+from grpo_cli.data.rows import RowNames
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.dataset import ColumnConfig
 
 ROWS = [{"q": "a", "solution": "long #### 1"}, {"q": "b", "solution": "longer #### 2 "}]
 
 
-def apply_columns(rows, columns, **keys):
+def apply_columns(rows, columns, split="training"):
     """The rows that were kept, and how many were not."""
-    kept = [row for row in extract_columns(rows, columns, **keys) if row is not None]
+    kept = [row for row in extract_columns(rows, columns, RowNames(split)) if row is not None]
     return kept, len(rows) - len(kept)
 
 
@@ -19,9 +20,9 @@ def column(source: str, **keys) -> ColumnConfig:
     return ColumnConfig.model_validate({"from": source, **keys})
 
 
-def problems_of(rows, columns, **keys):
+def problems_of(rows, columns, split="training"):
     with pytest.raises(RecipeError) as error:
-        apply_columns(rows, columns, **keys)
+        apply_columns(rows, columns, split)
     return error.value.problems
 
 
@@ -68,9 +69,9 @@ def test_numbers_are_searched_as_text() -> None:
 def test_a_pattern_that_finds_nothing_names_row_and_text() -> None:
     rows = [*ROWS, {"q": "c", "solution": "none"}, {"q": "d", "solution": None}]
     columns = {"answer": column("solution", regex=r"####\s*(.+)$")}
-    (problem,) = problems_of(rows, columns, split="evaluation")
+    (problem,) = problems_of(rows, columns, "evaluation")
     assert problem.path == "dataset.columns.answer.regex"
-    assert "2 of 4 evaluation rows; the first is row 3: 'none'" in problem.message
+    assert "2 of 4 evaluation rows; the first is evaluation row 3: 'none'" in problem.seen
 
 
 def test_nothing_but_white_space_counts_as_nothing() -> None:
@@ -90,7 +91,7 @@ def test_rows_without_match_are_dropped_where_asked() -> None:
 def test_a_missing_source_lists_columns_and_suggests() -> None:
     (problem,) = problems_of(ROWS, {"answer": column("soluton")})
     assert problem.path == "dataset.columns.answer.from"
-    assert "`q`, `solution`" in problem.message
+    assert "`q`, `solution`" in problem.seen
     assert problem.fix == "write `solution`"
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.data.files import find_files, glance, iterate_rows
+from grpo_cli.data.files import PREVIEW_ROWS, find_files, iterate_rows, preview_file
 from grpo_cli.errors import RecipeError
 
 ROWS = [{"question": "1 + 1", "answer": "2"}, {"question": "2 + 2\nplease", "answer": "4"}]
@@ -21,7 +21,7 @@ def fail(path: Path) -> str:
     (problem,) = error.value.problems
     assert problem.path == "dataset.train"
     assert problem.fix
-    return problem.message
+    return problem.seen
 
 
 def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
@@ -54,7 +54,7 @@ def test_packed_text_is_unpacked(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(JSONL.encode()))
     assert read(path) == ROWS
     (file,) = find_files([str(path)], "dataset.train")
-    assert glance(file, 1).count == 2
+    assert preview_file(file)[1] == 2
 
 
 def test_parquet_keeps_types(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_parquet_keeps_types(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     assert read(tmp_path / "a.parquet") == rows
     (file,) = find_files([str(tmp_path / "a.parquet")], "dataset.train")
-    seen = glance(file, 20)
-    assert (seen.count, len(seen.sample), seen.columns) == (3000, 20, {"question", "n", "tags"})
+    first, count, columns = preview_file(file)
+    assert (count, len(first), columns) == (3000, PREVIEW_ROWS, {"question", "n", "tags"})
 
 
 def test_csv_values_stay_text(tmp_path: Path) -> None:
@@ -93,6 +93,8 @@ def test_malformed_jsonl_names_file_and_line(tmp_path: Path) -> None:
         ("a.json", " ", "has no rows"),
         ("a.csv", "q,a\n", "has no rows"),
         ("a.csv", "q,a\n1,2\n1,2,3\n", "line 3 has more cells than the header's 2"),
+        ("a.csv", "q;a\n1;2\n", "the columns are separated by `;`, not commas"),
+        ("a.csv", "q\ta\n1\t2\n", "the columns are separated by tabs, not commas"),
         ("a.csv", "q,q\n1,2\n", "the header names `q` twice"),
         ("a.csv", 'q,a\n1,"2\n3,4\n', "is not CSV: unexpected end of data"),
         ("a.parquet", "no", "is not parquet"),
@@ -125,14 +127,13 @@ def test_every_bad_path_of_a_list_is_reported(tmp_path: Path) -> None:
     assert fields == ["dataset.eval.0", "dataset.eval.2", "dataset.eval.3"]
 
 
-def test_glance_reads_only_the_first_rows_of_jsonl(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", '{"a": 1}\n\n{"b": 2}\nnot json\n  \n{"c": 3}')
-    (file,) = find_files([str(path)], "dataset.train")
-    seen = glance(file, 2)
-    assert (seen.columns, seen.count) == ({"a", "b"}, 4)
-    assert seen.sample == ({"a": 1}, {"b": 2})
+def test_a_preview_reads_only_the_first_rows_of_jsonl(tmp_path: Path) -> None:
+    text = '{"a": 1}\n' * PREVIEW_ROWS + 'not json\n  \n{"c": 3}'
+    (file,) = find_files([str(write(tmp_path / "a.jsonl", text))], "dataset.train")
+    first, count, columns = preview_file(file)
+    assert (len(first), count, columns) == (PREVIEW_ROWS, PREVIEW_ROWS + 2, {"a"})
 
 
-def test_glance_counts_csv_records_not_lines(tmp_path: Path) -> None:
+def test_a_preview_counts_csv_records_not_lines(tmp_path: Path) -> None:
     (file,) = find_files([str(write(tmp_path / "a.csv", CSV))], "dataset.train")
-    assert glance(file, 1).count == 2
+    assert preview_file(file)[1] == 2

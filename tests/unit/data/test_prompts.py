@@ -79,14 +79,14 @@ def test_keys_without_value_leave_messages() -> None:
 )
 def test_ill_formed_prompt_columns_name_the_row(prompt, expected) -> None:
     problem = problem_of({"prompt": prompt})
-    assert problem.message.startswith("training row 7")
-    assert expected in problem.message
+    assert problem.seen.startswith("training row 7")
+    assert expected in problem.seen
 
 
 def test_rows_without_prompt_are_told_which_template_to_write() -> None:
     problem = problem_of({"problem": "x", "answer": "y"})
     assert problem.path == "dataset.prompt.user"
-    assert "`problem`, `answer`" in problem.message
+    assert "`problem`, `answer`" in problem.seen
     assert problem.fix == 'set dataset.prompt.user: "{{ problem }}"'
 
 
@@ -102,18 +102,18 @@ def test_plain_text_takes_no_system_message() -> None:
 @pytest.mark.parametrize("user", ["", "  ", "{% if false %}x{% endif %}"])
 def test_empty_templates_are_refused(user) -> None:
     problem = problem_of(ROW, user=user)
-    assert (problem.path, "empty" in problem.message) == ("dataset.prompt.user", True)
+    assert (problem.path, "empty" in problem.seen) == ("dataset.prompt.user", True)
 
 
 def test_a_misspelt_column_is_suggested() -> None:
     problem = problem_of(ROW, user="{{ qestion }}")
-    assert "`qestion` is not a column" in problem.message
+    assert "`qestion` is not a column" in problem.seen
     assert problem.fix == "write `question`"
 
 
 def test_an_empty_value_is_never_printed_as_the_word_none() -> None:
     problem = problem_of(ROW, user="{{ question }} {{ hint }}")
-    assert "training row 7" in problem.message
+    assert "training row 7" in problem.seen
     assert '{{ hint or "" }}' in problem.fix
     assert render(ROW, "text", user='{{ question }}{{ hint or "" }}') == "1 + 1"
 
@@ -161,7 +161,7 @@ def test_a_syntax_error_has_its_line(text, line) -> None:
         template_columns(text, "dataset.prompt.system")
     (problem,) = error.value.problems
     assert problem.path == "dataset.prompt.system"
-    assert f"line {line} of the template" in problem.message
+    assert f"line {line} of the template" in problem.seen
 
 
 def test_randomness_is_not_to_be_had() -> None:

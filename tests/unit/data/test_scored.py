@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("datasets")
 
 from grpo_cli.data.build import build_datasets
-from grpo_cli.data.preview import preview
+from grpo_cli.data.sources import preview
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.recipe import Recipe
 
@@ -117,7 +117,7 @@ def test_what_cannot_be_used_is_said_by_building_and_by_looking(scored, keys, pa
     for problems in (error.value.problems, preview(made.dataset, made.seed).problems):
         (problem,) = problems
         assert problem.path == path
-        assert said in problem.message
+        assert said in problem.seen
 
 
 def test_a_look_counts_the_prompts_that_training_will_have(scored):
@@ -132,9 +132,9 @@ def test_a_look_counts_the_prompts_that_training_will_have(scored):
 
 
 def test_files_and_the_hub_are_named_in_one_way_at_a_time(scored, section):
-    with pytest.raises(ValueError, match=r"nothing does"):
+    with pytest.raises(ValueError, match=r"it has none"):
         section(kind="scored")
-    with pytest.raises(ValueError, match=r"`train` and `path` both do"):
+    with pytest.raises(ValueError, match=r"it has `train` and `path`"):
         section(kind="scored", train="a.jsonl", path="org/data")
     hub = section(kind="scored", path="org/data", eval_split="test").source
     assert (hub.kind, hub.path, hub.split, hub.eval_split) == ("hub", "org/data", "train", "test")

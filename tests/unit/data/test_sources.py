@@ -5,7 +5,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from grpo_cli.data.sources import held_out_count, hold_out, read_rows
+from grpo_cli.data.columns import extract_columns
+from grpo_cli.data.sources import held_out_count, hold_out, preview, read_rows
 from grpo_cli.errors import RecipeError, SetupError
 
 
@@ -128,7 +129,7 @@ def test_hub_splits_are_read_and_limited(section, repository) -> None:
 def test_a_wrong_split_or_subset_is_named(section, repository, keys, path, expected) -> None:
     problem = problem_of(section(kind="hub", path=repository, **keys))
     assert problem.path == path
-    assert expected in problem.message
+    assert expected in problem.seen
 
 
 @pytest.mark.parametrize(
@@ -164,3 +165,23 @@ def test_a_bug_keeps_its_traceback(section, monkeypatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(ValueError, match="something else"):
         read_rows(section(kind="hub", path="a/b"), 0)
+
+
+def test_messages_count_rows_from_1_and_name_their_file(section, tmp_path) -> None:
+    for name, answers in (("a.jsonl", ["1", "2"]), ("b.jsonl", ["3", "no digit"])):
+        rows = [{"question": "q", "answer": answer} for answer in answers]
+        (tmp_path / name).write_text("\n".join(json.dumps(row) for row in rows))
+    paths = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    dataset = section(kind="files", train=paths, columns={"n": {"from": "answer", "regex": r"\d"}})
+    source = read_rows(dataset, 0)
+    assert source.train_names(0) == "row 1 of a.jsonl"
+    with pytest.raises(RecipeError, match=r"the first is row 2 of b\.jsonl: 'no digit'"):
+        extract_columns(source.train, dataset.columns, source.train_names)
+    assert read_rows(section(kind="inline", rows=[{"a": 1}]), 0).train_names(0) == "training row 1"
+
+
+def test_empty_values_are_counted_by_column(section, tmp_path) -> None:
+    rows = [{"question": "q", "answer": answer} for answer in ("1", "", None, "4")]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    seen = preview(section(kind="files", train=str(tmp_path / "a.jsonl")), 0).train
+    assert (seen.empty["answer"], seen.empty["question"], seen.looked_at) == ([1, 2], [], 4)

@@ -86,13 +86,13 @@ def test_too_few_questions_are_counted_and_said(section, monkeypatch, sizes, fie
         draw(section, **sizes)
     (problem,) = error.value.problems
     assert problem.path == field
-    assert "asks only 4 distinct questions" in problem.message
+    assert "asks only 4 distinct questions" in problem.seen
 
 
 def test_a_task_that_refuses_its_parameters_is_quoted(section) -> None:
     with pytest.raises(RecipeError) as error:
         draw(section, params={"min_terms": 9, "max_terms": 2})
-    assert "max_terms must be >= min_terms" in error.value.problems[0].message
+    assert "max_terms must be >= min_terms" in error.value.problems[0].seen
 
 
 def test_nothing_a_task_prints_reaches_stdout(section, capsys, monkeypatch) -> None:

@@ -4,13 +4,11 @@ import json
 
 import pytest
 
-from grpo_cli.analysis.metrics import Metric
+from grpo_cli.analysis.metrics import Metric, primary_metric, say_difference
 from grpo_cli.analysis.samples import ScoredCompletion
-from grpo_cli.analysis.sentences import primary_metric, say_difference
-from grpo_cli.cli.eval_view import print_result
+from grpo_cli.cli.eval import print_result
 from grpo_cli.errors import UsageError
-from grpo_cli.eval.chunks import Chunk
-from grpo_cli.eval.folder import EvalFolder
+from grpo_cli.eval.folder import Chunk, EvalFolder
 from grpo_cli.eval.result import falls_short, read_measured, read_result
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores
@@ -153,7 +151,7 @@ def test_a_reward_says_that_it_judges_answers_or_its_scores_do():
 
 def test_the_rate_leaves_out_the_first_batch_of_each_process_unless_there_is_no_other(tmp_path):
     folder = EvalFolder(tmp_path)
-    folder.samples.path.mkdir()
+    folder.samples.mkdir()
     number = 0
     for rank in (0, 1):
         for seconds, warms_up in ((10.0, True), (2.0, False)):
@@ -161,7 +159,7 @@ def test_the_rate_leaves_out_the_first_batch_of_each_process_unless_there_is_no_
                 number, number, "q", "a", 100, False, {"m": 1.0}, {}, [], {}, 1.0
             )
             chunk = Chunk(number, (number,), 1)
-            folder.samples.append("final", rank, chunk, seconds, [one], warms_up=warms_up)
+            folder.append("final", rank, chunk, seconds, [one], warms_up=warms_up)
             if number == 0:
                 alone = read_measured(folder, "final", ())
                 assert (alone.tokens_per_s, alone.warm_up_included) == (10.0, True)

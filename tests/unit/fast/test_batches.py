@@ -1,14 +1,14 @@
 """Micro-batches made anew: which rows can stand together, and which are left out."""
 
-from functools import partial
-
 import torch
 
 from grpo_cli.fast import batches
 from grpo_cli.fast.batches import can_repack, has_signal
-from grpo_cli.fast.packing import Cut
 
-make_micro_batches = partial(batches.make_micro_batches, cut=Cut())
+
+def make_micro_batches(window, *, trim=True, **options):
+    on_host = batches.read_window(window)
+    return batches.make_micro_batches(window, on_host, trim=trim, **options)
 
 
 def rows(advantages, lengths, **more):
@@ -88,10 +88,10 @@ def test_padding_that_stays_counts_for_the_budget():
     window = [rows([1.0] * 4, [1, 1, 1, 1])]
     window[0]["prompt_mask"][:, 0] = 0
     sizes = {}
-    for cut in (Cut(), Cut(front=False), Cut(widest=5), Cut(widest=4), Cut(front=False, widest=0)):
-        made = batches.make_micro_batches(
-            window, loss_type="dapo", leave_out=True, share=False, budget=8, cut=cut
+    for trim in (True, False):
+        made = make_micro_batches(
+            window, loss_type="dapo", leave_out=True, share=False, budget=8, trim=trim
         )
-        sizes[cut] = sorted(batch.size for batch in made)
-    # A row is read as 1 + 1, 2 + 1, 1 + 1, 1 + 3 and 2 + 3 tokens.
-    assert list(sizes.values()) == [[4], [2, 2], [4], [2, 2], [1, 1, 1, 1]]
+        sizes[trim] = sorted(batch.size for batch in made)
+    # A row is read as 1 + 1 or 2 + 3 tokens.
+    assert sizes == {True: [4], False: [1, 1, 1, 1]}

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_cli.fast.packing import pack_groups, pack_padded
+from grpo_cli.fast.batches import pack_groups, pack_padded
 
 GROUPS = st.lists(
     st.tuples(st.integers(1, 50), st.lists(st.integers(1, 60), min_size=1, max_size=8)),

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from grpo_cli.errors import SetupError
-from grpo_cli.launch.check_server import check_server
+from grpo_cli.launch.server_process import check_server
 
 MODELS = {"data": [{"id": "m"}]}
 SUITS = {
@@ -46,8 +46,16 @@ def serve():
         server.server_close()
 
 
-def look(address, *, by_nccl=True, model="m"):
-    return check_server(address, "THE COMMAND", model=model, by_nccl=by_nccl, wait_s=0, tell=str)
+def look(address, *, by_nccl=True, model="m", lora_rank=None):
+    return check_server(
+        address,
+        "THE COMMAND",
+        model=model,
+        by_nccl=by_nccl,
+        lora_rank=lora_rank,
+        wait_s=0,
+        tell=str,
+    )
 
 
 def answers_of(info, models=None):
@@ -80,8 +88,18 @@ def test_what_is_doubtful_is_said(serve):
     config = {"model_config": {"model": "other", "logprobs_mode": "raw_logprobs"}}
     address = serve(answers_of({"vllm_config": {**SUITS["vllm_config"], **config}}))
     first, second = look(address)
-    assert "tells raw_logprobs" in first
+    assert "returns raw_logprobs" in first
     assert "began with other, and training begins with m" in second
+
+
+@pytest.mark.parametrize(
+    ("lora", "doubts"), [(None, 1), ({"max_lora_rank": 8}, 1), ({"max_lora_rank": 16}, 0)]
+)
+def test_a_server_that_takes_no_adapters_is_said(serve, lora, doubts):
+    address = serve(answers_of({"vllm_config": {**SUITS["vllm_config"], "lora_config": lora}}))
+    found = look(address, lora_rank=16)
+    assert len(found) == doubts
+    assert all("takes no adapters of rank 16" in doubt for doubt in found)
 
 
 def test_strange_settings_are_no_traceback(serve):

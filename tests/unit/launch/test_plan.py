@@ -1,4 +1,3 @@
-import json
 import os
 import sys
 from pathlib import Path
@@ -6,9 +5,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from grpo_cli.launch.cpu_environment import set_thread_env
-from grpo_cli.launch.plan import plan_launch
-from grpo_cli.launch.server_location import ServerLocation
+from grpo_cli.launch.plan import plan_launch, set_thread_env
+from grpo_cli.launch.server_plan import ServerLocation
 from grpo_cli.machine import Hardware, count_gpus, resolve_num_processes
 from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import GOOD, write_recipe
@@ -29,7 +27,7 @@ def plan(tmp_path, launch="", hardware=CPU):
 
 def test_one_process_is_started_without_a_launcher(tmp_path):
     planned = plan(tmp_path)
-    assert planned.argv == (sys.executable, "-P", "-m", "grpo_cli.train.worker", str(RUN))
+    assert planned.argv == (sys.executable, "-P", "-m", "grpo_cli.training.worker", str(RUN))
     assert (planned.strategy, planned.device, planned.num_processes) == ("single", "cpu", 1)
     assert planned.environment["OMP_NUM_THREADS"] == "8"
 
@@ -40,7 +38,7 @@ def test_several_processes_go_through_accelerate(tmp_path):
     assert f"-m accelerate.commands.launch --config_file {RUN}/launch/accelerate.yaml" in line
     assert planned.accelerate["num_processes"] == 2
     assert planned.accelerate["main_process_port"] == 0
-    assert line.endswith(f"-m grpo_cli.train.worker {RUN}")
+    assert line.endswith(f"-m grpo_cli.training.worker {RUN}")
     assert planned.environment["OMP_NUM_THREADS"] == "4"
 
 
@@ -71,60 +69,12 @@ def test_a_process_of_ours_computes_as_a_worker_would(monkeypatch, present, foun
     assert environment == found
 
 
-def test_auto_takes_every_visible_gpu(tmp_path):
-    planned = plan(tmp_path, hardware=FOUR_GPUS)
-    assert (planned.num_processes, planned.device, planned.strategy) == (4, "cuda", "ddp")
-    assert "MALLOC_TRIM_THRESHOLD_" not in planned.environment
-
-
-def test_the_cpu_can_be_asked_for_beside_gpus(tmp_path):
-    planned = plan(tmp_path, "{use_cpu: true}", FOUR_GPUS)
-    assert (planned.num_processes, planned.device) == (1, "cpu")
-    assert planned.environment["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def test_several_machines_meet_at_the_first(tmp_path):
-    launch = (
-        "{num_machines: 2, machine_rank: 1, main_process_ip: 10.0.0.1, main_process_port: 29500}"
-    )
-    config = plan(tmp_path, launch, FOUR_GPUS).accelerate
-    assert (config["num_processes"], config["num_machines"], config["machine_rank"]) == (8, 2, 1)
-    assert (config["main_process_ip"], config["main_process_port"]) == ("10.0.0.1", 29500)
-
-
 def test_a_config_of_ones_own_is_taken_and_the_world_is_still_ours(tmp_path):
     planned = plan(tmp_path, "{accelerate_config: mine.yaml, num_processes: 2}")
     assert (planned.strategy, planned.accelerate) == ("custom", None)
     line = planned.command_line()
     assert f"--config_file {tmp_path}/mine.yaml --log_dir " in line
     assert " --num_processes 2 --num_machines 1" in line
-
-
-GOLDEN = Path(__file__).parent / "plans.json"
-LAUNCHES = {
-    "one GPU": ("", Hardware(gpus=1, cpus=8)),
-    "ddp": ("", FOUR_GPUS),
-    "ddp on a CPU": ("{num_processes: 2}", CPU),
-    "fsdp2": ("{strategy: fsdp2}", FOUR_GPUS),
-    "zero2": ("{strategy: zero2}", FOUR_GPUS),
-    "zero3": ("{strategy: zero3}", FOUR_GPUS),
-    "two machines": (
-        "{strategy: fsdp2, num_machines: 2, machine_rank: 1, main_process_ip: 10.0.0.1, "
-        "main_process_port: 29500}",
-        FOUR_GPUS,
-    ),
-}
-
-
-def test_plans_are_what_they_were(tmp_path):
-    """Written anew by `GRPO_GOLDEN=1`; the difference is for a reader to judge."""
-    found = {}
-    for name, (launch, hardware) in LAUNCHES.items():
-        told = plan(tmp_path, launch, hardware).as_json()
-        found[name] = {**told, "argv": ["python", *told["argv"][1:]]}
-    if os.environ.get("GRPO_GOLDEN") == "1":
-        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
-    assert found == json.loads(GOLDEN.read_text())
 
 
 NO_GPU_HIDDEN = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -215,15 +165,6 @@ def test_a_managed_server_has_gpus_of_its_own(tmp_path):
     ):
         assert flag in line
     assert "--gpu-memory-utilization" not in line
-
-
-@pytest.mark.parametrize("launch", ["{num_processes: 1}", "{strategy: single, num_processes: 1}"])
-def test_a_single_process_sees_one_gpu(tmp_path, launch):
-    seen = Hardware(gpus=2, cpus=32, names=("GPU-a", "GPU-b"))
-    assert plan(tmp_path, launch, seen).environment["CUDA_VISIBLE_DEVICES"] == "GPU-a"
-    assert "CUDA_VISIBLE_DEVICES" not in plan(tmp_path, "{num_processes: 2}", seen).environment
-    alone = Hardware(gpus=1, cpus=32)
-    assert "CUDA_VISIBLE_DEVICES" not in plan(tmp_path, launch, alone).environment
 
 
 def test_the_devices_of_a_plan_win_over_those_that_were_visible(tmp_path):

@@ -2,7 +2,7 @@
 
 import sys
 
-from grpo_cli.launch.server_process import find_vllm
+from grpo_cli.launch.server_plan import find_vllm
 
 
 def install(folder, name):

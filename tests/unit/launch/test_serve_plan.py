@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from grpo_cli.launch.serve_plan import find_served, plan_server
-from grpo_cli.launch.server_plan import VLLM_SERVE
+from grpo_cli.launch.server_plan import VLLM_SERVE, find_served, plan_server
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
 

@@ -8,10 +8,9 @@ import time
 
 import pytest
 
-from grpo_cli.launch import server_watch
-from grpo_cli.launch.plan import ManagedServer
-from grpo_cli.launch.server_process import answers, ask
-from grpo_cli.launch.server_watch import watched
+from grpo_cli.launch import server_process
+from grpo_cli.launch.server_plan import ManagedServer
+from grpo_cli.launch.server_process import answers, ask, watched
 from grpo_cli.machine import pick_free_port
 
 SERVER = """\
@@ -22,7 +21,7 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 print("hello from", os.getpid(), flush=True)
 if (folder / "broken").exists():
-    sys.exit("no room for the keys")
+    sys.exit((folder / "broken").read_text() + "\\n  no trace of it here" * 20)
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -71,8 +70,8 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path, monkeypatch):
-    monkeypatch.setattr(server_watch, "_EVERY_S", 0.1)
-    monkeypatch.setattr(server_watch, "_SICK_S", {"gone": 0.5, "silent": 0.5})
+    monkeypatch.setattr(server_process, "_HEALTH_INTERVAL_S", 0.1)
+    monkeypatch.setattr(server_process, "_UNHEALTHY_S", {"gone": 0.5, "silent": 0.5})
     return Stage(tmp_path, max_restarts=1)
 
 
@@ -132,9 +131,20 @@ def test_one_that_no_longer_answers_counts_as_dead(stage):
         assert is_gone(first)
 
 
-def test_one_that_never_answers_ends_the_run_with_its_last_words(stage):
-    (stage.folder / "broken").touch()
+@pytest.mark.parametrize(
+    ("last_words", "fix"),
+    [
+        ("no room for the keys", "Fix: see "),
+        (
+            "GPT2LMHeadModel does not support LoRA yet.",
+            "Fix: set `generation.vllm.enable_lora: false`",
+        ),
+    ],
+)
+def test_one_that_never_answers_ends_the_run_with_its_last_words(stage, last_words, fix):
+    (stage.folder / "broken").write_text(last_words)
     with stage.watched() as watch:
         reason = stage.look_until(watch, lambda: False)
     assert "before it answered" in reason
-    assert "no room for the keys" in reason
+    assert "no trace of it here" in reason
+    assert fix in reason

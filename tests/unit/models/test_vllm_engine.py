@@ -6,9 +6,15 @@ import pytest
 import requests
 
 from grpo_cli.launch.server_plan import plan_training_server
-from grpo_cli.models.vllm_engine import AUTOMATIC, engine_settings, model_length, pick_dtype
+from grpo_cli.models.vllm_engine import (
+    AUTOMATIC,
+    adapter_rank,
+    engine_settings,
+    model_length,
+    pick_dtype,
+)
 from grpo_cli.recipe.loading import load_recipe
-from grpo_cli.train.vllm_generation import RunClient
+from grpo_cli.training.vllm_generation import RunClient
 from tests.recipe_texts import write_recipe
 
 VLLM = "generation.backend=vllm"
@@ -72,6 +78,40 @@ def test_vllm_holds_the_lengths_of_the_recipe_and_not_all_that_the_model_could(
     ).argv
     told = argv[argv.index("--max-model-len") + 1]
     assert told == ("auto" if length == AUTOMATIC else str(length))
+
+
+SERVER = "generation.vllm.mode=server"
+
+
+@pytest.mark.parametrize(
+    ("flags", "rank"),
+    [
+        (["model.lora={r: 16}"], 16),
+        (["model.lora={r: 300, use_rslora: true}"], 320),
+        (["model.lora={target_modules: [q_proj, v_proj]}"], 16),
+        (["model.lora={target_modules: '.*q_proj'}", SERVER], 16),
+        ([], None),
+        (["model.lora={}", "generation.vllm.enable_lora=false"], None),
+        (["model.lora={use_dora: true}"], None),
+        (["model.lora={modules_to_save: [lm_head]}"], None),
+        (["model.lora={target_modules: [q_proj, embed_tokens]}"], None),
+        (["model.lora={target_modules: '.*'}"], None),
+        (["model.lora={r: 600}"], None),
+        (["model.lora={}", "generation.vllm.enable_sleep_mode=true"], None),
+        (["model.lora={}", SERVER, "training.mode=async"], None),
+        (["model.lora={}", SERVER, "model.dtype=float32", "training.bf16=false"], None),
+    ],
+)
+def test_vllm_gets_an_adapter_if_it_can_sample_with_it(tmp_path, flags, rank):
+    found = recipe(tmp_path, *flags)
+    assert adapter_rank(found, "cuda") == rank
+    plan = plan_training_server(
+        found, ("vllm", "serve"), "m", host="127.0.0.1", port=1, device="cuda"
+    )
+    line = plan.command_line()
+    assert ("--enable-lora" in line) == (rank is not None)
+    assert ("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in line) == (rank is not None)
+    assert (f"--max-lora-rank {rank}" in line) == (rank is not None)
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):

@@ -1,6 +1,6 @@
 """What a recipe chooses, beside the defaults."""
 
-from grpo_cli.recipe.choices import list_choices
+from grpo_cli.recipe.comparison import list_choices
 from grpo_cli.recipe.recipe import Recipe
 from tests.run_folders import PLAIN
 

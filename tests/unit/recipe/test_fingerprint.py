@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_cli.recipe.fingerprint import fingerprint_settings, list_training_differences
+from grpo_cli.recipe.comparison import fingerprint_settings, list_training_differences
 from grpo_cli.recipe.recipe import Recipe
 from tests.run_folders import PLAIN
 

@@ -4,7 +4,7 @@ import pytest
 
 from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.generation import GenerationConfig, VllmConfig
-from grpo_cli.recipe.logging import LoggingConfig
+from grpo_cli.recipe.recipe import LoggingConfig
 from grpo_cli.recipe.training import TrainingConfig
 
 OPEN = {
@@ -25,7 +25,7 @@ OURS = {
         "asynchronous",
         "fast",
     ),
-    *("managed", "base_url", "max_restarts", "server_args"),
+    *("managed", "base_url", "enable_lora", "max_restarts", "server_args"),
 }
 
 

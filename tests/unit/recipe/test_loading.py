@@ -100,7 +100,7 @@ def test_hub_ids_stay_as_they_are(tmp_path):
 def test_no_line_of_an_override_is_dropped(tmp_path):
     path = write_recipe(tmp_path)
     (said,) = messages(path, ["description=one\nseed: 3"])
-    assert "has a line that does not belong to the value" in said
+    assert "is not valid YAML" in said
     assert load_recipe(path, ['description="one\\nseed: 3"']).description == "one\nseed: 3"
 
 
@@ -177,12 +177,6 @@ def test_diamonds_of_parents_are_read_once(tmp_path):
     for i in range(30):
         write_recipe(tmp_path, f"extends: [f{i + 1}.yaml, f{i + 1}.yaml]\n", f"f{i}.yaml")
     assert load_recipe(tmp_path / "f0.yaml").name == "good"
-
-
-def test_a_chain_of_parents_has_an_end(tmp_path):
-    for i in range(300):
-        write_recipe(tmp_path, f"extends: f{i + 1}.yaml\n", f"f{i}.yaml")
-    assert "more than 100 files build on each other" in messages(tmp_path / "f0.yaml")[0]
 
 
 def test_a_loop_of_links_is_refused(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from grpo_cli.recipe.expect import ExpectConfig
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.recipe.writing import write_expect, write_yaml
+from grpo_cli.recipe.yaml_tree import write_expect, write_yaml
 
 TRICKY = ["no", "1e-6", "~", "a: b", "# no comment", "two\nlines\n", "\ttab", " x ", "é \u2028 x"]
 

@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from grpo_cli.analysis.ranking import RankedGroup, write_ranked
+from grpo_cli.analysis.metrics import RankedGroup, write_ranked
 from grpo_cli.errors import UsageError
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.report.comparison import compare_runs
+from grpo_cli.report.comparison import compare_runs, find_trends, read_runs
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.run import Run
 from tests.run_folders import PLAIN, make_finished_run, write_samples
 
 SCORED = {
@@ -19,7 +20,7 @@ SCORED = {
 
 
 def compare(*runs):
-    return compare_runs(runs)
+    return compare_runs(read_runs(runs))
 
 
 def with_recipe(run, **changes):
@@ -33,7 +34,7 @@ def test_settings_that_differ_stand_side_by_side(tmp_path):
         make_finished_run(tmp_path, seed=2, training={"max_steps": 40, "learning_rate": 1e-4}),
         make_finished_run(tmp_path, seed=3),
     ]
-    found = {row.path: row.values for row in compare(*runs).settings}
+    found = compare(*runs).settings
     assert found.pop("seed") == (1, 2, 3)
     (before, changed, same) = found.pop("training.learning_rate")
     assert (changed, before) == (1e-4, same)
@@ -42,7 +43,7 @@ def test_settings_that_differ_stand_side_by_side(tmp_path):
 
 def test_trends_are_means_and_the_best_is_the_first_of_equals(tmp_path):
     rewards = [0.0] * 5 + [1.0] * 9 + [0.5] * 36
-    trend = compare(make_finished_run(tmp_path, rewards=rewards)).runs[0].trends["reward"]
+    trend = find_trends(Run(make_finished_run(tmp_path, rewards=rewards)))["reward"]
     assert (trend.first, trend.last, trend.width) == (0.0, 0.5, 5)
     assert (trend.best, trend.best_step) == (1.0, 10)
 
@@ -53,7 +54,7 @@ def test_what_the_first_steps_move_begins_with_the_first_record(tmp_path):
         record = {"event": "train", "step": step, "entropy": 6.0 if step == 1 else 0.1}
         times = {"step_time": 9.0, "time/sampling": 5.0}
         append_record(run.metrics, {**record, **times, "completions/mean_length": float(step)})
-    trends = compare(run).runs[0].trends
+    trends = find_trends(Run(run))
     assert (trends["step_time"].last, trends["time/sampling"].last) == (9.0, 5.0)
     assert "time/learning" not in trends
     assert (trends["entropy"].first, trends["entropy"].last) == (6.0, pytest.approx(0.1))
@@ -143,8 +144,8 @@ def _ask_others(run: RunFolder) -> None:
     ("change", "reason"),
     [
         (_leave, "sums/seed-2 has no held-out measurement after training"),
-        (_break, "after.jsonl is damaged, or of another version"),
-        (_empty, "after.jsonl is empty"),
+        (_break, "after.jsonl holds no samples that can be read"),
+        (_empty, "after.jsonl holds no samples that can be read"),
         (_ask_others, "measured on other prompts (1 and 1 prompts, none the same)"),
     ],
 )
@@ -155,6 +156,7 @@ def test_what_cannot_be_paired_says_why(tmp_path, change, reason):
     found = compare(base, other)
     assert reason in found.held_out[0].reason
     assert (found.held_out[0].verdict, found.held_out[0].differences) == (None, {})
+    assert bool(found.held_out[0].only_run) == (change is _ask_others)
     json.dumps(found.as_json())
 
 
@@ -176,7 +178,7 @@ def test_a_damaged_record_is_passed_over(tmp_path):
     append_record(
         run.metrics, {"event": "train", "step": 2, "reward": "much", "rewards/x/mean": []}
     )
-    assert compare(run).runs[0].trends["reward"].last == 0.5
+    assert find_trends(Run(run))["reward"].last == 0.5
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):

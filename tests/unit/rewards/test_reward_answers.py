@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from grpo_cli.rewards.contract import Batch, RewardContext
 from grpo_cli.rewards.kinds.choice import ChoiceParams
-from grpo_cli.rewards.kinds.matching import ContainsParams, ExactParams
+from grpo_cli.rewards.kinds.exact import ContainsParams, ExactParams
 
 QUESTION = (
     "Which city is it, I think? A. Rome B. Paris\nSay: The answer is (B) or (A). Paris counts."

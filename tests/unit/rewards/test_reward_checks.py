@@ -22,7 +22,7 @@ def check(tmp_path):
     (tmp_path / "tiny" / "tokenizer.json").touch()
     (tmp_path / "tiny" / "chat_template.jinja").write_text("{{ messages }}")
 
-    def run(rewards, rows, **dataset):
+    def run(rewards, rows, overrides=(), **dataset):
         recipe = yaml.safe_load(GOOD)
         rows = [{"question": f"question {at}", **row} for at, row in enumerate(rows)]
         recipe["dataset"] |= {"rows": rows, **dataset}
@@ -61,16 +61,17 @@ def test_golds_and_tests_of_the_first_rows_are_read(check, reward, good, bad, pa
     assert check(reward, [good] * 4) == []
     (problem,) = check(reward, [bad] * 4)
     assert (problem.level, problem.path) == ("error", f"rewards.0.{path}")
-    assert "(row 1; so it is in all 4 rows looked at)" in problem.message
+    assert "(row 1; so it is in all 4 rows looked at)" in problem.seen
     assert problem.location is not None
     (problem,) = check(reward, [good, good, bad, good])
-    assert (problem.level, problem.path) == ("warning", f"rewards.0.{path}")
-    assert "(row 3; so it is in 1 of the 4 rows looked at)" in problem.message
+    level = "error" if reward["kind"] == "code" else "warning"
+    assert (problem.level, problem.path) == (level, f"rewards.0.{path}")
+    assert "(row 3; so it is in 1 of the 4 rows looked at)" in problem.seen
 
 
 def test_a_gold_that_cannot_be_read_is_shown_with_the_edit(check):
     (problem,) = check({"kind": "math", "answer": "answer"}, [{"answer": SOLUTION}] * 4)
-    assert "the gold cannot be read, so the reward gives no score: 'Natalia sold" in problem.message
+    assert "the gold cannot be read, so the reward gives no score: 'Natalia sold" in problem.seen
     assert r"`answer: {from: answer, regex: '####\s*(.+)$'}`" in problem.fix
 
 
@@ -81,7 +82,7 @@ def test_only_rows_that_the_reward_applies_to_are_looked_at(check):
     everywhere = {"kind": "length", "target": 5}
     assert check([{"kind": "math", "when": "task == 'math'"}, everywhere], rows) == []
     (problem,) = check([{"kind": "math", "when": "task == 'chat'"}, everywhere], rows)
-    assert "(row 1; so it is in all 2 rows looked at)" in problem.message
+    assert "(row 1; so it is in all 2 rows looked at)" in problem.seen
 
 
 def test_a_row_without_tests_is_no_fault(check):
@@ -93,7 +94,7 @@ def test_rows_are_counted_in_the_data_where_some_are_dropped(check):
     columns = {"gold": {"from": "answer", "regex": "so (.*)", "on_no_match": "drop"}}
     rows = [{"answer": text} for text in ("?", "so 5", f"so {SOLUTION}", "so 6", "so 7")]
     (problem,) = check({"kind": "math", "answer": "gold"}, rows, columns=columns)
-    assert "(row 3; so it is in 1 of the 4 rows looked at)" in problem.message
+    assert "(row 3; so it is in 1 of the 4 rows looked at)" in problem.seen
 
 
 def test_a_condition_may_read_the_rows_number(check):
@@ -131,7 +132,7 @@ def test_columns_that_no_expression_can_name_are_to_be_renamed(check, when):
     assert problem.path == "rewards.0.when"
     name = next(name for name in rows[0] if name in when and name != "answer")
     proper = {"my-task": "my_task", "2nd": "_2nd", "a b": "a_b"}[name]
-    assert f"cannot name the column `{name}`" in problem.message
+    assert f"cannot name the column `{name}`" in problem.seen
     assert f"under `dataset.columns` (`{proper}: {name}`), and write `{proper}`" in problem.fix
     mended = {"kind": "math", "when": f"{proper} is defined"}
     assert check(mended, rows, columns={proper: name}) == []
@@ -141,7 +142,7 @@ def test_a_single_equals_sign_is_mended(check):
     (problem,) = check(
         {"kind": "math", "when": "task = 'math'"}, [{"answer": "5", "task": "math"}] * 4
     )
-    assert "`=` sets a value" in problem.message
+    assert "`=` sets a value" in problem.seen
     assert problem.fix == "use `==` to compare: when: task == 'math'"
 
 
@@ -161,9 +162,113 @@ def test_reading_golds_imports_no_mathematics(tmp_path):
 
 
 def test_answers_are_counted_in_one_spelling():
-    from grpo_cli.rewards.reading.extraction import canonical_answer
+    from grpo_cli.rewards.answers import canonical_answer
 
     told = {canonical_answer(text, ("last_number",)) for text in ("so 1,000", "= 1000.0", "1000")}
     assert told == {"1000"}
     assert canonical_answer("<answer> New  York </answer>", ("answer_tag",)) == "new york"
     assert canonical_answer("no number", ("last_number",)) is None
+
+
+@pytest.mark.parametrize("secret", ["sk-proj-0123456789", "gsk_aB3dE6gH9jK2mN5pQ8sT1vW4", "12 ab"])
+def test_a_key_in_place_of_its_variables_name_is_never_shown(check, secret):
+    reward = {"kind": "judge", "model": "m", "rubric": "r", "api_key_env": secret}
+    (problem,) = check(reward, [{"answer": "72"}] * 4)
+    assert problem.path == "rewards.0.api_key_env"
+    assert "export OPENAI_API_KEY=…" in problem.fix
+    assert secret not in json.dumps(problem.as_json())
+
+
+@pytest.mark.parametrize(
+    ("reward", "rows", "level", "path", "seen", "fix"),
+    [
+        (
+            {"kind": "length", "target": 20, "clip": [0, 1]},
+            [{}],
+            "error",
+            "clip",
+            "with `clip: [0.0, 1.0]` every score is 0",
+            "choose bounds within that range",
+        ),
+        (
+            {"kind": "exact", "clip": [1, 2]},
+            [{"answer": "x"}],
+            "error",
+            "clip",
+            "(`exact` gives 0 to 1)",
+            "or remove `clip`",
+        ),
+        (
+            {"kind": "length", "target": 20, "max_penalty": 1},
+            [{}],
+            "warning",
+            "max_penalty",
+            "so every length but 20 scores -1",
+            "write `scale: 0.05`",
+        ),
+        (
+            {"kind": "length", "target": 5000, "unit": "words"},
+            [{}],
+            "error",
+            "target",
+            "5000 words are more than a completion can have",
+            "write at most 8",
+        ),
+        (
+            {"kind": "soft_overlong", "max_length": 4000, "cache": 100},
+            [{}],
+            "error",
+            "max_length",
+            "before the punishment begins (4000 - 100 = 3900 tokens)",
+            "remove `max_length`",
+        ),
+        (
+            {"kind": "regex", "pattern": "\bso\b"},
+            [{}],
+            "warning",
+            "pattern",
+            "holds a backspace",
+            "in single quotes",
+        ),
+        (
+            {"kind": "regex", "pattern": ".*"},
+            [{}],
+            "warning",
+            "pattern",
+            "matches every text",
+            "(`+` for `*`)",
+        ),
+        (
+            {"kind": "choice"},
+            [{"answer": 1}, {"answer": 4}, {"answer": 2}, {"answer": 3}],
+            "error",
+            "first_index",
+            "the gold 4 is no choice of ABCD counted from 0",
+            "set `first_index: 1`",
+        ),
+        (
+            {"kind": "choice", "first_index": 1},
+            [{"answer": 1}, {"answer": 0}],
+            "error",
+            "first_index",
+            "the gold 0 is no choice of ABCD counted from 1",
+            "set `first_index: 0`",
+        ),
+        (
+            {"kind": "code"},
+            [{"tests": "assert f(1) == 1"}, {"tests": "assert f(1) ="}],
+            "error",
+            "tests",
+            "(row 2; so it is in ",
+            "correct these tests",
+        ),
+    ],
+)
+def test_common_mistakes_are_named_with_their_place_and_fix(
+    check, reward, rows, level, path, seen, fix
+):
+    (problem,) = check(reward, rows * (4 // len(rows)))
+    assert (problem.level, problem.path) == (level, f"rewards.0.{path}")
+    assert seen in problem.seen
+    assert fix in problem.fix
+    assert problem.location is not None

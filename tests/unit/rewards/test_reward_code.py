@@ -165,6 +165,24 @@ def test_malformed_tests_are_errors(cell):
         score(DOUBLE, cell)
 
 
+@pytest.mark.parametrize(
+    ("cell", "seen"),
+    [
+        (str(CASES), "as Python prints it, not JSON"),
+        ("f(1)", "assert nothing, so every program would pass"),
+        (["import math", "f(1) == 2"], "assert nothing"),
+    ],
+)
+def test_tests_that_every_program_would_pass_are_errors(cell, seen):
+    batch = Batch([""], [""], columns={"tests": [cell]})
+    assert seen in CodeParams().gold_fault(batch, 0).seen
+
+
+def test_texts_that_only_prepare_are_no_tests_of_their_own():
+    tests = ["import math", "if f(1) != 2: raise ValueError"]
+    assert score("def f(x): return 2", tests, credit="share").reason == "1 of 1 tests"
+
+
 def test_a_missing_column_is_an_error():
     with pytest.raises(RewardError, match="no column 'cases'"):
         score_all(["x"], CASES, column="cases")
@@ -208,7 +226,6 @@ def test_order_is_kept_among_programs_that_take_different_times():
         ("import numpy", "No module named 'numpy'"),
         ("import grpo_cli", "No module named 'grpo_cli'"),
         ("# " + "x" * 10_000_000, "longer than 1000000 bytes"),
-        ("x = '\ud800'", "surrogate"),
         ("def f(): f()\nf()", "RecursionError: maximum recursion depth"),
         ("raise type('E', (Exception,), {'__str__': lambda s: 1 / 0})", ": E"),
     ],
@@ -243,7 +260,8 @@ def test_the_solution_is_a_gold():
 
 def test_other_systems_are_refused(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    [(path, message, _)] = CodeParams().problems()
+    [issue] = CodeParams().problems()
+    path, message = issue.path, issue.seen
     assert (path, "win32" in message) == ("kind", True)
     with pytest.raises(RewardError, match="cannot be confined"):
         CodeParams().build(CONTEXT)
@@ -303,7 +321,8 @@ def test_machines_without_protection_run_nothing_unless_told_to(monkeypatch):
     runner = pytest.importorskip("grpo_cli.rewards.sandbox.runner")
     for found in [(), ("landlock",), ("seccomp",), ("other_user",)]:
         monkeypatch.setattr(runner, "find_protections", lambda found=found: found)
-        [(path, message, fix)] = CodeParams().problems()
+        [issue] = CodeParams().problems()
+        path, message, fix = issue.path, issue.seen, issue.fix
         assert path == "unprotected"
         assert "could change your files" in message
         assert "`unprotected: true`" in fix

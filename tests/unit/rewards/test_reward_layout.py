@@ -6,8 +6,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.kinds.prose import LanguageParams, ReasoningStepsParams
-from grpo_cli.rewards.kinds.tags import AnswerFormatParams, TagCountParams
+from grpo_cli.rewards.kinds.format import (
+    AnswerFormatParams,
+    LanguageParams,
+    ReasoningStepsParams,
+    TagCountParams,
+)
 
 
 def score(params, completion):

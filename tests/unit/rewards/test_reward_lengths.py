@@ -8,8 +8,13 @@ from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.kinds.overlong import CosineLengthParams, SoftOverlongParams, cosine
-from grpo_cli.rewards.kinds.repetition import RepetitionParams, repeated_share
+from grpo_cli.rewards.kinds.length import (
+    CosineLengthParams,
+    RepetitionParams,
+    SoftOverlongParams,
+    cosine,
+    repeated_share,
+)
 
 CONTEXT = RewardContext(max_completion_length=100)
 MATH = {"kind": "math", "answer": "answer"}
@@ -29,15 +34,16 @@ def test_soft_overlong_is_dapos(length, expected):
 
 
 def test_soft_overlong_checks_its_cache():
-    with pytest.raises(ValidationError, match=r"cache \(9\) should be less than max_length \(9\)"):
-        SoftOverlongParams(cache=9, max_length=9)
-    [(path, message, fix)] = SoftOverlongParams(cache=100).conflicts(CONTEXT)
+    [issue] = SoftOverlongParams(cache=9, max_length=9).problems(CONTEXT)
+    assert issue.seen == "should be less than `max_length` (9), not 9"
+    [issue] = SoftOverlongParams(cache=100).problems(CONTEXT)
+    path, message, fix = issue.path, issue.seen, issue.fix
     assert path == "cache"
     assert "`generation.max_completion_length` (100)" in message
     assert fix == "write `cache: 25`"
-    with pytest.raises(RewardError, match="cache should be less"):
+    with pytest.raises(RewardError, match="cache: should be less"):
         build_rewards([RewardConfig(kind="soft_overlong", cache=100)], CONTEXT)
-    assert score(SoftOverlongParams(cache=100, max_length=200), tokens=150) == -0.5
+    assert score(SoftOverlongParams(cache=150, max_length=200), tokens=125) == -0.5
     [result] = SoftOverlongParams(cache=5).build(CONTEXT)(Batch([""], ["text"]))
     assert "needs token ids" in str(result)
 

@@ -63,11 +63,11 @@ def test_rows_that_hang_or_die_are_failures_and_the_others_are_scored_in_order(o
     assert values(scores) == [1.0, None, 2.0, None, None, None, 3.0, None]
     assert [score.failed for score in scores] == [value is None for value in values(scores)]
     assert "took longer than 1 s" in scores[1].reason
-    assert "row 12: " in scores[1].reason
+    assert "row 12 (rewards.0): " in scores[1].reason
     assert "exit code 7" in scores[3].reason
-    assert "failed on row 15: " in scores[4].reason
+    assert "failed on row 15 (rewards.0): " in scores[4].reason
     assert "ZeroDivisionError: no luck" in scores[5].reason
-    assert "failed on row 16: " in scores[5].reason
+    assert "failed on row 16 (rewards.0, own.py:14): " in scores[5].reason
     assert values(reward.score(batch("4", "5"))) == [4.0, 5.0]
 
 
@@ -115,7 +115,8 @@ def test_mathematics_that_never_ends_scores_zero_off_the_main_thread():
 
 def test_limits_are_the_kinds_unless_given():
     kinds = ({"kind": "math"}, {"kind": "regex", "pattern": "a"}, {"kind": "length", "target": 1})
-    assert [reward.params.default_timeout_s() for reward in build(*kinds)] == [5.0, 2.0, None]
+    limits = [reward.params.time_limit() for reward in build(*kinds)]
+    assert limits == [(5.0, 0.0), (2.0, 0.0), None]
 
 
 def pause(seconds):

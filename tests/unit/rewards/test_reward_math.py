@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from grpo_cli.rewards.answers import is_explosive, parse_number
 from grpo_cli.rewards.contract import Batch, RewardContext
 from grpo_cli.rewards.kinds.math import MathParams, compare, read_gold
-from grpo_cli.rewards.reading.expressions import is_explosive
-from grpo_cli.rewards.reading.quantities import parse_number
 
 GSM8K = Path(__file__).parents[3].parent / "shared/data/gsm8k/train.jsonl"
 

@@ -21,8 +21,8 @@ def faults_of(folder, config=None, **params):
 
 
 def only(faults):
-    [(path, message, fix)] = faults
-    return path, f"{message}. Fix: {fix}"
+    [issue] = faults
+    return issue.path, f"{issue.seen}. Fix: {issue.fix}"
 
 
 def test_a_reward_models_folder_is_fine(tmp_path):
@@ -53,7 +53,7 @@ def test_missing_folders_are_told_apart(tmp_path):
     (tmp_path / "reward_model" / "adapter_config.json").write_text("{}")
     assert "LoRA adapter" in only(faults_of(tmp_path / "reward_model"))[1]
     (tmp_path / "rm.bin").write_text("")
-    assert "is a file" in only(faults_of(tmp_path / "rm.bin"))[1]
+    assert "holds no config.json" in only(faults_of(tmp_path / "rm.bin"))[1]
 
 
 @pytest.mark.parametrize("config", ["{", "[]", "\0"])

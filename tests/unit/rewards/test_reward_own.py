@@ -9,7 +9,7 @@ from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.kinds.own import PythonParams
+from grpo_cli.rewards.kinds.python import PythonParams
 
 CONTEXT = RewardContext(max_completion_length=64)
 
@@ -186,7 +186,8 @@ def test_required_columns_are_read_without_running_the_file(write, signature, co
 )
 def test_problems(write, source, function, kwargs, where, message):
     params = PythonParams(path=f"{write(source)}:{function}", kwargs=kwargs)
-    [(path, said, fix)] = params.problems()
+    [issue] = params.problems()
+    path, said, fix = issue.path, issue.seen, issue.fix
     assert path == where
     assert message in said
     assert fix
@@ -208,18 +209,22 @@ def test_no_problems(write, source):
 
 
 def test_problems_of_places(tmp_path):
-    [(_, message, _)] = PythonParams(path=f"{tmp_path}/none.py:f").problems()
+    [issue] = PythonParams(path=f"{tmp_path}/none.py:f").problems()
+    message = issue.seen
     assert "there is no file" in message
-    [(_, message, _)] = PythonParams(path="no_such_module_anywhere:f").problems()
+    [issue] = PythonParams(path="no_such_module_anywhere:f").problems()
+    message = issue.seen
     assert "no module 'no_such_module_anywhere'" in message
     assert PythonParams(path="json.decoder:scanstring").problems() == []
-    [(_, message, _)] = PythonParams(path="json.decoder:nope").problems()
+    [issue] = PythonParams(path="json.decoder:nope").problems()
+    message = issue.seen
     assert "no function 'nope'" in message
 
 
 def test_a_problem_names_the_near_function(write):
     path = write("def brevity(completions): ...\ndef other(completions): ...")
-    [(_, _, fix)] = PythonParams(path=f"{path}:brevty").problems()
+    [issue] = PythonParams(path=f"{path}:brevty").problems()
+    fix = issue.fix
     assert fix == "name brevity"
 
 

@@ -7,11 +7,12 @@ from fractions import Fraction
 import pytest
 
 from grpo_cli.errors import RewardError
+from grpo_cli.recipe.base import field_docs
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import build_rewards, name_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext, Score, text_of
 from grpo_cli.rewards.kinds.length import LengthParams
-from grpo_cli.rewards.registry import KINDS
+from grpo_cli.rewards.registry import BUILT_IN, find_kind
 from grpo_cli.rewards.scoring import Reward, as_float
 
 CONTEXT = RewardContext(max_completion_length=64)
@@ -33,19 +34,22 @@ BATCH = Batch(["p0", "p1"], ["c0", "c1"], columns={"row_id": [40, 41]})
 
 
 def test_the_registry_loads_nothing_heavy():
-    code = "import sys, grpo_cli.rewards.registry, grpo_cli.rewards.scoring; print(*sys.modules)"
+    code = (
+        "import sys, grpo_cli.rewards.registry as kinds, grpo_cli.rewards.scoring; kinds.load_kinds(); "
+        "print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(HEAVY) & set(done.stdout.split())
 
 
 def test_every_kind_says_what_it_rewards():
-    assert {"math", "reasoning_gym", "regex", "think_format", "length", "python"} <= set(KINDS)
-    for kind, params in KINDS.items():
+    assert {"math", "reasoning_gym", "regex", "think_format", "length", "python"} <= set(BUILT_IN)
+    for kind in BUILT_IN:
+        params = find_kind(kind)
         assert params.kind == kind
         for part in ("Formula:", "Range:", "Source:"):
             assert part in params.__doc__, (kind, part)
-        for name, field in params.model_fields.items():
-            assert field.description, (kind, name)
+        assert field_docs(params).keys() == params.model_fields.keys(), kind
 
 
 @pytest.mark.parametrize(
@@ -121,11 +125,22 @@ def test_a_users_error_names_the_row_and_hides_our_frames(tmp_path):
     with pytest.raises(RewardError) as caught:
         mine.score(batch)
     message = str(caught.value)
-    assert "failed on row 9: ZeroDivisionError" in message
+    assert "failed on row 9 (rewards.0, mine.py:3): ZeroDivisionError" in message
     assert "completion: 'xxxxx'" in message
     assert "return 1 / (len(text) - 5)" in message
     assert message.count('File "') == 3  # f, its comprehension, inner
     assert "grpo_cli" not in message
+
+
+def test_a_function_that_takes_messages_for_text_is_told_how_to_read_them(tmp_path):
+    mine = own(
+        tmp_path, "def f(completions): return [float('a' in c.lower()) for c in completions]"
+    )
+    chat = [[{"role": "assistant", "content": "a"}]]
+    with pytest.raises(RewardError, match=r"\(rewards.0, mine.py:1\)") as caught:
+        mine.score(Batch(["p"], chat))
+    assert 'list of messages; read its text: `completion[-1]["content"]`' in str(caught.value)
+    assert mine.score(Batch(["p"], ["A"]))[0].value == 1.0
 
 
 def test_a_failure_of_the_whole_batch_says_so(tmp_path):
@@ -138,7 +153,9 @@ def test_a_failure_of_the_whole_batch_says_so(tmp_path):
             return [0.0]
         """,
     )
-    with pytest.raises(RewardError, match="failed on a batch of 2: ValueError: too many") as caught:
+    with pytest.raises(
+        RewardError, match=r"batch of 2 \(rewards.0, mine.py:4\): ValueError"
+    ) as caught:
         mine.score(BATCH)
     assert "No row was found that fails by itself" in str(caught.value)
 

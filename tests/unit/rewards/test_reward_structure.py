@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from grpo_cli.errors import RewardError, SetupError, install_extra
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.kinds.structure import JsonParams
+from grpo_cli.rewards.kinds.json import JsonParams
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
 
@@ -81,10 +81,12 @@ def test_wrong_parameters_are_refused():
 def test_problems(tmp_path):
     assert JsonParams().problems() == []
     assert JsonParams(json_schema=SCHEMA).problems() == []
-    [(where, message, _)] = JsonParams(json_schema={"type": "objekt"}).problems()
+    [issue] = JsonParams(json_schema={"type": "objekt"}).problems()
+    where, message = issue.path, issue.seen
     assert where == "json_schema"
     assert "'objekt'" in message
-    [(where, message, _)] = JsonParams(path=str(tmp_path / "none.json")).problems()
+    [issue] = JsonParams(path=str(tmp_path / "none.json")).problems()
+    where, message = issue.path, issue.seen
     assert where == "path"
     assert "cannot be read" in message
     with pytest.raises(RewardError, match="not a JSON Schema"):
@@ -99,6 +101,9 @@ def test_a_missing_library_is_a_setup_error(monkeypatch):
 
 
 def test_the_registry_does_not_load_it():
-    code = "import sys, grpo_cli.rewards.registry; print('jsonschema' in sys.modules)"
+    code = (
+        "import sys; from grpo_cli.rewards.registry import load_kinds; load_kinds(); "
+        "print('jsonschema' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -18,7 +18,6 @@ from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.sandbox import folders
 from grpo_cli.rewards.sandbox.values import Opaque, decode, encode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is tested is Linux's")
@@ -381,14 +380,14 @@ def test_files_deeper_than_a_path_can_say_are_stopped(level):
 
 
 def test_a_folder_that_is_locked_counts_as_full(tmp_path, monkeypatch):
-    assert not folders.is_over(str(tmp_path), 10**6)
-    assert not folders.is_over(str(tmp_path / "gone"), 10**6)
+    assert not runner.is_over(str(tmp_path), 10**6)
+    assert not runner.is_over(str(tmp_path / "gone"), 10**6)
 
     def refuse(path):
         raise PermissionError(path)
 
-    monkeypatch.setattr(folders.os, "scandir", refuse)
-    assert folders.is_over(str(tmp_path), 10**6)
+    monkeypatch.setattr(runner.os, "scandir", refuse)
+    assert runner.is_over(str(tmp_path), 10**6)
 
 
 TREES = {

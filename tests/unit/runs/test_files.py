@@ -3,7 +3,7 @@ import json
 import pytest
 
 from grpo_cli.runs.files import write_json, write_text
-from grpo_cli.runs.metrics import RecordTail, append_record, read_records
+from grpo_cli.runs.metrics import RecordTail, append_record
 
 
 def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path):
@@ -29,7 +29,7 @@ def test_records_are_json_even_where_a_metric_is_not_a_number(tmp_path):
     append_record(
         path, {"loss": float("nan"), "max": [float("inf"), 1.0], "x": {"y": -float("inf")}}
     )
-    (record,) = read_records(path)
+    (record,) = RecordTail(path).read_new()
     assert (record["loss"], record["max"], record["x"]) == (None, [None, 1.0], {"y": None})
     assert record["schema_version"] == 1
 

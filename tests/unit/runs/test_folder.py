@@ -5,7 +5,7 @@ import pytest
 
 from grpo_cli.errors import UsageError
 from grpo_cli.recipe.loading import load_recipe
-from grpo_cli.runs.checkpoints import STAGING, STATE, whole_checkpoints
+from grpo_cli.runs.checkpoints import STAGING, STATE, rewind, whole_checkpoints
 from grpo_cli.runs.folder import (
     RunFolder,
     check_writable,
@@ -14,7 +14,6 @@ from grpo_cli.runs.folder import (
     locate_run,
 )
 from grpo_cli.runs.manifest import describe_origin
-from grpo_cli.runs.rewinding import rewind, start_over
 from grpo_cli.runs.selection import find_started
 from grpo_cli.runs.status import Status, StatusFile
 from tests.recipe_texts import GOOD, write_recipe
@@ -152,7 +151,7 @@ def test_machine_0_alone_moves_checkpoints(tmp_path):
         (checkpoint / STATE).write_text("{}")
     (first.checkpoints / STAGING).mkdir()
     rewind(second, 1)
-    start_over(second)
+    rewind(second, 0)
     assert (first.checkpoints / STAGING).is_dir()
     assert list(whole_checkpoints(second)) == [1, 2]
     rewind(first, 1)
@@ -161,8 +160,17 @@ def test_machine_0_alone_moves_checkpoints(tmp_path):
     assert (first.attempt(1) / "undone" / "checkpoints" / "checkpoint-2").is_dir()
 
 
+def test_the_next_attempt_does_not_inherit_a_report(tmp_path):
+    run, _ = machines(tmp_path)
+    for step in (1, 0):
+        run.report.write_text("page")
+        rewind(run, step)
+        assert not run.report.exists()
+        assert (run.attempt(1) / "undone" / "report.html").read_text() == "page"
+
+
 @pytest.mark.parametrize("run_id", ["", "..", ".hidden", "a/b", "a b", "-x", "a\n", "x" * 101])
 def test_a_run_is_named_like_a_folder(tmp_path, run_id):
     recipe = load_recipe(write_recipe(tmp_path))
-    with pytest.raises(UsageError, match="is no name of a run"):
+    with pytest.raises(UsageError, match="cannot name a run"):
         locate_run(tmp_path, recipe, run_id)

@@ -3,8 +3,8 @@ import re
 from dataclasses import replace
 
 from grpo_cli.analysis.diagnosis import diagnosis
-from grpo_cli.analysis.diagnosis.diagnosis import Watch, diagnose, examine
-from grpo_cli.analysis.diagnosis.rules import RULES
+from grpo_cli.analysis.diagnosis.diagnosis import RULES, diagnose, examine
+from grpo_cli.analysis.diagnosis.history import History
 from grpo_cli.recipe.training import StoppingRule
 from tests.histories import make_history, make_recipe
 
@@ -37,25 +37,26 @@ def test_a_symptom_carries_what_its_rule_says():
 
 def test_rules_that_could_not_look_say_why():
     found = examine(make_history(SICK))
-    assert found.obstacles["entropy_collapse"] == "entropy not logged"
-    assert found.obstacles["early_peak"] == "12 of 30 records"
-    assert found.obstacles["kl_runaway"] == "`training.beta` is 0, so no KL is computed"
-    assert "truncation" not in found.obstacles
+    assert found.skipped["entropy_collapse"] == "entropy not logged"
+    assert found.skipped["early_peak"] == "12 of 30 records"
+    assert found.skipped["kl_runaway"] == "no KL is computed with `training.beta: 0`"
+    assert "truncation" not in found.skipped
     told = found.as_json()
     assert told["rules"] == len(RULES)
-    assert told["not_looked"] == found.obstacles
+    assert told["not_looked"] == found.skipped
     assert told["symptoms"][0]["rule"] == "truncation"
     assert [each.rule for each in found.errors] == ["truncation"]
 
 
-def test_a_watch_tells_of_a_symptom_once_when_it_arises():
-    watch, told = Watch(make_recipe()), []
+def test_a_symptom_arises_with_the_record_that_fills_its_window():
+    history, first = History(make_recipe()), {}
     for step in range(1, 40):
         cut = 0.2 if step < 15 else 0.9
-        record = {"event": "train", "step": step, "completions/clipped_ratio": cut}
-        told += [(step, each.rule) for each in watch.add(record)]
+        history.metrics.add({"event": "train", "step": step, "completions/clipped_ratio": cut})
+        for each in diagnose(history):
+            first.setdefault(each.rule, step)
     # Seven of the last ten; the share rises until the window is full of it.
-    assert told == [(19, "truncation")]
+    assert first == {"truncation": 19}
 
 
 def test_a_rule_that_fails_takes_nothing_down_and_is_not_hidden(monkeypatch, caplog):

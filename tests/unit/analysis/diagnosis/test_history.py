@@ -1,4 +1,3 @@
-import json
 import math
 from statistics import fmean
 
@@ -6,35 +5,53 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_cli.analysis.diagnosis.history import PEAK_WIDTH, read_history
+from grpo_cli.analysis.diagnosis.history import PEAK_WIDTH
+from grpo_cli.analysis.diagnosis.history import read_history as read_run_history
 from grpo_cli.errors import UsageError
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.run import Run
 from grpo_cli.runs.status import StatusFile
 from tests.histories import make_history, make_recipe
-from tests.run_folders import make_finished_run
+from tests.run_folders import make_finished_run, write_samples
+
+
+def read_history(folder):
+    return read_run_history(Run(folder))
 
 
 def test_a_run_in_its_folder_is_read_whole(tmp_path):
     run = make_finished_run(tmp_path, rewards=[0.1, 0.2], accuracy=0.8)
-    append_record(run.metrics, {"event": "measure", "when": "before", "reward": 0.3, "prompts": 7})
+    for when in ("before", "after"):
+        append_record(run.metrics, {"event": "measure", "when": when, "reward": 0.3, "prompts": 7})
     append_record(run.metrics, {"event": "train", "step": 3, "total_steps": 40, "reward": math.nan})
     with run.metrics.open("a") as file:
         file.write('{"event": "train", "step": "four", "reward": 1}\n["no record"]\n{"event": "tra')
     history = read_history(run)
-    assert history.series["reward"] == [(1, 0.1), (2, 0.2), (3, None)]
+    assert history.metrics.series["reward"] == [(1, 0.1), (2, 0.2), (3, None)]
     assert history.last("reward", 2) == [0.2]
-    assert (history.step, history.total_steps) == (3, 40)
-    assert history.before["reward"] == 0.3
-    assert history.after["accuracy"] == {"math": 0.8}
+    assert (history.metrics.step, history.metrics.total_steps) == (3, 40)
+    assert history.metrics.measured["before"]["reward"] == 0.3
     assert history.checkpoints == ()
     assert history.lost_at is None
     assert (history.source, history.run) == (str(run.resolved), str(run.path))
-    assert history.said_after is None
-    run.evaluations.mkdir(exist_ok=True)
-    answer = {"row": 0, "prompt": "1", "text": "2", "rewards": {"math": 1.0}, "total": 1.0}
-    (run.evaluations / "after.jsonl").write_text(json.dumps(answer))
-    assert read_history(run).said_after.scores == {"math": {0: 1.0}}
+    assert history.answers_after is None
+    write_samples(run, {"1": [1.0]})
+    assert read_history(run).answers_after.values["rewards/math"] == {0: 1.0}
+
+
+def test_answers_are_counted_by_text_and_scored_by_row(tmp_path):
+    run = make_finished_run(tmp_path)
+    write_samples(run, {"1": [1.0, 0.0], "2": [0.5]})
+    found = read_history(run).answers_after
+    assert (found.prompts, found.share) == (2, 1 / 3)
+    assert found.values["rewards/math"] == found.values["reward"] == {0: 0.5, 1: 0.5}
+    lines = (run.evaluations / "after.jsonl").read_text().replace("it is 1.0", " it is 0.0\\u2028")
+    (run.evaluations / "after.jsonl").write_text(lines + '{"row": 2, "text": "torn", "rew')
+    found = read_history(run).answers_after
+    assert (found.commonest, found.share) == ("it is 0.0", 2 / 3)
+    (run.evaluations / "after.jsonl").write_text(lines.replace('"failed"', '"other"'))
+    assert read_history(run).answers_after is None
 
 
 def test_a_loss_that_ended_a_run_is_known_by_the_batch_it_left(tmp_path):
@@ -72,19 +89,17 @@ def test_values_up_to_a_step_are_those_logged_by_then():
 
 
 @settings(deadline=None)
-@given(st.lists(st.none() | st.floats(-10, 10), max_size=40), st.integers(1, 40))
-def test_a_peak_is_the_best_mean_however_often_it_is_asked_for(values, every):
+@given(st.lists(st.none() | st.integers(-10, 10), max_size=40))
+def test_a_peak_is_the_first_of_the_best_means(values):
     history = make_history({"reward": [0.0]})
-    history.series["reward"] = []
+    history.metrics.series["reward"] = []
     for step, value in enumerate(values):
-        history.series["reward"].append((step, value))
-        if step % every == 0:
-            history.peak("reward")
+        history.metrics.series["reward"].append((step, value))
     known = [(step, value) for step, value in enumerate(values) if value is not None]
     windows = [known[end - PEAK_WIDTH : end] for end in range(PEAK_WIDTH, len(known) + 1)]
     means = [fmean(value for _, value in window) for window in windows]
     peak = history.peak("reward")
     assert (peak is None) == (not means)
     if peak is not None:
-        assert peak.mean == max(means)
+        assert fmean(peak.values) == max(means)
         assert peak.step == windows[means.index(max(means))][-1][0]

@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from grpo_cli.analysis.diagnosis.answers import Answers
-from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rules import RULES
+from grpo_cli.analysis.diagnosis.diagnosis import RULES
+from grpo_cli.analysis.diagnosis.history import Answers
 from grpo_cli.recipe.recipe import Recipe
 from tests.histories import find, find_all, make_history, make_recipe
 
@@ -36,9 +35,9 @@ def rewards(**means):
 def said(texts, **scores):
     """Answers of a measurement, one to a prompt, with what each reward gave them."""
     text, count = Counter(texts).most_common(1)[0]
-    by_row = {name: dict(enumerate(values)) for name, values in scores.items()}
+    by_row = {f"rewards/{name}": dict(enumerate(values)) for name, values in scores.items()}
     totals = {row: sum(values[row] for values in by_row.values()) for row in range(len(texts))}
-    return Answers(len(texts), text, count / len(texts), by_row, totals)
+    return Answers(len(texts), text, count / len(texts), {"reward": totals, **by_row})
 
 
 APART = [f"answer {number}" for number in range(12)]
@@ -59,7 +58,7 @@ SHOWN = {
             make_recipe(rewards=TWO),
         ),
         "`form` gave every completion of the last 20 records the same score, 0",
-        "take `rewards.1` away",
+        "remove `rewards.1`",
     ),
     "absent_reward": (
         make_history({"rewards/right/mean": [None] * 10, "reward": [None] * 10}),
@@ -70,8 +69,8 @@ SHOWN = {
         make_history(
             {"reward": HALF},
             make_recipe(rewards=TWO),
-            said_before=BEFORE,
-            said_after=said([""] * 12, right=[0.0] * 12, form=[0.3] * 12),
+            answers_before=BEFORE,
+            answers_after=said([""] * 12, right=[0.0] * 12, form=[0.3] * 12),
             checkpoints=(10, 40),
             run="runs/a/1",
         ),
@@ -82,8 +81,8 @@ SHOWN = {
         make_history(
             {"reward": HALF},
             make_recipe(rewards=TWO),
-            said_before=BEFORE,
-            said_after=said(APART, right=[0.1, 0.02] * 6, form=[0.9] * 12),
+            answers_before=BEFORE,
+            answers_after=said(APART, right=[0.1, 0.02] * 6, form=[0.9] * 12),
         ),
         "`right` fell from 0.25 to 0.06 (95% interval of the change -0.195 to -0.185)",
         "`rewards.1.weight: 0.2` (it is 1)",
@@ -148,8 +147,8 @@ SHOWN = {
         "`training.learning_rate: 2e-06`",
     ),
     "nan_loss": (
-        make_history({"loss": [0.1, 0.2, math.nan]}),
-        "the loss of step 3 is no number",
+        make_history({"loss": [0.1, 0.2, math.nan], "grad_norm": [1.0, 1.0, math.nan]}),
+        "the loss of step 3 is NaN or infinite",
         "`training.learning_rate: 2e-06`",
     ),
     "clip_share": (
@@ -241,7 +240,7 @@ def test_a_rule_says_what_it_saw_and_what_mends_it(name):
     assert symptom is not None
     assert seen in symptom.seen
     assert fix in symptom.fix
-    assert symptom.step == history.step
+    assert symptom.step == history.metrics.step
 
 
 def test_groups_that_were_replaced_count_by_what_is_left():
@@ -453,7 +452,7 @@ def test_every_rule_has_series_that_show_it_and_some_that_do_not():
     ],
 )
 def test_equal_answers_are_no_collapse_where_they_were_so_or_are_right(before, after):
-    history = make_history({"reward": HALF}, said_before=before, said_after=after)
+    history = make_history({"reward": HALF}, answers_before=before, answers_after=after)
     assert find("held_out_collapse", history) is None
 
 
@@ -462,12 +461,12 @@ def test_a_reward_that_grows_by_one_answer_to_everything_is_to_blame():
     history = make_history(
         {"reward": HALF},
         make_recipe(rewards=OWN),
-        said_before=said(APART, right=[0.2] * 12),
-        said_after=after,
+        answers_before=said(APART, right=[0.2] * 12),
+        answers_after=after,
     )
     symptom = find("held_out_collapse", history)
     assert "are 'ideide'" in symptom.seen
-    assert "`grpo rewards test RECIPE` shows what it pays for" in symptom.fix
+    assert "`grpo rewards test RECIPE` shows what it rewards" in symptom.fix
 
 
 @pytest.mark.parametrize(
@@ -481,17 +480,17 @@ def test_a_reward_that_grows_by_one_answer_to_everything_is_to_blame():
 )
 def test_held_out_rewards_that_fall_within_their_noise_are_no_loss(after):
     recipe = make_recipe(rewards=TWO)
-    history = make_history({"reward": HALF}, recipe, said_before=BEFORE, said_after=after)
+    history = make_history({"reward": HALF}, recipe, answers_before=BEFORE, answers_after=after)
     assert find("held_out_loss", history) is None
 
 
 def test_a_form_that_gives_way_to_the_answer_is_a_note():
     after = said(APART, right=[0.9, 0.8] * 6, form=[0.0] * 12)
     recipe = make_recipe(rewards=TWO)
-    history = make_history({"reward": HALF}, recipe, said_before=BEFORE, said_after=after)
+    history = make_history({"reward": HALF}, recipe, answers_before=BEFORE, answers_after=after)
     assert find("held_out_loss", history).level == "note"
     both = said(APART, right=[0.0] * 12, form=[0.0] * 12)
-    history = make_history({"reward": HALF}, recipe, said_before=BEFORE, said_after=both)
+    history = make_history({"reward": HALF}, recipe, answers_before=BEFORE, answers_after=both)
     symptom = find("held_out_loss", history)
     assert symptom.level == "warning"
     assert "`form` fell from 0.3 to 0 (95% interval of the change -0.3 to -0.3)" in symptom.seen
@@ -512,7 +511,7 @@ def test_an_absent_reward_among_others_is_a_warning():
 def test_a_constant_reward_matters_by_what_it_gives():
     form = {**rewards(right=HALF, form=[1.0] * 40), "rewards/form/std": [0.0] * 40}
     assert find("constant_reward", make_history(form, make_recipe(rewards=TWO))).level == "note"
-    penalty = [TWO[0], {"kind": "soft_overlong", "name": "form"}]
+    penalty = [TWO[0], {"kind": "soft_overlong", "cache": 10, "name": "form"}]
     spared = {**form, "rewards/form/mean": [0.0] * 40}
     assert find("constant_reward", make_history(spared, make_recipe(rewards=penalty))) is None
     assert (
@@ -584,7 +583,7 @@ def test_gradients_that_fp16_skips_are_no_loss():
 
 def test_a_loss_that_ended_the_run_before_its_record_is_seen():
     assert (
-        "the loss of step 2 is no number"
+        "the loss of step 2 is NaN or infinite"
         in find("nan_loss", make_history({"reward": [0.1]}, lost_at=2)).seen
     )
 
@@ -650,10 +649,12 @@ def test_metrics_that_are_not_there_or_no_numbers_never_end_in_an_error():
         make_recipe(generation=VLLM, training={"beta": 1.0}),
     ]
     for _ in range(150):
-        history = History(chance.choice(recipes), before={"reward": "x"}, after={"prompts": None})
+        history = make_history(
+            {"loss": []}, chance.choice(recipes), {"reward": "x"}, {"prompts": None}
+        )
         for step in range(chance.choice((0, 1, 12, 45))):
             picked = chance.sample(names, chance.randint(0, len(names)))
-            history.add(
+            history.metrics.add(
                 {"event": "train", "step": step, **{name: chance.choice(values) for name in picked}}
             )
         find_all(history)

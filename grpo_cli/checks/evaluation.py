@@ -1,0 +1,252 @@
+"""Evaluation, early stopping, scored data, expected bands and trackers."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from grpo_cli.analysis.metrics import GAP, RANKING
+from grpo_cli.checks.settings import read_setting
+from grpo_cli.data.scored import GroupReport
+from grpo_cli.data.sources import Preview, has_eval
+from grpo_cli.errors import RewardError, nearest
+from grpo_cli.issues import Issue
+from grpo_cli.recipe.expect import ExpectedMetric
+from grpo_cli.recipe.launch import SHARED_WEIGHTS
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.building import name_rewards
+from grpo_cli.runs.trackers import (
+    ALL,
+    MODULES,
+    expand,
+    install_command,
+    is_installed,
+    lacks_wandb_login,
+)
+from grpo_cli.upstream.trl import EVAL_METRICS
+
+_EVALUATED = frozenset(
+    "loss runtime samples_per_second steps_per_second completions/repeated_share".split()
+) | frozenset(EVAL_METRICS)
+"""What evaluation may log besides the rewards."""
+_HELD_OUT = ("completion_length", "clipped")
+"""Metrics of the evaluation after training, besides those of rewards."""
+_EMPTY = 0.5
+"""Share of empty places in groups beyond which most of a step is padding."""
+
+
+def check_evaluation(recipe: Recipe, preview: Preview | None) -> Iterator[Issue]:
+    """Find evaluations that cannot happen, or that nothing can be learned from."""
+    training, samples = recipe.training, recipe.evaluation.samples_per_prompt
+    strategy = recipe.launch.strategy
+    rows = preview.eval_rows if preview is not None else None
+    if strategy in SHARED_WEIGHTS and recipe.evaluation.limit != 0 and rows:
+        seen = f"with {strategy} a run does not measure before and after by itself"
+        fix = "run `grpo eval RUN` when it is done"
+        yield Issue(seen, fix, "launch.strategy", level="note")
+    if samples > 1 and recipe.evaluation.temperature == 0:
+        seen = f"{samples} greedy completions of a prompt are all the same"
+        fix = "set `evaluation.temperature: 0.6` or the like, or `samples_per_prompt: 1`"
+        yield Issue(seen, fix, "evaluation.samples_per_prompt", level="warning")
+    evaluates = training.eval_strategy
+    if evaluates != "no" and not has_eval(recipe.dataset):
+        yield Issue(
+            f"`eval_strategy: {evaluates}` needs evaluation rows, and the dataset has none",
+            "give the dataset an eval split (`eval`, `eval_split`, `eval_size`, `eval_rows` or "
+            "`eval_fraction`), or set `eval_strategy: no`",
+            "training.eval_strategy",
+        )
+    saves = training.extras.get("save_strategy", "steps")
+    best = training.extras.get("load_best_model_at_end")
+    if best and (saves != evaluates or evaluates == "no"):
+        seen = f"the best model is known only where both evaluation (`{evaluates}`) and saving (`{saves}`) happen"
+        same = next((each for each in (saves, evaluates) if each != "no"), "steps")
+        fix = f"set both to the same, such as `eval_strategy: {same}` and `save_strategy: {same}`"
+        yield Issue(seen, fix, "training.load_best_model_at_end")
+    elif best and evaluates == "steps":
+        saved = read_setting(recipe, "save_steps")
+        every = read_setting(recipe, "eval_steps") or recipe.logging.logging_steps
+        if saved >= 1 and every >= 1 and saved % every:
+            seen = f"{saved:g} is no multiple of `eval_steps` ({every:g}), which `load_best_model_at_end` needs"
+            fix = f"set it to {every * (saved // every + 1):g}, or `eval_steps` to a divisor of it"
+            yield Issue(seen, fix, "training.save_steps")
+    if training.early_stopping and evaluates == "no":
+        seen = "early stopping reads an evaluation metric, and `eval_strategy` is `no`"
+        fix = "set `training.eval_strategy: steps` and `training.eval_steps`"
+        yield Issue(seen, fix, "training.early_stopping")
+
+
+def check_metrics(recipe: Recipe) -> Iterator[Issue]:
+    """Find metrics that training waits for and no evaluation logs."""
+    training = recipe.training
+    stopping = training.early_stopping
+    named = {
+        "training.early_stopping.metric": stopping.metric if stopping else None,
+        "training.metric_for_best_model": training.extras.get("metric_for_best_model"),
+    }
+    if not recipe.is_sampled:
+        for path, metric in named.items():
+            if metric is not None and metric.removeprefix("eval_") not in (RANKING, GAP):
+                best = f"eval_{RANKING} (the share of pairs ranked right)"
+                seen = f"`{metric}` is not measured on scored data; {best} and eval_{GAP} are"
+                yield Issue(seen, f"set it to eval_{RANKING}", path)
+        return
+    unused = training.eval_strategy == "no" and not training.extras.get("load_best_model_at_end")
+    if unused or training.mode == "async":
+        return
+    with suppress(RewardError):
+        names = name_rewards(recipe.rewards)
+        known = {f"rewards/{name}/{what}" for name in names for what in ("mean", "std")}
+        known |= _EVALUATED
+        own = any(reward.kind == "python" for reward in recipe.rewards)
+        for path, metric in named.items():
+            name = (metric or "eval_reward").removeprefix("eval_")
+            if name not in known:
+                unless = ", unless a function of yours does" if own else ""
+                fix = f"set it to eval_{nearest(name, known) or 'reward'}"
+                seen = f"no evaluation logs `eval_{name}`{unless}"
+                yield Issue(seen, fix, path, level="warning" if own else "error")
+
+
+def check_scored(recipe: Recipe, preview: Preview | None) -> Iterator[Issue]:
+    """Find settings that mean nothing without sampling, and groups that do not fit."""
+    if recipe.is_sampled:
+        return
+    generation = recipe.generation
+    if generation.backend != "transformers":
+        seen = f"`{generation.backend}` would sample, and with scored data nothing is sampled"
+        yield Issue(seen, "remove it", "generation.backend")
+    if generation.dynamic_sampling is not None:
+        seen = "would sample other prompts, and with scored data nothing is sampled"
+        yield Issue(seen, "remove it", "generation.dynamic_sampling")
+    if not read_setting(recipe, "beta"):
+        seen = (
+            "is 0: nothing holds the model near where it started, and it did not write these responses itself, "
+            "so their likelihoods can fall without bound"
+        )
+        yield Issue(seen, "set `training.beta: 0.04`", "training.beta", level="warning")
+    strategy = recipe.launch.strategy
+    if strategy in SHARED_WEIGHTS and recipe.training.eval_strategy != "no":
+        seen = f"needs all weights on each process, which {strategy} does not have"
+        fix = "set `eval_strategy: no`, or `launch.strategy: ddp`"
+        yield Issue(seen, fix, "training.eval_strategy")
+    if preview is not None and preview.groups is not None:
+        yield from _check_groups(generation.num_generations, preview.groups)
+
+
+def _check_groups(size: int, groups: GroupReport) -> Iterator[Issue]:
+    path, prompts, largest = "generation.num_generations", groups.prompts, groups.largest
+    if groups.equal == prompts:
+        seen = f"the responses of each of the {prompts} prompts have one and the same reward: nothing to learn"
+        fix = "name another column, or score the responses again"
+        yield Issue(seen, fix, "dataset.reward")
+    if groups.single:
+        left_out = f"{groups.single} prompts have a single response and are left out"
+        seen = f"{left_out}: there is nothing to compare it with; {prompts} are left"
+        yield Issue(seen, "score more responses of them", "dataset", level="note")
+    filled = groups.responses / (prompts * size)
+    if largest > size:
+        seen = f"prompts have up to {largest} responses, of which each visit takes {size} by chance"
+        at_once = groups.responses / (prompts * largest)
+        fix = f"set `num_generations: {largest}` to compare all of them at once"
+        if at_once < _EMPTY:
+            fix = f"keep it: with {largest}, {1 - at_once:.0%} of the places would stay empty"
+        yield Issue(seen, fix, path, level="note")
+    elif filled < _EMPTY:
+        average = f"{groups.responses / prompts:.1f} responses on average"
+        seen = f"prompts have {average}, so {1 - filled:.0%} of the places in a step stay empty"
+        fix = f"set `num_generations: {largest if largest < size else max(groups.median, 2)}`"
+        yield Issue(seen, fix, path, level="warning")
+
+
+def check_stop_when(recipe: Recipe) -> Iterator[Issue]:
+    """Find rules that can never stop this run."""
+    if not recipe.training.stop_when:
+        return
+    from grpo_cli.analysis.diagnosis.diagnosis import RULES
+
+    reasons = {rule.name: rule.skip_reason(recipe) for rule in RULES}
+    if recipe.training.eval_strategy == "no":
+        # The measurement after training comes too late to stop it.
+        reasons["held_out_gap"] = "`eval_strategy` is `no`, so held-out prompts are not looked at"
+    for place, name in enumerate(recipe.training.stop_when):
+        if reasons[name] is not None:
+            seen = f"`{name}` can never stop this run: {reasons[name]}"
+            fix = f"remove `{name}`, or change that"
+            yield Issue(seen, fix, f"training.stop_when.{place}", level="warning")
+
+
+def check_expect(recipe: Recipe, total_steps: int | None) -> Iterator[Issue]:
+    """Find bands at steps that the training never reaches, or of rewards that the recipe does not have.
+
+    Args:
+        recipe: With its `expect` block, if it has one.
+        total_steps: Optimizer steps of the whole training; None if they are not known.
+    """
+    unused = "so nothing will be compared"
+    for index, each in enumerate(recipe.expect.metrics if recipe.expect else ()):
+        path, (kind, _, name) = f"expect.metrics.{index}", each.metric.partition("/")
+        if kind in ("accuracy", "rewards") and recipe.is_sampled:
+            with suppress(RewardError):
+                names = name_rewards(recipe.rewards)
+                if name.removesuffix("/mean").removesuffix("/std") not in names:
+                    seen = f"no reward of this recipe is named `{name}`, {unused}"
+                    fix = f"write `{kind}/{nearest(name, names) or names[0]}`, or remove the band"
+                    yield Issue(seen, fix, f"{path}.metric", level="warning")
+        if _is_logged(each.metric):
+            yield from _check_records(recipe, each, path, total_steps)
+        if total_steps is not None and each.step > total_steps:
+            seen = f"{each.step} is after the last step of this training ({total_steps}), {unused}"
+            fix = "train as many steps, or measure anew with grpo expect RUN"
+            yield Issue(seen, fix, f"{path}.step", level="warning")
+
+
+def _is_logged(metric: str) -> bool:
+    """Return whether training logs a metric, rather than an evaluation."""
+    kind, _, name = metric.partition("/")
+    held_out = kind == "accuracy" or (kind == "rewards" and "/" not in name)
+    return not held_out and metric not in _HELD_OUT and not metric.startswith("eval_")
+
+
+def _check_records(
+    recipe: Recipe, band: ExpectedMetric, path: str, total_steps: int | None
+) -> Iterator[Issue]:
+    """Find bands at steps between two records, and of more records than there are by then."""
+    every = int(recipe.logging.logging_steps)
+    if every < 1 or read_setting(recipe, "logging_strategy") != "steps":
+        return
+    records, rest = divmod(band.step, every)
+    # `grpo expect` writes the last step, which need not have a record.
+    if rest and band.window == 1 and band.step != total_steps:
+        seen = f"step {band.step} has no record: `logging.logging_steps` is {every}"
+        fix = f"set it to {max(records, 1) * every}, or `logging_steps: 1`"
+        yield Issue(seen, fix, f"{path}.step", level="warning")
+    if band.window > max(records, 1):
+        seen = f"{band.window} is more than the records up to step {band.step}, which are {records}"
+        yield Issue(seen, f"set it to {max(records, 1)}", f"{path}.window", level="warning")
+
+
+def check_trackers(recipe: Recipe) -> Iterator[Issue]:
+    """Find what is wrong with `logging.report_to`."""
+    names = recipe.logging.report_to
+    for index, name in enumerate(names):
+        path = f"logging.report_to.{index}"
+        if name == ALL and len(names) > 1:
+            yield Issue("`all` stands alone", "write `report_to: all`, or remove it", path)
+        elif name not in MODULES and name != ALL:
+            close = nearest(name, [*MODULES, ALL])
+            if "," in name:
+                close = f"[{name}]"
+            fix = f"write `{close}`" if close else f"write one of {', '.join(MODULES)}"
+            yield Issue(f"there is no tracker `{name}`", fix, path)
+        elif name != ALL and not is_installed(name):
+            fix = f"{install_command(name)}, or remove `{name}`"
+            yield Issue(f"{name} is not installed", fix, path)
+    wandb = "wandb" in expand(names) and is_installed("wandb")
+    if wandb and lacks_wandb_login(os.environ, Path.cwd()):
+        index = names.index("wandb") if "wandb" in names else 0
+        seen = (
+            "Weights & Biases has no login here, and a training has no terminal to ask for one at"
+        )
+        fix = "run `wandb login`, set WANDB_API_KEY, or keep the run on this disk with WANDB_MODE=offline"
+        yield Issue(seen, fix, f"logging.report_to.{index}")

@@ -1,1 +1,0 @@
-"""Rewards tried on answers that nobody sampled: does the gold win, and does anything else?"""

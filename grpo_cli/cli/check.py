@@ -1,0 +1,227 @@
+"""`grpo check`, `grpo check-batch` and `grpo schema`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from grpo_cli.cli.arguments import AsJson, Gpus, Overrides, RecipePath
+from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
+from grpo_cli.errors import ExitCode
+
+if TYPE_CHECKING:
+    from grpo_cli.batch import BatchPlan, Misreading
+    from grpo_cli.checks.recipe_checks import CheckedRecipe
+
+
+def check(
+    recipe: RecipePath,
+    set_: Overrides = None,
+    gpus: Gpus = None,
+    environment: Annotated[
+        bool, typer.Option(help="Treat packages missing on this machine as errors.")
+    ] = True,
+    json: AsJson = False,
+) -> None:
+    """Check a recipe without loading a model: schema, batch sizes, columns, rewards, paths.
+
+    `--gpus 8 --no-environment` checks it for another machine.
+    """
+    from grpo_cli.checks.devices import checks_on_cpu
+    from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.errors import RecipeError
+    from grpo_cli.machine import read_hardware
+
+    hardware = read_hardware(gpus)
+    checked = check_recipe(recipe, set_, hardware, environment=environment)
+    if json:
+        print_json(checked.as_json())
+        raise typer.Exit(RecipeError(checked.errors).exit_code if checked.errors else ExitCode.OK)
+    print_problems(problem for problem in checked.problems if problem.level != "error")
+    cpu = checks_on_cpu(checked.recipe.launch, hardware)
+    _print_check(checked, cpu=cpu, there=gpus is not None)
+
+
+def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
+    """Print what was read; `there` is whether another machine trains."""
+    from grpo_cli.checks.settings import describe_fast
+    from grpo_cli.models.vllm_engine import describe_weights
+
+    console, recipe, seen = stdout(), checked.recipe, checked.preview
+    table = Table.grid(padding=(0, 2))
+    trained = "LoRA" if recipe.model.lora else "all weights"
+    table.add_row("model", Text(f"{recipe.model.path} ({trained})"))
+    table.add_row("dataset", f"{recipe.dataset.kind}: {_count_rows(checked)}")
+    if seen is not None and seen.columns is not None:
+        table.add_row(
+            "columns", Text(", ".join(sorted(seen.columns | set(recipe.dataset.columns))))
+        )
+    rewards = ", ".join(
+        f"{reward.name or reward.kind} × {reward.weight:g}" for reward in recipe.rewards
+    )
+    table.add_row("rewards", rewards or _describe_groups(checked))
+    if checked.batch is not None:
+        table.add_row("batch", _describe_batch(checked.batch))
+    if recipe.generation.backend == "vllm":
+        device: Literal["cpu", "cuda"] = "cpu" if cpu else "cuda"
+        weights = describe_weights(recipe, device)
+        table.add_row("vllm", f"{recipe.generation.vllm.mode}, {weights}")
+    table.add_row("fast", describe_fast(recipe, cpu=cpu))
+    console.print(table)
+    path, where = checked.loaded.source, " there" if there else ""
+    if not checked.unseen:
+        console.print(Text.assemble(("✓ ", "green"), f"{path} is ready: grpo train {path}{where}"))
+        return
+    console.print(Text.assemble(("✓ ", "green"), f"{path} passes the checks; not checked:"))
+    for each in checked.unseen:
+        console.print(f"  {each}", markup=False)
+    console.print(f"next{where}: grpo probe --quick {path}, or grpo train {path}", markup=False)
+
+
+def _count_rows(checked: "CheckedRecipe") -> str:
+    seen = checked.preview
+    if seen is None or seen.train_rows is None:
+        return "not checked"
+    held_out = f", {seen.eval_rows:,} held out" if seen.eval_rows else ""
+    return f"{seen.train_rows:,} prompts{held_out}"
+
+
+def _describe_groups(checked: "CheckedRecipe") -> str:
+    groups = checked.preview.groups if checked.preview else None
+    if groups is None:
+        return "in the rows"
+    return f"in the rows: {groups.smallest} to {groups.largest} responses a prompt, {groups.median} in the median"
+
+
+def _describe_batch(plan: "BatchPlan") -> str:
+    steps = f", {plan.total_optimizer_steps:,} steps" if plan.total_optimizer_steps else ""
+    return (
+        f"{plan.completions_per_optimizer_step} completions a step on {plan.num_processes} "
+        f"process{'es' if plan.num_processes > 1 else ''}{steps}{_describe_replacing(plan)}"
+    )
+
+
+def _describe_replacing(plan: "BatchPlan") -> str:
+    most = plan.most_prompts_per_generation_batch
+    if most is None:
+        return ""
+    least = plan.prompts_per_generation_batch
+    return f"; {least:,} to {most:,} prompts a generation batch, and epochs count batches"
+
+
+def check_batch(
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="[RECIPE]", help="The recipe (YAML).")
+    ] = None,
+    set_: Overrides = None,
+    per_device_train_batch_size: Annotated[int | None, typer.Option()] = None,
+    gradient_accumulation_steps: Annotated[int | None, typer.Option()] = None,
+    num_processes: Annotated[int | None, typer.Option()] = None,
+    num_generations: Annotated[int | None, typer.Option()] = None,
+    steps_per_generation: Annotated[int | None, typer.Option()] = None,
+    generation_batch_size: Annotated[int | None, typer.Option()] = None,
+    num_iterations: Annotated[int | None, typer.Option()] = None,
+    gpus: Gpus = None,
+    dataset_size: Annotated[int | None, typer.Option(help="Training prompts.")] = None,
+    num_train_epochs: Annotated[float | None, typer.Option()] = None,
+    max_steps: Annotated[int | None, typer.Option()] = None,
+    per_device_eval_batch_size: Annotated[
+        int | None, typer.Option(help="Check the evaluation rule too.")
+    ] = None,
+    num_generations_eval: Annotated[int | None, typer.Option()] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Add common misreadings, with the numbers they would give here."
+        ),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Check that batch sizes, group size and processes fit together, and derive the number of steps.
+
+    Takes the numbers from a recipe, from flags, or from both; flags win.
+    """
+    given = {name: value for name, value in locals().items() if name in _BATCH_FLAGS}
+    from grpo_cli.batch import as_json, find_misreadings
+    from grpo_cli.checks.arithmetic import plan_from_flags
+
+    plan = plan_from_flags(recipe, set_, given, gpus)
+    misread = find_misreadings(plan) if explain else []
+    if json:
+        explained = {"misreadings": [each.as_json() for each in misread]} if explain else {}
+        print_json(as_json(plan) | explained)
+    else:
+        _print_batch(plan)
+        _print_misreadings(misread)
+    raise typer.Exit(ExitCode.OK if plan.valid else ExitCode.FAILED)
+
+
+_BATCH_FLAGS = frozenset(
+    """per_device_train_batch_size gradient_accumulation_steps num_processes num_generations
+    steps_per_generation generation_batch_size num_iterations dataset_size num_train_epochs max_steps
+    per_device_eval_batch_size num_generations_eval""".split()
+)
+
+
+def _print_batch(plan: "BatchPlan") -> None:
+    """Print the derivation step by step, then the verdict."""
+    from grpo_cli.batch import derive
+
+    console = stdout()
+    table = Table.grid(padding=(0, 2))
+    for line in derive(plan):
+        table.add_row(
+            line.label,
+            f"[dim]{line.formula}[/]",
+            f"= [bold]{line.result}[/]",
+            f"[dim]{line.note}[/]",
+        )
+    console.print(table)
+    for suggestion in plan.suggestions:
+        values = " or ".join(map(str, suggestion.nearest))
+        rest = "" if suggestion.complete else " (fixes this, but not everything)"
+        console.print(f"  {suggestion.knob}: {suggestion.value} → {values}{rest}")
+    if plan.valid:
+        console.print("[green]✓[/] the batch sizes fit together")
+    # The table above already shows every fix for these.
+    for problem in plan.problems:
+        if plan.suggestions:
+            stderr().print(f"error: {problem.path}: {problem.seen}", style="red", markup=False)
+        else:
+            print_problems([problem])
+
+
+_MARKS = {
+    False: ("✗", "red", "wrong here"),
+    True: ("≈", "yellow", "happens to be right here"),
+    None: ("·", "cyan", ""),
+}
+
+
+def _print_misreadings(misreadings: "list[Misreading]") -> None:
+    console = stdout()
+    if misreadings:
+        console.print("\ncommon misreadings")
+    for each in misreadings:
+        mark, style, verdict = _MARKS[each.right_here]
+        console.print(Text(f"{mark} ", style=style).append(f"“{each.claim}”", style="default bold"))
+        would = f"{each.claimed.text}{f'  [{verdict}]' if verdict else ''}"
+        console.print(Text(f"    would give  {would}"))
+        console.print(Text(f"    is          {each.actual.text}"))
+        console.print(Text(f"    because     {each.because} ({each.source})", style="dim"))
+
+
+def schema(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to a file instead of stdout.")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    from grpo_cli.checks.schema import build_schema, write_schema
+
+    if output is None:
+        print_json(build_schema())
+    else:
+        write_schema(output)

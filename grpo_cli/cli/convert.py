@@ -1,0 +1,123 @@
+"""`grpo convert`: prints the YAML on stdout, and what was done to make it on stderr."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from grpo_cli.cli.arguments import AsJson
+from grpo_cli.errors import ExitCode
+
+if TYPE_CHECKING:
+    from grpo_cli.convert.conversion import Conversion
+
+
+def convert(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Another tool's YAML, a Python script that trains with TRL, or a recipe.",
+        ),
+    ],
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", help="trl, open-r1 or axolotl; recognised by the keys by default."),
+    ] = None,
+    to: Annotated[str, typer.Option(help="recipe, or trl for `trl grpo --config`.")] = "recipe",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to a new file instead of stdout.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Turn a GRPO config of TRL, open-r1 or axolotl into a recipe, or a recipe into TRL's.
+
+    A script (`train.py`) is read, not run. Every key is mapped, left to do, or listed as dropped with the
+    reason. Exit code 1 if the result is written but has errors or lines TO DO.
+    """
+    from grpo_cli.cli import output as streams
+    from grpo_cli.convert.conversion import convert_file
+
+    with streams.stdout_to_stderr():
+        converted = convert_file(file, from_, to, output)
+    if json:
+        streams.print_json(converted.as_json())
+    else:
+        _print_conversion(converted)
+    raise typer.Exit(ExitCode.OK if converted.valid else ExitCode.FAILED)
+
+
+def _print_conversion(converted: "Conversion") -> None:
+    from grpo_cli.cli.output import print_problems
+
+    if converted.output is None:
+        sys.stdout.write(converted.text)
+        sys.stdout.flush()
+    if converted.to == "trl":
+        _print_lost(converted)
+    else:
+        _print_keys(converted)
+    print_problems(converted.problems)
+    _print_verdict(converted)
+
+
+def _print_keys(converted: "Conversion") -> None:
+    from rich.text import Text
+
+    from grpo_cli.cli.output import count_noun, stderr
+
+    console, known = stderr(), converted.recognition
+    if known is not None:
+        how = f"recognised by {', '.join(known.signs)}" if known.signs else "as --from says"
+        console.print(f"{converted.source}: a config of {known.tool} ({how})", markup=False)
+    moved = [entry for entry in converted.mapped if _is_renamed(entry.key, entry.target)]
+    if moved:
+        console.print(f"{count_noun(len(moved), 'key')} with another name or place:")
+    for entry in moved:
+        note = f" ({entry.note})" if entry.note else ""
+        console.print(f"  {entry.key} → {entry.target}{note}", markup=False)
+    if converted.dropped:
+        console.print(f"{count_noun(len(converted.dropped), 'key')} dropped:")
+    for entry in converted.dropped:
+        console.print(f"  {entry.location}: {entry.key}: {entry.note}", markup=False)
+    for target, text in converted.to_do.items():
+        first_line = text.partition("\n")[0]
+        console.print(Text.assemble(("to do: ", "yellow"), f"{target}: {first_line}"))
+
+
+def _is_renamed(key: str, target: str | None) -> bool:
+    return (target or "").rpartition(".")[2] != key.rpartition(".")[2]
+
+
+def _print_lost(converted: "Conversion") -> None:
+    from grpo_cli.cli.output import stderr
+
+    if converted.lost:
+        stderr().print("what TRL's command line cannot express:")
+    for key, reason in converted.lost:
+        stderr().print(f"  {key}: {reason}", markup=False)
+
+
+def _print_verdict(converted: "Conversion") -> None:
+    from rich.markup import escape
+
+    from grpo_cli.cli.output import count_noun, stderr
+
+    console = stderr()
+    where = escape(str(converted.output or "-o FILE writes it"))
+    errors = sum(problem.level == "error" for problem in converted.problems)
+    if converted.to == "trl":
+        if not errors:
+            shown = escape(str(converted.output or "FILE"))
+            console.print(f"[green]✓[/] run it with: trl grpo --config {shown}")
+    elif errors:
+        problems = count_noun(errors, "problem")
+        console.print(
+            f"[red]✗[/] {problems} to fix before the recipe passes `grpo check` ({where})"
+        )
+    elif converted.to_do:
+        lines = count_noun(len(converted.to_do), "TO DO line")
+        console.print(f"[yellow]![/] {lines} to write before the recipe can be used ({where})")
+    else:
+        console.print(f"[green]✓[/] the recipe passes `grpo check` ({where})")

@@ -1,0 +1,129 @@
+"""`grpo diagnose`: print what a run's metrics say is wrong, and the list of rules."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from grpo_cli.cli.arguments import RUNS, AsJson, NewestRun, RunsRoot
+from grpo_cli.cli.output import LEVEL_MARKS, count_noun, print_json, print_marked, stderr, stdout
+from grpo_cli.errors import ExitCode
+
+if TYPE_CHECKING:
+    from grpo_cli.analysis.diagnosis.diagnosis import Diagnosis
+    from grpo_cli.analysis.diagnosis.rule import Rule, Symptom
+
+
+def diagnose(
+    run: NewestRun = "latest",
+    runs: RunsRoot = RUNS,
+    rules: Annotated[
+        bool,
+        typer.Option(
+            "--rules", help="List the rules instead, with thresholds and sources; needs no run."
+        ),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Find out from a run's metrics why it does not learn, and what to change.
+
+    `training.stop_when` takes names of rules, and stops a run that one of them matches. Exit code 1 if the run
+    learns nothing or loses what it learned.
+    """
+    if rules:
+        from grpo_cli.analysis.diagnosis.diagnosis import RULES
+
+        if json:
+            print_json([rule.as_json() for rule in RULES])
+        else:
+            _print_rules(RULES)
+        return
+    from grpo_cli.analysis.diagnosis.diagnosis import examine
+    from grpo_cli.analysis.diagnosis.history import read_history
+    from grpo_cli.runs.run import Run
+    from grpo_cli.runs.selection import find_run
+
+    folder = find_run(runs, run)
+    found = examine(read_history(Run(folder)))
+    if json:
+        print_json({"run": str(folder.path), **found.as_json()})
+    else:
+        _print_diagnosis(found)
+    raise typer.Exit(ExitCode.FAILED if found.errors else ExitCode.OK)
+
+
+_MOST_SHOWN = 3
+"""Symptoms at the end of a training; `grpo diagnose` shows all."""
+
+
+def _print_diagnosis(found: "Diagnosis") -> None:
+    console = stdout()
+    console.print(_say_verdict(found))
+    for symptom in found.symptoms:
+        console.print()
+        _print_symptom(console, symptom)
+    if found.skipped:
+        console.print()
+    for why, names in found.skipped_by_reason().items():
+        console.print(Text(f"skipped: {', '.join(names)} ({why})", style="dim"))
+
+
+def _say_verdict(found: "Diagnosis") -> Text:
+    serious = [each for each in found.symptoms if each.level != "note"]
+    if not found.checked:
+        return Text(f"· too little was logged to check any of {found.rules} rules", style="cyan")
+    if not serious:
+        notes = len(found.symptoms)
+        more = f"; {count_noun(notes, 'note')}" if notes else ""
+        few = 2 * found.checked < found.rules
+        dot = ("·", "cyan") if few else ("✓", "green")
+        return Text.assemble(dot, f" no problems found ({found.coverage}){more}")
+    mark, style = LEVEL_MARKS["error" if found.errors else "warning"]
+    return Text(f"{mark} {count_noun(len(serious), 'problem')}", style=style)
+
+
+def _print_symptom(console: Console, symptom: "Symptom") -> None:
+    mark, style = LEVEL_MARKS[symptom.level]
+    head = Text.assemble((f"{mark} ", style), (symptom.rule, "bold"), f"  at step {symptom.step}")
+    console.print(head)
+    lines = (
+        Text(symptom.seen),
+        Text(symptom.why, style="dim"),
+        Text.assemble(("Fix: ", "bold"), symptom.fix),
+    )
+    for line in lines:
+        if console.is_terminal:
+            console.print(Padding(line, (0, 0, 0, 2)), soft_wrap=False)
+        else:
+            console.print(Text.assemble("  ", line), soft_wrap=True)
+
+
+def _print_rules(rules: "Iterable[Rule]") -> None:
+    console = stdout()
+    for rule in rules:
+        console.print(Text.assemble((rule.name, "bold"), f"  {rule.title}"))
+        # What looks at no records looks at the measurements before and after.
+        last = f", the last {count_noun(rule.window, 'record')}" if rule.window else ""
+        least = f"; from {count_noun(rule.min_records, 'record')} on" if rule.min_records else ""
+        facts = {
+            "metric": f"{rule.metric}{last}",
+            "speaks": f"{rule.threshold}{least}",
+            "source": rule.source,
+        }
+        for name, fact in facts.items():
+            console.print(Text.assemble((f"  {name}  ", "dim"), fact))
+
+
+def print_symptoms(symptoms: "Sequence[Symptom]", run: str) -> None:
+    """Print the worst symptoms of a finished run to stderr, and the command that shows all."""
+    console = stderr()
+    lines = [
+        (each.level, Text.assemble((f"{each.rule}: ", "bold"), f"{each.seen}. Fix: {each.fix}"))
+        for each in symptoms[:_MOST_SHOWN]
+    ]
+    print_marked(console, lines)
+    if symptoms:
+        console.print(f"more: grpo diagnose {run}", markup=False, soft_wrap=True, style="dim")

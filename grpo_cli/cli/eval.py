@@ -1,0 +1,362 @@
+"""`grpo eval`: measure models, show a result again, compare two results."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from grpo_cli.cli.arguments import AsJson, Overrides, RunOrRecipe, RunOrResult
+from grpo_cli.cli.output import print_json, stderr, stdout, stdout_to_stderr
+from grpo_cli.errors import ExitCode
+from grpo_cli.units import format_duration
+
+if TYPE_CHECKING:
+    from grpo_cli.workflows.reporter import Reporter
+
+
+class _MeasuresByDefault(TyperGroup):
+    """Make `grpo eval RUN` mean `grpo eval measure RUN`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert `measure` unless a command is named; without arguments, show its help, which names the others."""
+        if not args or args[0] not in self.commands:
+            args = ["measure", *(args or ["--help"])]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    help="Measure a model with its recipe's prompts and rewards, and compare it with a baseline.",
+    cls=_MeasuresByDefault,
+)
+
+
+FailUnder = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="METRIC=VALUE",
+        help="Exit with 1 below it: accuracy=0.5, gain/accuracy=0. May be repeated.",
+    ),
+]
+
+
+Harness = Annotated[
+    str | None, typer.Option(help="lm-eval: run standard benchmarks on the same models too.")
+]
+
+
+Tasks = Annotated[
+    str | None, typer.Option(help="The harness's tasks, with commas, or YAML files of tasks.")
+]
+
+
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Completions sampled at a time on each device.")
+]
+
+
+NumProcesses = Annotated[
+    int | None, typer.Option(min=1, help="By default one for each GPU; 1 on a CPU.")
+]
+
+
+@app.command()
+def measure(
+    source: RunOrRecipe,
+    set_: Overrides = None,
+    model: Annotated[
+        str | None, typer.Option(help="Measure this folder or hub id with the recipe.")
+    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="A step of the run, all or best.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Compare with this folder or hub id, or none.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="eval or train.")] = "eval",
+    limit: Annotated[int | None, typer.Option(min=1, help="Prompts to measure on.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Completions for each prompt.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of sampling and of the bootstrap.")
+    ] = None,
+    backend: Annotated[
+        str,
+        typer.Option(help="transformers, vllm, or auto: vllm on GPUs if training samples with it."),
+    ] = "auto",
+    batch_size: BatchSize = None,
+    num_processes: NumProcesses = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for samples and result.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume an interrupted evaluation.")
+    ] = False,
+    harness: Harness = None,
+    tasks: Tasks = None,
+    fail_under: FailUnder = None,
+    json: AsJson = False,
+) -> None:
+    """Measure the models of a run, or a model with a recipe, and the gain over a baseline.
+
+    Greedy, unless the recipe or --temperature says otherwise. The result goes to RUN/eval/TIME, or to
+    evals/NAME/TIME for a recipe. See also: grpo eval show RUN, grpo eval compare A B.
+    """
+    from grpo_cli.eval.request import EvalOptions
+    from grpo_cli.workflows.evaluate import evaluate
+
+    options = EvalOptions(
+        **{name: value for name, value in locals().items() if name in EvalOptions.__annotations__}
+    )
+    names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    with stdout_to_stderr():
+        evaluation = evaluate(
+            source,
+            set_,
+            options,
+            _reporter(),
+            num_processes=num_processes,
+            harness=harness,
+            tasks=names,
+            floors=fail_under or (),
+        )
+    _show_result(evaluation.result, evaluation.folder.path, fail_under, as_json=json)
+
+
+@app.command()
+def show(
+    path: RunOrResult,
+    fail_under: FailUnder = None,
+    json: AsJson = False,
+) -> None:
+    """Show a result again: the newest of a run, or the named one."""
+    from grpo_cli.eval.result import read_result
+
+    folder, result = read_result(path)
+    _show_result(result, folder.path, fail_under, as_json=json)
+
+
+@app.command()
+def compare(
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="A result, its folder or its run; A:NAME for one of several models.",
+        ),
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another, on the same prompts.")],
+    json: AsJson = False,
+) -> None:
+    """Compare two results prompt by prompt: B minus A."""
+    from grpo_cli.eval.result import compare_results
+
+    compared = compare_results(first, second)
+    if json:
+        print_json(compared)
+    else:
+        _print_comparison(compared)
+
+
+def _show_result(result: Any, folder: Path, floors: list[str] | None, *, as_json: bool) -> None:
+    """Print a result, and exit with 1 if it is below a floor."""
+    from grpo_cli.eval.result import falls_short
+
+    # Before anything is printed: an unknown metric is a usage error.
+    short = falls_short(result, floors or ())
+    if as_json:
+        print_json(result)
+    else:
+        print_result(result, folder)
+    for each in short:
+        stderr().print(f"error: {each}", style="red", markup=False)
+    if short:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+_QUIET_S = 10.0
+"""Seconds between lines of progress if stderr is not a terminal."""
+
+
+def _reporter() -> "Reporter":
+    from grpo_cli.cli.reporter import TerminalReporter
+
+    class EvalReporter(TerminalReporter):
+        def evaluation(
+            self, folder: Path
+        ) -> AbstractContextManager[Callable[[str, int, int], None]]:
+            return _progress(folder)
+
+    return EvalReporter()
+
+
+@contextmanager
+def _progress(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
+    """Show on stderr how far an evaluation is, with the time left."""
+    console = stderr()
+    console.print(f"evaluation: {folder}", markup=False)
+    if not console.is_terminal:
+        yield _plain_progress()
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("completions, left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def tell(subject: str, done: int, total: int) -> None:
+            if subject not in tasks:
+                tasks[subject] = bars.add_task("", total=None)
+            what = subject if total else f"{subject}: loading the model"
+            bars.update(tasks[subject], description=what, total=total or None, completed=done)
+
+        yield tell
+
+
+def _plain_progress() -> Callable[[str, int, int], None]:
+    last = [0.0]
+    begun: dict[str, tuple[float, int]] = {}
+    ended: set[str] = set()
+
+    def tell(subject: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if not total:
+            stderr().print(f"{subject}: loading the model", markup=False)
+            return
+        started, first = begun.setdefault(subject, (now, done))
+        if subject in ended or (now - last[0] < _QUIET_S and done < total):
+            return
+        last[0] = now
+        if done >= total:
+            ended.add(subject)
+        speed = (done - first) / (now - started) if now > started else 0.0
+        left = f", {format_duration((total - done) / speed)} left" if speed and done < total else ""
+        stderr().print(f"{subject}: {done}/{total} completions{left}", markup=False)
+
+    return tell
+
+
+def print_result(result: Mapping[str, Any], folder: Path) -> None:
+    """Print every metric of every model, the gain, and the verdict."""
+    console = stdout()
+    wide, narrow = _result_table(result, " "), _result_table(result, "\n")
+    unbounded = console.options.update(max_width=10_000)
+    fits = console.measure(wide, options=unbounded).maximum <= console.width
+    console.print(wide if fits else narrow)
+    settings, first = result["settings"], next(iter(result["subjects"].values()))
+    console.print(
+        Text(
+            f"{first['prompts']} prompts × {settings['samples']} at temperature "
+            f"{settings['temperature']:g}, split {settings['split']}; 95 % intervals by prompt",
+            style="dim",
+        )
+    )
+    if "harness" in result:
+        console.print(_harness_table(result["harness"]))
+    for note in _notes(result):
+        console.print(Text(note, style="dim"))
+    for name, subject in result["subjects"].items():
+        for reward, count in subject.get("failures", {}).items():
+            warning = f"warning: {reward} failed on {count} of {subject['completions']} completions of {name}"
+            console.print(Text(warning, style="yellow"))
+    for name, verdict in result["verdicts"].items():
+        several = f"{name}: " if len(result["verdicts"]) > 1 else ""
+        console.print(Text(several + verdict, style="bold"))
+    console.print(f"result  {folder / 'result.json'}", markup=False)
+
+
+def _notes(result: Mapping[str, Any]) -> list[str]:
+    """Return why some values have no interval."""
+    values = [subject["metrics"] for subject in result["subjects"].values()]
+    gains = [
+        {f"gain in {name}": metric for name, metric in each.items()}
+        for each in result["differences"].values()
+    ]
+    missing: dict[str, dict[str, None]] = {}
+    for metrics in (*values, *gains):
+        for name, metric in metrics.items():
+            if metric["reason"]:
+                missing.setdefault(metric["reason"], {})[name] = None
+    return [f"no interval: {reason} ({', '.join(names)})" for reason, names in missing.items()]
+
+
+def _result_table(result: Mapping[str, Any], gap: str) -> Table:
+    """Return a row per metric, with `gap` between a value and its interval."""
+    table = Table(box=None, padding=(0, 2 if gap == " " else 1), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    subjects = result["subjects"]
+    for name in subjects:
+        table.add_column(name, justify="right")
+    for name in result["differences"]:
+        table.add_column(f"gain of {name}", justify="right")
+    first = next(iter(subjects.values()))
+    for metric, found in first["metrics"].items():
+        name = Text(metric)
+        if found["prompts"] < first["prompts"]:
+            name.append(f" ({found['prompts']} prompts)", style="dim")
+        cells = [_cell(subject["metrics"].get(metric), gap) for subject in subjects.values()]
+        gains = [_cell(each.get(metric), gap, "+") for each in result["differences"].values()]
+        table.add_row(name, *cells, *gains)
+    speeds = [_speed(subject) for subject in subjects.values()]
+    table.add_row(Text("tokens/s", style="dim"), *speeds)
+    return table
+
+
+def _speed(subject: Mapping[str, Any]) -> str:
+    if subject["tokens_per_s"] is None:
+        return "–"
+    # Earlier versions always included the warm-up.
+    warm_up = " with warm-up" if subject.get("warm_up_included", True) else ""
+    return f"{subject['tokens_per_s']:.0f}{warm_up}"
+
+
+def _harness_table(harness: Mapping[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column(f"{harness['name']} {harness['version']}")
+    for name in harness["subjects"]:
+        table.add_column(name, justify="right")
+    first = next(iter(harness["subjects"].values()))
+    for task, metrics in first.items():
+        for metric in metrics:
+            cells = [_with_error(tasks[task][metric]) for tasks in harness["subjects"].values()]
+            table.add_row(Text(f"{task} {metric.removesuffix(',none')}"), *cells)
+    return table
+
+
+def _with_error(score: Mapping[str, Any]) -> Text:
+    text = Text(f"{score['value']:.3f}")
+    if score["stderr"] is not None:
+        text.append(f" ± {score['stderr']:.3f}", style="dim")
+    return text
+
+
+def _print_comparison(compared: Mapping[str, Any]) -> None:
+    console = stdout()
+    console.print(f"before  {compared['before']}", markup=False)
+    console.print(f"after   {compared['after']}", markup=False)
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("")
+    table.add_column("difference", justify="right")
+    for name, metric in compared["differences"].items():
+        table.add_row(Text(name), _cell(metric, " ", "+"))
+    console.print(table)
+    for name, (before, after) in compared["settings"].items():
+        change = "" if name == "rewards" else f": {before} → {after}"
+        console.print(f"note: {name} of the two differ{change}", style="yellow", markup=False)
+    console.print(Text(compared["verdict"], style="bold"))
+
+
+def _cell(metric: Mapping[str, Any] | None, gap: str, sign: str = "") -> Text:
+    if metric is None or metric["value"] is None:
+        return Text("–")
+    text = Text(f"{metric['value']:{sign}.3f}")
+    if metric["low"] is not None:
+        interval = f"[{metric['low']:{sign}.3f}, {metric['high']:{sign}.3f}]"
+        text.append(f"{gap}{interval}", style="dim")
+    return text

@@ -1,0 +1,155 @@
+"""`grpo expect`: write a recipe's `expect` block from finished runs, or compare runs with one."""
+
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from grpo_cli.cli.arguments import AsJson, Runs
+from grpo_cli.cli.output import print_json, stderr, stdout
+from grpo_cli.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from grpo_cli.analysis.bands import Written
+    from grpo_cli.analysis.expectations import Comparison, Verdict
+
+
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A metric of metrics.jsonl or of the held-out measurement; may be repeated. "
+        "By default reward and every held-out accuracy."
+    ),
+]
+
+
+def expect(
+    runs: Runs,
+    metric: Metrics = None,
+    step: Annotated[
+        int | None,
+        typer.Option(min=1, help="Read logged metrics at this step; the last by default."),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(min=1, help="Records a logged metric is the mean of; a tenth by default."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare each run with its own recipe's block instead.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="RECIPE", help="Compare with this recipe's block instead."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Write the `expect` block of a recipe from its finished runs (one for each seed), or compare runs with one.
+
+    The block goes to stdout: `grpo expect RUN RUN RUN >> recipe.yaml`. A comparison ends with exit code 1
+    unless every metric is there and lies inside.
+    """
+    if check or against:
+        comparisons = _compare(runs, against, written_flags=(metric, step, window))
+        if json:
+            print_json([each.as_json() for each in comparisons])
+        else:
+            _print_comparisons(comparisons)
+        raise typer.Exit(
+            ExitCode.OK if all(each.inside for each in comparisons) else ExitCode.FAILED
+        )
+    from grpo_cli.analysis.bands import expect_from_runs
+
+    written = expect_from_runs(runs, metric or (), step, window)
+    if json:
+        print_json(written.as_json())
+    else:
+        _print_written(written)
+
+
+def _compare(
+    paths: list[Path], against: Path | None, written_flags: tuple[object, ...]
+) -> "list[Comparison]":
+    """Return each run beside a block.
+
+    Raises:
+        UsageError: There is no block, or flags were given that only writing one takes.
+    """
+    from grpo_cli.analysis.expectations import compare_run
+    from grpo_cli.recipe.loading import load_recipe
+    from grpo_cli.runs.run import Run
+
+    if any(flag for flag in written_flags):
+        raise UsageError(
+            "--metric, --step and --window are for writing a block; a comparison takes them from it. "
+            "Fix: leave them out"
+        )
+    found = []
+    block = load_recipe(against).expect if against else None
+    for path in paths:
+        run = Run(path)
+        expect = block if against else run.recipe.expect
+        if expect is None:
+            raise UsageError(
+                f"{against or run.folder.resolved} has no `expect` block. Fix: write one with grpo expect RUN..., "
+                "or name a recipe that has one with --against RECIPE"
+            )
+        found.append(compare_run(run, expect))
+    return found
+
+
+_STYLES = {"inside": "green", "outside": "bold red"}
+
+
+_MOST_DECIMALS = 6
+
+
+def _print_written(written: "Written") -> None:
+    """Print a block as YAML that can be appended to a recipe; notes go to stderr."""
+    from grpo_cli.recipe.yaml_tree import write_expect
+
+    # A line apart from whatever stands before it.
+    sys.stdout.write(f"\n{write_expect(written.expect)}")
+    for note in written.notes:
+        stderr().print(f"note: {note}", style="cyan", markup=False)
+
+
+def _print_comparisons(comparisons: "list[Comparison]") -> None:
+    for comparison in comparisons:
+        ended = "" if comparison.state == "completed" else f" ({comparison.state})"
+        stdout().print(Text(f"{comparison.run}{ended}", style="bold"))
+        print_verdicts(comparison, indent="  ")
+
+
+def print_verdicts(comparison: "Comparison", indent: str = "") -> None:
+    """Print a line per metric, then how the run's conditions differ from those of the bands."""
+    console = stdout()
+    for verdict in comparison.verdicts:
+        line = Text(f"{indent}expected  {verdict.metric} at step {verdict.step}: ")
+        console.print(line.append(_say(verdict)))
+    for mismatch in comparison.mismatches:
+        console.print(Text(f"{indent}          {mismatch}", style="dim"))
+    if comparison.runs == 1:
+        note = "the bands come from one run: a guess at its own noise, not at what another seed changes"
+        console.print(Text(f"{indent}          {note}", style="dim"))
+
+
+def _say(verdict: "Verdict") -> Text:
+    style, detail = _STYLES.get(verdict.outcome, "yellow"), verdict.detail
+    if verdict.value is None:
+        return Text(f"{verdict.outcome}{f' ({detail})' if detail else ''}", style=style)
+    word = "OUTSIDE" if verdict.outcome == "outside" else verdict.outcome
+    value, low, high = _format(verdict.value, verdict.low, verdict.high)
+    text = Text(f"{value}, ").append(f"{word} {low} to {high}", style=style)
+    return text.append(f" ({detail})") if detail else text
+
+
+def _format(*values: float) -> list[str]:
+    """Format numbers with as many decimals as the ends of the band need to differ."""
+    low, high = values[-2:]
+    decimals = 3 if high <= low else max(3, 2 - math.floor(math.log10(high - low)))
+    if decimals > _MOST_DECIMALS:
+        return [f"{value:.6g}" for value in values]
+    return [f"{value:.{decimals}f}" for value in values]

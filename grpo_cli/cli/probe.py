@@ -1,0 +1,259 @@
+"""`grpo probe`: print whether a recipe can learn, what it costs, and every issue found."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from grpo_cli.cli.arguments import RUNS, AsJson, Overrides, RecipePath, RunsRoot
+from grpo_cli.cli.output import (
+    LEVEL_MARKS,
+    count_noun,
+    print_json,
+    print_marked,
+    print_problems,
+    progress,
+    stdout,
+    stdout_to_stderr,
+)
+from grpo_cli.errors import ExitCode
+from grpo_cli.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from grpo_cli.analysis.samples import ScoredCompletion
+    from grpo_cli.issues import Issue
+    from grpo_cli.probing.procedure import Probe
+    from grpo_cli.probing.signal import PassRate, Signal, Spread
+
+
+def probe(
+    recipe: RecipePath,
+    set_: Overrides = None,
+    prompts: Annotated[
+        int, typer.Option(min=1, help="Prompts to sample num_generations completions for.")
+    ] = 16,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Load no weights: settings, data, template, rewards, memory."),
+    ] = False,
+    runs: RunsRoot = RUNS,
+    json: AsJson = False,
+) -> None:
+    """Sample and score a few completions before training: is there anything to learn, and will it fit?
+
+    Takes one training step with a copy of the model that is thrown away; keeps nothing on disk.
+    `--runs` is where free disk space is checked. Exit code 1 if the training would fail or learn
+    nothing.
+    """
+    from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.launch.plan import set_thread_env
+    from grpo_cli.machine import is_on_cpu, read_hardware
+    from grpo_cli.probing.procedure import probe_recipe
+
+    with stdout_to_stderr(), progress("checking the recipe") as report:
+        hardware = read_hardware()
+        checked = check_recipe(recipe, set_, hardware)
+        launch = checked.recipe.launch
+        if is_on_cpu(launch, hardware) and checked.recipe.generation.backend != "vllm":
+            set_thread_env(hardware, checked.num_processes // launch.num_machines)
+        with checked.loaded.placing_errors():
+            found = probe_recipe(
+                checked.recipe,
+                source=recipe,
+                runs=runs,
+                prompts_sampled=prompts,
+                quick=quick,
+                on_progress=report,
+            )
+        found.findings = [checked.loaded.place(issue) for issue in found.findings]
+    print_problems(checked.notes_of("generation.backend"))
+    if json:
+        print_json(found.as_json())
+    else:
+        _print_probe(found)
+    raise typer.Exit(ExitCode.FAILED if found.errors else ExitCode.OK)
+
+
+_SHOWN_PROMPT, _SHOWN_COMPLETION = 1200, 400
+
+
+_LEAST_SHOWN = 2**20
+
+
+def _print_probe(probe: "Probe") -> None:
+    console = stdout()
+    for title, lines in (
+        ("prompt", _prompt(probe)),
+        ("rewards", _rewards(probe)),
+        ("samples", _samples(probe.samples)),
+        ("signal", _signal(probe)),
+        ("length", _lengths(probe)),
+        ("cost", _cost(probe)),
+    ):
+        shown = list(lines)
+        if shown:
+            console.print(Text(title, style="bold underline"))
+            for line in shown:
+                console.print(line)
+            console.print()
+    print_findings(console, probe.sorted_findings)
+    _print_verdict(console, probe)
+
+
+def print_findings(console: Console, findings: "Sequence[Issue]") -> None:
+    """Print issues, each with its place, why it matters and the fix."""
+    print_marked(console, [(finding.level, _say(finding)) for finding in findings])
+
+
+def _say(finding: "Issue") -> Text:
+    _, style = LEVEL_MARKS[finding.level]
+    text = Text(f"{finding.subject}: ", style=f"bold {style}")
+    text.append(finding.seen.rstrip("."), style="default not bold")
+    if finding.why:
+        text.append(f"; {finding.why.rstrip('.')}", style="default not bold")
+    if finding.fix:
+        text.append(f"\nFix: {finding.fix}", style="default not bold")
+    if finding.location:
+        text.append(f" ({finding.location})", style="dim not bold")
+    return text
+
+
+def _print_verdict(console: Console, probe: "Probe") -> None:
+    errors = len(probe.errors)
+    warnings = sum(finding.level == "warning" for finding in probe.findings)
+    took = f"[dim]({format_duration(probe.seconds)})[/]"
+    if errors or warnings:
+        console.print(f"{count_noun(errors, 'error')}, {count_noun(warnings, 'warning')} {took}")
+        return
+    looked = "the model can learn from these rewards" if probe.signal else "nothing is wrong so far"
+    command = "grpo probe" if probe.quick else "grpo train"
+    console.print(f"[green]✓[/] {looked} {took}; next: {command} {escape(probe.recipe)}")
+
+
+def _prompt(probe: "Probe") -> Iterator[Text]:
+    sample = probe.prompts
+    if sample is None:
+        return
+    shown = sample.rendered[:_SHOWN_PROMPT]
+    more = " …" if len(sample.rendered) > _SHOWN_PROMPT else ""
+    yield Text(shown + more, style="cyan")
+    ordered = sorted(sample.lengths)
+    yield Text(
+        f"{ordered[len(ordered) // 2]} tokens in the median, {ordered[-1]} at most "
+        f"({count_noun(len(ordered), 'prompt')} of {sample.total:,})",
+        style="dim",
+    )
+
+
+def _samples(samples: "list[ScoredCompletion]") -> Iterator[Text]:
+    """Yield the best, the middle and the worst; one where all are worth the same."""
+    ranked = sorted(samples, key=lambda sample: -sample.total)
+    if not ranked:
+        return
+    named = {"best": ranked[0], "middle": ranked[len(ranked) // 2], "worst": ranked[-1]}
+    if ranked[0].total == ranked[-1].total:
+        named = {"all score the same": ranked[0]}
+    for name, sample in named.items():
+        scores = "  ".join(
+            f"{name} {'–' if value is None else f'{value:g}'}"
+            for name, value in sample.rewards.items()
+        )
+        cut = ", cut off" if sample.clipped else ""
+        head = f"{name}, row {sample.row + 1}: total {sample.total:.3g} ({scores}), {sample.tokens} tokens{cut}"
+        yield Text(head, style="bold")
+        text = sample.text[:_SHOWN_COMPLETION]
+        yield Text(text + (" …" if len(sample.text) > _SHOWN_COMPLETION else ""), style="cyan")
+        for reward, reason in sample.reasons.items():
+            yield Text(f"  {reward}: {reason}", style="dim")
+
+
+def _signal(probe: "Probe") -> Iterator[Table | Text]:
+    signal = probe.signal
+    if signal is None:
+        return
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    for name in ("reward", "mean", "spread", "within a group"):
+        table.add_column(name, justify="left" if name == "reward" else "right", style="none")
+    for name, spread in [*signal.rewards.items(), *_total(signal)]:
+        mean = "–" if spread.mean is None else f"{spread.mean:.3f}"
+        table.add_row(Text(name), mean, f"{spread.std:.3f}", f"{spread.within:.3f}")
+    yield table
+    yield Text(
+        f"{signal.prompts} prompts × {signal.completions // signal.prompts} completions; "
+        f"in {signal.frac_reward_zero_std:.0%} of groups all score the same, so no gradient"
+    )
+    for rate in signal.pass_rates:
+        yield _rate(rate)
+
+
+def _total(signal: "Signal") -> "list[tuple[str, Spread]]":
+    return [("total", signal.total)] if len(signal.rewards) > 1 else []
+
+
+def _rate(rate: "PassRate") -> Text:
+    return Text(
+        f"right by {rate.reward}: {rate.rate:.0%} (95 % interval {rate.low:.0%} to {rate.high:.0%}); "
+        f"prompts: {rate.too_hard} never right, {rate.learnable} sometimes, {rate.too_easy} always"
+    )
+
+
+def _lengths(probe: "Probe") -> Iterator[Text]:
+    lengths = probe.lengths
+    if lengths is not None:
+        yield Text(
+            f"completions: {lengths.median} tokens in the median, {lengths.p95} at the 95th percentile, "
+            f"{lengths.max} at most; {lengths.clipped:.0%} cut off at {lengths.limit}"
+        )
+
+
+def _cost(probe: "Probe") -> Iterator[Table | Text]:
+    if probe.memory is not None:
+        left = probe.memory_available
+        room = f" of {format_bytes(left)} available" if left is not None else ""
+        yield Text(f"memory: about {format_bytes(probe.memory.peak_bytes)} a process{room}")
+        yield _table(
+            (part.name, format_bytes(part.bytes), part.formula)
+            for part in probe.memory.at_peak()
+            if part.bytes >= _LEAST_SHOWN
+        )
+    if probe.disk is not None:
+        yield Text(f"disk: {format_bytes(probe.disk.total)}: {probe.disk.formula}")
+    if probe.time is not None:
+        yield Text(
+            f"time: about {format_duration(probe.time.total_s)} without start-up, "
+            f"{_step(probe.time.step_s)} a step"
+        )
+        yield _table(
+            (part.name, format_duration(part.seconds), part.formula) for part in probe.time.parts
+        )
+
+
+def _step(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else format_duration(seconds)
+
+
+def _rewards(probe: "Probe") -> Iterator[Text]:
+    """Yield what made-up answers scored, in a line."""
+    trial = probe.trial
+    if trial is None or not trial.results:
+        return
+    shown = (
+        f"{result.name} {result.total:.3g}" for result in trial.results if result.total is not None
+    )
+    yield Text(
+        f"{', '.join(shown)}: mean total of answers to {trial.rows} rows (grpo rewards test)"
+    )
+
+
+def _table(rows: Iterator[tuple[str, str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for name, value, formula in rows:
+        table.add_row(Text(f"  {name}"), Text(value), Text(formula))
+    return table

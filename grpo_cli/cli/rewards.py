@@ -1,0 +1,119 @@
+"""`grpo rewards`: the reward kinds, and the rewards of a recipe tried on answers."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from grpo_cli.cli.arguments import AsJson, Overrides, RecipePath
+from grpo_cli.cli.output import print_json, print_problems, progress, stdout, stdout_to_stderr
+from grpo_cli.errors import ExitCode
+from grpo_cli.units import format_value
+
+if TYPE_CHECKING:
+    from grpo_cli.rewards.registry import KindDescription
+    from grpo_cli.rewards.testing import RewardTestResult
+
+app = typer.Typer(help="Reward kinds, and rewards tried on answers.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_rewards(json: AsJson = False) -> None:
+    """List every reward kind with what it rewards."""
+    from grpo_cli.rewards.registry import list_kinds
+
+    kinds = list_kinds()
+    if json:
+        print_json([kind.as_json() for kind in kinds])
+    else:
+        _print_kinds(kinds)
+
+
+def _print_kinds(kinds: "list[KindDescription]") -> None:
+    table = Table.grid(padding=(0, 2))
+    for kind in kinds:
+        table.add_row(Text(kind.kind, style="bold"), Text(kind.summary))
+    stdout().print(table)
+
+
+@app.command("show")
+def show_reward(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="A reward kind.")],
+    json: AsJson = False,
+) -> None:
+    """Show a reward kind: formula, range, source, and its parameters."""
+    from grpo_cli.rewards.registry import describe_kind
+
+    described = describe_kind(kind)
+    if json:
+        print_json(described.as_json())
+    else:
+        _print_kind(described)
+
+
+def _print_kind(kind: "KindDescription") -> None:
+    console = stdout()
+    console.print(Text(kind.kind, style="bold"))
+    console.print(Text(kind.doc))
+    table = Table.grid(padding=(0, 2))
+    for parameter in kind.parameters:
+        default = "required" if parameter.required else json.dumps(parameter.default)
+        table.add_row(Text(f"  {parameter.name}", style="bold"), default, Text(parameter.doc))
+    if kind.parameters:
+        console.print("\nparameters")
+        console.print(table)
+
+
+@app.command("test")
+def score_answers(
+    recipe: RecipePath,
+    set_: Overrides = None,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(help="Try this answer too; {{ name }} is a column. May be repeated."),
+    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows to try.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Score the gold, wrong and degenerate answers to a recipe's own rows, before training.
+
+    Exit code 1 if the gold answer does not win, cannot be parsed, or a degenerate answer scores as well.
+    """
+    from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.workflows.reward_test import try_recipe
+
+    with stdout_to_stderr(), progress("checking the recipe") as report:
+        checked = check_recipe(recipe, set_)
+        trial = try_recipe(checked, rows=rows, answers=answer or (), on_progress=report)
+    if json:
+        print_json(trial.as_json())
+    else:
+        _print_trial(trial)
+    raise typer.Exit(ExitCode.FAILED if trial.failed else ExitCode.OK)
+
+
+def _print_trial(trial: "RewardTestResult") -> None:
+    console = stdout()
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("answer", style="bold")
+    names = list(trial.seconds)
+    for name in [*names, "total"] if len(names) > 1 else names:
+        table.add_column(name, justify="right")
+    table.add_column("example", no_wrap=True, overflow="ellipsis", style="dim")
+    for result in trial.results:
+        scores = [format_value(result.rewards[name]) for name in names]
+        total = [format_value(result.total)] if len(names) > 1 else []
+        example = " ".join(result.example.split())
+        table.add_row(Text(result.name), *scores, *total, Text(example[:60]))
+    console.print(table)
+    console.print(f"\n{trial.rows} rows; means over the rows a reward applies to", style="dim")
+    for name, form in trial.forms.items():
+        console.print(Text(f"the gold of {name} is written as {form}", style="dim"))
+    slow = [f"{name} {spent:.2g} s" for name, spent in trial.seconds.items() if spent >= 0.05]
+    if slow:
+        console.print(Text(f"time for a completion: {', '.join(slow)}", style="dim"))
+    print_problems(trial.problems)
+    if trial.forms and all(problem.level == "note" for problem in trial.problems):
+        console.print("[green]✓[/] right answers win, and nothing else does")

@@ -1,0 +1,128 @@
+"""How the end of a run looks in a terminal."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from grpo_cli.cli.diagnose import print_symptoms
+from grpo_cli.cli.expect import print_verdicts
+from grpo_cli.cli.output import LEVEL_MARKS, count_noun, print_words, stderr, stdout
+from grpo_cli.report import wording
+from grpo_cli.report.wording import clean_text
+from grpo_cli.units import format_duration, format_value
+
+if TYPE_CHECKING:
+    from grpo_cli.report.summary import RunReport
+    from grpo_cli.runs.status import Status
+
+_MARKS = {
+    "completed": "[green]✓[/]",
+    "stopped": "[yellow]■[/]",
+    "running": "[cyan]●[/]",
+    "pending": "[dim]○[/]",
+}
+
+
+def print_summary(run: "RunReport") -> None:
+    """Print how a run ended and what to do next."""
+    console, status, folder = stdout(), run.status, run.folder
+    console.print(_say_end(run))
+    table = Table.grid(padding=(0, 2))
+    trend, answers = run.trend("reward"), run.answers()
+    if trend and not answers:
+        values = f"{format_value(trend.first)} → [bold]{format_value(trend.last)}[/]"
+        table.add_row("  reward", values, f"[dim]{trend.describe()}[/]")
+    for name, before, after in _compare(run.before, run.after):
+        values = f"{format_value(before)} → [bold]{format_value(after)}[/]"
+        table.add_row(Text(f"  {clean_text(name)}"), values, f"[dim]{_say_measured(run.before)}[/]")
+    console.print(table)
+    for question, answer in answers[:2]:
+        for line, style in (
+            (f"  » {clean_text(question)}", "cyan"),
+            (f"  « {clean_text(answer)}", ""),
+        ):
+            console.print(Text(line, style=style), overflow="ellipsis", no_wrap=True)
+    if run.expected:
+        print_verdicts(run.expected, indent="  ")
+    if status.state == "completed" and status.reason:
+        console.print(f"  {status.reason}", markup=False)
+    # Outside the table, which would cut long paths short.
+    if folder.model.is_dir():
+        console.print(f"  model  {folder.model}", markup=False)
+    if folder.report.is_file():
+        console.print(f"  report {folder.report}", markup=False)
+    for tracker, where in run.tracker_runs().items():
+        console.print(f"  {tracker} {clean_text(where)}", markup=False)
+    console.print(f"  run    {folder.path}", markup=False)
+    print_symptoms(run.problems(), str(folder.path))
+    lost = run.lost()
+    if lost:
+        print_words(stderr(), Text(lost, style="bold red"))
+    elif status.state in ("stopped", "failed"):
+        _print_failure(run)
+
+
+def _say_end(run: "RunReport") -> Text:
+    """Return how a run ended, and how many problems were found."""
+    status, problems = run.status, run.problems()
+    state = run.life.state
+    total = f"/{status.total_steps}" if status.total_steps else ""
+    text = Text.from_markup(_MARKS.get(state, "[red]✗[/]"))
+    text.append(f" {state}: {status.step}{total} steps in {format_duration(status.seconds)}")
+    if problems:
+        # The worst comes first.
+        _, style = LEVEL_MARKS[problems[0].level]
+        text.append(", ").append(count_noun(len(problems), "problem"), style=style)
+    return text
+
+
+def _say_measured(measured: Mapping[str, Any]) -> str:
+    """Return over how many prompts, and how their answers were sampled."""
+    prompts = [f"{measured['prompts']} held-out prompts"] if "prompts" in measured else []
+    sampling = wording.say_sampling(measured.get("temperature"))
+    return ", ".join([*prompts, *([sampling] if sampling else [])])
+
+
+def _compare(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[tuple[str, float | None, float | None]]:
+    """Yield accuracy of the rewards that judge answers, and means that say anything more than it."""
+    if len(before.get("rewards", {})) > 1:
+        yield "held-out reward", before.get("reward"), after.get("reward")
+    for key, what in (("accuracy", "accuracy"), ("rewards", "mean")):
+        for name in before.get(key, {}):
+            values = before[key][name], after.get(key, {}).get(name)
+            accuracies = before.get("accuracy", {}).get(name), after.get("accuracy", {}).get(name)
+            if key == "accuracy" and after and values[1] is None:
+                # A python reward that gave 0 and 1 alone before training, and other scores after it.
+                continue
+            if key == "accuracy" or values != accuracies:
+                yield f"held-out {what} ({name})", *values
+    if "likelihood_gap" in before:
+        yield "held-out likelihood gap", before["likelihood_gap"], after.get("likelihood_gap")
+
+
+def _print_failure(run: "RunReport") -> None:
+    """Print why a run did not complete, to stderr."""
+    console, status, folder = stderr(), run.status, run.folder
+    if status.traceback:
+        console.print(status.traceback.rstrip(), markup=False, style="dim")
+    style = "bold red" if status.state == "failed" else "yellow"
+    print_words(console, Text(status.reason or "no reason was recorded", style=style))
+    if status.state == "failed":
+        console.print(f"The worker's log: {folder.log}", markup=False)
+    if run.checkpoints:
+        resume = f"grpo train {folder.resolved} --resume-from {folder.path}{overrule(status)}"
+        console.print(f"To resume: {resume}", markup=False, soft_wrap=True)
+        if status.stopped_by:
+            note = (
+                f"Without --set, the rule {status.stopped_by} stops it again if it finds the same."
+            )
+            print_words(console, Text(note, style="dim"))
+
+
+def overrule(status: "Status") -> str:
+    """Return the flag that resumes a run which a rule has stopped."""
+    return " --set 'training.stop_when=[]'" if status.stopped_by else ""

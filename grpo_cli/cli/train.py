@@ -1,0 +1,151 @@
+"""`grpo train`: train a recipe here, submit it to Slurm, or print what would be started."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from grpo_cli.cli.arguments import RUNS, AsJson, Overrides, RecipePath, RunsRoot
+from grpo_cli.cli.output import print_json, stdout
+
+if TYPE_CHECKING:
+    from grpo_cli.cli.reporter import TerminalReporter
+    from grpo_cli.launch.plan import LaunchPlan
+    from grpo_cli.runs.folder import RunFolder
+    from grpo_cli.workflows.prepare import PreparedRun
+    from grpo_cli.workflows.submit import SubmittedJob
+
+
+RunId = Annotated[
+    str | None,
+    typer.Option(metavar="ID", help="Name the run folder; with --resume, resume it if it exists."),
+]
+
+
+AsSlurmJob = Annotated[
+    bool,
+    typer.Option("--slurm", help="Submit a Slurm job; with --dry-run, print its script."),
+]
+
+
+WithDashboard = Annotated[
+    bool, typer.Option("--dashboard", help="Also report to Trackio, and serve its dashboard.")
+]
+
+
+def train(
+    recipe: RecipePath,
+    set_: Overrides = None,
+    runs: RunsRoot = RUNS,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Write the run folder and print the command; start nothing."
+        ),
+    ] = False,
+    no_probe: Annotated[
+        bool, typer.Option("--no-probe", help="Skip `grpo probe --quick`.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Resume the newest run of this recipe from its last checkpoint."
+        ),
+    ] = False,
+    resume_from: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN|CHECKPOINT", help="Resume this run, or from this checkpoint."),
+    ] = None,
+    run_id: RunId = None,
+    slurm: AsSlurmJob = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Resume even if the recipe has changed.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only the final summary.")
+    ] = False,
+    dashboard: WithDashboard = False,
+    json: AsJson = False,
+) -> None:
+    """Train a recipe: check and probe it, create a run folder, launch, watch and summarise."""
+    from grpo_cli.cli.reporter import TerminalReporter
+    from grpo_cli.workflows.dashboard import add_trackio, shown
+    from grpo_cli.workflows.prepare import ResumeRequest, prepare
+
+    request = ResumeRequest(resume or resume_from is not None, resume_from, force, run_id)
+    reporter = TerminalReporter(quiet=quiet)
+    if dashboard:
+        set_ = add_trackio(recipe, set_, starts=not (dry_run or slurm))
+    if slurm:
+        from grpo_cli.workflows.submit import run_as_job
+
+        flags = (*["--force"] * force, *["--quiet"] * quiet)
+        job = run_as_job(recipe, set_, runs, request, flags, reporter, dry_run=dry_run)
+        _print_job(job, as_json=json)
+        return
+    prepared = prepare(recipe, set_, runs, request, reporter, dry_run=dry_run)
+    if dry_run:
+        _print_plan(prepared.folder, prepared.plan, as_json=json)
+        return
+    with shown(prepared.recipe, reporter) if dashboard else contextlib.nullcontext():
+        code = _run(prepared, reporter, probe=not (no_probe or request.wanted), as_json=json)
+    raise typer.Exit(code)
+
+
+def _run(
+    prepared: "PreparedRun", reporter: "TerminalReporter", *, probe: bool, as_json: bool
+) -> int:
+    """Train, print the summary, and return the exit code."""
+    from grpo_cli.cli.summary import print_summary
+    from grpo_cli.workflows.train import RefusedError, train
+
+    try:
+        summary, code = train(prepared, reporter, probe=probe)
+    except RefusedError as refused:
+        reporter.refused(refused)
+        return refused.exit_code
+    if as_json:
+        print_json(summary.summary_json())
+    else:
+        print_summary(summary)
+    return code
+
+
+def _print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> None:
+    """Print what a launch would start."""
+    if as_json:
+        print_json({"run": str(folder.path), **plan.as_json()})
+        return
+    console = stdout()
+    console.print(f"run folder  {folder.path}", markup=False)
+    console.print(
+        f"processes   {plan.num_processes} ({plan.strategy}, {plan.device})", markup=False
+    )
+    effective = plan.add_environment(os.environ)
+    for name, planned in plan.environment.items():
+        yours = " (yours)" if effective[name] != planned else ""
+        console.print(f"environment {name}={effective[name]}{yours}", markup=False)
+    console.print(f"command     {plan.command_line()}", markup=False)
+    if plan.server:
+        console.print(f"server      {plan.server.command_line()}", markup=False)
+        address = f"{plan.server.root}, weights by port {plan.server.group_port}"
+        console.print(
+            f"            {address}, at most {plan.server.max_restarts} restarts, log {folder.server_log}",
+            markup=False,
+        )
+
+
+def _print_job(job: "SubmittedJob", *, as_json: bool) -> None:
+    """Print a submitted job, or the script of a dry run."""
+    if as_json:
+        print_json(job.as_json())
+    elif job.number is None:
+        sys.stdout.write(job.plan.script)
+    else:
+        console = stdout()
+        console.print(f"job         {job.number}", markup=False)
+        console.print(f"run folder  {job.run}", markup=False)
+        console.print(f"log         {job.log}", markup=False)

@@ -1,1 +1,0 @@
-"""Ships a model: merges, converts, verifies, writes the card, pushes."""

@@ -1,0 +1,264 @@
+"""The model card: what the model is, what it gained, how it was trained, and what was checked."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData
+from jinja2 import Environment, StrictUndefined
+
+from grpo_cli.analysis.metrics import (
+    GAP,
+    RANKING,
+    PerPrompt,
+    compare,
+    per_prompt,
+    rank_by_prompt,
+    read_ranked,
+    summarize,
+)
+from grpo_cli.analysis.samples import as_scored, group_by_row
+from grpo_cli.exporting.request import ExportRequest
+from grpo_cli.models.source import read_licence, resolve_source
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.training import TrainingConfig
+from grpo_cli.recipe.yaml_tree import write_yaml
+from grpo_cli.rewards.building import name_rewards, right_scores
+from grpo_cli.runs.files import read_object, write_text
+from grpo_cli.runs.run import Run
+
+_LIBRARIES = {"safetensors": "transformers", "adapter": "peft", "gguf": "gguf"}
+_RELATIONS = {"safetensors": "finetune", "adapter": "adapter", "gguf": "quantized"}
+_TAGS = ("grpo", "trl", "reinforcement-learning")
+_ALWAYS_SHOWN = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_iterations",
+    "learning_rate",
+)
+
+
+def write_card(request: ExportRequest, folder: Path, result: Mapping[str, Any]) -> None:
+    """Write `README.md` into an exported folder; `result` is what `export` returns."""
+    recipe = request.recipe
+    head, recipe_text = _read_head(request), write_yaml(recipe).strip()
+    text = _template().render(
+        title=recipe.name,
+        base=_base_link(request),
+        format=request.format,
+        recipe=recipe,
+        messages=_example(recipe) if _has_chat_template(folder) else None,
+        gguf_file=next((file.name for file in folder.glob("*.gguf")), None),
+        evaluation=_read_evaluation(request),
+        rewards=list(zip(name_rewards(recipe.rewards), recipe.rewards, strict=True)),
+        settings=_list_settings(request),
+        fence="`" * (1 + max(map(len, re.findall("`+", recipe_text)), default=2)),
+        precision=result["precision"],
+        system=recipe.dataset.prompt.fixed_system,
+        checks=_list_checks(result),
+        recipe_text=recipe_text,
+        licensed=head.license is not None,
+    )
+    write_text(folder / "README.md", f"---\n{head.to_yaml()}\n---\n\n{text}")
+
+
+def _template() -> Any:
+    source = resources.files("grpo_cli.exporting").joinpath("card.md.jinja").read_text("utf-8")
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.filters["shell"] = shlex.quote
+    return environment.from_string(source)
+
+
+def _read_head(request: ExportRequest) -> ModelCardData:
+    """Return the metadata that the hub reads."""
+    recipe, source = request.recipe, resolve_source(request.recipe.model)
+    is_hub = source.kind == "hub"
+    dataset = getattr(recipe.dataset, "path", None)
+    return ModelCardData(
+        model_name=recipe.name,
+        base_model=source.location if is_hub else None,
+        base_model_relation=_RELATIONS[request.format] if is_hub else None,
+        datasets=[dataset] if dataset else None,
+        library_name=_LIBRARIES[request.format],
+        license=read_licence(recipe.model),
+        pipeline_tag="text-generation",
+        tags=[*_TAGS, *(["lora"] if recipe.model.lora else [])],
+    )
+
+
+def _base_link(request: ExportRequest) -> str:
+    source = resolve_source(request.recipe.model)
+    if source.kind == "hub":
+        return f"[{source.location}](https://huggingface.co/{source.location})"
+    return f"`{Path(source.location).name}`"
+
+
+def _has_chat_template(folder: Path) -> bool:
+    config = read_object(folder / "tokenizer_config.json")
+    return bool(config.get("chat_template")) or (folder / "chat_template.jinja").is_file()
+
+
+def _example(recipe: Recipe) -> list[str]:
+    """Return messages as the model was trained on them, as JSON."""
+    system = recipe.dataset.prompt.system
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": "…"})
+    return [json.dumps(message, ensure_ascii=False) for message in messages]
+
+
+def _list_settings(request: ExportRequest) -> list[tuple[str, Any]]:
+    recipe, run = request.recipe, Run(request.run)
+    generation, lora = recipe.generation, recipe.model.lora
+    is_final = request.name == "final"
+    step = (
+        read_object(run.folder.status).get("step") if is_final else request.name.rpartition("-")[2]
+    )
+    rows = [
+        ("model exported", request.name),
+        ("optimizer steps", step),
+        ("data", _name_data(recipe)),
+        ("completions of each prompt", generation.num_generations),
+        ("max_completion_length", generation.max_completion_length),
+        ("sampling temperature", generation.temperature),
+        ("LoRA", lora and f"r {lora.r}, alpha {lora.lora_alpha:g}"),
+        ("seed", recipe.seed),
+        *_list_training(recipe.training).items(),
+        ("trained in", run.manifest.get("dtype") or recipe.model.dtype),
+        ("versions", _list_versions(run.manifest.get("versions"))),
+    ]
+    return [(name, value) for name, value in rows if value is not None]
+
+
+def _list_training(training: TrainingConfig) -> dict[str, Any]:
+    changed = training.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    always = {name: getattr(training, name) for name in _ALWAYS_SHOWN}
+    epochs = {} if training.max_steps > 0 else {"num_train_epochs": training.num_train_epochs}
+    plain = {name: value for name, value in changed.items() if not isinstance(value, dict)}
+    return {**always, **epochs, **plain}
+
+
+def _list_versions(versions: Any) -> str | None:
+    pairs = versions.items() if isinstance(versions, dict) else ()
+    return ", ".join(f"{name} {version}" for name, version in pairs if version) or None
+
+
+def _name_data(recipe: Recipe) -> str:
+    dataset = recipe.dataset
+    name = getattr(dataset, "path", None) or getattr(dataset, "task", None)
+    if files := getattr(dataset, "train", None):
+        name = ", ".join(Path(file).name for file in files)
+    return f"{dataset.kind}: {name}" if name else dataset.kind
+
+
+def _list_checks(result: Mapping[str, Any]) -> list[str]:
+    verification = result["verification"]
+    if verification is None:
+        return []
+    difference, moved = verification["difference"], verification["moved"]
+    tensors, prompts = verification["tensors"], verification["prompts"]
+    lines = [
+        f"loaded in a fresh process, and compared with the trained model on {prompts} prompts in "
+        f"float32: max logit error {difference['largest']:.2g}, mean {difference['mean']:.2g} "
+        f"(training changed logits by up to {moved['largest']:.2g}, by {moved['mean']:.2g} on average)",
+        f"{verification['kept']:.1%} of what training changed in the logits is kept",
+        f"greedy answers are the same for {verification['greedy_same']} of {prompts} prompts",
+        "tokens of the prompts, vocabulary and stop tokens are those of training",
+    ]
+    if tensors["all"]:
+        changed = f"{tensors['changed']} of {tensors['all']}"
+        lines.append(f"{changed} tensors differ from the base model's")
+    return lines
+
+
+def _read_evaluation(request: ExportRequest) -> dict[str, Any] | None:
+    """Return the newest `grpo eval` of this model against its base, or what the run measured itself.
+
+    A damaged file is left out of the card.
+    """
+    run = Run(request.run)
+    try:
+        for path in sorted(run.folder.evaluations.glob("*/result.json"), reverse=True):
+            result = read_object(path)
+            if result.get("baseline") == "base" and request.name in result.get("differences", {}):
+                return _read_result(result, request.name)
+        return _read_measurement(run) if request.name == "final" else None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _read_result(result: Mapping[str, Any], name: str) -> dict[str, Any]:
+    base, settings = result["subjects"]["base"], result["settings"]
+    return _tabulate(
+        base["metrics"],
+        result["subjects"][name]["metrics"],
+        result["differences"][name],
+        result["verdicts"][name],
+        (base["prompts"], settings["samples"], settings["temperature"]),
+    )
+
+
+def _read_measurement(run: Run) -> dict[str, Any] | None:
+    recipe, seed = run.recipe, run.recipe.seed
+    before, after = (
+        group_by_row([as_scored(each) for each in run.samples(when)])
+        for when in ("before", "after")
+    )
+    if not before or not after:
+        return None
+    # Both decide: a measurement in which no answer is right has zeros alone.
+    right = right_scores(
+        recipe.rewards, (each.rewards for group in before + after for each in group)
+    )
+    values: list[dict[str, PerPrompt]] = []
+    for when, groups in (("before", before), ("after", after)):
+        scores = per_prompt(groups, right)
+        if not recipe.is_sampled:
+            ranked = rank_by_prompt(read_ranked(run.folder.evaluations / f"{when}_ranked.jsonl"))
+            del scores["reward"]
+            scores = {f"accuracy/{RANKING}": ranked[RANKING], GAP: ranked[GAP], **scores}
+        values.append(scores)
+    size = len(before[0])
+    means = [summarize(each, size, seed) for each in values]
+    tables = [{name: each.as_json() for name, each in table.items()} for table in means]
+    gains = {name: each.as_json() for name, each in compare(values[0], values[1], seed).items()}
+    counts = (len(before), size, recipe.evaluation.temperature)
+    return _tabulate(tables[0], tables[1], gains, "Measured by the run itself.", counts)
+
+
+def _tabulate(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    gains: Mapping[str, Any],
+    sentence: str,
+    counts: tuple[int, int, float],
+) -> dict[str, Any]:
+    rows = [
+        {
+            "name": name,
+            "before": _show(before.get(name)),
+            "after": _show(after.get(name)),
+            "gain": _show(gain, "+"),
+        }
+        for name, gain in gains.items()
+    ]
+    prompts, samples, temperature = counts
+    return {
+        "sentence": sentence[:1].upper() + sentence[1:].rstrip(".") + ".",
+        "rows": rows,
+        "prompts": prompts,
+        "samples": samples,
+        "temperature": temperature,
+    }
+
+
+def _show(metric: Mapping[str, Any] | None, sign: str = "") -> str:
+    if metric is None or metric["value"] is None:
+        return "–"
+    text = f"{metric['value']:{sign}.3f}"
+    if metric["low"] is None:
+        return text
+    return f"{text} [{metric['low']:{sign}.3f}, {metric['high']:{sign}.3f}]"

@@ -1,0 +1,150 @@
+"""What is exported and in which form, decided and refused before anything is loaded."""
+
+import re
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from grpo_cli.errors import UsageError
+from grpo_cli.models.folder import is_adapter, is_sharded, read_adapter_base
+from grpo_cli.models.source import fingerprint_model, resolve_source
+from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.checkpoints import find_model
+from grpo_cli.runs.files import read_object
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.run import Run
+
+Format = Literal["safetensors", "adapter", "gguf"]
+Precision = Literal["float32", "float16", "bfloat16"]
+GgufType = Literal["f32", "f16", "bf16", "q8_0"]
+
+
+class ExportRequest(BaseModel):
+    """What to write and verify; goes to the verifying process as JSON."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run: Path
+    recipe: Recipe
+    name: str
+    """Which of the run's models: `final`, `checkpoint-20`."""
+    trained: Path
+    """Folder of its weights or adapter."""
+    is_adapter: bool
+    format: Format
+    dtype: Precision
+    """Of the weights that are written; of the GGUF's source otherwise."""
+    gguf_type: GgufType | None
+    max_shard_size: str
+
+    @property
+    def tokenizer(self) -> ModelConfig:
+        """Source of the tokenizer, with the chat template that was saved with the trained weights."""
+        saved = self.trained / "chat_template.jinja"
+        if not saved.is_file():
+            return self.recipe.model
+        template = saved.read_text(encoding="utf-8")
+        return self.recipe.model.model_copy(update={"chat_template": template})
+
+    @property
+    def base(self) -> ModelConfig:
+        """The model that training began with, without adapters."""
+        return self.model.model_copy(update={"lora": None})
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model that was trained, unquantized, with attention that runs anywhere."""
+        plain = {"quantization": None, "attn_implementation": None}
+        return self.recipe.model.model_copy(update=plain)
+
+
+_SIZE = re.compile(r"[1-9]\d*(KB|MB|GB|TB)")
+
+
+def make_request(
+    run: Path,
+    format: str = "safetensors",
+    checkpoint: str | None = None,
+    dtype: str | None = None,
+    gguf_type: str | None = None,
+    max_shard_size: str = "5GB",
+) -> ExportRequest:
+    """Return what to export of a run folder; None leaves an option to the run.
+
+    Raises:
+        UsageError: This is no run, it has no such model, or the options do not suit it.
+    """
+    _check_choice("--format", format, get_args(Format))
+    _check_choice("--dtype", dtype, get_args(Precision))
+    _check_choice("--gguf-type", gguf_type, get_args(GgufType))
+    if not _SIZE.fullmatch(max_shard_size):
+        raise UsageError(f"--max-shard-size {max_shard_size} is no size. Fix: such as 5GB or 500MB")
+    if gguf_type is not None and format != "gguf":
+        raise UsageError("--gguf-type is a GGUF file's. Fix: add --format gguf")
+    if dtype is not None and format != "safetensors":
+        raise UsageError(
+            "--dtype is for --format safetensors. Fix: leave it out, or use --gguf-type"
+        )
+    folder = RunFolder(run)
+    recipe = folder.read_recipe()
+    name, trained = find_model(folder, checkpoint)
+    has_adapter = recipe.model.lora is not None if is_sharded(trained) else is_adapter(trained)
+    if format == "adapter" and not has_adapter:
+        raise UsageError(f"{trained} holds whole weights, no adapter. Fix: --format safetensors")
+    if is_adapter(trained):
+        _check_base(trained, recipe.model)
+    if has_adapter:
+        _check_unchanged(folder, recipe.model)
+    return ExportRequest(
+        run=run.absolute(),
+        recipe=recipe,
+        name=name,
+        trained=trained.absolute(),
+        is_adapter=has_adapter,
+        format=cast(Format, format),
+        dtype=cast(Precision, dtype or _own_dtype(run, recipe.model, trained)),
+        gguf_type=cast(GgufType, gguf_type or "f16") if format == "gguf" else None,
+        max_shard_size=max_shard_size,
+    )
+
+
+def _check_choice(flag: str, value: str | None, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise UsageError(f"there is no {flag} {value}. Fix: {' or '.join(choices)}")
+
+
+def _check_base(adapter: Path, model: ModelConfig) -> None:
+    """Refuse an adapter whose config names another model than the run's."""
+    recorded, source = read_adapter_base(adapter), resolve_source(model)
+    # A GGUF file is trained from a converted copy, whose name holds the file's and a hash.
+    converted = source.kind == "gguf" and Path(source.location).stem in Path(recorded or "").name
+    if recorded in (None, source.location, model.path) or converted:
+        return
+    raise UsageError(
+        f"{adapter} says it was trained on {recorded}, and the run on {model.path}. "
+        "Fix: correct `base_model_name_or_path` in its adapter_config.json, if the two are the same model"
+    )
+
+
+def _check_unchanged(run: RunFolder, model: ModelConfig) -> None:
+    """Refuse a base whose weights are not those that the run began with."""
+    then, now = run.read_manifest().get("model"), fingerprint_model(model)
+    if then is not None and now is not None and then != now:
+        raise UsageError(
+            f"{model.path} holds other weights than when the adapter was trained on it ({now[:12]}, not "
+            f"{str(then)[:12]}). Fix: put the old ones back; on the hub, `model.revision` names them"
+        )
+
+
+def _own_dtype(run: Path, model: ModelConfig, trained: Path) -> str:
+    """Return the precision the run trained in: as its worker noted, else the recipe's or the model's."""
+    noted = str(Run(run).manifest.get("dtype") or model.dtype)
+    if noted in get_args(Precision):
+        return noted
+    source = resolve_source(model)
+    folders = [trained, *([Path(source.location)] if source.kind == "folder" else [])]
+    configs = [read_object(folder / "config.json") for folder in folders]
+    named = [str(config.get("dtype") or config.get("torch_dtype")) for config in configs]
+    return next((dtype for dtype in named if dtype in get_args(Precision)), "bfloat16")

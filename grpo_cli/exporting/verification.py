@@ -1,0 +1,308 @@
+"""Whether an exported folder is the model that was trained: loaded again, and compared.
+
+Runs in a process of its own (`python -m grpo_cli.exporting.verification FOLDER`, the request as JSON on
+stdin, the result as JSON on stdout), so that it shares no state with the process that wrote the folder.
+The trained model, the base and the export are loaded one after the other, in float32: differences are
+those of the weights alone.
+"""
+
+import gc
+import hashlib
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from transformers import AutoTokenizer
+
+from grpo_cli.data.build import build_datasets
+from grpo_cli.data.sources import has_eval
+from grpo_cli.exporting.exporting import PROGRESS
+from grpo_cli.exporting.formats import load_base, load_exact, load_trained
+from grpo_cli.exporting.request import ExportRequest
+from grpo_cli.fast.completions import all_eos_token_ids, encode_prompt, sample_completions
+from grpo_cli.issues import Issue
+from grpo_cli.machine import pick_device
+from grpo_cli.models.loading import load_adapter, load_generation_config, load_tokenizer
+from grpo_cli.recipe.model import ModelConfig
+
+PROMPTS = 4
+ANSWER_TOKENS = 32
+LEAST_KEPT, WELL_KEPT = 0.25, 0.9
+"""Share of what training changed in the logits: an error below the first, a warning below the second."""
+_ROUNDING = {"float32": 2**-24, "float16": 2**-11, "bfloat16": 2**-8, "q8_0": 5e-3}
+"""Largest relative error of a weight; for q8_0, 8 bits for the largest of 32 weights, in standard
+deviations of the weights (root mean square)."""
+TOLERANCES = {name: max(32 * rounding, 1e-4) for name, rounding in _ROUNDING.items()}
+"""Largest root mean square of the difference in logits, in standard deviations of the logits. Errors add up
+over layers; measured with the 30 layers of SmolLM2-135M: 2 to 12 times the rounding."""
+_FINER = {
+    "q8_0": "export with --gguf-type f16",
+    "bf16": "export with --gguf-type f16, which is as small",
+    "f16": "export with --gguf-type f32",
+    "bfloat16": "export with --dtype float16, which is as small, or --dtype float32",
+    "float16": "export with --dtype float32",
+}
+_GGUF_PRECISION = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "q8_0"}
+_AGAIN = "export again"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs of one model for the recipe's prompts."""
+
+    logits: torch.Tensor
+    """[positions, vocabulary] float32: before each token of the trained model's answers."""
+    answers: list[tuple[int, ...]]
+    """Greedy completions, as tokens; empty unless asked for."""
+    hashes: dict[str, str]
+    """Of each tensor at the export's precision; empty unless they are compared."""
+
+    def count_changed(self, other: "Outputs") -> int:
+        """Return how many tensors of another model differ from this one's."""
+        return sum(self.hashes.get(name) != value for name, value in other.hashes.items())
+
+
+def verify(request: ExportRequest, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Compare an exported folder with the trained model and with the base; `tell` hears what is being done.
+
+    Returns:
+        The differences, the greedy texts, and `findings`; `ok` is whether none of these is an error.
+        Only these two if the export cannot be compared at all.
+
+    Raises:
+        GrpoError: A model cannot be loaded.
+    """
+    tokenizer = load_tokenizer(request.tokenizer)
+    prompts = _read_prompts(request, tokenizer)
+    tell(f"verifying: the trained model on {len(prompts)} prompts (1 of 3)")
+    trained = _run(request, load_trained(request), tokenizer, prompts, None)
+    tell("verifying: the base model (2 of 3)")
+    base = _run(request, load_base(request), tokenizer, prompts, trained.answers, greedy=False)
+    tell("verifying: the export (3 of 3)")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".loaded-") as scratch:
+        source = _loadable(request, folder, Path(scratch))
+        is_adapter = request.format == "adapter"
+        own = AutoTokenizer.from_pretrained(folder) if is_adapter else load_tokenizer(source)
+        model = load_exact(source)
+        model = load_adapter(model, folder, source.path) if is_adapter else model
+        size, expected = model.get_output_embeddings().weight.shape[0], trained.logits.shape[1]
+        if size != expected:
+            seen = f"the export knows {size} tokens, the trained model {expected}"
+            fix = f"{_AGAIN} with the tokenizer of the run"
+            return {"ok": False, "findings": [Issue(seen, fix, subject="vocabulary").as_json()]}
+        export = _run(request, model, own, prompts, trained.answers)
+        issues = _compare_settings(request, source, tokenizer, own, prompts)
+    return _summarize(request, (base, trained, export), tokenizer, issues)
+
+
+def _summarize(
+    request: ExportRequest,
+    outputs: tuple[Outputs, Outputs, Outputs],
+    tokenizer: Any,
+    issues: list[Issue],
+) -> dict[str, Any]:
+    base, trained, export = outputs
+    moved = measure_difference(base.logits, trained.logits)
+    difference = measure_difference(trained.logits, export.logits)
+    kept = _share_kept(base.logits, trained.logits, export.logits)
+    changed, expected = base.count_changed(export), base.count_changed(trained)
+    issues += _check_weights(request, moved["largest"], changed)
+    if math.isfinite(moved["largest"]):
+        issues += _check_logits(request, difference["relative"], kept)
+    pairs = list(zip(trained.answers, export.answers, strict=True))
+    decode = tokenizer.decode
+    return {
+        "ok": not any(issue.level == "error" for issue in issues),
+        "prompts": len(trained.answers),
+        "positions": len(trained.logits),
+        "difference": difference,
+        "moved": moved,
+        "kept": kept,
+        "tolerance": TOLERANCES[_precision(request)],
+        "tensors": {
+            "all": len(export.hashes),
+            "changed": changed,
+            "expected": None if request.is_adapter else expected,
+        },
+        "greedy_same": sum(first == second for first, second in pairs),
+        "texts": [{"trained": decode(one), "exported": decode(two)} for one, two in pairs],
+        "findings": [issue.as_json() for issue in issues],
+    }
+
+
+def _read_prompts(request: ExportRequest, tokenizer: Any) -> list[Any]:
+    dataset = request.recipe.dataset
+    limits = {"eval_limit": PROMPTS} if has_eval(dataset) else {}
+    if request.recipe.is_sampled:
+        # The first rows of scored data may be those of one prompt, or of prompts with a single response.
+        limits["limit"] = PROMPTS
+    recipe = request.recipe.model_copy(update={"dataset": dataset.model_copy(update=limits)})
+    chat = bool(tokenizer.chat_template)
+    data = build_datasets(recipe, has_chat_template=chat, count_tokens=None)
+    rows = data.train if data.eval is None or not len(data.eval) else data.eval
+    return list(rows.select(range(min(PROMPTS, len(rows))))["prompt"])
+
+
+def _run(
+    request: ExportRequest,
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Any],
+    answers: list[tuple[int, ...]] | None,
+    *,
+    greedy: bool = True,
+) -> Outputs:
+    """Return the logits before each token of `answers`, or of the model's own greedy ones."""
+    model = model.to(pick_device(request.recipe.launch)).eval()
+    kwargs = request.recipe.generation.extras.get("chat_template_kwargs")
+    own: list[tuple[int, ...]] = []
+    if greedy:
+        sampled = sample_completions(
+            model,
+            tokenizer,
+            prompts,
+            max_new_tokens=ANSWER_TOKENS,
+            temperature=0.0,
+            chat_template_kwargs=kwargs,
+        )
+        own = [group[0].token_ids for group in sampled]
+    rows = []
+    with torch.no_grad():
+        for prompt, answer in zip(prompts, answers or own, strict=True):
+            prompt_ids = encode_prompt(tokenizer, prompt, kwargs)
+            ids = torch.tensor([[*prompt_ids, *answer]], device=model.device)
+            logits = model(input_ids=ids).logits[0, len(prompt_ids) - 1 : -1]
+            rows.append(logits.float().cpu())
+    hashes = {}
+    if request.format == "safetensors" and not isinstance(model, peft.PeftModel):
+        hashes = _hash_tensors(model, getattr(torch, request.dtype))
+    gc.collect()
+    return Outputs(torch.cat(rows), own, hashes)
+
+
+def _hash_tensors(model: Any, dtype: torch.dtype) -> dict[str, str]:
+    hashes = {}
+    for name, tensor in model.state_dict().items():
+        plain = tensor.to(dtype).cpu().contiguous().flatten().view(torch.uint8)
+        hashes[name] = hashlib.blake2b(plain.numpy().data, digest_size=16).hexdigest()
+    return hashes
+
+
+def _precision(request: ExportRequest) -> str:
+    if request.gguf_type is not None:
+        return _GGUF_PRECISION[request.gguf_type]
+    return "float32" if request.format == "adapter" else request.dtype
+
+
+def _loadable(request: ExportRequest, folder: Path, scratch: Path) -> ModelConfig:
+    """Return the export as a model that loads: the base of an adapter, the folder, or a converted GGUF."""
+    if request.format == "adapter":
+        return request.base
+    path = folder
+    if request.format == "gguf":
+        from grpo_cli.models.conversion import materialize_gguf
+
+        (file,) = folder.glob("*.gguf")
+        path = materialize_gguf(file, scratch)
+    own = {"path": str(path), "revision": None, "chat_template": None, "dtype": "auto"}
+    return request.base.model_copy(update=own)
+
+
+def _compare_settings(
+    request: ExportRequest, source: ModelConfig, tokenizer: Any, own: Any, prompts: Sequence[Any]
+) -> list[Issue]:
+    """Compare what surrounds the weights: vocabulary, stop tokens, template."""
+    issues = []
+    if len(own) != len(tokenizer):
+        seen = f"the export's tokenizer knows {len(own)} tokens, the trained one {len(tokenizer)}"
+        issues.append(Issue(seen, _AGAIN, subject="tokenizer"))
+    trained = set(all_eos_token_ids(load_generation_config(request.recipe.model), tokenizer))
+    stops = set(all_eos_token_ids(load_generation_config(source), own))
+    if trained != stops:
+        seen = f"the export stops at tokens {sorted(stops)}, training did at {sorted(trained)}"
+        issues.append(Issue(seen, _AGAIN, subject="stop tokens"))
+    kwargs = request.recipe.generation.extras.get("chat_template_kwargs")
+    if any(
+        encode_prompt(own, prompt, kwargs) != encode_prompt(tokenizer, prompt, kwargs)
+        for prompt in prompts
+    ):
+        seen = "a prompt of the recipe has other tokens in the export"
+        why = "a model answers badly to a template it was not trained with"
+        issues.append(Issue(seen, _AGAIN, subject="chat template", why=why))
+    return issues
+
+
+def _check_weights(request: ExportRequest, moved: float, changed: int) -> list[Issue]:
+    if not math.isfinite(moved):
+        seen = f"{request.trained} computes values that are not finite"
+        fix, why = "export an earlier checkpoint with --checkpoint N", "the training diverged"
+        return [Issue(seen, fix, subject="training", why=why)]
+    if moved == 0:
+        seen = f"{request.trained} computes exactly what the base model does"
+        fix = "look at the run's learning rate and metrics; --no-verify exports it all the same"
+        return [Issue(seen, fix, subject="training", why="there is nothing to ship")]
+    if request.format == "safetensors" and not changed:
+        seen = f"every tensor is the base model's at {request.dtype}"
+        why = "what training changed is smaller than that precision can hold"
+        return [Issue(seen, _FINER["float16"], subject="weights", why=why)]
+    return []
+
+
+def _check_logits(request: ExportRequest, relative: float, kept: float) -> list[Issue]:
+    precision = _precision(request)
+    finer = "export with --format adapter, which changes no weight"
+    finer = _FINER.get(request.gguf_type or precision, finer)
+    issues = []
+    if not relative <= TOLERANCES[precision]:
+        seen = (
+            f"the export's logits are {relative:.2g} standard deviations off the trained model's "
+            f"(root mean square; {TOLERANCES[precision]:g} is allowed at {precision})"
+        )
+        why = "other tools would run another model than the one you trained"
+        issues.append(Issue(seen, finer, subject="logits", why=why))
+    if not kept >= WELL_KEPT:
+        seen = f"the export keeps {kept:.0%} of what training changed in the logits"
+        why = f"{precision} rounds the rest away"
+        issue = Issue(seen, finer, subject="training kept", why=why)
+        issues.append(replace(issue, level="warning") if kept >= LEAST_KEPT else issue)
+    return issues
+
+
+def measure_difference(first: torch.Tensor, second: torch.Tensor) -> dict[str, float]:
+    """Return how far the logits of two models at the same positions are apart.
+
+    `relative` is the root mean square, in standard deviations of the first model's logits.
+    """
+    apart = second - first
+    spread = float(first.std()) or 1.0
+    return {
+        "largest": float(apart.abs().max()),
+        "mean": float(apart.abs().mean()),
+        "relative": float(apart.square().mean().sqrt()) / spread,
+    }
+
+
+def _share_kept(base: torch.Tensor, trained: torch.Tensor, export: torch.Tensor) -> float:
+    """Return the share of what training changed that the export has: 1 at the trained model.
+
+    0 at the base model, and as far beyond the trained model: there rounding outweighs the training.
+    """
+    way = (trained - base).flatten().double()
+    length = float(way @ way)
+    if not length:
+        return 1.0
+    share = float((export - base).flatten().double() @ way) / length
+    return max(1.0 - abs(1.0 - share), 0.0)
+
+
+if __name__ == "__main__":
+    sent = ExportRequest.model_validate(json.loads(sys.stdin.read()))
+    result = verify(sent, Path(sys.argv[1]), lambda what: print(f"{PROGRESS}{what}", flush=True))
+    print(json.dumps(result))

@@ -1,0 +1,328 @@
+"""GGUF files and sharded checkpoints as plain folders, which `from_pretrained` and vLLM load.
+
+transformers refuses to save a model that it has read from GGUF, so the file is dequantized once into the cache.
+Shards are those of FSDP (as accelerate 1.15 writes them) and of DeepSpeed (0.19). Reading them unpickles files, as
+both libraries do: they must come from one's own runs.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import decoders, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from grpo_cli.errors import RunError, SetupError, install_extra
+from grpo_cli.loading_errors import quiet_loading
+from grpo_cli.models.folder import FSDP_SHARDS
+from grpo_cli.models.loading import add_adapters, load_model
+from grpo_cli.recipe.model import ModelConfig
+
+_FORMAT_VERSION = 2
+"""Part of the cache key; raise it when the folders written here change."""
+_PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<|endoftext|>", "<unk>")
+_STRAY_TOKENIZER_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+"""Ids that the GGUF reader leaves among a tokenizer's settings, where they would go stale."""
+
+
+class _SpecialTokens(NamedTuple):
+    """Token ids as the metadata of a GGUF file declares them."""
+
+    bos: int | None
+    eos: tuple[int, ...]
+    """The end-of-sequence token first, then the end-of-turn token if it is another."""
+    pad: int | None
+    unknown: int | None
+    kind: str | None
+    """llama.cpp's name of the vocabulary: `gpt2` is BPE over bytes, `llama` is sentencepiece."""
+    pre_tokenizer: str | None
+    """llama.cpp's name of the rule that splits text before the merges."""
+
+
+def materialize_gguf(path: Path, cache: Path | None = None) -> Path:
+    """Convert a GGUF file into a folder of float32 safetensors, once for each content.
+
+    Safe with several processes at once: each builds in its own folder and renames it.
+
+    Args:
+        path: The GGUF file.
+        cache: Folder of the converted models; by default `models/` in `cache_folder()`.
+
+    Raises:
+        SetupError: The `gguf` package is missing, the file cannot be read, or the cache not written.
+    """
+    root = cache or cache_folder() / "models"
+    name = re.sub(r"[^\w.-]+", "-", path.stem)
+    folder = root / f"{name}-{_hash_content(path)[:16]}"
+    if folder.is_dir():
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=".building-", dir=root))
+    except OSError as error:
+        fix = "set GRPO_CACHE to a folder that can be written"
+        raise SetupError(f"cannot write to {root}: {error}. Fix: {fix}") from error
+    try:
+        _convert(path, building)
+        _publish(building, folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def cache_folder() -> Path:
+    """Return the folder of things that can be made again: `$GRPO_CACHE`, or `grpo` in the user's cache."""
+    if own := os.environ.get("GRPO_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo"
+
+
+def _hash_content(path: Path) -> str:
+    with path.open("rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(f"{_FORMAT_VERSION}:{content}".encode()).hexdigest()
+
+
+def _publish(building: Path, folder: Path) -> None:
+    """Move a finished folder to its name, readable by all, unless another process was first."""
+    for file in building.iterdir():
+        file.chmod(0o644)
+    building.chmod(0o755)
+    try:
+        building.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def _convert(path: Path, folder: Path) -> None:
+    """Write config, weights, tokenizer and generation settings of a GGUF file into `folder`."""
+    try:
+        with quiet_loading(), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+            _convert_loudly(path, folder)
+    except ImportError as error:
+        message = "reading a GGUF file needs the `gguf` package"
+        raise SetupError(f"{message}. Fix: {install_extra('gguf')}") from error
+    except (ValueError, KeyError, IndexError) as error:
+        why = str(error).rstrip(".")
+        fix = "fetch the file anew (it may be cut short), or use the model's safetensors"
+        if "not supported" in why:
+            fix = "name a folder with the model's safetensors; transformers cannot read this GGUF"
+        message = f"{path} cannot be converted: {why}. Fix: {fix}"
+        raise SetupError(message, "model.path") from error
+
+
+def _convert_loudly(path: Path, folder: Path) -> None:
+    special = _read_special_tokens(path)
+    where: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(path.parent, **where)
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, config=config, **where)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        path.parent, config=config, dtype=torch.float32, **where
+    )
+    _correct_tokenizer(tokenizer, special, config.get_text_config().max_position_embeddings)
+    _rebuild(loaded, tokenizer, special).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _rebuild(loaded: Any, tokenizer: Any, special: _SpecialTokens) -> Any:
+    """Return the same model without the marks of quantization that keep it from being saved."""
+    settings = loaded.config.to_dict()
+    settings.pop("quantization_config", None)
+    config = type(loaded.config).from_dict(settings)
+    ids = {"bos_token_id": special.bos, "pad_token_id": tokenizer.pad_token_id}
+    config.update({**ids, "eos_token_id": tokenizer.eos_token_id})
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(loaded.state_dict(), assign=True)
+    plain.tie_weights()
+    # The file's own end tokens, and those that transformers knows.
+    known = loaded.config.eos_token_id
+    ends = [*special.eos, *(known if isinstance(known, list) else [known])]
+    eos = list(dict.fromkeys(token for token in ends if token is not None))
+    plain.generation_config = GenerationConfig(**ids, eos_token_id=eos if eos[1:] else eos[0])
+    return plain
+
+
+def _read_special_tokens(path: Path) -> _SpecialTokens:
+    """Read the special tokens' ids.
+
+    Source: ggml's `docs/gguf.md`, section "Special tokens".
+    """
+    from gguf import GGUFReader
+
+    fields = GGUFReader(path).fields
+
+    def read(key: str) -> Any:
+        field = fields.get(f"tokenizer.ggml.{key}")
+        return None if field is None else field.contents()
+
+    eos = dict.fromkeys((read("eos_token_id"), read("eot_token_id")))
+    return _SpecialTokens(
+        bos=read("bos_token_id"),
+        eos=tuple(token for token in eos if token is not None),
+        pad=read("padding_token_id"),
+        unknown=read("unknown_token_id"),
+        kind=read("model"),
+        pre_tokenizer=read("pre"),
+    )
+
+
+def _correct_tokenizer(tokenizer: Any, special: _SpecialTokens, context_length: int) -> None:
+    """Give the tokenizer the file's own special tokens.
+
+    `GGUFLlamaConverter` (transformers 5.17) passes the bos token as `eos_token`: completions would never end.
+    """
+    if not special.eos:
+        raise ValueError("its metadata names no end-of-sequence token")
+    for key in _STRAY_TOKENIZER_KEYS:
+        tokenizer.init_kwargs.pop(key, None)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(special.eos[0])
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(_choose_pad(tokenizer, special))
+    if special.bos is not None:
+        tokenizer.bos_token = tokenizer.convert_ids_to_tokens(special.bos)
+    tokenizer.init_kwargs["clean_up_tokenization_spaces"] = False
+    tokenizer.clean_up_tokenization_spaces = False
+    tokenizer.model_max_length = context_length
+    backend = tokenizer.backend_tokenizer
+    if special.kind == "gpt2":
+        # transformers 5.17 gives every llama sentencepiece's decoder, which decodes `▁` as a space.
+        backend.model.byte_fallback = False
+        backend.model.fuse_unk = False
+        backend.decoder = decoders.ByteLevel()
+    if special.pre_tokenizer == "smollm":
+        # The reader leaves this out. Source: llama.cpp's `LLAMA_VOCAB_PRE_TYPE_SMOLLM`.
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
+
+
+def _choose_pad(tokenizer: Any, special: _SpecialTokens) -> int:
+    """Return the padding token: one that does not end an answer, if the vocabulary has an obvious one."""
+    vocabulary = tokenizer.get_vocab()
+    named = [vocabulary.get(name) for name in _PAD_NAMES]
+    candidates = [special.pad, *named, special.unknown]
+    usable = (token for token in candidates if token is not None and token not in special.eos)
+    return next(usable, special.eos[0])
+
+
+def merge_shards(folder: Path, model: ModelConfig, target: Path) -> None:
+    """Write a sharded checkpoint as a folder that `from_pretrained` loads, in full precision.
+
+    Args:
+        folder: The checkpoint.
+        model: The model that was trained, with its adapters.
+        target: An empty folder.
+
+    Raises:
+        RunError: The shards are damaged, or belong to another model.
+        SetupError: DeepSpeed is needed to read them, and missing.
+    """
+    with tempfile.TemporaryDirectory(dir=target) as scratch:
+        if (folder / FSDP_SHARDS).is_dir():
+            state = _read_fsdp(folder / FSDP_SHARDS, Path(scratch))
+        else:
+            state = _read_deepspeed(folder, only_trained=model.lora is not None)
+    merged = load_model(model.model_copy(update={"lora": None}), device_is_cuda=False)
+    try:
+        if model.lora is None:
+            wrong = _fill(merged, state)
+        else:
+            merged = add_adapters(merged, model.lora)
+            wrong = _fill_adapters(merged, state)
+    except (RuntimeError, KeyError) as error:
+        raise _unfit(folder, model, _shorten(error)) from error
+    if wrong:
+        raise _unfit(
+            folder, model, f"{len(wrong)} tensors are missing or unknown, such as {min(wrong)}"
+        )
+    merged.save_pretrained(target)
+
+
+def _read_deepspeed(folder: Path, *, only_trained: bool) -> dict[str, Any]:
+    """Return the tensors of DeepSpeed's shards by their names in the model, on the CPU."""
+    try:
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    except ImportError:
+        fix = install_extra("deepspeed")
+        message = f"{folder} is DeepSpeed's, and deepspeed is not installed. Fix: {fix}"
+        raise SetupError(message) from None
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return dict(
+                get_fp32_state_dict_from_zero_checkpoint(
+                    str(folder), exclude_frozen_parameters=only_trained
+                )
+            )
+    except (ValueError, OSError, RuntimeError, KeyError, EOFError) as error:
+        raise _torn(folder, error) from error
+
+
+def _read_fsdp(shards: Path, scratch: Path) -> dict[str, Any]:
+    """Return the tensors of FSDP's shards by their names in the model, on the CPU."""
+    from accelerate.utils import merge_fsdp_weights
+    from safetensors.torch import load_file
+    from torch.distributed.checkpoint import CheckpointException
+
+    if not (shards / ".metadata").is_file():
+        raise _torn(shards, "the file `.metadata`, which is written last, is missing")
+    try:
+        merge_fsdp_weights(str(shards), str(scratch))
+    except CheckpointException as error:
+        cause, _ = next(iter(error.failures.values()))
+        raise _torn(shards, cause) from error
+    merged = scratch / "model.safetensors"
+    state = load_file(merged)
+    merged.unlink()
+    return state
+
+
+def _fill(model: Any, state: dict[str, Any]) -> set[str]:
+    """Load all weights; return the names that only one side has. A tied tensor may be in the state or not."""
+    result = model.load_state_dict(state, strict=False, assign=True)
+    model.tie_weights()
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    filled = {weights[name].data_ptr() for name in state if name in weights}
+    missing = {
+        name
+        for name in result.missing_keys
+        if name not in weights or weights[name].data_ptr() not in filled
+    }
+    return missing | set(result.unexpected_keys)
+
+
+def _fill_adapters(model: Any, state: dict[str, Any]) -> set[str]:
+    """Load the trained weights, whether or not their names hold the adapter's name, `default`."""
+    from peft import set_peft_model_state_dict
+
+    if any(".default." in name for name in state):
+        result = model.load_state_dict(state, strict=False)
+    else:
+        result = set_peft_model_state_dict(model, state)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    return (trained & set(result.missing_keys)) | set(result.unexpected_keys)
+
+
+def _unfit(source: Path, model: ModelConfig, seen: str) -> RunError:
+    return RunError(
+        f"{source} does not fit {model.path}: {seen}. "
+        "Fix: another checkpoint, or the model that the run began with"
+    )
+
+
+def _torn(shards: Path, cause: BaseException | str) -> RunError:
+    sentence = _shorten(cause) or type(cause).__name__
+    return RunError(
+        f"the shards in {shards} cannot be read: {sentence}. "
+        "Fix: copy the checkpoint anew with the shards of every process, or take an earlier one"
+    )
+
+
+def _shorten(cause: BaseException | str) -> str:
+    return " ".join(str(cause).split())[:200]

@@ -1,0 +1,241 @@
+"""Time and disk of a whole training, and what is too much of either."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from grpo_cli.batch import BatchPlan
+from grpo_cli.checks.settings import read_setting
+from grpo_cli.issues import Issue
+from grpo_cli.models.shape import ModelShape
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.units import format_duration
+
+_BESIDE, _INSIDE = "measuring before and after", "evaluation while training"
+_TOO_MUCH = 0.5
+"""Share of the time beyond which scoring, or measuring, is worth a warning."""
+_LARGE_DISK = 100 * 2**30
+_UNSAVED_S = 3600.0
+"""A training longer than this should not depend on its last step to be saved."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds measured on this machine, for one process."""
+
+    sample_s: float
+    """For one completion, sampled in a batch, with its share of reading the prompt."""
+    measure_s: float
+    """For one completion that is sampled before or after training, to measure by."""
+    forward_s: float
+    """For one micro-step's forward pass, without gradients."""
+    micro_step_s: float
+    """For one micro-step's forward and backward pass, over all of its tokens."""
+    update_s: float
+    """For one update of the weights."""
+    score_s: float = 0.0
+    """For one completion, by all rewards."""
+    learned: float = 1.0
+    """Share of a micro-step's tokens, padding included, that `training.fast` computes."""
+    resampled: float = 0.0
+    """Completions sampled to replace others, for one that is learned from."""
+
+
+@dataclass(frozen=True)
+class TimePart:
+    """One use of time in an optimizer step, or beside the steps."""
+
+    name: str
+    seconds: float
+    """Over the whole training."""
+    formula: str
+
+
+@dataclass(frozen=True)
+class TimeEstimate:
+    """How long a training will take."""
+
+    parts: tuple[TimePart, ...]
+    step_s: float
+    """Seconds for one optimizer step."""
+    steps: int
+    total_s: float
+
+    def share(self, name: str) -> float:
+        """Return a part's share of the whole."""
+        spent = sum(part.seconds for part in self.parts if part.name == name)
+        return spent / self.total_s if self.total_s else 0.0
+
+
+def estimate_time(
+    recipe: Recipe, plan: BatchPlan, timings: Timings, eval_rows: int
+) -> TimeEstimate | None:
+    """Extrapolate what was measured to the whole training; None if its length is not known."""
+    steps = plan.total_optimizer_steps
+    if steps is None or plan.completions_per_optimizer_step is None:
+        return None
+    inner = [*_steps(recipe, plan, timings, steps)]
+    beside = [*_evaluations(recipe, plan, timings, steps, eval_rows)]
+    step_s = sum(part.seconds for part in inner) / max(steps, 1)
+    total_s = sum(part.seconds for part in (*inner, *beside))
+    return TimeEstimate((*inner, *beside), step_s, steps, total_s)
+
+
+def _steps(recipe: Recipe, plan: BatchPlan, timings: Timings, steps: int) -> Iterator[TimePart]:
+    iterations = recipe.training.num_iterations
+    accumulation = recipe.training.gradient_accumulation_steps
+    each = (plan.completions_per_optimizer_step or 0) / plan.num_processes
+    sampled = (plan.total_completions or steps * each / iterations) / plan.num_processes
+    sampled *= 1 + timings.resampled
+    count = f"{sampled:,.0f} completions a process"
+    if timings.resampled:
+        count += f" ({timings.resampled:.0%} more by dynamic sampling)"
+    sample_s, score_s = timings.sample_s, timings.score_s
+    yield TimePart("sampling", sampled * sample_s, f"{count} × {sample_s:.3g} s")
+    yield TimePart("scoring", sampled * score_s, f"{count} × {score_s:.3g} s")
+    if extra := _extra_passes(recipe, plan):
+        micro = accumulation / iterations
+        seconds = steps * micro * extra * timings.forward_s
+        formula = f"{steps} steps × {micro:g} × {extra} passes × {timings.forward_s:.3g} s"
+        yield TimePart("old and reference probabilities", seconds, formula)
+    seconds = steps * accumulation * timings.micro_step_s * timings.learned
+    formula = f"{steps} steps × {accumulation} × {timings.micro_step_s:.3g} s"
+    if timings.learned < 1:
+        formula += f" × {timings.learned:.0%} of the tokens (training.fast)"
+    yield TimePart("forward and backward", seconds, formula)
+    formula = f"{steps} steps × {timings.update_s:.3g} s"
+    yield TimePart("update", steps * timings.update_s, formula)
+
+
+def _extra_passes(recipe: Recipe, plan: BatchPlan) -> int:
+    """Return the forward passes beside the loss: old log-probabilities, and the reference model's.
+
+    Source: trl 1.16, `GRPOTrainer._generate_and_score_completions`.
+    """
+    every = (plan.steps_per_generation or 1) * recipe.training.num_iterations
+    vllm = recipe.generation.backend == "vllm"
+    corrected = vllm and bool(read_setting(recipe, "vllm_importance_sampling_correction"))
+    old = recipe.training.gradient_accumulation_steps % every != 0 or corrected
+    return int(old) + int(bool(read_setting(recipe, "beta")))
+
+
+def _evaluations(
+    recipe: Recipe, plan: BatchPlan, timings: Timings, steps: int, eval_rows: int
+) -> Iterator[TimePart]:
+    evaluation = recipe.evaluation
+    rows = eval_rows if evaluation.limit is None else min(evaluation.limit, eval_rows)
+    if rows:
+        # Greedy completions of a prompt are all the same, and sampled once.
+        samples = 1 if evaluation.temperature == 0 else evaluation.samples_per_prompt
+        times = f" × {samples} completions" if samples > 1 else ""
+        each = timings.measure_s + timings.score_s
+        formula = f"twice {rows} prompts{times} × {each:.3g} s"
+        yield TimePart(_BESIDE, 2 * rows * samples / plan.num_processes * each, formula)
+    if plan.eval_completions:
+        every = _eval_interval(recipe)
+        rounds = count_events(every, steps)
+        if recipe.training.eval_strategy == "epoch":
+            rounds = max(steps // max(plan.optimizer_steps_per_epoch or steps, 1), 1)
+        each = timings.sample_s + timings.score_s
+        formula = f"{rounds} × {plan.eval_completions} completions × {each:.3g} s"
+        seconds = rounds * plan.eval_completions / plan.num_processes * each
+        yield TimePart(_INSIDE, seconds, formula)
+
+
+def _eval_interval(recipe: Recipe) -> float:
+    return float(read_setting(recipe, "eval_steps") or read_setting(recipe, "logging_steps"))
+
+
+def count_events(every: float, steps: int, total: int | None = None) -> int:
+    """Return how often something happens in `steps`: every so many, or every share of `total` (`steps`)."""
+    interval = every if every >= 1 else max(every * (total or steps), 1)
+    return int(steps // interval) if interval else 0
+
+
+def judge_time(recipe: Recipe, time: TimeEstimate) -> Iterator[Issue]:
+    """Find time that goes elsewhere than into learning, and hours that nothing saves."""
+    scoring, subject = time.share("scoring"), "cost: scoring"
+    if scoring > _TOO_MUCH:
+        seen, why = (
+            f"rewards take {scoring:.0%} of the time",
+            "the devices wait while completions are scored",
+        )
+        fix = (
+            "set `timeout_s` on the slow one (completions are then scored side by side), or `when` to narrow the "
+            "rows it sees"
+        )
+        yield Issue(seen, fix, "rewards", level="warning", subject=subject, why=why)
+    measuring = time.share(_BESIDE) + time.share(_INSIDE)
+    if measuring > _TOO_MUCH and time.total_s > _UNSAVED_S:
+        path, fix = "training.eval_steps", f"raise `eval_steps` (now {_eval_interval(recipe):g})"
+        if time.share(_BESIDE) >= time.share(_INSIDE):
+            limit = max((recipe.evaluation.limit or 256) // 8, 1)
+            path, fix = "evaluation.limit", f"set `evaluation.limit: {limit}`"
+        seen = f"evaluation takes {measuring:.0%} of {format_duration(time.total_s)}"
+        subject, why = "cost: evaluation", "less than half of the time is training"
+        yield Issue(seen, fix, path, level="warning", subject=subject, why=why)
+    training_s, path = time.step_s * time.steps, "training.save_strategy"
+    strategy, every = read_setting(recipe, "save_strategy"), read_setting(recipe, "save_steps")
+    late = strategy == "steps" and not count_events(every, time.steps - 1, time.steps)
+    if training_s > _UNSAVED_S and (strategy == "no" or late):
+        length = f"the {time.steps} steps take about {format_duration(training_s)}"
+        seen = f"{length}, and no checkpoint is saved before the last one"
+        often = max(int(_UNSAVED_S / 2 / time.step_s), 1)
+        fix = f"set `training.save_strategy: steps` and `training.save_steps: {often}`"
+        subject, why = "cost: nothing is saved", "a crash in the last minute loses everything"
+        yield Issue(seen, fix, path, level="warning", subject=subject, why=why)
+
+
+@dataclass(frozen=True)
+class DiskEstimate:
+    """What a run folder will take."""
+
+    checkpoint_bytes: int
+    checkpoints: int
+    """How many are kept."""
+    model_bytes: int
+    rotates: bool
+    """Whether older checkpoints are deleted once a newer one is written."""
+    formula: str
+
+    @property
+    def total(self) -> int:
+        """Bytes at the most; if old checkpoints are deleted, one more while the next is written."""
+        return (self.checkpoints + self.rotates) * self.checkpoint_bytes + self.model_bytes
+
+
+def estimate_disk(recipe: Recipe, plan: BatchPlan, shape: ModelShape) -> DiskEstimate:
+    """Return what the checkpoints that are kept, and the final model, will take."""
+    lora = recipe.model.lora is not None
+    model = shape.trainable_bytes if lora else shape.weight_bytes
+    states = 0 if read_setting(recipe, "save_only_model") else 2 * shape.trainable_bytes
+    strategy, steps = read_setting(recipe, "save_strategy"), plan.total_optimizer_steps or 0
+    # How often the best metric gets better nobody knows; at least once.
+    saves = 1 if strategy == "best" else 0
+    if strategy == "steps" and steps:
+        # The last step is saved too, wherever it falls (transformers 5.17, `DefaultFlowCallback`).
+        saves = count_events(read_setting(recipe, "save_steps"), steps - 1, steps) + 1
+    elif strategy == "epoch" and steps:
+        saves = max(steps // max(plan.optimizer_steps_per_epoch or steps, 1), 1)
+    limit = read_setting(recipe, "save_total_limit")
+    kept = min(saves, limit) if limit else saves
+    saved = "adapter" if lora else "weights"
+    content = f"{saved} {'and optimizer states' if states else 'only'}"
+    formula = f"{kept} × ({content}) and the final {saved}"
+    return DiskEstimate(model + states, kept, model, kept < saves, formula)
+
+
+def judge_disk(disk: DiskEstimate, free: int) -> Iterator[Issue]:
+    """Find checkpoints that will not fit, or take much."""
+    full = disk.total > free
+    if not full and disk.total <= _LARGE_DISK:
+        return
+    yield Issue(
+        f"{disk.total / 2**30:.1f} GiB for checkpoints and model, {free / 2**30:.1f} GiB free",
+        "lower `training.save_total_limit`, or set `training.save_only_model: true` (without exact resume)",
+        "training.save_total_limit",
+        level="error" if full else "warning",
+        subject="cost: disk",
+        why="a full disk ends the training in the middle of a checkpoint"
+        if full
+        else "checkpoints hold the optimizer's states too",
+    )

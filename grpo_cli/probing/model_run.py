@@ -1,0 +1,313 @@
+"""Sample with the real model and time one training step, which is thrown away."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+from trl.trainer import add_fused_lm_head
+
+from grpo_cli.checks.settings import read_setting, settle_fast
+from grpo_cli.errors import GrpoError, RunError
+from grpo_cli.fast.completions import (
+    Completion,
+    all_eos_token_ids,
+    encode_prompt,
+    reads_prompts_once,
+    sample_completions,
+)
+from grpo_cli.fast.support import has_dropout
+from grpo_cli.machine import pick_device
+from grpo_cli.models.loading import add_adapters, load_generation_config, load_model
+from grpo_cli.models.source import model_folder_or_id
+from grpo_cli.models.vllm_engine import engine_settings
+from grpo_cli.probing.cost import Timings
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.units import format_duration
+
+_WARM_UP = {"max_new_tokens": 2, "samples_per_prompt": 2}
+_NARROWING = ("top_p", "top_k", "min_p", "repetition_penalty")
+_TIMED = 2
+"""Passes timed; the fastest counts, since the first one also warms up."""
+_Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Token ids of prompts and their completions."""
+
+
+class ModelRun(NamedTuple):
+    """What a model wrote, and how long it took."""
+
+    sampled: list[list[Completion]]
+    timings: Timings | None
+    """None if no training step was taken."""
+    step_tokens: int
+    """Of the micro-batch that was timed, with its padding."""
+
+
+def run_model(
+    recipe: Recipe,
+    tokenizer: Any,
+    prompts: Sequence[Any],
+    *,
+    batch_size: int,
+    takes_step: bool,
+    tell: Callable[[str], None],
+) -> ModelRun:
+    """Sample a group for each prompt, and take one training step.
+
+    Args:
+        recipe: The recipe.
+        tokenizer: Its tokenizer.
+        prompts: Texts or lists of messages.
+        batch_size: Completions sampled at a time.
+        takes_step: Whether to take the step.
+        tell: Told what is being done.
+
+    Raises:
+        RunError: The device runs out of memory.
+        GrpoError: The model cannot be loaded.
+    """
+    disable_progress_bar()
+    model = None
+    if recipe.generation.backend == "vllm":
+        tell("starting vLLM")
+        with _explained("sampling", recipe):
+            sampled, seconds = _sample_with_vllm(recipe, tokenizer, prompts)
+    else:
+        tell("loading the model")
+        with _explained("loading the model", recipe):
+            model = _load(recipe, tokenizer)
+        with _explained("sampling", recipe):
+            sampled, seconds = _sample(recipe, model, tokenizer, prompts, batch_size, tell)
+    if not takes_step:
+        return ModelRun(sampled, None, 0)
+    reading, each = (0.0, 0.0), seconds / sum(map(len, sampled))
+    if model is not None:
+        tell("timing the reading of prompts")
+        with _explained("reading prompts", recipe):
+            reading = _time_reading(recipe, model, tokenizer, prompts, batch_size)
+    tell("taking one training step")
+    kwargs = recipe.generation.extras.get("chat_template_kwargs")
+    sequences = [
+        (encode_prompt(tokenizer, prompt, kwargs), completion.token_ids)
+        for prompt, group in zip(prompts, sampled, strict=True)
+        for completion in group
+    ]
+    with _explained("a training step", recipe):
+        model = model or _load(recipe, tokenizer)
+        steps, tokens = _time_step(recipe, model, tokenizer.pad_token_id, sequences)
+    timings = Timings(sample_s=each + reading[0], measure_s=each + reading[1], **steps)
+    return ModelRun(sampled, timings, tokens)
+
+
+@contextmanager
+def _explained(action: str, recipe: Recipe) -> Iterator[None]:
+    """Turn what a library raises into an error that does not lose what was found so far."""
+    try:
+        yield
+    except GrpoError:
+        raise
+    except torch.OutOfMemoryError as error:
+        size = recipe.training.per_device_train_batch_size
+        raise RunError(
+            f"{action} ran out of memory with per_device_train_batch_size {size}: "
+            f"{str(error).split('. ')[0]}. Fix: lower it and raise gradient_accumulation_steps, or see what "
+            "needs most under `cost`"
+        ) from error
+    except Exception as error:
+        if os.environ.get("GRPO_DEBUG") == "1":
+            raise
+        sentence = " ".join(str(error).split())[:300]
+        raise RunError(
+            f"{action} failed: {type(error).__name__}: {sentence}. "
+            "Fix: see the findings above; GRPO_DEBUG=1 shows the traceback"
+        ) from error
+
+
+def _load(recipe: Recipe, tokenizer: Any) -> Any:
+    """Return the model as the trainer makes it, to sample and to learn: with TRL's loss and fresh adapters.
+
+    Source: trl 1.16, `GRPOTrainer.__init__`, for the adapters of a quantized model.
+    """
+    device, quantized = pick_device(recipe.launch), recipe.model.quantization is not None
+    model = load_model(recipe.model, tokenizer, device_is_cuda=device == "cuda")
+    model = model if quantized else model.to(device)
+    add_fused_lm_head(
+        model, temperature=recipe.generation.temperature, outputs=("log_probs", "entropy")
+    )
+    if recipe.model.lora is None:
+        return model
+    model = add_adapters(model, recipe.model.lora)
+    for name, weight in model.named_parameters() if quantized else ():
+        if weight.requires_grad and "lora_magnitude_vector" not in name:
+            weight.data = weight.data.to(torch.bfloat16)
+    return model
+
+
+# --- sampling ----------------------------------------------------------------------------------
+
+
+def _sample(
+    recipe: Recipe,
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Any],
+    batch_size: int,
+    tell: Callable[[str], None],
+) -> tuple[list[list[Completion]], float]:
+    """Sample with transformers; return the completions and the seconds that they took."""
+    settings = {**_settings(recipe), "fast": settle_fast(recipe)}
+    # The first call makes ready what the others use.
+    sample_completions(model, tokenizer, prompts[:1], **{**settings, **_WARM_UP})
+    started = time.perf_counter()
+
+    def report(done: int, total: int) -> None:
+        left = (time.perf_counter() - started) * (total - done) / done if done else 0.0
+        more = f", about {format_duration(left)} left" if left else ""
+        tell(f"sampling: {done} of {total} completions{more}")
+
+    report(0, recipe.generation.num_generations * len(prompts))
+    sampled = sample_completions(
+        model, tokenizer, prompts, batch_size=batch_size, on_progress=report, **settings
+    )
+    return sampled, time.perf_counter() - started
+
+
+def _sample_with_vllm(
+    recipe: Recipe, tokenizer: Any, prompts: Sequence[Any]
+) -> tuple[list[list[Completion]], float]:
+    """Sample with an engine of the recipe's settings; in server mode too, since it ends with the probe."""
+    from grpo_cli.fast.vllm_completions import open_vllm
+
+    with open_vllm(
+        model_folder_or_id(recipe.model),
+        tokenizer,
+        stops=all_eos_token_ids(load_generation_config(recipe.model), tokenizer),
+        seed=recipe.seed,
+        engine=engine_settings(recipe, pick_device(recipe.launch)),
+    ) as engine:
+        started = time.perf_counter()
+        return engine.sample(prompts, **_settings(recipe)), time.perf_counter() - started
+
+
+def _time_reading(
+    recipe: Recipe, model: Any, tokenizer: Any, prompts: Sequence[Any], batch_size: int
+) -> tuple[float, float]:
+    """Time prompts alone, as many at a time as sampling has read.
+
+    Returns:
+        Seconds of reading that a completion takes beyond its share in the probe's batches: of one that is
+        trained on, and of one that is measured. 0 if each completion reads its own prompt anyway.
+    """
+    settings = _settings(recipe)
+    reads_once = settle_fast(recipe).sampling and reads_prompts_once(
+        model, tokenizer, options=settings["options"]
+    )
+    if not reads_once:
+        return 0.0, 0.0
+    sharing = min(recipe.generation.num_generations, batch_size)
+    settings |= {"max_new_tokens": 1, "samples_per_prompt": 1}
+    started, size = time.perf_counter(), max(batch_size // sharing, 1)
+    sample_completions(model, tokenizer, prompts, batch_size=size, **settings)
+    read_s = (time.perf_counter() - started) / len(prompts)
+    evaluation = recipe.evaluation
+    # Greedy completions of a prompt are all the same, and sampled once.
+    samples = evaluation.samples_per_prompt if evaluation.temperature else 1
+    measured = 1 / min(samples, evaluation.batch_size) - 1 / sharing
+    # With dropout training reads each by itself.
+    trained = 1 - 1 / sharing if has_dropout(model) else 0.0
+    return read_s * trained, read_s * measured
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """Return how the recipe samples completions, as both samplers take it."""
+    generation = recipe.generation
+    narrowed = {name: getattr(generation, name) for name in _NARROWING}
+    options = {name: value for name, value in narrowed.items() if value is not None}
+    return {
+        "max_new_tokens": generation.max_completion_length,
+        "temperature": generation.temperature,
+        "samples_per_prompt": generation.num_generations,
+        "seed": recipe.seed,
+        "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
+        "options": {**options, **generation.extras.get("generation_kwargs", {})},
+    }
+
+
+# --- a training step ---------------------------------------------------------------------------
+
+
+def _time_step(
+    recipe: Recipe, model: Any, pad_token_id: int, sequences: _Sequences
+) -> tuple[dict[str, float], int]:
+    """Take one training step with a model that has sampled; changes its weights.
+
+    Returns:
+        The seconds of the step's parts by their names in `Timings`, and the tokens of the micro-batch.
+    """
+    if read_setting(recipe, "gradient_checkpointing"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if recipe.model.lora is not None:
+            model.enable_input_require_grads()
+    model.train()
+    size = recipe.training.per_device_train_batch_size
+    ids, mask, width = _collate(size, pad_token_id, sequences)
+    ids, mask = ids.to(model.device), mask.to(model.device)
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, :-width] = -100
+    kind = model.device.type
+    mixed = recipe.training.mixed_precision(cpu=kind == "cpu") == "bf16"
+
+    def forward() -> Any:
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=mixed):
+            return model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+
+    def pass_once() -> None:
+        with torch.no_grad():
+            forward()
+
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.0, fused=True)
+    seconds = {
+        "micro_step_s": _time(lambda: forward().log_probs.mean().backward()),
+        "update_s": _time(optimizer.step, times=1),
+        "forward_s": _time(pass_once),
+    }
+    return seconds, ids.numel()
+
+
+def _collate(size: int, pad: int, sequences: _Sequences) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Pad a micro-batch as TRL does: prompts on the left, completions on the right.
+
+    Returns:
+        Token ids and mask, [sequences, tokens] int64, and the width of the completions.
+    """
+    taken = [sequences[index % len(sequences)] for index in range(size)]
+    before = max(len(prompt) for prompt, _ in taken)
+    width = max(len(completion) for _, completion in taken)
+    ids = torch.full((size, before + width), pad)
+    mask = torch.zeros_like(ids)
+    for row, (prompt, completion) in enumerate(taken):
+        start, end = before - len(prompt), before + len(completion)
+        ids[row, start:end] = torch.tensor([*prompt, *completion])
+        mask[row, start:end] = 1
+    return ids, mask, width
+
+
+def _time(action: Callable[[], Any], times: int = _TIMED) -> float:
+    """Return the seconds of the fastest of some calls."""
+    seconds = []
+    for _ in range(times):
+        _wait()
+        started = time.perf_counter()
+        action()
+        _wait()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,303 @@
+"""A probe: static checks without weights, then sampling and one training step.
+
+`python -m grpo_cli.probing.procedure RUN [RECIPE]` is the quick probe of a run folder, in a process of its own:
+rewards and libraries that it loads must not stay beside the training. It prints JSON.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_cli.analysis.samples import ScoredCompletion, score_samples
+from grpo_cli.batch import BatchPlan
+from grpo_cli.checks.settings import read_setting, settle_fast
+from grpo_cli.errors import GrpoError, ProblemsError, RunError
+from grpo_cli.issues import Issue, Level
+from grpo_cli.machine import usable_cpus
+from grpo_cli.models.shape import ModelShape
+from grpo_cli.probing.cost import DiskEstimate, TimeEstimate, estimate_time, judge_time
+from grpo_cli.probing.memory import MemoryEstimate
+from grpo_cli.probing.prompts import PromptSample
+from grpo_cli.probing.signal import Lengths, Signal, judge, read_lengths, read_signal
+from grpo_cli.probing.static_checks import check_statically, spread
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.building import right_scores
+from grpo_cli.rewards.scoring import Reward
+from grpo_cli.rewards.testing import RewardTestResult
+from grpo_cli.runs.files import finite
+from grpo_cli.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from grpo_cli.probing.model_run import ModelRun
+
+PROMPTS = 16
+Progress = Callable[[str], None]
+_LEVELS: Sequence[Level] = ("error", "warning", "note", "ok")
+_BUSY = 0.5
+"""Share of the processors that other programs may take before measured times are doubted."""
+
+
+@dataclass
+class Probe:
+    """Everything a probe saw; what it did not come to is None or empty."""
+
+    recipe: str
+    """Path of the recipe."""
+    findings: list[Issue] = field(default_factory=list)
+    prompts: PromptSample | None = None
+    trial: RewardTestResult | None = None
+    memory: MemoryEstimate | None = None
+    memory_available: int | None = None
+    """Bytes for one process on the device it will train on."""
+    disk: DiskEstimate | None = None
+    time: TimeEstimate | None = None
+    """None if nothing was sampled, or the number of steps is not known."""
+    signal: Signal | None = None
+    lengths: Lengths | None = None
+    samples: list[ScoredCompletion] = field(default_factory=list)
+    quick: bool = False
+    """Whether all that needs weights was left out."""
+    seconds: float = 0.0
+    """How long the probe took."""
+
+    @property
+    def errors(self) -> list[Issue]:
+        """What forbids a training."""
+        return [finding for finding in self.findings if finding.level == "error"]
+
+    @property
+    def sorted_findings(self) -> list[Issue]:
+        """The worst first."""
+        return sorted(self.findings, key=lambda finding: _LEVELS.index(finding.level))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the probe as plain values."""
+        return {
+            "recipe": self.recipe,
+            "quick": self.quick,
+            "healthy": not self.errors,
+            "errors": len(self.errors),
+            "warnings": sum(finding.level == "warning" for finding in self.findings),
+            "findings": [finding.as_json() for finding in self.sorted_findings],
+            "prompts": self.prompts.as_json() if self.prompts else None,
+            "signal": asdict(self.signal) if self.signal else None,
+            "completion_lengths": asdict(self.lengths) if self.lengths else None,
+            "reward_test": self.trial.as_json() if self.trial else None,
+            "memory": self.memory.as_json() if self.memory else None,
+            "memory_available_bytes": self.memory_available,
+            "disk": {**asdict(self.disk), "total_bytes": self.disk.total} if self.disk else None,
+            "time": asdict(self.time) if self.time else None,
+            "samples": [asdict(sample) for sample in self.samples],
+            "probe_seconds": round(self.seconds, 1),
+        }
+
+
+@dataclass
+class Session:
+    """A recipe, what was loaded for it, and what was found so far."""
+
+    recipe: Recipe
+    probe: Probe
+    tell: Progress
+    tokenizer: Any = None
+    data: Any = None
+    """`BuiltData`."""
+    plan: BatchPlan | None = None
+    rewards: tuple[Reward, ...] = ()
+    shape: ModelShape | None = None
+
+    def add(self, findings: Iterable[Issue]) -> None:
+        """Keep what was found."""
+        self.probe.findings += findings
+
+    @contextmanager
+    def failing(
+        self, subject: str, path: str, level: Level = "error", why: str = ""
+    ) -> Iterator[None]:
+        """Make a finding of a failure that the training would meet too."""
+        try:
+            yield
+        except RunError as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise
+            issue = error.as_issue(path, level=level, subject=subject)
+            first, _, rest = issue.seen.strip().partition("\n")
+            last = rest.rpartition("\n")[2].strip()
+            fix = (
+                issue.fix or f"correct it, and try it alone: grpo rewards test {self.probe.recipe}"
+            )
+            why = why or "the same error would end the training"
+            seen = first if last in first else f"{first} {last}"
+            self.add([replace(issue, seen=seen, fix=fix, why=why)])
+
+    @property
+    def chat_kwargs(self) -> dict[str, Any] | None:
+        """The recipe's variables for the chat template."""
+        return self.recipe.generation.extras.get("chat_template_kwargs")
+
+    def sampled_at_once(self) -> int:
+        """Return the completions one process samples at a time: its share of a generation batch."""
+        steps = (self.plan.steps_per_generation if self.plan else None) or 1
+        return steps * self.recipe.training.per_device_train_batch_size
+
+
+def probe_recipe(
+    recipe: Recipe,
+    *,
+    source: Path | None = None,
+    runs: Path = Path("runs"),
+    prompts_sampled: int = PROMPTS,
+    quick: bool = False,
+    on_progress: Progress = lambda what: None,
+) -> Probe:
+    """Look for what would make a training of a recipe fail, or learn nothing.
+
+    Args:
+        recipe: A recipe without errors, its number of processes worked out.
+        source: The recipe's file, for the result.
+        runs: Where run folders go.
+        prompts_sampled: Prompts to sample completions for.
+        quick: Leave out all that needs the model's weights.
+        on_progress: Called with what is being done.
+
+    Raises:
+        GrpoError: The model, the data or a reward cannot be loaded.
+    """
+    started = time.monotonic()
+    session = Session(recipe, Probe(str(source or recipe.name), quick=quick), on_progress)
+    check_statically(session, runs, costly=not quick)
+    if not quick and recipe.is_sampled:
+        _sample_and_judge(session, prompts_sampled)
+    session.probe.seconds = time.monotonic() - started
+    return session.probe
+
+
+def _sample_and_judge(session: Session, count: int) -> None:
+    """Sample completions of `count` prompts with the real model, and take one training step if that fits."""
+    available, shape, memory = session.probe.memory_available, session.shape, session.probe.memory
+    if shape and available is not None and shape.weight_bytes > available:
+        seen = "nothing was sampled: the weights alone do not fit into this machine's memory"
+        fix = "run the probe where the training will run"
+        session.add([Issue(seen, fix, level="note", subject="signal")])
+        return
+    session.add(_check_load())
+    rows = _choose_rows(session, count)
+    if rows is None:
+        # The static checks have said which prompts do not fit.
+        return
+    from grpo_cli.probing.model_run import run_model
+
+    run, scored = None, []
+    with session.failing("sampling", "training", why="a training would meet the same"):
+        run = run_model(
+            session.recipe,
+            session.tokenizer,
+            list(rows["prompt"]),
+            batch_size=session.sampled_at_once(),
+            takes_step=not memory or available is None or memory.peak_bytes <= available,
+            tell=session.tell,
+        )
+    if run is None:
+        return
+    session.tell("scoring")
+    began = time.perf_counter()
+    with session.failing("rewards: failure", "rewards"):
+        scored = score_samples(session.rewards, rows.to_dict(), run.sampled)
+    if scored:
+        score_s = (time.perf_counter() - began) / len(scored)
+        _judge_signal(session, scored)
+        _judge_time(session, run, score_s)
+
+
+def _check_load() -> Iterator[Issue]:
+    """Note other programs on the processors, which make every measured second longer."""
+    cpus, busy = usable_cpus(), os.getloadavg()[0] - 1
+    if busy > _BUSY * cpus:
+        seen = f"about {busy:.1f} of {cpus} processors are busy with other programs"
+        fix, why = (
+            "probe again when they are done",
+            "the times measured here are longer than they will be",
+        )
+        yield Issue(seen, fix, level="note", subject="cost: time", why=why)
+
+
+def _choose_rows(session: Session, count: int) -> Any:
+    """Return rows spread evenly over those whose prompts are neither dropped nor too long to be answered."""
+    train, sample = session.data.train, session.probe.prompts
+    if sample is None:
+        return None
+    limits = [sample.longest, session.recipe.dataset.max_prompt_length]
+    if session.shape is not None and session.shape.context is not None:
+        limits.append(session.shape.context - session.recipe.generation.max_completion_length)
+    longest = min(limit for limit in limits if limit is not None)
+    pairs = zip(sample.places, sample.lengths, strict=True)
+    kept = [place for place, length in pairs if length <= longest]
+    return train.select([kept[index] for index in spread(len(kept), count)]) if kept else None
+
+
+def _judge_signal(session: Session, scored: list[ScoredCompletion]) -> None:
+    probe, recipe = session.probe, session.recipe
+    right = right_scores(recipe.rewards, (each.rewards for each in scored))
+    probe.samples = scored
+    probe.signal = read_signal(scored, right)
+    probe.lengths = read_lengths(scored, recipe.generation.max_completion_length)
+    masked = bool(read_setting(recipe, "mask_truncated_completions"))
+    context, room = session.shape.context if session.shape else None, None
+    kept = probe.prompts.kept(recipe.dataset.max_prompt_length) if probe.prompts else []
+    if context is not None and kept:
+        room = max(context - max(kept), 1)
+    session.add(judge(probe.signal, probe.lengths, masked=masked, room=room))
+
+
+def _judge_time(session: Session, run: "ModelRun", score_s: float) -> None:
+    recipe, probe, plan = session.recipe, session.probe, session.plan
+    if run.timings is None or plan is None:
+        return
+    dynamic = recipe.generation.dynamic_sampling
+    silent = probe.signal.frac_reward_zero_std if probe.signal else 0.0
+    # Groups without signal after each time of sampling, as shares of those that are learned from.
+    shares = [silent ** (n + 1) for n in range((dynamic.max_resample if dynamic else 0) + 1)]
+    learned = _learned_share(session, run.step_tokens, shares[-1])
+    timings = replace(run.timings, score_s=score_s, learned=learned, resampled=sum(shares[:-1]))
+    probe.time = estimate_time(recipe, plan, timings, session.data.report.eval_rows or 0)
+    if probe.time is not None:
+        session.add(judge_time(recipe, probe.time))
+
+
+def _learned_share(session: Session, padded: int, silent: float) -> float:
+    """Return the share of a micro-batch's tokens that is computed, going by the completions sampled."""
+    recipe, samples, prompts = session.recipe, session.probe.samples, session.probe.prompts
+    fast = settle_fast(recipe)
+    share = 1 - silent if fast.no_signal else 1.0
+    if not fast.shared_prompts or not samples or prompts is None:
+        return share
+    prompt = sum(prompts.lengths) / len(prompts.lengths) / recipe.generation.num_generations
+    completion = sum(each.tokens for each in samples) / len(samples)
+    size = recipe.training.per_device_train_batch_size
+    return share * min(size * (prompt + completion) / padded, 1.0)
+
+
+def probe_run(run: Path, source: Path | None = None) -> dict[str, Any]:
+    """Probe the recipe in `RUN/resolved.json` quickly; return the issues, and the exit code of an error."""
+    folder = RunFolder(run)
+    try:
+        probe = probe_recipe(
+            folder.read_recipe(), source=source, runs=folder.path.parent, quick=True
+        )
+    except GrpoError as error:
+        problems = error.problems if isinstance(error, ProblemsError) else [error.as_issue()]
+        issues = [problem.as_json() for problem in problems]
+        return {"exit_code": int(error.exit_code), "issues": issues}
+    return {"exit_code": None, "issues": probe.as_json()["findings"]}
+
+
+if __name__ == "__main__":
+    # What rewards and libraries print is not the result.
+    result, sys.stdout = sys.stdout, sys.stderr
+    json.dump(finite(probe_run(*map(Path, sys.argv[1:]))), result)

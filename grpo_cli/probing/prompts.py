@@ -1,0 +1,329 @@
+"""What the model will read: prompts rendered, their lengths, the tokens that end an answer, and the tags that
+rewards expect in it. Needs a tokenizer, no model.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from grpo_cli.errors import RecipeError
+from grpo_cli.issues import Issue
+from grpo_cli.rewards.contract import Batch
+from grpo_cli.rewards.scoring import Reward
+
+_MOST_DROPPED = 0.1
+"""Share of rows over `max_prompt_length` beyond which it is worth a warning."""
+_OPENED = re.compile(r"<(\w+)>\s*$")
+_MARK = "mark of an answer"
+_FEWEST_THOUGHTS = 64
+"""Tokens that a thought and an answer take at least."""
+
+
+@dataclass(frozen=True)
+class PromptSample:
+    """Prompts as the model will see them."""
+
+    rendered: str
+    """The first prompt with everything the chat template adds."""
+    lengths: tuple[int, ...]
+    """Tokens of each prompt looked at, in the order of the rows."""
+    places: tuple[int, ...]
+    """Where these stand among the rows of the training data, from 0."""
+    total: int
+    """Rows of the training data."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the sample as plain values: lengths as percentiles (nearest rank)."""
+        ordered = sorted(self.lengths)
+        median, p95 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
+        return {
+            "rendered": self.rendered,
+            "counted": len(ordered),
+            "rows": self.total,
+            "tokens": {"min": ordered[0], "median": median, "p95": p95, "max": ordered[-1]},
+        }
+
+    def kept(self, longest_allowed: int | None) -> list[int]:
+        """Return the lengths that `max_prompt_length` lets through."""
+        return [n for n in self.lengths if longest_allowed is None or n <= longest_allowed]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt looked at."""
+        return max(self.lengths)
+
+
+def render(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> str:
+    """Return a prompt as text, with everything the chat template adds."""
+    if isinstance(prompt, str):
+        return prompt
+    from grpo_cli.fast.completions import apply_template
+
+    options = {"add_generation_prompt": True, **(kwargs or {})}
+    return str(apply_template(tokenizer, prompt, tokenize=False, **options))
+
+
+def check_differ(rendered: Sequence[str]) -> Iterator[Issue]:
+    """Check that prompts differ: a template may name no column, or a chat template leave out the content."""
+    if len(rendered) > 1 and len(set(rendered)) == 1:
+        seen, subject = (
+            f"the {len(rendered)} prompts looked at are the same text",
+            "prompt: all the same",
+        )
+        fix = (
+            "name a column in `dataset.prompt.user`, such as {{ question }}; or correct the chat template, if it "
+            "leaves out what messages say"
+        )
+        why = "the model never sees what the rows ask"
+        yield Issue(seen, fix, "dataset.prompt", level="warning", subject=subject, why=why)
+
+
+def check_lengths(
+    sample: PromptSample,
+    *,
+    longest_allowed: int | None,
+    completion: int,
+    context: int | None,
+    vllm_length: int | None,
+) -> Iterator[Issue]:
+    """Find prompts that are dropped for their length, or too long to be answered.
+
+    Args:
+        sample: The prompts.
+        longest_allowed: `dataset.max_prompt_length`.
+        completion: `generation.max_completion_length`.
+        context: Positions the model was made for.
+        vllm_length: vLLM's `max_model_length`, if vLLM samples.
+    """
+    kept, count, longest = sample.kept(longest_allowed), len(sample.lengths), sample.longest
+    dropped = count - len(kept)
+    if dropped > _MOST_DROPPED * count:
+        room = min((n - completion for n in (context, vllm_length) if n), default=longest)
+        yield Issue(
+            f"{dropped} of {count} prompts have more than {longest_allowed} tokens (longest: {longest})",
+            f"set `max_prompt_length: {max(min(longest, room), 1)}`",
+            "dataset.max_prompt_length",
+            level="warning" if kept else "error",
+            subject="prompt: dropped rows",
+            why="these rows are dropped, and the longest questions are rarely the least useful",
+        )
+    for limit, owner in (
+        (context, "the model's context"),
+        (vllm_length, "vLLM's max_model_length"),
+    ):
+        over = [length for length in kept if limit and length + completion > limit]
+        if limit and over:
+            path, fix = _fit(kept, limit, completion, of_vllm=owner.startswith("vLLM"))
+            yield Issue(
+                f"{len(over)} of {len(kept)} prompts do not fit: up to {max(kept)} tokens and {completion} to "
+                f"write, {owner} is {limit}",
+                fix,
+                path,
+                subject=f"length: {owner}",
+                why="beyond it the model writes noise or breaks off with an index error",
+            )
+
+
+def _fit(kept: Sequence[int], limit: int, completion: int, *, of_vllm: bool) -> tuple[str, str]:
+    """Return the key to change so that prompts and completions fit, and the edit."""
+    longest = max(kept)
+    needed, room = longest + completion, limit - longest
+    if of_vllm:
+        path = "generation.vllm.max_model_length"
+        return path, f"set `{path}: {needed}`"
+    if min(kept) >= limit:
+        return "model.path", f"shorten the prompts, or name a model that reads {needed} tokens"
+    edits = [f"`max_completion_length: {room}`"] if room > 0 else []
+    if limit - completion >= min(kept):
+        edits.append(f"`dataset.max_prompt_length: {limit - completion}`")
+    fix = "set " + (" or ".join(edits) or f"`max_completion_length` well below {limit}")
+    return "generation.max_completion_length", fix
+
+
+def check_stop_tokens(
+    tokenizer: Any, declared: Sequence[int], prompts: Sequence[Any], kwargs: dict[str, Any] | None
+) -> Iterator[Issue]:
+    """Check that tokenizer, generation settings and chat template agree on what ends an answer.
+
+    Args:
+        tokenizer: With its eos token.
+        declared: End-of-sequence tokens of the model's generation settings.
+        prompts: Prompts of the dataset; messages if the chat template is used.
+        kwargs: The recipe's `chat_template_kwargs`.
+    """
+    name = tokenizer.convert_ids_to_tokens
+    if declared and tokenizer.eos_token_id not in declared:
+        ends = ", ".join(repr(name(token)) for token in declared)
+        yield Issue(
+            f"the tokenizer ends with {tokenizer.eos_token!r}, the model's generation settings with {ends}",
+            "give tokenizer_config.json and generation_config.json the same `eos_token`",
+            "model.path",
+            level="warning",
+            subject="stop token: tokenizer and model",
+            why="the trainer writes the tokenizer's into the model, and what is served later may stop elsewhere",
+        )
+    if not prompts or isinstance(prompts[0], str):
+        return
+    stops, end = {tokenizer.eos_token_id, *declared}, _end_of_turn(tokenizer, prompts[0], kwargs)
+    if end is not None and end not in stops:
+        ends = ", ".join(sorted(repr(name(token)) for token in stops))
+        yield Issue(
+            f"the chat template ends a turn with {name(end)!r}, and sampling stops at {ends}",
+            f"set `eos_token` to {name(end)!r} in tokenizer_config.json, or give `model.chat_template` one that "
+            "ends turns with the model's own token",
+            "model.chat_template",
+            level="warning",
+            subject="stop token: chat template",
+            why="a model that learned this template never stops, and every completion is cut off",
+        )
+
+
+def _end_of_turn(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> int | None:
+    """Return the special token that the chat template writes right after an assistant's message."""
+    from grpo_cli.fast.completions import apply_template
+
+    turn = [*prompt, {"role": "assistant", "content": _MARK}]
+    try:
+        text = apply_template(tokenizer, turn, tokenize=False, **(kwargs or {}))
+    except RecipeError:
+        # Training never shows it an answer.
+        return None
+    _, mark, rest = text.rpartition(_MARK)
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    ids = tokenizer(rest, add_special_tokens=False)["input_ids"] if mark else []
+    return next((token for token in ids if token in special), None)
+
+
+def check_generation_prompt(
+    tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None
+) -> Iterator[Issue]:
+    """Find a chat template that begins an assistant's message with a header, and leaves it out of the prompt."""
+    from grpo_cli.fast.completions import apply_template
+
+    if isinstance(prompt, str):
+        return
+    turn = [*prompt, {"role": "assistant", "content": _MARK}]
+    options = {**(kwargs or {}), "tokenize": False}
+    try:
+        bare = apply_template(tokenizer, prompt, **{**options, "add_generation_prompt": False})
+        whole = apply_template(tokenizer, turn, **options)
+    except RecipeError:
+        return
+    header = whole.removeprefix(bare).partition(_MARK)[0]
+    opened = render(tokenizer, prompt, kwargs) != bare
+    if whole.startswith(bare) and header.strip() and not opened:
+        yield Issue(
+            f"the prompt ends without {header!r}, with which the chat template begins an assistant's message",
+            "let the template write it at the end: {% if add_generation_prompt %}…{% endif %}",
+            "model.chat_template",
+            level="warning",
+            subject="template: no generation prompt",
+            why="the model goes on with the user's message instead of answering it",
+        )
+
+
+def check_padding(tokenizer: Any, own_pad: bool) -> Iterator[Issue]:
+    """Note a tokenizer without a padding token of its own."""
+    if not own_pad:
+        seen = f"the tokenizer has no padding token; {tokenizer.pad_token!r} takes its place"
+        fix = "add `pad_token` to tokenizer_config.json if another one is meant"
+        why = "GRPO masks what follows the first end of sequence, so training is right all the same"
+        subject = "tokenizer: padding"
+        yield Issue(seen, fix, "model.path", level="note", subject=subject, why=why)
+
+
+# --- what rewards of format expect -------------------------------------------------------------
+
+
+def check_formats(
+    rewards: Sequence[Reward], encode: Callable[[str], list[int]], limit: int
+) -> Iterator[Issue]:
+    """Find formats that no completion of `limit` tokens can hold."""
+    for index, reward in enumerate(rewards):
+        text = _required_text(reward)
+        needed = len(encode(text)) + 1 if text else 0
+        why = "a completion that is cut off before the last tag never gets the full reward"
+        if needed > limit:
+            seen = f"`{reward.name}` needs at least {needed} tokens, and max_completion_length is {limit}"
+        elif "</think>" in text and limit < _FEWEST_THOUGHTS:
+            seen = f"max_completion_length is {limit}, and `{reward.name}` expects a written-out thought"
+        else:
+            continue
+        yield Issue(
+            seen,
+            f"set `max_completion_length: {max(256, 4 * needed)}` or more, or correct `rewards.{index}`",
+            "generation.max_completion_length",
+            level="error" if needed > limit else "warning",
+            subject="setting: completion length",
+            why=why,
+        )
+
+
+def _required_text(reward: Reward) -> str:
+    """Return the shortest text that gets the full score of a reward of format; empty if it is not known."""
+    params: Any = reward.params
+    think = "" if getattr(params, "prefilled", False) else "<think>\n"
+    match reward.kind:
+        case "think_format":
+            return f"{think}\n</think>\n"
+        case "answer_format":
+            thought = "so " * (params.min_think_characters // 3)
+            answer = "so " * (params.min_answer_characters // 3)
+            return f"{think}{thought}</think>\n<answer>{answer}</answer>"
+        case "tag_count":
+            return "".join(params.tags)
+        case "reasoning_steps":
+            return "".join(f"{number}. a\n" for number in range(1, params.target + 1))
+        case "regex" if not set("|?*{") & set(params.pattern):
+            return "".join(re.findall(r"</?\w+>", params.pattern))
+    return ""
+
+
+def check_opening(
+    rendered: str, rewards: Sequence[Reward], row: Batch, encode: Callable[[str], list[int]]
+) -> Iterator[Issue]:
+    """Find rewards that want the model to write a tag with which the prompt already ends.
+
+    Args:
+        rendered: A prompt as the model sees it.
+        rewards: The recipe's; costly ones are not tried.
+        row: A batch of one row, whose completions are replaced.
+        encode: Gives a text's token ids.
+    """
+    opened = _OPENED.search(rendered)
+    if opened is None:
+        return
+    tag = opened.group(1)
+    inside = f"a thought\n</{tag}>"
+    inside += "" if tag == "answer" else "\n<answer>\nan answer\n</answer>"
+    for index, reward in enumerate(rewards):
+        if reward.params.costly:
+            continue
+        texts = (inside, f"<{tag}>\n{inside}")
+        without, written = (_score(reward, row, text, encode(text)) for text in texts)
+        pattern = getattr(reward.params, "pattern", "")
+        if without is not None and written is not None and written > without:
+            gives = (
+                f"gives {without:g} to that, and {written:g} only if the completion opens it again"
+            )
+        elif f"<{tag}>" in pattern:
+            gives = f"looks for `<{tag}>` in the completion"
+        else:
+            continue
+        known = hasattr(reward.params, "prefilled")
+        edit = "set `prefilled: true`" if known else f"take `<{tag}>` out of what it expects"
+        yield Issue(
+            f"the prompt ends with `<{tag}>`, so completions start inside it; `{reward.name}` {gives}",
+            f"{edit}, or use a `model.chat_template` that does not end in `<{tag}>`",
+            f"rewards.{index}",
+            subject="template: opened tag",
+            why="the reward is nearly always the same, whatever the model learns",
+        )
+
+
+def _score(reward: Reward, row: Batch, text: str, tokens: list[int]) -> float | None:
+    chat = not isinstance(row.prompts[0], str)
+    answer = [{"role": "assistant", "content": text}] if chat else text
+    return reward.score(replace(row, completions=[answer], completion_ids=[tokens]))[0].value

@@ -1,0 +1,232 @@
+"""Settings that run but are usually wrong, and settings that a library refuses."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from grpo_cli.checks.settings import read_setting
+from grpo_cli.errors import install_extra, nearest
+from grpo_cli.issues import Issue, Level
+from grpo_cli.recipe.grpo_fields import home_of, key_in_home, read_grpo_fields
+from grpo_cli.recipe.model import LORA, rates_of
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.registry import find_kind
+
+_MOST_BETA = 1.0
+"""Published runs use 0.001 to 0.04; from here on the KL term outweighs the reward."""
+_HELD_RATE = 1e-5
+"""Up to it, clipped gradients alone have held full fine-tuning without a KL term in published runs."""
+_FEWEST_GENERATIONS = 4
+_LEAST_TEMPERATURE = 0.3
+
+
+def find_risks(recipe: Recipe, num_processes: int, gpus: int) -> Iterator[Issue]:
+    """Find settings that run to the end and teach little; `gpus` are the visible ones of this machine."""
+    yield from _check_rate(recipe)
+    yield from _check_hold(recipe)
+    yield from _check_sampling(recipe)
+    for index, reward in enumerate(recipe.rewards):
+        params = find_kind(reward.kind)
+        judges = params is not None and params.right_answer is not None
+        if reward.weight < 0 and judges and reward.kind != "contains":
+            seen, fix = (
+                f"`{reward.kind}` has weight {reward.weight:g}",
+                f"set `weight: {-reward.weight:g}`",
+            )
+            why = "right answers are punished, and the policy learns to avoid them"
+            yield _risk("reward weights", f"rewards.{index}.weight", seen, fix, why)
+    size = recipe.generation.num_generations
+    if size < _FEWEST_GENERATIONS:
+        fix = "set `num_generations: 8` (and a batch size it divides: grpo check-batch)"
+        why = f"advantages compare {size} completions only: most groups are all right or all wrong"
+        path = "generation.num_generations"
+        yield _risk("group size", path, f"num_generations is {size}", fix, why)
+    on_gpu = gpus > 0 and not recipe.launch.use_cpu
+    if recipe.generation.backend != "vllm" and on_gpu and num_processes > 1:
+        seen = f"backend is {recipe.generation.backend} on {num_processes} GPUs"
+        fix = f"set `generation.backend: vllm` ({install_extra('vllm')})"
+        why = "sampling takes most of a step, and every GPU waits for the slowest one's generate()"
+        yield _risk("generation backend", "generation.backend", seen, fix, why)
+
+
+def _risk(
+    subject: str, path: str, seen: str, fix: str, why: str, level: Level = "warning"
+) -> Issue:
+    return Issue(seen, fix, path, level=level, subject=f"setting: {subject}", why=why)
+
+
+def _check_rate(recipe: Recipe) -> Iterator[Issue]:
+    training, lora = recipe.training, recipe.model.lora is not None
+    rate, path, subject = training.learning_rate, "training.learning_rate", "learning rate"
+    good = "1e-4" if lora else "1e-6"
+    fix = f"set `learning_rate: {good}`"
+    if rate == 0:
+        why = "no weight will change"
+        yield _risk(subject, path, "learning_rate is 0", fix, why, level="error")
+    elif lora and rate < LORA.least:
+        default = "" if "learning_rate" in training.model_fields_set else " (the default)"
+        seen = f"learning_rate is {rate:g}{default} with LoRA"
+        why = "adapters hardly move at a rate meant for full fine-tuning, and the reward stays flat"
+        yield _risk(subject, path, seen, fix, why)
+    elif rate > rates_of(recipe.model).most:
+        seen = f"learning_rate is {rate:g} {'with' if lora else 'without'} LoRA"
+        fix += "" if lora else ", or add `model.lora`"
+        why = "a policy trained at this rate most often collapses within tens of steps"
+        yield _risk(subject, path, seen, fix, why)
+
+
+def _check_hold(recipe: Recipe) -> Iterator[Issue]:
+    path, beta = "training.beta", read_setting(recipe, "beta") or 0.0
+    if beta > _MOST_BETA:
+        why = "the KL term outweighs the reward, and the policy stays where it is"
+        fix = "set `training.beta: 0.04`, or less"
+        yield _risk("KL term", path, f"beta is {beta:g}", fix, why)
+    if beta or recipe.model.lora or recipe.training.early_stopping or not recipe.is_sampled:
+        return
+    norm, rate = read_setting(recipe, "max_grad_norm"), recipe.training.learning_rate
+    if not norm or rate > _HELD_RATE:
+        loose = f"learning_rate {rate:g}" if norm else "no gradient clipping (max_grad_norm: 0)"
+        seen = f"beta is 0, all weights are trained, and {loose}"
+        fix = "set `training.beta: 0.001` to `0.04`, or `learning_rate: 1e-6`, or add `model.lora`"
+        why = "nothing keeps the model near the one it started from when the reward can be gamed"
+        yield _risk("nothing holds the policy", path, seen, fix, why)
+
+
+def _check_sampling(recipe: Recipe) -> Iterator[Issue]:
+    generation = recipe.generation
+    neutral = {"top_p": (None, 1), "top_k": (None, 0), "min_p": (None, 0)}
+    neutral["repetition_penalty"] = (None, 1)
+    values = {name: getattr(generation, name) for name in neutral}
+    narrowed = {name: value for name, value in values.items() if value not in neutral[name]}
+    if narrowed and generation.backend == "vllm":
+        seen = ", ".join(f"{name}: {value:g}" for name, value in narrowed.items()) + " with vLLM"
+        fix = "remove it; `temperature` alone keeps the two in step"
+        why = (
+            "vLLM draws from a narrowed distribution, the trainer's log-probabilities are of the whole one, so "
+            "importance ratios are wrong"
+        )
+        yield _risk("narrowed sampling", f"generation.{next(iter(narrowed))}", seen, fix, why)
+    cold = generation.temperature < _LEAST_TEMPERATURE
+    if cold or generation.top_k == 1:
+        key, value, good = "temperature", generation.temperature, "1.0"
+        if not cold:
+            key, value, good = "top_k", 1, "0"
+        why = "the completions of a group come out nearly the same, and equal rewards teach nothing"
+        seen, path = f"{key} is {value:g}", f"generation.{key}"
+        yield _risk("temperature", path, seen, f"set `{key}: {good}`", why)
+
+
+# --- what libraries refuse ---------------------------------------------------------------------
+
+_WORLD = "WORLD_SIZE RANK LOCAL_RANK PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORLD_SIZE".split()
+"""With one of these accelerate would wait for other processes."""
+
+
+def check_upstream_settings(recipe: Recipe, *, cpu: bool) -> Iterator[Issue]:
+    """Build what a trainer builds of the settings alone; not of asynchronous training, which has its own.
+
+    Args:
+        recipe: The recipe.
+        cpu: Whether the run is on the CPU.
+    """
+    if recipe.training.mode == "async":
+        return
+    from trl import GRPOConfig
+
+    fields = _fields(recipe, cpu=cpu)
+    with _single_process_env():
+        built: list[Any] = []
+        if reason := _why_not(lambda: built.append(GRPOConfig(**fields))):
+            yield _refused(reason, _find_path(reason, fields))
+            return
+        scheduler = "kwargs" if fields.get("lr_scheduler_kwargs") else "type"
+        for path, build in (
+            (f"training.lr_scheduler_{scheduler}", _build_scheduler),
+            ("training.torch_compile_backend", _build_dynamo),
+        ):
+            if reason := _why_not(partial(build, built[0])):
+                yield _refused(reason, path)
+    if recipe.generation.backend != "vllm":
+        yield from _check_generation(fields.get("generation_kwargs") or {})
+
+
+def _fields(recipe: Recipe, *, cpu: bool) -> dict[str, Any]:
+    """Return the recipe's `GRPOConfig` fields, less the arithmetic, which `batch` checks for all processes."""
+    training, generation = recipe.training, recipe.generation
+    fields = {**training.trl_fields(), **generation.trl_fields(), **recipe.logging.trl_fields()}
+    for name in ("steps_per_generation", "generation_batch_size", "num_generations_eval"):
+        fields.pop(name, None)
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
+        fields[name] = generation.num_generations
+    if cpu:
+        fields.setdefault("bf16", False)
+    return {**fields, "output_dir": os.devnull, "use_cpu": cpu}
+
+
+def _build_scheduler(args: Any) -> None:
+    import torch
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    get_scheduler(args.lr_scheduler_type, optimizer, 1, 10, args.lr_scheduler_kwargs)
+
+
+def _build_dynamo(args: Any) -> None:
+    from accelerate.utils import TorchDynamoPlugin
+
+    if args.torch_compile_backend is not None:
+        TorchDynamoPlugin(backend=args.torch_compile_backend)
+
+
+def _check_generation(options: dict[str, Any]) -> Iterator[Issue]:
+    """Find names that `GenerationConfig` would keep and nobody reads."""
+    from transformers import GenerationConfig
+
+    path, known = "generation.generation_kwargs", vars(GenerationConfig())
+    for name in options.keys() - known.keys():
+        close = nearest(name, known)
+        seen = f"transformers has no generation setting `{name}`"
+        fix = f"write `{close}`" if close else "remove it"
+        why = "it would be ignored"
+        yield _risk("generation_kwargs", f"{path}.{name}", seen, fix, why, level="error")
+    if reason := _why_not(lambda: GenerationConfig(**options)):
+        yield _refused(reason, path)
+
+
+def _why_not(build: Callable[[], object]) -> str:
+    """Return why something cannot be built; empty if it can."""
+    try:
+        build()
+    except (ValueError, TypeError, KeyError, ImportError) as error:
+        return str(error)
+    return ""
+
+
+def _refused(reason: str, path: str) -> Issue:
+    seen, fix = " ".join(reason.split()).rstrip("."), f"change or remove `{path}`"
+    why = "the training would end with this error once it has loaded everything"
+    return _risk("refused", path, seen, fix, why, level="error")
+
+
+def _find_path(reason: str, fields: dict[str, Any]) -> str:
+    """Return the setting that an error names; one that the recipe gives goes before others."""
+    words = re.findall(r"\w+", reason)
+    known = [name for name in words if name in read_grpo_fields() and home_of(name)]
+    known.sort(key=lambda name: name not in fields)
+    return key_in_home(known[0]) if known else "training"
+
+
+@contextmanager
+def _single_process_env() -> Iterator[None]:
+    """Hide a launcher's variables, and undo those that `TrainingArguments` sets."""
+    kept = dict(os.environ)
+    for name in _WORLD:
+        os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)

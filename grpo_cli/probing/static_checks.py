@@ -1,0 +1,315 @@
+"""The cheap part of a probe: everything that needs no weights. Loads tokenizer, data and rewards once."""
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_cli.analysis.samples import score_samples
+from grpo_cli.batch import plan_batch
+from grpo_cli.checks.arithmetic import batch_inputs
+from grpo_cli.checks.contents import reward_context
+from grpo_cli.checks.settings import read_setting
+from grpo_cli.issues import Issue, Level
+from grpo_cli.machine import pick_device, read_hardware
+from grpo_cli.models.source import check_model_data
+from grpo_cli.probing import cost, prompts, settings
+from grpo_cli.probing.memory import estimate_memory, find_device, judge_memory, memory_inputs
+from grpo_cli.probing.signal import CLIPPED, DEAD, WEAK
+from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.contract import NO_TRAINER, Batch, text_of
+from grpo_cli.rewards.scoring import Reward, has_state, read_state
+from grpo_cli.rewards.testing import try_rewards
+
+if TYPE_CHECKING:
+    from grpo_cli.probing.procedure import Session
+
+_ROWS = 1000
+"""Prompts whose tokens are counted, spread evenly over the data."""
+_LONGEST = 8
+"""Prompts with the most characters, which are looked at besides."""
+_QUICK_S = 10.0
+"""Seconds that rewards may take in the quick probe, which every training waits for."""
+_ENDPOINT_S = 5.0
+"""Seconds that a judge's endpoint gets to answer."""
+_SHOWN_LENGTH = 10_000
+"""Characters of a rendered prompt that are kept."""
+
+
+def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
+    """Check settings, data, prompts, rewards, memory and disk.
+
+    Args:
+        session: Gets what was loaded and found.
+        runs: Where run folders go.
+        costly: Whether rewards whose scores cost seconds or money are tried on made-up answers.
+
+    Raises:
+        GrpoError: The tokenizer, the data or a reward cannot be loaded.
+    """
+    recipe = session.recipe
+    processes = int(recipe.launch.num_processes)
+    session.add(settings.find_risks(recipe, processes, read_hardware().gpus))
+    cpu = pick_device(recipe.launch) == "cpu"
+    session.add(settings.check_upstream_settings(recipe, cpu=cpu))
+    _load_data(session)
+    _check_prompts(session)
+    if recipe.is_sampled:
+        _check_rewards(session, costly=costly)
+    else:
+        session.add(_check_scored(session))
+    _estimate(session, runs)
+
+
+def spread(total: int, count: int) -> list[int]:
+    """Return places spread evenly over the data."""
+    count = min(total, count)
+    return [index * total // count for index in range(count)]
+
+
+# --- data and prompts --------------------------------------------------------------------------
+
+
+def _load_data(session: "Session") -> None:
+    from grpo_cli.data.build import build_datasets
+    from grpo_cli.models.loading import check_weights, load_config, load_tokenizer
+
+    model = session.recipe.model
+    session.tell("loading the tokenizer")
+    # First, as these errors are clearer than those of the tokenizer.
+    check_model_data(model)
+    load_config(model)
+    session.tokenizer = load_tokenizer(model)
+    session.tell("comparing the weights with config.json")
+    check_weights(model, session.tokenizer)
+    session.tell("loading the data")
+    chat = bool(session.tokenizer.chat_template)
+    session.data = build_datasets(session.recipe, has_chat_template=chat, count_tokens=None)
+    report = session.data.report
+    repeated, rows = report.exact_duplicates_between_splits, report.eval_rows or 0
+    if repeated:
+        seen = f"{repeated} of {rows} evaluation prompts are training prompts too, word for word"
+        fix = (
+            "take another split for evaluation, or hold rows out with `dataset.eval_fraction: 0.05`"
+        )
+        level: Level = "error" if repeated == rows else "warning"
+        subject, why = (
+            "data: evaluation on training rows",
+            "a gain on them shows memory, not learning",
+        )
+        session.add([Issue(seen, fix, "dataset", level=level, subject=subject, why=why)])
+
+
+def _check_scored(session: "Session") -> Iterator[Issue]:
+    """Find scored responses that cannot teach anything, or are longer than training takes."""
+    groups = session.data.report.groups
+    share = groups.equal / groups.prompts
+    if share >= WEAK:
+        yield Issue(
+            f"the responses of {groups.equal} of {groups.prompts} prompts have one and the same reward",
+            "score them on a finer scale, or add better and worse responses",
+            "dataset.reward",
+            level="error" if share >= DEAD else "warning",
+            subject="data: groups without spread",
+            why="only differences within a prompt are learned from",
+        )
+    limit, train = session.recipe.generation.max_completion_length, session.data.train
+    rows = train.select(spread(len(train), _ROWS))
+    lengths = [len(_encode(session, text)) + 1 for row in rows for text in row["responses"]]
+    cut = sum(length > limit for length in lengths) / len(lengths)
+    if cut:
+        yield Issue(
+            f"{cut:.0%} of the responses are cut at {limit} tokens; the longest has {max(lengths)}",
+            f"set `max_completion_length: {max(lengths)}`, or leave long ones out of the data",
+            "generation.max_completion_length",
+            level="warning" if cut >= CLIPPED else "note",
+            subject="length: cut off",
+            why="the end of an answer is part of what its reward is for",
+        )
+
+
+def _check_prompts(session: "Session") -> None:
+    from grpo_cli.fast.completions import count_prompt_tokens, declared_eos_token_ids
+    from grpo_cli.models.loading import load_config, load_generation_config
+
+    session.tell("looking at the prompts")
+    recipe, train, tokenizer = session.recipe, session.data.train, session.tokenizer
+    kwargs, limit = session.chat_kwargs, recipe.dataset.max_prompt_length
+    places = _choose_places(train)
+    chosen = list(train.select(places)["prompt"])
+    rendered = [prompts.render(tokenizer, prompt, kwargs) for prompt in chosen]
+    lengths = [count_prompt_tokens(tokenizer, each, chat_template_kwargs=kwargs) for each in chosen]
+    sample = prompts.PromptSample(
+        rendered[0][:_SHOWN_LENGTH], tuple(lengths), tuple(places), len(train)
+    )
+    session.probe.prompts = sample
+    # The batch arithmetic with the rows that are left once long prompts are dropped.
+    rows = round(sample.total * len(sample.kept(limit)) / len(lengths))
+    eval_rows, processes = session.data.report.eval_rows or None, int(recipe.launch.num_processes)
+    session.plan = plan_batch(batch_inputs(recipe, processes, rows, eval_rows))
+    context = getattr(load_config(recipe.model).get_text_config(), "max_position_embeddings", None)
+    vllm = recipe.generation.backend == "vllm"
+    fits = prompts.check_lengths(
+        sample,
+        longest_allowed=limit,
+        completion=recipe.generation.max_completion_length,
+        context=context,
+        vllm_length=read_setting(recipe, "vllm_max_model_length") if vllm else None,
+    )
+    declared = declared_eos_token_ids(load_generation_config(recipe.model))
+    own_pad = tokenizer.init_kwargs.get("pad_token") is not None
+    session.add(prompts.check_differ(rendered))
+    session.add(replace(problem, subject="batch") for problem in session.plan.problems)
+    session.add(fits)
+    session.add(prompts.check_stop_tokens(tokenizer, declared, chosen, kwargs))
+    session.add(prompts.check_generation_prompt(tokenizer, chosen[0], kwargs))
+    session.add(prompts.check_padding(tokenizer, own_pad))
+
+
+def _choose_places(train: Any) -> list[int]:
+    """Return rows spread evenly over the data, and those with the longest prompts."""
+    sizes = [len(text_of(prompt)) for prompt in train["prompt"]]
+    longest = sorted(range(len(train)), key=lambda place: -sizes[place])[:_LONGEST]
+    return sorted({*spread(len(train), _ROWS), *longest})
+
+
+def _encode(session: "Session", text: str) -> list[int]:
+    return list(session.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+# --- rewards -----------------------------------------------------------------------------------
+
+
+def _check_rewards(session: "Session", *, costly: bool) -> None:
+    """Try the rewards on answers nobody sampled; a reward that fails is a finding, not the end."""
+    session.tell("loading the rewards")
+    recipe, failure = session.recipe, "rewards: failure"
+    rewards = tuple(
+        build_rewards(recipe.rewards, reward_context(recipe, pick_device(recipe.launch)))
+    )
+    session.rewards = rewards
+    for index, reward in enumerate(rewards):
+        path, why = f"rewards.{index}", "the first checkpoint would end the training"
+        with session.failing("rewards: state", path, why=why):
+            if has_state(reward):
+                read_state(reward)
+        session.add(_check_endpoint(reward, path))
+    encode = partial(_encode, session)
+    limit = recipe.generation.max_completion_length
+    session.add(prompts.check_formats(rewards, encode, limit))
+    why = "it met answers that nobody sampled, one for each row; in training it would end the run"
+    own = any(reward.kind == "python" for reward in rewards)
+    if not own:
+        with session.failing(failure, "rewards", why=why):
+            session.add(_check_opening(session))
+    if not costly and any(reward.params.costly for reward in rewards):
+        return
+    # A function of the user's may want whole groups, which the trial does not give it.
+    grouped = [reward for reward in rewards if reward.kind == "python"]
+    with session.failing(failure, "rewards"):
+        _score_group(session, grouped)
+        grouped = []
+    if not grouped:
+        with session.failing(failure, "rewards", "warning" if own else "error", why):
+            if own:
+                session.add(_check_opening(session))
+            _try_rewards(session, None if costly else _QUICK_S)
+
+
+def _check_endpoint(reward: Reward, path: str) -> Iterator[Issue]:
+    """Find a judge whose `base_url` does not answer; any answer of a server will do."""
+    import httpx
+
+    url = getattr(reward.params, "base_url", None)
+    if not url:
+        return
+    address = f"{url.rstrip('/')}/models"
+    try:
+        status = httpx.get(address, timeout=_ENDPOINT_S).status_code
+        failure = f"{address} answers 404" if status == httpx.codes.NOT_FOUND else ""
+        fix = "correct `base_url` (it usually ends in /v1)"
+    except httpx.HTTPError as error:
+        failure = f"{url} does not answer ({error or type(error).__name__})"
+        fix = "start the server, or correct `base_url`"
+    if failure:
+        silent = "404" not in failure and reward.on_error == "raise"
+        yield Issue(
+            f"`{reward.name}`: {failure}",
+            fix,
+            f"{path}.base_url",
+            level="error" if silent else "warning",
+            subject="rewards: endpoint",
+            why="the judge would fail on the first completions",
+        )
+
+
+def _score_group(session: "Session", rewards: Sequence[Reward]) -> None:
+    """Score one group of plain answers, as training will call a reward."""
+    from grpo_cli.fast.completions import Completion
+
+    texts = [f"The answer is {n}." for n in range(session.recipe.generation.num_generations)]
+    group = [Completion(text, tuple(_encode(session, text)), clipped=False) for text in texts]
+    score_samples(rewards, session.data.train.select([0]).to_dict(), [group])
+
+
+def _check_opening(session: "Session") -> Iterable[Issue]:
+    if session.probe.prompts is None:
+        return []
+    first = session.data.train.select([0]).to_dict()
+    state = {"trainer_state": NO_TRAINER}
+    row = Batch([first.pop("prompt")[0]], [""], columns=first, extra=state)
+    rendered = session.probe.prompts.rendered
+    return prompts.check_opening(rendered, session.rewards, row, partial(_encode, session))
+
+
+def _try_rewards(session: "Session", budget_s: float | None) -> None:
+    trial = try_rewards(
+        session.rewards,
+        session.data.train,
+        longest=session.recipe.generation.max_completion_length,
+        encode=partial(_encode, session),
+        budget_s=budget_s,
+        recipe=session.probe.recipe,
+        on_progress=session.tell,
+    )
+    session.probe.trial = trial
+    session.add(replace(problem, subject="rewards") for problem in trial.problems)
+
+
+# --- memory and disk ---------------------------------------------------------------------------
+
+
+def _estimate(session: "Session", runs: Path) -> None:
+    """Estimate memory and disk; activations that cannot be counted are left out."""
+    from grpo_cli.models.counting import read_shape
+
+    session.tell("counting the model")
+    recipe, plan, sample = session.recipe, session.plan, session.probe.prompts
+    if plan is None or sample is None:
+        return
+    device = find_device(recipe)
+    longest = min(sample.longest, recipe.dataset.max_prompt_length or sample.longest)
+    shape = read_shape(
+        recipe.model,
+        batch=recipe.training.per_device_train_batch_size,
+        length=longest + recipe.generation.max_completion_length,
+        activations="bfloat16" if device.autocast else None,
+        cuda=device.kind == "cuda",
+    )
+    if shape.saved_bytes_per_token is None:
+        seen = "activations are not in the estimate: they cannot be counted for this architecture"
+        fix, why = (
+            "watch the memory of the first steps",
+            "with long completions they are the largest part",
+        )
+        session.add([Issue(seen, fix, level="note", subject="cost: memory", why=why)])
+    inputs = memory_inputs(recipe, device, longest, session.sampled_at_once())
+    memory, disk = estimate_memory(shape, inputs), cost.estimate_disk(recipe, plan, shape)
+    session.shape = shape
+    session.probe.memory, session.probe.memory_available = memory, device.available
+    session.probe.disk = disk
+    session.add(judge_memory(memory, device, recipe, plan))
+    folder = next(path for path in (runs, *runs.absolute().parents) if path.is_dir())
+    session.add(cost.judge_disk(disk, shutil.disk_usage(folder).free))

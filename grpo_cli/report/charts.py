@@ -1,0 +1,264 @@
+"""The charts of a page as plain numbers, which `assets/charts.js` draws."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import resources
+from math import isclose
+from typing import Any
+
+from grpo_cli.analysis.expectations import bands_of
+from grpo_cli.analysis.metrics import Metric
+from grpo_cli.report.held_out import SHARES
+from grpo_cli.report.summary import RunReport
+from grpo_cli.report.tables import list_measured, rank_runs
+from grpo_cli.runs.metrics import Point
+
+_MOST_POINTS = 20_000
+"""Points of all lines of a chart; of longer ones the least and the greatest of each stretch are kept."""
+_NOT_SHOWN = frozenset({"epoch", "num_tokens", "dynamic_sampling/prompts_seen"})
+_SHARES = re.compile(
+    r"(eval_|dynamic_sampling/)?"
+    r"(frac_reward_zero_std|completions/(repeated_share|clipped_ratio)|clip_ratio/.+)"
+    r"|rewards/.+/error_share"
+)
+"""Metrics between 0 and 1."""
+_SMALL_SHARE = 0.2
+"""Shares that are never above it would be a flat line on an axis up to 1."""
+_TERMINATED = re.compile(r"(eval_)?completions/(min|max|mean)_terminated_length")
+_OPEN = ("Reward", "Signal", "Stability")
+"""Headings whose charts are not folded away."""
+
+
+@cache
+def _read_patterns(name: str) -> list[list[str]]:
+    """Return the headings with their metrics, or the metrics with their notes; metrics are patterns."""
+    text = resources.files("grpo_cli.report").joinpath("assets", "charts.json").read_text("utf-8")
+    return list(json.loads(text)[name])
+
+
+def build_charts(runs: Sequence[RunReport]) -> dict[str, Any]:
+    """Choose and order the charts of one run, or of several over each other.
+
+    Returns:
+        `reward`: place of the chart that a page begins with; `held_out`: metric of the one next to it, empty if of
+        several, None if nothing was measured; `groups` under their headings; `data` for the script; `most_points`
+        of a line if any was thinned; `marks` and `evaluations`: how these were sampled, if there are any.
+    """
+    logged = sorted({name for run in runs for name in run.series} - _NOT_SHOWN)
+    names = [name for name in logged if any(run.values(name) for run in runs)]
+    steps: dict[tuple[int, ...], int] = {}
+    most = _MOST_POINTS // len(runs)
+    charts = [_build("reward", runs, steps, most)] if "reward" in names else []
+    groups = []
+    for heading, members in _sort_under_headings(names, runs).items():
+        still = {name: value for name in members if (value := _constant(name, runs)) is not None}
+        drawn = [name for name in members if name not in still]
+        group = {
+            "heading": heading,
+            "is_open": heading in _OPEN,
+            "charts": [
+                {"place": place, "metric": name, "note": _note(name)}
+                for place, name in enumerate(drawn, start=len(charts))
+            ],
+            "unchanged": [(name, _say_constant(name, value)) for name, value in still.items()],
+        }
+        groups.append(group)
+        charts += [_build(name, runs, steps, most) for name in drawn]
+    metric, rows = _held_out_rows(runs)
+    held_out = [run.sampling for run in runs]
+    evaluated = [f"at temperature {run.recipe.generation.temperature:g}" for run in runs]
+    longest = max((len(points) for run in runs for points in run.series.values()), default=0)
+    return {
+        "reward": 0 if "reward" in names else None,
+        "held_out": metric if rows else None,
+        "groups": groups,
+        "data": {
+            "runs": [run.name for run in runs],
+            "held_out": held_out,
+            "evaluated": evaluated,
+            "steps": list(map(list, steps)),
+            "charts": charts,
+            "held_out_rows": rows,
+        },
+        "most_points": most if longest > most else None,
+        "marks": _join(held_out) if any(each["marks"] for each in charts) else None,
+        "evaluations": _join(evaluated) if any(each["evaluated"] for each in charts) else None,
+    }
+
+
+def _join(texts: Sequence[str]) -> str:
+    return " or ".join(dict.fromkeys(filter(None, texts)))
+
+
+def _sort_under_headings(names: Sequence[str], runs: Sequence[RunReport]) -> dict[str, list[str]]:
+    """Return heading → its metrics; without the reward, which stands first, and what only repeats it."""
+    rest = [name for name in names if name != "reward"]
+    members_of = {}
+    for heading, pattern in _read_patterns("headings"):
+        members = [name for name in rest if re.fullmatch(pattern, name)]
+        rest = [name for name in rest if name not in members]
+        shown = [name for name in members if not _repeats_reward(name, runs)]
+        if shown:
+            members_of[heading] = sorted(shown, key=_order)
+    return members_of
+
+
+def _repeats_reward(name: str, runs: Sequence[RunReport]) -> bool:
+    """Return whether a metric is that of the only reward, of weight 1, so that the total says the same."""
+    match = re.fullmatch(r"(eval_)?rewards/.+/(mean|std)", name)
+    if not match:
+        return False
+    total = (match[1] or "") + {"mean": "reward", "std": "reward_std"}[match[2]]
+    return all(
+        [each.weight for each in run.recipe.rewards] == [1]
+        and _agree(run.values(name), run.values(total))
+        for run in runs
+    )
+
+
+def _agree(one: Sequence[float], other: Sequence[float]) -> bool:
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(
+        isclose(*each, rel_tol=1e-5, abs_tol=1e-7) for each in pairs
+    )
+
+
+def _constant(name: str, runs: Sequence[RunReport]) -> float | None:
+    """Return the value of a metric that has no other, if no band or mark is drawn with it; else None."""
+    values = [value for run in runs for value in run.values(name)]
+    lone = len(values) < 2 * len(runs)
+    values += [mark["value"] for run in runs for mark in _marks(0, run, name)]
+    banded = any(list(_bands(run, name)) for run in runs)
+    return None if lone or banded or min(values) < max(values) else values[0]
+
+
+def _say_constant(name: str, value: float) -> str:
+    return "none" if _TERMINATED.fullmatch(name) and not value else f"{value:.4g}"
+
+
+def _order(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    """By name, `part_2` before `part_10`; single rewards after their sum."""
+    parts = re.split(r"(\d+)", name)
+    key = [(int(each), "") if each.isdecimal() else (0, each) for each in parts]
+    return name.startswith("rewards/"), key
+
+
+def _note(name: str) -> str:
+    logged = name.removeprefix("eval_")
+    return next(
+        (note for pattern, note in _read_patterns("notes") if re.fullmatch(pattern, logged)), ""
+    )
+
+
+def _build(
+    name: str, runs: Sequence[RunReport], steps: dict[tuple[int, ...], int], most: int
+) -> dict[str, Any]:
+    """Return a chart; its lines name their steps by place, since most metrics share them."""
+
+    def lines(metric: str) -> list[dict[str, Any]]:
+        return [
+            _line(place, points, steps, most)
+            for place, run in enumerate(runs)
+            if (points := _read_points(run, metric))
+        ]
+
+    return {
+        "metric": name,
+        "lines": lines(name),
+        # Drawn with the training reward too.
+        "evaluated": lines("eval_reward") if name == "reward" else [],
+        "bands": list(_bands(runs[0], name)),
+        "marks": [mark for place, run in enumerate(runs) for mark in _marks(place, run, name)],
+        "range": _range(name, runs),
+    }
+
+
+def _line(
+    run: int, points: Sequence[Point], steps: dict[tuple[int, ...], int], most: int
+) -> dict[str, Any]:
+    kept = thin(points, most)
+    place = steps.setdefault(tuple(step for step, _ in kept), len(steps))
+    return {"run": run, "steps": place, "values": [_round(value) for _, value in kept]}
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _range(name: str, runs: Sequence[RunReport]) -> str:
+    """Return what the axis of values holds: all `shares` from 0 to 1, at least `zero`, or what is `free`."""
+    if not _SHARES.fullmatch(name):
+        return "free"
+    highest = max(value for run in runs for value in run.values(name))
+    return "shares" if highest > _SMALL_SHARE else "zero"
+
+
+def _read_points(run: RunReport, name: str) -> Sequence[Point]:
+    """Return a metric's records, with gaps if a 0 stands for nothing that could be measured."""
+    points = run.series.get(name, [])
+    if not _TERMINATED.fullmatch(name):
+        return points
+    return [(step, value or None) for step, value in points]
+
+
+def thin(points: Sequence[Point], most: int) -> list[Point]:
+    """Return few enough points to draw: the least and the greatest of each stretch, so that no peak is lost."""
+    if len(points) <= most:
+        return list(points)
+    width = -(-len(points) // (most // 2))
+    kept: list[Point] = []
+    for start in range(0, len(points), width):
+        known = [point for point in points[start : start + width] if point[1] is not None]
+        ends = {min(known, key=_value), max(known, key=_value)} if known else {points[start]}
+        kept += sorted(ends)
+    return kept
+
+
+def _value(point: Point) -> float:
+    return point[1] or 0.0
+
+
+def _bands(run: RunReport, name: str) -> Iterator[dict[str, float]]:
+    for band in bands_of(run, name):
+        # Wide enough to be seen, if it stands for a single record.
+        left = min(band.first_step, band.last_step - 1)
+        yield {"from": left, "to": band.last_step, "low": band.low, "high": band.high}
+
+
+def _marks(place: int, run: RunReport, name: str) -> Iterator[dict[str, Any]]:
+    measured = re.sub(r"^(rewards/.+)/mean$", r"\1", name)
+    measured = {"completions/mean_length": "completion_length"}.get(measured, measured)
+    if measured == name != "reward":
+        return
+    for when, metrics, step in (
+        ("before", run.held_out.before, 0),
+        ("after", run.held_out.after, run.step),
+    ):
+        metric = metrics.get(measured)
+        if metric and metric.value is not None:
+            yield {"run": place, "when": when, "step": step, **_ends(metric)}
+
+
+def _held_out_rows(runs: Sequence[RunReport]) -> tuple[str, list[dict[str, Any]]]:
+    """Return before and after with intervals: one metric of several runs, or all on one scale of one run."""
+    metric, ranked = rank_runs(runs)
+    places = [(runs[place].name, place, metric) for place in ranked]
+    if len(runs) == 1:
+        kinds = SHARES if metric.startswith(SHARES) else ("reward",)
+        names = [row["name"] for row in list_measured(runs[0]) if row["name"].startswith(kinds)]
+        places = [(name, 0, name) for name in names]
+        metric = metric if len(names) == 1 else ""
+    rows = []
+    for label, place, name in places:
+        held_out = runs[place].held_out
+        stages = (("before", held_out.before.get(name)), ("after", held_out.after.get(name)))
+        ends = {when: _ends(each) for when, each in stages if each and each.value is not None}
+        if ends:
+            rows.append({"label": label, "run": place, "ends": ends})
+    return metric, rows
+
+
+def _ends(metric: Metric) -> dict[str, float | None]:
+    return {name: _round(getattr(metric, name)) for name in ("value", "low", "high")}

@@ -1,0 +1,224 @@
+"""Groups of completions packed for a page: an index to filter by, and texts in blocks that are read when needed.
+
+`assets/browser.js` reads this layout. Base64 has no character that HTML or JavaScript gives a meaning to.
+"""
+
+import base64
+import gzip
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from grpo_cli.report.summary import RunReport
+from grpo_cli.rewards.scoring import weighted_sum
+from grpo_cli.runs.completions import Group, find_groups, load_groups
+
+TRAINING_BYTES = 12_000_000
+"""Most bytes that the groups of training may take in a page."""
+HELD_OUT_BYTES = 2_000_000
+"""The same of held-out groups."""
+_BLOCK_CHARACTERS = 400_000
+_TRIAL = 48
+"""Groups that are packed to see how small they get."""
+_SPLITS = ("train", "eval", "held-out")
+_STAGES = ("before", "after")
+_DIGITS = 6
+
+Item = TypeVar("Item")
+
+
+def pack_text(text: str) -> str:
+    """Return a text as base64 of gzip; the same text always gives the same."""
+    # Half of a surrogate pair, which a model may well write, is no UTF-8.
+    data = text.encode("utf-8", errors="replace")
+    return base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode("ascii")
+
+
+def pack_json(value: Any) -> str:
+    """Return plain values as base64 of gzipped JSON."""
+    return pack_text(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Groups of one run, ready for the page."""
+
+    run: str
+    index: str
+    """What can be filtered by without reading a text."""
+    prompts: str
+    blocks: tuple[str, ...]
+    """Texts and reasons, many groups each."""
+    groups: int
+    completions: int
+    available: int
+    """Groups that the run has."""
+    has_changes: bool
+    """Whether answers were compared before and after."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in the page."""
+        return len(self.index) + len(self.prompts) + sum(map(len, self.blocks))
+
+
+@dataclass
+class _Entry:
+    """A group, and what is known of a held-out one."""
+
+    group: Group
+    stages: list[str] = field(default_factory=list)
+    """`before` or `after`, one a completion."""
+    change: int | None = None
+    """1 if the answers got better, -1 if they got worse, else 0."""
+
+
+@dataclass
+class _Packer:
+    """Takes groups one by one, so that only packed ones stay in memory."""
+
+    weights: Mapping[str, float]
+    prompts: dict[str, int] = field(default_factory=dict)
+    groups: list[list[Any]] = field(default_factory=list)
+    columns: dict[str, list[Any]] = field(
+        default_factory=lambda: {"totals": [], "tokens": [], "clipped": [], "stages": []}
+    )
+    scores: dict[str, list[float | None]] = field(default_factory=dict)
+    blocks: list[str] = field(default_factory=list)
+    open_block: list[dict[str, Any]] = field(default_factory=list)
+    characters: int = 0
+
+    def add(self, entry: _Entry) -> None:
+        group, before = entry.group, len(self.columns["totals"])
+        prompt = json.dumps(_as_turns(group.prompt), ensure_ascii=False)
+        place = self.prompts.setdefault(prompt, len(self.prompts))
+        split, count = _SPLITS.index(group.split), len(group.texts)
+        where = [len(self.blocks), len(self.open_block)]
+        self.groups.append([split, group.step, group.row, place, count, *where, entry.change])
+        weights = [self.weights.get(name, 1.0) for name in group.rewards]
+        scores = list(zip(*group.rewards.values(), strict=True)) or [()] * count
+        totals = [weighted_sum(weights, each) or 0.0 for each in scores]
+        self.columns["totals"] += [round(total, _DIGITS) for total in totals]
+        self.columns["tokens"] += group.tokens
+        self.columns["clipped"] += [int(each) for each in group.clipped]
+        self.columns["stages"] += [_STAGES.index(each) for each in entry.stages]
+        # A reward that appears late has no scores before.
+        for name in {**self.scores, **group.rewards}:
+            values = group.rewards.get(name, [None] * count)
+            column = self.scores.setdefault(name, [None] * before)
+            column += [None if value is None else round(value, _DIGITS) for value in values]
+        self.open_block.append({"t": group.texts, "r": group.reasons})
+        self.characters += sum(map(len, group.texts))
+        if self.characters > _BLOCK_CHARACTERS:
+            self._close_block()
+
+    def _close_block(self) -> None:
+        self.blocks.append(pack_json(self.open_block))
+        self.open_block, self.characters = [], 0
+
+    def finish(self, run: str, available: int) -> Pack:
+        if self.open_block:
+            self._close_block()
+        index = {
+            "rewards": list(self.scores),
+            "weights": [self.weights.get(name, 1.0) for name in self.scores],
+            "groups": self.groups,
+            "scores": list(self.scores.values()),
+            **self.columns,
+        }
+        prompts = [json.loads(prompt) for prompt in self.prompts]
+        return Pack(
+            run,
+            pack_json(index),
+            pack_json(prompts),
+            tuple(self.blocks),
+            len(self.groups),
+            len(self.columns["totals"]),
+            available,
+            any(group[-1] is not None for group in self.groups),
+        )
+
+
+def pack_training(run: RunReport, most_bytes: int = TRAINING_BYTES) -> Pack | None:
+    """Pack the groups sampled in training and its evaluations; None if there are none."""
+    return _fit(
+        run, find_groups(run.folder), lambda chosen: map(_Entry, load_groups(chosen)), most_bytes
+    )
+
+
+def pack_held_out(run: RunReport, most_bytes: int = HELD_OUT_BYTES) -> Pack | None:
+    """Pack the held-out prompts, before and after; None if their answers are not there."""
+    return _fit(run, _held_out_entries(run), iter, most_bytes)
+
+
+def _held_out_entries(run: RunReport) -> list[_Entry]:
+    """Return held-out prompts with their answers, or the few that a model trained on scored data answers."""
+    entries: dict[int, _Entry] = {}
+    for when in ("before", "after", "answers"):
+        if when == "answers" and entries:
+            break
+        for sample in run.samples(when):
+            new = _Entry(Group("held-out", run.step, sample["row"], sample["prompt"]))
+            entry = entries.setdefault(sample["row"], new)
+            rewards, reasons = (
+                {name: [value] for name, value in sample.get(part, {}).items()}
+                for part in ("rewards", "reasons")
+            )
+            lists = [sample["text"]], [sample["tokens"]], [sample["clipped"]]
+            entry.group.add(*lists, rewards, reasons)
+            entry.stages.append("before" if when == "before" else "after")
+    primary = {
+        stage: each.get(run.held_out.primary, {}) for stage, each in run.held_out.values.items()
+    }
+    for row, entry in entries.items():
+        before, after = (primary.get(stage, {}).get(row) for stage in _STAGES)
+        if before is not None and after is not None:
+            entry.change = (after > before) - (after < before)
+    return [entries[row] for row in sorted(entries)]
+
+
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """Return so many items at equal distances, the first and the last among them."""
+    if count >= len(items):
+        return list(items)
+    if count < 2:
+        return list(items[:count])
+    return [items[round(place * (len(items) - 1) / (count - 1))] for place in range(count)]
+
+
+def _fit(
+    run: RunReport,
+    items: Sequence[Item],
+    load: Callable[[Iterable[Item]], Iterator[_Entry]],
+    most_bytes: int,
+) -> Pack | None:
+    """Pack as many whole groups as there is room for, spread evenly."""
+    if not items:
+        return None
+
+    def pack(count: int) -> Pack:
+        packer = _Packer(run.weights)
+        for entry in load(spread(items, count)):
+            packer.add(entry)
+        return packer.finish(run.name, len(items))
+
+    # A few groups share less with each other than many do: this is too high, rather than too low.
+    trial = min(_TRIAL, len(items))
+    count = min(int(most_bytes * trial / pack(trial).size) + 1, len(items))
+    while True:
+        packed = pack(count)
+        if packed.size <= most_bytes or count <= 1:
+            return packed
+        count = max(int(count * most_bytes / packed.size * 0.97), 1)
+
+
+def _as_turns(prompt: Any) -> list[list[str]]:
+    """Return a prompt as pairs of role and text; plain text has no role."""
+    if not isinstance(prompt, list):
+        return [["", _as_text(prompt)]]
+    return [[str(turn.get("role", "")), _as_text(turn.get("content", ""))] for turn in prompt]
+
+
+def _as_text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)

@@ -1,0 +1,198 @@
+"""One HTML page of a run, or of several over each other; its look and behaviour are in `assets/`."""
+
+import time
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.batch import derive
+from grpo_cli.errors import SetupError, UsageError, install_extra
+from grpo_cli.report import packing, tables
+from grpo_cli.report.charts import build_charts
+from grpo_cli.report.comparison import (
+    RunsComparison,
+    compare_runs,
+    read_runs,
+    show_apart,
+    tell_settings,
+)
+from grpo_cli.report.summary import RunReport
+from grpo_cli.report.verdict import first_line, judge
+from grpo_cli.runs.files import write_text
+
+_SCRIPTS = ("unpacking.js", "charts.js", "browser.js", "page.js")
+_WIDEST_SETTING = 60
+"""Characters of a setting beside those of other runs."""
+
+
+def write_report(runs: Sequence[Path], output: Path | None, *, force: bool = False) -> Path:
+    """Write the page.
+
+    Args:
+        runs: Run folders; the charts lie over each other.
+        output: The file; None is `report.html` in the run, or for several in the working directory.
+        force: Whether a file that is there may be replaced; a run's own report always may.
+
+    Raises:
+        UsageError: A folder is no run or cannot be read, or the file is there or cannot be written.
+        SetupError: plotly is not installed.
+    """
+    opened = read_runs(list(dict.fromkeys(runs)))
+    own = opened[0].folder.report
+    target = output or (own if len(opened) == 1 else Path("report.html"))
+    if target.exists() and target.resolve() != own.resolve() and not force:
+        raise UsageError(f"{target} exists. Fix: another --output, or --force to replace it")
+    page = _render(opened, _read_plotly())
+    try:
+        write_text(target, page)
+    except OSError as error:
+        raise UsageError(
+            f"{target} cannot be written ({error.strerror}). Fix: another --output"
+        ) from None
+    return target
+
+
+def _read_plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise SetupError(f"plotly is not installed. Fix: {install_extra('report')}") from error
+    return str(get_plotlyjs())
+
+
+def _render(runs: Sequence[RunReport], plotly: str) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    described = [_describe(place, run) for place, run in enumerate(runs)]
+    charts = build_charts(runs)
+    comparison = compare_runs(runs) if len(runs) > 1 else None
+    environment = Environment(
+        undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["metric"] = tables.format_metric
+    return environment.from_string(_read_asset("page.html.jinja")).render(
+        title=", ".join(run.name for run in runs),
+        written=time.strftime("%Y-%m-%d %H:%M"),
+        runs=described,
+        ranking=_rank(runs, comparison) if comparison else None,
+        comparison=comparison,
+        equal=tables.group_equal,
+        tone_of=tables.tone_of,
+        notes_of=tables.gather_notes,
+        show_apart=_show_apart,
+        show_trend=tables.show_trend,
+        tell_settings=tell_settings,
+        charts=charts,
+        browsers=_build_browsers(runs),
+        style=_read_asset("page.css"),
+        scripts="\n".join(map(_read_asset, _SCRIPTS)),
+        chart_data=packing.pack_json(charts["data"]),
+        plotly=packing.pack_text(plotly),
+    )
+
+
+def _read_asset(name: str) -> str:
+    return resources.files("grpo_cli.report").joinpath("assets", name).read_text("utf-8")
+
+
+def _show_apart(values: Sequence[Any]) -> list[str]:
+    texts = [None if value is None else tables.show(value) for value in values]
+    return show_apart(texts, _WIDEST_SETTING)
+
+
+def _rank(runs: Sequence[RunReport], comparison: RunsComparison) -> dict[str, Any]:
+    """Return the runs, the best first, with the facts in which they differ and those that all share."""
+    metric, order = tables.rank_runs(runs)
+    facts = [[("state", run.life.state), *tables.list_facts(run)] for run in runs]
+    shared = tables.share_facts(facts)
+    rows = []
+    for place in order:
+        held_out = runs[place].held_out
+        change = held_out.change.get(metric)
+        row = {
+            "place": place,
+            "name": runs[place].name,
+            "after": tables.format_metric(held_out.after.get(metric)),
+            "change": tables.format_metric(change, "+.3f"),
+            "tone": tables.tone_of(metric, change),
+            "facts": dict(facts[place]),
+        }
+        rows.append(row)
+    # The first two columns tell what was measured, and a run's name tells when it started.
+    names = dict.fromkeys(name for each in facts for name, _ in each if name != "started")
+    return {
+        "metric": metric,
+        "rows": rows,
+        "facts": [
+            each for each in names if each not in shared and not each.startswith("held-out ")
+        ],
+        "shared": shared,
+        "measured_otherwise": [
+            each.run
+            for each in comparison.held_out
+            if each.settings or each.only_base or each.only_run
+        ],
+    }
+
+
+def _build_browsers(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
+    """Return the places to look at groups of completions; several runs share the room that there is."""
+    packs = {
+        "training": [
+            packing.pack_training(run, packing.TRAINING_BYTES // len(runs)) for run in runs
+        ],
+        "held-out": [
+            packing.pack_held_out(run, packing.HELD_OUT_BYTES // len(runs)) for run in runs
+        ],
+    }
+    return [
+        {"name": name, "packs": [pack for pack in of_runs if pack]}
+        for name, of_runs in packs.items()
+        if any(of_runs)
+    ]
+
+
+def _describe(place: int, run: RunReport) -> dict[str, Any]:
+    failure, measured = _tell_failure(run), tables.list_measured(run)
+    plan, held_out = tables.plan_run_batch(run), run.held_out
+    numbers = held_out.change or held_out.after or held_out.before
+    return {
+        "place": place,
+        "name": run.name,
+        "state": run.life.state,
+        "is_over": run.is_over,
+        "verdict": judge(run),
+        "facts": tables.list_facts(run),
+        "description": run.recipe.description,
+        "failure": failure,
+        "has_problems": bool(failure or run.symptoms or run.diagnosis.skipped),
+        "symptoms": run.symptoms,
+        "diagnosis": run.diagnosis,
+        "expected": run.expected,
+        "measured": measured,
+        "notes": tables.gather_notes(numbers, [row["name"] for row in measured]),
+        "sampling": run.sampling,
+        "rewards": tables.list_rewards(run),
+        "phases": tables.list_phases(run),
+        "settings": tables.list_settings(run),
+        "recipe": _read_recipe(run),
+        "overrides": tables.list_overrides(run.manifest),
+        "batch": derive(plan) if plan else [],
+        "manifest": tables.list_manifest(run),
+    }
+
+
+def _tell_failure(run: RunReport) -> dict[str, Any] | None:
+    """Return what ended a run: its first line, and what is folded away."""
+    reason, traceback = (run.status.reason or "").strip(), run.status.traceback
+    if run.life.state != "failed" or not (reason or traceback):
+        return None
+    whole = reason if "\n" in reason else ""
+    text = first_line(reason) or "it gave no reason"
+    return {"text": text, "details": [each for each in (whole, traceback) if each]}
+
+
+def _read_recipe(run: RunReport) -> str:
+    path = run.folder.recipe
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

@@ -1,1 +1,0 @@
-"""One HTML page of runs: what stands on it, part by part, and the files it is put together from."""

@@ -1,0 +1,297 @@
+"""The tables of a page: held-out numbers, rewards, time, and what a run was made of."""
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from grpo_cli.analysis.metrics import Metric
+from grpo_cli.batch import BatchPlan, plan_batch
+from grpo_cli.checks.arithmetic import batch_inputs
+from grpo_cli.recipe.comparison import flatten, list_choices
+from grpo_cli.report.held_out import SHARES, direction, sort_names
+from grpo_cli.report.summary import RunReport, Trend
+from grpo_cli.runs.metrics import PHASES
+from grpo_cli.units import format_duration
+
+_SCORES = ("accuracy/", "reward")
+"""Prefixes of metrics of which several may say the same."""
+_REST = "rest of the step"
+_START, _EVALUATION, _OTHER = "start-up", "evaluation during training", "saving and the rest"
+_ORDER = (*PHASES, _REST, "measuring before", "measuring after", _START, _EVALUATION, _OTHER)
+_LEAST_SHARE = 1e-4
+"""Of the run; less than that is rounding."""
+
+
+def list_measured(run: RunReport) -> list[dict[str, Any]]:
+    """Return a row for every held-out metric before and after, with intervals; equal ones share a row."""
+    held_out, rows = run.held_out, []
+    columns = (held_out.before, held_out.after, held_out.change)
+    for name, *same in group_equal(held_out.names, *columns, *held_out.values.values()):
+        before, after, change = (column.get(name) for column in columns)
+        known = change or after or before
+        row = {
+            "name": name,
+            "same": same,
+            "before": format_metric(before),
+            "after": format_metric(after),
+            "change": format_metric(change, "+.3f"),
+            "tone": tone_of(name, change),
+            "prompts": known.prompts if known else 0,
+        }
+        rows.append(row)
+    return rows
+
+
+def group_equal(names: Iterable[str], *columns: Mapping[str, Any]) -> list[list[str]]:
+    """Return metrics, the most telling first; scores that are equal in every column are together."""
+    groups: dict[Any, list[str]] = {}
+    for name in sort_names(names):
+        values = [column.get(name) for column in columns]
+        key = repr(values) if name.startswith(_SCORES) else name
+        groups.setdefault(key, []).append(name)
+    return list(groups.values())
+
+
+def rank_runs(runs: Sequence[RunReport]) -> tuple[str, list[int]]:
+    """Return the held-out metric that most runs have, and the places of the runs, the best first.
+
+    Without a measurement, the metric is empty and the training reward decides.
+    """
+    primary = [run.held_out.primary for run in runs if run.held_out.primary]
+    metric = max(primary, key=primary.count, default="")
+
+    def score(place: int) -> tuple[bool, float]:
+        run = runs[place]
+        after, trend = run.held_out.after.get(metric), run.trend("reward")
+        value = after.value if after else trend.last if trend and not metric else None
+        return value is not None, value or 0.0
+
+    return metric, sorted(range(len(runs)), key=score, reverse=True)
+
+
+def gather_notes(metrics: Mapping[str, Metric], names: Iterable[str]) -> dict[str, list[str]]:
+    """Return each reason why there is no interval, with the metrics that have none."""
+    notes: dict[str, list[str]] = {}
+    for name in names:
+        metric = metrics.get(name)
+        if metric and metric.low is None and metric.reason:
+            notes.setdefault(metric.reason, []).append(name)
+    return notes
+
+
+def tone_of(name: str, change: Metric | None) -> str:
+    """Return whether a difference is good or bad; empty if it is open, or neither way is better."""
+    if not name.startswith((*SHARES, "reward", "likelihood_gap")):
+        return ""
+    return {1: "good", 0: "", -1: "bad"}[direction(change)]
+
+
+def format_metric(metric: Metric | None, form: str = ".3f") -> str:
+    """Return a mean with its interval, such as `0.810 (0.722 to 0.875)`."""
+    if metric is None or metric.value is None:
+        return "–"
+    digits = form if abs(metric.value) < 100 else form.replace(".3", ".1")
+    interval = "" if metric.low is None else f" ({metric.low:{digits}} to {metric.high:{digits}})"
+    return f"{metric.value:{digits}}{interval}".replace("-", "−")
+
+
+def list_rewards(run: RunReport) -> list[dict[str, Any]]:
+    """Return a row for each of the recipe's rewards, with what became of it."""
+    rows = []
+    for name, config in zip(run.weights, run.recipe.rewards, strict=True):
+        stds, errors, seconds = (
+            run.values(f"rewards/{name}/{part}") for part in ("std", "error_share", "seconds")
+        )
+        row = {
+            "name": name,
+            "kind": config.kind,
+            "weight": config.weight,
+            "trend": run.trend(f"rewards/{name}/mean"),
+            # Over the last tenth.
+            "spread": _mean(stds[-max(len(stds) // 10, 1) :]),
+            "error_share": _mean(errors),
+            "seconds": _mean(seconds),
+        }
+        rows.append(row)
+    return rows
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def list_phases(run: RunReport) -> list[dict[str, Any]]:
+    """Return a row for the time of each phase over the whole run; nothing if it was not logged."""
+    totals = {phase: _total(run, f"time/{phase}") for phase in PHASES}
+    if not any(totals.values()):
+        return []
+    seconds_of = {_START: _start_up(run), **totals}
+    seconds_of[_REST] = max(_total(run, "step_time") - sum(totals.values()), 0.0)
+    for when, measured in (("before", run.before), ("after", run.after)):
+        seconds_of[f"measuring {when}"] = measured.get("seconds") or 0.0
+    seconds_of[_EVALUATION] = sum(run.values("eval_runtime"))
+    # The status knows of the last attempt alone: phases may be longer than it.
+    whole = max(run.status.seconds, sum(seconds_of.values()))
+    seconds_of[_OTHER] = whole - sum(seconds_of.values())
+    return [
+        {
+            "name": name,
+            # For its colour.
+            "place": _ORDER.index(name),
+            "seconds": seconds,
+            "share": seconds / whole,
+            "time": format_duration(seconds),
+        }
+        for name, seconds in seconds_of.items()
+        if seconds > _LEAST_SHARE * whole
+    ]
+
+
+def _start_up(run: RunReport) -> float:
+    """Return the seconds before the first measurement or step; 0 if unknown, as of a resumed run."""
+    first = run.metrics.records[0] if run.metrics.records else {}
+    spent = first.get("seconds") or (first.get("step_time") or 0.0) * (first.get("step") or 1)
+    return max((first.get("time") or 0.0) - spent - run.status.started_at, 0.0)
+
+
+def _total(run: RunReport, metric: str) -> float:
+    """Return the seconds over all steps: each record is the mean of the steps since the one before."""
+    total, before = 0.0, 0
+    for step, value in run.series.get(metric, ()):
+        total += max(step - before, 0) * (value or 0.0)
+        before = step
+    return total
+
+
+_LONGEST_VALUE, _LONGEST_FACT = 400, 30
+_TOLD_ELSEWHERE = ("expect.", "name", "description")
+_FILLED_IN = frozenset({"launch.num_processes"})
+"""Settings that are `auto` by default, and that a launch replaces by what they came to."""
+_SECRET = frozenset({"environment", "env"})
+"""Parts of a manifest that are never shown."""
+_REWORDED = frozenset({"argv", "git", "model"})
+"""Parts that are shown in words if they are no sections."""
+
+
+def show(value: Any, longest: int = _LONGEST_VALUE) -> str:
+    """Return a plain value as YAML would have it, on one line; of long ones the middle is left out."""
+    text = value if isinstance(value, str) and value else ""
+    text = text or json.dumps(value, ensure_ascii=False, default=str)
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
+
+
+def list_facts(run: RunReport) -> list[tuple[str, str]]:
+    """Return what one wants to know first, beside the verdict."""
+    recipe, held_out, trend = run.recipe, run.held_out, run.trend("reward")
+    total = f" of {run.total_steps:,}" if run.total_steps else ""
+    facts = {"steps": f"{run.step:,}{total}", "time": format_duration(run.status.seconds)}
+    if trend and recipe.is_sampled:
+        facts["training reward"] = show_trend(trend)
+    name = held_out.primary
+    measured = [each.get(name) for each in (held_out.before, held_out.after)]
+    if any(measured):
+        known = [each.value if each else None for each in measured]
+        values = ("–" if value is None else f"{value:.3f}" for value in known)
+        sampling = f", {run.sampling}" if run.sampling else ""
+        facts[f"held-out {name}{sampling}"] = " → ".join(values).replace("-", "−")
+    facts["learning rate"] = f"{recipe.training.learning_rate:g}"
+    facts["model"] = _show_path(recipe.model.path)
+    if recipe.training.mode == "async":
+        facts["training"] = "asynchronous (experimental)"
+    facts["device"] = _show_device(run.manifest)
+    facts["seed"] = str(recipe.seed)
+    facts["started"] = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.status.started_at))
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def show_trend(trend: Trend) -> str:
+    """Return where a metric began and ended, such as `0.100 → 0.700`, and whether that may be noise."""
+    noise = " (no more than noise)" if trend.is_noise else ""
+    if trend.difference and trend.error is None:
+        noise = " (noise not known)"
+    return f"{trend.first:.3f} → {trend.last:.3f}{noise}".replace("-", "−")
+
+
+def _show_path(path: str) -> str:
+    """Return a long path by its last two parts; ids of a hub and short paths as they are."""
+    parts = re.split(r"[/\\]", path)
+    return path if len(path) <= _LONGEST_FACT or len(parts) < 3 else f"…/{'/'.join(parts[-2:])}"
+
+
+def _show_device(manifest: Mapping[str, Any]) -> str:
+    device, machine = manifest.get("accelerator"), manifest.get("hardware")
+    if not device or not machine:
+        return ""
+    cores = f"{machine.get('cpus')} CPU cores"
+    return cores if device.get("device") == "cpu" else f"{device.get('device')}, {cores}"
+
+
+def share_facts(facts: Sequence[Sequence[tuple[str, str]]]) -> dict[str, str]:
+    """Return the facts that several runs share: a column of them tells nothing."""
+    first, *others = map(dict, facts)
+    return {
+        name: value
+        for name, value in first.items()
+        if all(each.get(name) == value for each in others)
+    }
+
+
+def list_settings(run: RunReport) -> list[tuple[str, str, str]]:
+    """Return path, value and default of each setting that is not as by default, or has no default."""
+    return [
+        (each.path, show(each.value), show(each.default) if each.has_default else "–")
+        for each in list_choices(run.recipe)
+        if each.path not in _FILLED_IN and not each.path.startswith(_TOLD_ELSEWHERE)
+    ]
+
+
+def list_overrides(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the `--set` texts of the command that started a run."""
+    command = _read_command(manifest)
+    pairs = [command[at + 1] for at, each in enumerate(command[:-1]) if each == "--set"]
+    return pairs + [each.removeprefix("--set=") for each in command if each.startswith("--set=")]
+
+
+def _read_command(manifest: Mapping[str, Any]) -> list[str]:
+    command = manifest.get("argv")
+    return [str(each) for each in command] if isinstance(command, list) else []
+
+
+def plan_run_batch(run: RunReport) -> BatchPlan | None:
+    """Return the batch arithmetic of the launch; None if the number of processes is not known."""
+    processes, data = run.plan.get("num_processes"), run.manifest.get("data", {})
+    if not isinstance(processes, int) or not run.recipe.is_sampled:
+        return None
+    rows = data.get("train_rows"), data.get("eval_rows")
+    return plan_batch(batch_inputs(run.recipe, processes, *rows))
+
+
+def list_manifest(run: RunReport) -> list[tuple[str, str]]:
+    """Return the manifest, line by line."""
+    manifest, command = run.manifest, _read_command(run.manifest)
+    sections = {
+        name: value
+        for name, value in manifest.items()
+        if name not in _SECRET and not (name in _REWORDED and not isinstance(value, dict))
+    }
+    rows = [("command", _show_command(*command))] if command else []
+    if "git" in manifest and manifest["git"] is None:
+        rows += [("git", "not in a git repository")]
+    rows += [(path, show(value)) for path, value in flatten(sections) if path and value is not None]
+    if isinstance(manifest.get("model"), str):
+        rows += [("fingerprint of the model's files", manifest["model"])]
+    rows += [("attempts", str(run.folder.attempts))]
+    resumed = flatten(run.folder.read_resumption())
+    return rows + [(f"resumed.{path}", show(value)) for path, value in resumed if path]
+
+
+def _show_command(program: str, *arguments: str) -> str:
+    # Started with `python -m grpo_cli`, it bears the name of the module's file.
+    own = Path(program).name in ("__main__.py", "grpo", "grpo.exe")
+    return shlex.join(["grpo" if own else program, *arguments])

@@ -1,0 +1,208 @@
+"""Records of a run in words, and text that a terminal may show."""
+
+import contextlib
+import sys
+import unicodedata
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from grpo_cli.runs.metrics import PHASES, Step, read_rewards
+from grpo_cli.units import format_duration
+
+if TYPE_CHECKING:
+    from grpo_cli.analysis.diagnosis.rule import Symptom
+
+LEVEL_MARKS: dict[str, tuple[str, str]] = {
+    "ok": ("✓", "green"),
+    "note": ("·", "cyan"),
+    "warning": ("!", "yellow"),
+    "error": ("✗", "bold red"),
+}
+"""Level of an issue → its mark and its style, wherever it is shown."""
+_OBEYED = {"Cc", "Cf", "Cs"}
+"""Unicode's categories of characters that are no text."""
+_KEPT = "\n\t\u200c\u200d"
+"""Of these, what text needs: line ends, tabs, and what joins or parts letters in Persian, Hindi and emoji."""
+
+
+@contextlib.contextmanager
+def without_control_echo() -> Iterator[None]:
+    """Keeps the terminal from printing `^C`, which would shift the view; a no-op where there is none."""
+    try:
+        import termios
+
+        handle = sys.stdin.fileno()
+        before = termios.tcgetattr(handle)
+    except (ImportError, OSError, ValueError, AttributeError):
+        # No terminal, no standard input, or a system without termios.
+        yield
+        return
+    quiet = [*before]
+    quiet[3] &= ~termios.ECHOCTL
+    termios.tcsetattr(handle, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(handle, termios.TCSANOW, before)
+
+
+def clean_text(text: object) -> str:
+    """Text of a model or a file on one line; line ends and tabs become spaces."""
+    return clean_lines(" ".join(str(text).split()))
+
+
+def clean_lines(text: str) -> str:
+    """Text without what a terminal would obey instead of showing; its lines and their indentation stay.
+
+    Control characters, and those that turn the direction of writing or are not seen at all, are dropped.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each for each in text if each in _KEPT or unicodedata.category(each) not in _OBEYED
+    )
+
+
+_EQUAL = 1e-9
+_TOTALS = (("reward", "reward", "{:.3f}"), ("reward_std", "reward_std", "{:.3f}"))
+_FACTS = (
+    ("zero-signal", "frac_reward_zero_std", "{:.0%}"),
+    ("zero-signal left", "dynamic_sampling/frac_reward_zero_std", "{:.0%}"),
+    ("tokens", "completions/mean_length", "{:.1f}"),
+    ("clipped", "completions/clipped_ratio", "{:.0%}"),
+    ("entropy", "entropy", "{:.2f}"),
+    ("kl", "kl", "{:.4f}"),
+    ("grad", "grad_norm", "{:.3g}"),
+    ("tokens/s", "tokens_per_s", "{:.0f}"),
+)
+"""What a step's line says: our word, TRL's name, and the format."""
+
+
+def format_step(step: Step, left_s: float | None) -> str:
+    """Return a training step in one line."""
+    total = f"/{step['total_steps']}" if step.get("total_steps") else ""
+    left = [f"left {format_duration(left_s)}"] if left_s is not None else []
+    return "  ".join([f"step {step['step']}{total}", *_list_facts(step), *left])
+
+
+def _list_facts(step: Step) -> Iterator[str]:
+    yield from _format(step, _TOTALS)
+    # Under TRL's names: a reward may be called `length` too.
+    yield from (f"rewards/{name} {value:.3f}" for name, value in telling_rewards(step).items())
+    yield from _format(step, _FACTS)
+    seconds = seconds_of(step)
+    if seconds is not None:
+        yield f"s/step {seconds:.2f}"
+
+
+def _format(step: Step, facts: tuple[tuple[str, str, str], ...]) -> list[str]:
+    return [
+        f"{word} {form.format(step[name])}"
+        for word, name, form in facts
+        if step.get(name) is not None
+    ]
+
+
+def phases_of(step: Step) -> dict[str, float]:
+    """Return the seconds of each phase that was logged."""
+    return {
+        phase: step[f"time/{phase}"] for phase in PHASES if step.get(f"time/{phase}") is not None
+    }
+
+
+def seconds_of(step: Step) -> float | None:
+    """Return what a step took: all of its phases if they were logged; TRL's time lacks the optimizer."""
+    phases = phases_of(step)
+    return sum(phases.values()) if phases else step.get("step_time")
+
+
+def telling_rewards(step: Step) -> dict[str, float]:
+    """Return the mean of each reward; none if a single one is the total, which says it already."""
+    rewards, total = read_rewards(step), step.get("reward")
+    values = list(rewards.values())
+    alone = len(values) == 1 and total is not None and abs(values[0] - total) < _EQUAL
+    return {} if alone else rewards
+
+
+def say_sampling(temperature: Any) -> str:
+    """Return how answers were sampled; empty if that was not recorded."""
+    if not isinstance(temperature, int | float):
+        return ""
+    return "greedy" if temperature == 0 else f"at temperature {temperature:g}"
+
+
+def format_symptom(symptom: "Symptom") -> Text:
+    """Return what is wrong in one line, under the mark of its level."""
+    mark, style = LEVEL_MARKS[symptom.level]
+    return Text(f"{mark} {clean_text(symptom)}", style=style)
+
+
+def format_event(record: Mapping[str, Any], temperature: float | None = None) -> str | None:
+    """Return a record other than of training in one line; None if it says nothing to people.
+
+    Args:
+        record: Of `metrics.jsonl`.
+        temperature: That training and its evaluations sample at; None if it is unknown.
+    """
+    words = _WORDS.get(str(record.get("event")))
+    try:
+        line = words({"sampled_at": temperature, **record}) if words else None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        # A record of another version.
+        return None
+    return None if line is None else clean_text(line)
+
+
+def _say_measurement(record: Mapping[str, Any]) -> str:
+    accuracy = record.get("accuracy", {})
+    scored = [(f"{name} accuracy", value) for name, value in accuracy.items()]
+    # If every score is 0 or 1, the mean says nothing more.
+    scored += [item for item in record["rewards"].items() if item not in accuracy.items()]
+    scores = ", ".join(f"{name} {value:.3f}" for name, value in scored if value is not None)
+    sampling = say_sampling(record.get("temperature"))
+    measured = [f"{record['prompts']} held-out prompts", *([sampling] if sampling else [])]
+    return f"{record['when']} training, {', '.join(measured)}: {scores or 'nothing to compare'}"
+
+
+def _say_evaluation(record: Mapping[str, Any]) -> str | None:
+    if record.get("eval_reward") is not None:
+        sampling = say_sampling(record["sampled_at"])
+        sampled = f", sampled {sampling}" if sampling else ""
+        return f"step {record['step']}  eval reward {record['eval_reward']:.3f}{sampled}"
+    if record.get("eval_ranking") is not None:
+        gap = f"{record['eval_likelihood_gap']:+.3f}"
+        return f"step {record['step']}  pairs ranked right {record['eval_ranking']:.3f}  likelihood gap {gap}"
+    return None
+
+
+def _say_server(record: Mapping[str, Any]) -> str:
+    return f"step {record['step']}  the vLLM server is back, and gets the weights again"
+
+
+def _say_resumption(record: Mapping[str, Any]) -> str:
+    return f"going on from step {record['step']} (attempt {record['attempt']})"
+
+
+def _say_fast(record: Mapping[str, Any]) -> str:
+    parts = "; ".join(f"no {part}, since {why}" for part, why in record["left_off"].items())
+    return f"training.fast: {parts}"
+
+
+_WORDS = {
+    "fast": _say_fast,
+    "measure": _say_measurement,
+    "eval": _say_evaluation,
+    "server": _say_server,
+    "resume": _say_resumption,
+}
+
+
+def short_path(path: Path) -> str:
+    """Return a path as one would type it here: relative if it lies below the working directory."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)

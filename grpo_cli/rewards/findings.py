@@ -1,0 +1,325 @@
+"""What is wrong with rewards, as their scores of made-up answers show."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
+
+from grpo_cli.issues import Issue, Level
+from grpo_cli.rewards.contract import Score, suggest_extraction
+
+if TYPE_CHECKING:
+    from grpo_cli.rewards.testing import Scores, Table
+
+MOST_UNREADABLE = 0.01
+"""Share of golds that may be unreadable before it is an error."""
+FEW_HACKED, MOST_HACKED = 0.1, 0.2
+"""Shares of rows on which an answer that deserves nothing counts as right: beyond the first it is a
+warning (sums such as `0 + 5` contain their answers), beyond the second an error."""
+LONGEST_GOLD = 60
+"""Characters that half of the golds may pass before they look like whole solutions."""
+MOST_UNCOVERED = 0.5
+"""Share of rows to which no reward may apply before it is an error."""
+FEWEST_ROWS = 3
+"""Rows on which it must count as right to be an error: one or two may be chance."""
+MOST_ALIKE, FEWEST_GOLDS = 0.9, 8
+"""Share of rows with the same gold from which it is suspicious, and rows it takes to say so."""
+_CLOSE = 1e-9
+
+
+def check_rows(table: "Table") -> Iterator[Issue]:
+    """Check all rows of the data, without an answer to any."""
+    yield from _check_coverage(table)
+    for index in table.judges:
+        yield from check_golds(table, index)
+        yield from _check_gold_variety(table, index)
+        yield from _check_gold_length(table, index)
+        yield from _check_same_prompts(table, index)
+
+
+def unreadable_share(table: "Table", index: int) -> float:
+    """Return the share of the rows a reward applies to whose gold it cannot read."""
+    return len(table.unreadable(index)) / max(len(table.applying(index)), 1)
+
+
+def unreadable_shares(table: "Table") -> dict[str, float]:
+    """Return `unreadable_share` by name, for the rewards that judge answers."""
+    return {table.rewards[index].name: unreadable_share(table, index) for index in table.judges}
+
+
+def check_golds(table: "Table", index: int) -> Iterator[Issue]:
+    """Find golds that cannot be read; their rows teach nothing about the answer."""
+    rows, params = table.unreadable(index), table.rewards[index].params
+    if not rows or not params.gold_needed:
+        return
+    source = params.gold_source()
+    column = source[1] if source else None
+    shown = f": {table.row(rows[0]).get(column)!r:.80}" if column else ""
+    yield Issue(
+        f"the gold cannot be read in {_count(len(rows), len(table.applying(index)))}, the first "
+        f"in {table.row_name(rows[0])}{shown}; there the reward gives no score",
+        f"{suggest_extraction(column or 'answer')}; or leave such rows out",
+        path=f"rewards.{index}",
+        level="error" if unreadable_share(table, index) > MOST_UNREADABLE else "warning",
+    )
+
+
+def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
+    """Find golds that are whole solutions, if an answer must repeat all of them."""
+    params, golds = table.rewards[index].params, table.golds(index)
+    source = params.gold_source()
+    if source is None or not params.repeats_gold() or not golds:
+        return
+    length = median(map(len, golds.values()))
+    lines = median(len(gold.splitlines()) for gold in golds.values())
+    if length > LONGEST_GOLD or lines > 1:
+        row, first = next(iter(golds.items()))
+        yield Issue(
+            f"the golds are long (median {length:,.0f} characters, {lines:.0f} lines; "
+            f"{table.row_name(row)}: {first!r:.80}), and only an answer that repeats all "
+            "of its gold counts as right",
+            f"if they are whole solutions, {suggest_extraction(source[1])}",
+            path=f"rewards.{index}.{source[0]}",
+            level="warning",
+        )
+
+
+def check_gold_fits(
+    table: "Table", encode: Callable[[str], Sequence[Any]] | None, limit: int
+) -> Iterator[Issue]:
+    """Find golds that no completion of `limit` tokens can repeat."""
+    for index in table.judges if encode else ():
+        params, golds = table.rewards[index].params, table.golds(index)
+        lengths = {row: len(encode(gold)) for row, gold in golds.items() if encode}
+        over = [row for row, length in lengths.items() if length > limit]
+        if params.repeats_gold() and len(over) > FEW_HACKED * len(lengths):
+            column = (params.gold_source() or ("", "answer"))[1]
+            yield Issue(
+                f"in {_count(len(over), len(lengths))} the gold has more tokens than `max_completion_length: "
+                f"{limit}` allows, so no completion can be right; the first is {table.row_name(over[0])} with "
+                f"{lengths[over[0]]}",
+                f"set `max_completion_length: {2 * max(lengths.values())}`; or, if the golds are whole "
+                f"solutions, {suggest_extraction(column)}",
+                path="generation.max_completion_length",
+                level="error" if len(over) == len(lengths) else "warning",
+            )
+
+
+def _check_same_prompts(table: "Table", index: int) -> Iterator[Issue]:
+    """Find rows that ask the same and have different golds."""
+    golds = table.golds(index)
+    rows_of: dict[str, list[int]] = {}
+    for row in golds:
+        rows_of.setdefault(str(table.prompts[row]), []).append(row)
+    groups = [rows for rows in rows_of.values() if len({golds[row] for row in rows}) > 1]
+    total = sum(map(len, groups))
+    if total <= FEW_HACKED * len(golds):
+        return
+    first = groups[0][0]
+    other = next(row for row in groups[0] if golds[row] != golds[first])
+    used = {"row_id", *(table.rewards[index].params.gold_source() or ())}
+    differing = [
+        name
+        for name, values in table.columns.items()
+        if name not in used and values[first] != values[other]
+    ]
+    known = f"; the column `{differing[0]}` differs there" if differing else ""
+    yield Issue(
+        f"{_count(total, len(golds))} have the same prompt as another row and a different gold, such as "
+        f"{table.row_name(first)} ({golds[first]!r:.40}) and {table.row_name(other)} "
+        f"({golds[other]!r:.40}){known}",
+        f"name what the answer depends on in `dataset.prompt.user`, such as {{{{ {differing[0]} }}}}"
+        if differing
+        else "leave such rows out, or correct their golds",
+        path="dataset.prompt",
+        level="warning",
+    )
+
+
+def _check_coverage(table: "Table") -> Iterator[Issue]:
+    """Find rows to which no reward applies."""
+    total = len(table.prompts)
+    covered = {row for index in range(len(table.rewards)) for row in table.applying(index)}
+    left = [row for row in range(total) if row not in covered]
+    if left:
+        conditions = [each.condition for each in table.rewards if each.condition]
+        names = sorted({name for each in conditions for name in each.columns()})
+        shown = ", ".join(f"{name}: {table.row(left[0]).get(name)!r:.40}" for name in names)
+        yield Issue(
+            f"no reward applies to {_count(len(left), total)}, the first is {table.row_name(left[0])} "
+            f"({shown}): every `when` is false there, so what is sampled for them teaches nothing",
+            "add a reward for these rows, widen a `when`, or leave the rows out of the data",
+            path="rewards",
+            level="error" if len(left) > MOST_UNCOVERED * total else "warning",
+        )
+
+
+def _check_gold_variety(table: "Table", index: int) -> Iterator[Issue]:
+    """Find one gold for nearly all rows: a model that always says it needs no question."""
+    golds = list(table.golds(index).values())
+    if len(golds) < FEWEST_GOLDS:
+        return
+    commonest, count = Counter(golds).most_common(1)[0]
+    if count >= MOST_ALIKE * len(golds):
+        yield Issue(
+            f"the gold is {commonest!r:.40} in {_count(count, len(golds))}: always answering that "
+            "scores as well as solving the questions",
+            "name the column that holds the answers, or take rows whose answers differ",
+            path=f"rewards.{index}",
+            level="error" if count == len(golds) else "warning",
+        )
+
+
+def check_scores(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[Issue]:
+    """Find golds that do not win, answers that deserve nothing and win, and rewards that never change."""
+    by_reward = [
+        [scores[index] for each in scored.values() for scores in each.values()]
+        for index in range(len(table.rewards))
+    ]
+    gold = scored.get("gold")
+    if gold is None:
+        yield Issue(
+            "these rewards declare no gold answer, so there is none to compare with",
+            "score one of your own with --answer '…'",
+            path="rewards",
+            level="note",
+        )
+    else:
+        yield from check_gold(table, gold)
+        for index, scores in enumerate(by_reward):
+            yield from _check_highest(table, index, scores)
+        for name, each in scored.items():
+            if name.startswith("--answer"):
+                yield from _compare_custom(table, name, each, gold)
+            elif name != "gold" and not name.startswith("column "):
+                yield from _check_degenerate(table, name, each, gold)
+    for index, scores in enumerate(by_reward):
+        yield from _check_variety(table, index, scores)
+        yield from check_failures(table, index, scores)
+
+
+def check_gold(table: "Table", gold: "Scores") -> Iterator[Issue]:
+    """Find golds that their own reward does not count as right."""
+    for index in table.judges:
+        reward = table.rewards[index]
+        best = reward.params.right_answer
+        own = {row: scores[index] for row, scores in gold.items() if table.owners[row] == index}
+        wrong = [
+            row
+            for row, score in own.items()
+            if best is not None
+            and score.value is not None
+            and abs(score.value - reward.clipped(best)) > _CLOSE
+        ]
+        if wrong:
+            score = own[wrong[0]]
+            yield Issue(
+                f"the gold itself does not get {best:g} in {_count(len(wrong), len(own))}, the "
+                f"first in {table.row_name(wrong[0])}: {score.value:g} ({score.reason})",
+                "correct these golds, or the reward's parameters",
+                path=f"rewards.{index}",
+            )
+
+
+def _check_highest(table: "Table", index: int, scores: list[Score]) -> Iterator[Issue]:
+    """Find a reward of format that answers satisfy in part, but none in full."""
+    reward, best = table.rewards[index], table.rewards[index].params.highest
+    values = [score.value for score in scores if score.value is not None]
+    if best is None or index in table.judges or not any(values):
+        return
+    if max(values) < reward.clipped(best) - _CLOSE:
+        yield Issue(
+            f"no answer tried gets the {best:g} that `{reward.name}` can give (most: {max(values):g})",
+            'try one in the form it wants: --answer "… {{ column }} …"',
+            path=f"rewards.{index}",
+            level="warning",
+        )
+
+
+def _check_degenerate(
+    table: "Table", name: str, scores: "Scores", gold: "Scores"
+) -> Iterator[Issue]:
+    shown = {"wrong": "a wrong answer", "empty": "an empty answer"}.get(name, name)
+    pairs = _total_pairs(table, scores, gold)
+    if pairs:
+        average, best = mean(own for own, _ in pairs), mean(gold for _, gold in pairs)
+        if average >= best - _CLOSE:
+            yield Issue(
+                f"{shown} gets {average:.3g} in total, the gold {best:.3g}: training will find it",
+                "give the reward for right answers more weight, or narrow the others",
+                path="rewards",
+            )
+    for index in table.judges:
+        right = table.rewards[index].params.right_answer
+        values = {row: each[index].value for row, each in scores.items()}
+        applying = {row: value for row, value in values.items() if value is not None}
+        hacked = [row for row, value in applying.items() if value == right]
+        if right is not None and len(hacked) > FEW_HACKED * len(applying):
+            many = len(hacked) > MOST_HACKED * len(applying) and len(hacked) >= FEWEST_ROWS
+            yield Issue(
+                f"{shown} counts as right in {_count(len(hacked), len(applying))}, the first in "
+                f"{table.row_name(hacked[0])}",
+                "narrow what counts, as with `extract`, or use `exact` or `choice`",
+                path=f"rewards.{index}",
+                level="error" if many else "warning",
+            )
+
+
+def _total_pairs(table: "Table", scores: "Scores", gold: "Scores") -> list[tuple[float, float]]:
+    """Return the totals of an answer and of the gold, for rows that have both."""
+    return [(table.total(scores[row]), table.total(gold[row])) for row in scores if row in gold]
+
+
+def _compare_custom(table: "Table", name: str, scores: "Scores", gold: "Scores") -> Iterator[Issue]:
+    """Say whether an answer of the command line wins; only a person knows whether it should."""
+    wins = [own >= best - _CLOSE for own, best in _total_pairs(table, scores, gold)]
+    if any(wins):
+        yield Issue(
+            f"{name} scores as much as the gold in {_count(sum(wins), len(wins))}",
+            "if it should not, narrow what counts",
+            path="rewards",
+            level="note",
+        )
+
+
+def _check_variety(table: "Table", index: int, scores: list[Score]) -> Iterator[Issue]:
+    reward, values = table.rewards[index], {score.value for score in scores}
+    if any(score.failed for score in scores):
+        return
+    level: Level = "warning"
+    if values == {None}:
+        message = "gives no score to any row tried"
+        fix = "correct its `when`" if reward.condition else "see `grpo rewards show`"
+    elif values == {0.0} and reward.right_answer is None and reward.kind != "python":
+        # A reward of format: golds and wrong answers need not have it, and a model that is asked may.
+        if reward.weight <= 0:
+            return
+        level, fix = "note", "try one that has: grpo rewards test --answer '…'"
+        message = "gives 0 to every answer tried: none has the form that it rewards"
+    elif len(values - {None}) == 1 and reward.weight > 0:
+        [value] = values - {None}
+        message = f"gives every answer tried the same score ({value:g}): it cannot teach anything"
+        fix = "correct it, or score an answer that deserves another: grpo rewards test --answer '…'"
+        if reward.kind == "python" and not isinstance(table.prompts[0], str):
+            content = 'each completion is a list of messages here, whose text is `completion[0]["content"]`'
+            fix = f"{content}; {fix}"
+    else:
+        return
+    yield Issue(f"`{reward.name}` {message}", fix, path=f"rewards.{index}", level=level)
+
+
+def check_failures(table: "Table", index: int, scores: list[Score]) -> Iterator[Issue]:
+    """Find failures that `on_error` forgives, and so would go unseen."""
+    reward, failed = table.rewards[index], [score for score in scores if score.failed]
+    if failed:
+        yield Issue(
+            f"`{reward.name}` failed on {len(failed):,} of {len(scores):,} answers, which "
+            f"`on_error: {reward.on_error}` forgives; the first: {failed[0].reason}",
+            "correct what fails; with `on_error: raise` all of its message is shown",
+            path=f"rewards.{index}",
+            level="error" if len(failed) == len(scores) else "warning",
+        )
+
+
+def _count(some: int, all_: int) -> str:
+    return f"{some:,} of {all_:,} rows ({some / max(all_, 1):.1%})"

@@ -1,0 +1,462 @@
+"""The reward `python`: a function of the user's, its signature read from source, called with TRL's arguments."""
+
+import ast
+import atexit
+import copy
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import random
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from grpo_cli.errors import RewardError, nearest
+from grpo_cli.issues import Issue
+from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
+
+if TYPE_CHECKING:
+    import asyncio
+
+TRL_PARAMETERS = (
+    "prompts",
+    "completions",
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+)
+"""What TRL passes to every reward function beside the dataset's columns.
+
+Source: `GRPOTrainer._calculate_rewards` (TRL 1.16).
+"""
+_SINGULARS = {"prompt": "prompts", "completion": "completions"}
+_NOT_COPIED = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
+"""What TRL passes besides lists."""
+_CHANGES = frozenset(
+    "add append appendleft clear discard extend insert pop popitem popleft remove setdefault update".split()
+)
+"""Methods that change a container."""
+_ANY_SIGNATURE = inspect.signature(lambda **columns: None)
+"""Stands for a signature that cannot be read."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class PythonParams(RewardParams):
+    """Scores completions with your own function.
+
+    Formula: defined by the function. It is called like TRL's reward functions, once per batch:
+    `f(prompts, completions, **columns)`, every argument by name and every value a list with one
+    entry per completion; `completion_ids`, `trainer_state`, `log_extra` and `log_metric` are also
+    passed. Prompts and completions are strings, or lists of messages if the prompt is a
+    conversation. Unlike in TRL, a function without `**kwargs` receives only the arguments it names. It
+    returns one number per completion, or None for rows it does not apply to, and may be `async`.
+    Range: any; finite numbers up to 1e18.
+
+    Source: `GRPOTrainer._calculate_rewards` (TRL 1.16).
+    """
+
+    kind: ClassVar[str] = "python"
+
+    path: str
+    """`file.py:function`, relative to the recipe, or `package.module:function`; other callables
+    work too."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """More arguments for the function; they override columns of the same name."""
+
+    @classmethod
+    def default_name(cls, params: Mapping[str, Any]) -> str:
+        """Return the function's name, as TRL does in its metrics."""
+        function = str(params.get("path", "")).rpartition(":")[2]
+        return function if function.isidentifier() else cls.kind
+
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str) -> str:
+        source, _, function = path.rpartition(":")
+        if not source or not function.isidentifier():
+            raise PydanticCustomError(
+                "grpo_function_path",
+                "should be file.py:function or module:function, not {path}",
+                {"path": repr(path)},
+            )
+        return path
+
+    @property
+    def source(self) -> str:
+        """The file or module."""
+        return self.path.rpartition(":")[0]
+
+    @property
+    def function(self) -> str:
+        """The function's name."""
+        return self.path.rpartition(":")[2]
+
+    def required_columns(self) -> tuple[str, ...]:
+        """Return the function's parameters that have no default and that TRL does not pass itself."""
+        known = {*TRL_PARAMETERS, *_SINGULARS, *self.kwargs}
+        return tuple(name for name in self._required() if name not in known)
+
+    def named_columns(self) -> tuple[str, ...]:
+        """Return the function's parameters that TRL does not pass itself."""
+        known = {*TRL_PARAMETERS, *_SINGULARS, *self.kwargs}
+        parameters = _signature_of(self._definition()).parameters.values()
+        named = (each.name for each in parameters if each.kind is not each.VAR_KEYWORD)
+        return tuple(name for name in named if name not in known)
+
+    def problems(self, context: RewardContext | None = None) -> list[Issue]:
+        """Report a missing file or function, and a signature that cannot be called."""
+        try:
+            signature = _signature_of(_find_definition(self.source, self.function))
+        except _SourceError as error:
+            return [Issue(str(error), error.fix, "path")]
+        call, required = f"{self.function}()", _required_names(signature)
+        faults = [
+            Issue(f"{call} needs {name!r}, which TRL does not pass", f"name it {plural!r}", "path")
+            for name, plural in _SINGULARS.items()
+            if name in required and name not in self.kwargs
+        ]
+        if names := [
+            each.name for each in signature.parameters.values() if each.kind is each.POSITIONAL_ONLY
+        ]:
+            message = (
+                f"{call} takes {', '.join(names)} by position only; TRL passes arguments by name"
+            )
+            fix = f"take the `/` out of the signature of {call}"
+            faults.append(Issue(message, fix, "path"))
+        for name in self.kwargs:
+            if name in TRL_PARAMETERS:
+                message, fix = f"TRL passes {name!r} itself", "rename it"
+            elif not _accepts(signature, name):
+                message = f"{call} takes no argument {name!r}"
+                fix = f"remove it, or add {name!r} to the signature"
+            else:
+                continue
+            faults.append(Issue(message, fix, f"kwargs.{name}"))
+        return faults
+
+    def _definition(self) -> ast.AST | None:
+        try:
+            return _find_definition(self.source, self.function)
+        except _SourceError:
+            return None
+
+    def _required(self) -> list[str]:
+        return _required_names(_signature_of(self._definition()))
+
+    def waits(self, *, limited: bool) -> bool:
+        """Return whether the function is `async`, or a time limit has other processes run it."""
+        return limited or isinstance(self._definition(), ast.AsyncFunctionDef)
+
+    def reads_tokens(self) -> bool:
+        """Return whether the function names `completion_ids`."""
+        return "completion_ids" in self._required()
+
+    def lost_state(self) -> list[str]:
+        """Return the variables of the function's file that calls change and no checkpoint holds."""
+        try:
+            path = _source_file(self.source)
+            return [] if path is None else _find_state(_parse(path))
+        except _SourceError:
+            return []
+
+    def build(self, context: RewardContext) -> Scorer:
+        """Import the user's module; what that raises passes through.
+
+        Raises:
+            RewardError: There is no such function, or it offers only half of what keeps a state.
+        """
+        function = _load_function(self.source, self.function)
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            signature = _ANY_SIGNATURE
+
+        @cache
+        def runner() -> "asyncio.Runner":
+            # One loop for all calls: HTTP clients stay bound to the first.
+            import asyncio
+
+            runner = asyncio.Runner()
+            atexit.register(runner.close)
+            return runner
+
+        def score(batch: Batch) -> Sequence[Score]:
+            # Copies: a function that changes its arguments must not change those of another call.
+            arguments = {
+                name: value if name in _NOT_COPIED else copy.deepcopy(value)
+                for name, value in {**_trl_arguments(batch), **self.kwargs}.items()
+                if _accepts(signature, name)
+            }
+            with _seeded(batch):
+                values = function(**arguments)
+                return _as_scores(
+                    runner().run(_wait(values)) if isinstance(values, Awaitable) else values
+                )
+
+        self._copy_state_methods(function, score)
+        return score
+
+    def _copy_state_methods(self, function: Callable[..., Any], score: Scorer) -> None:
+        """Give a scorer the methods by which checkpoints keep the function's state, if it has any."""
+        methods = {
+            name: getattr(function, name, None) for name in ("state_dict", "load_state_dict")
+        }
+        missing = [name for name, method in methods.items() if not callable(method)]
+        if len(missing) == 1:
+            raise RewardError(
+                f"{self.function} offers a state without {missing[0]}(), so no checkpoint can keep it. "
+                f"Fix: add {missing[0]}(), or remove the other method"
+            )
+        for name, method in methods.items():
+            if not missing:
+                setattr(score, name, method)
+
+
+def _load_function(source: str, name: str) -> Callable[..., Any]:
+    """Import a file or module and return a function of it; what the import raises passes through."""
+    module = _load_file(Path(source)) if _is_file(source) else importlib.import_module(source)
+    function = getattr(module, name, None)
+    if function is None:
+        raise RewardError(
+            f"{source} has no function {name!r}. Fix: define it, or name another", "path"
+        )
+    if not callable(function):
+        kind = type(function).__name__
+        raise RewardError(
+            f"{name!r} in {source} is a {kind} that cannot be called. Fix: name a function, or give "
+            f"class {kind} a `__call__(self, completions, **kwargs)`",
+            "path",
+        )
+    return function
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Import a file once per process; its folder is appended to `sys.path`, for its own imports."""
+    path = path.resolve()
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"grpo_own_{digest}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise RewardError(f"there is no file {path}. Fix: correct `path`", "path")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise RewardError(f"{path} is not a Python file. Fix: let its name end in .py", "path")
+    module = importlib.util.module_from_spec(spec)
+    # Registered before it runs, as dataclasses and pickle look their module up by name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _trl_arguments(batch: Batch) -> dict[str, Any]:
+    """Return TRL's arguments; its own win over columns of the same name."""
+    return {
+        **batch.columns,
+        "trainer_state": None,
+        "log_extra": _log_nothing,
+        "log_metric": _log_nothing,
+        **batch.extra,
+        "prompts": batch.prompts,
+        "completions": batch.completions,
+        "completion_ids": batch.completion_ids,
+    }
+
+
+def _log_nothing(name: str, value: Any) -> None:
+    """Stand in for TRL's loggers."""
+
+
+@contextmanager
+def _seeded(batch: Batch) -> Iterator[None]:
+    """Seed random numbers by the batch's seed, and restore the process's random state afterwards."""
+    if batch.seed is None:
+        yield
+        return
+    digest = hashlib.sha256(f"{batch.seed}:{batch.positions}".encode()).digest()
+    seed = int.from_bytes(digest[:4])
+    # Only libraries that are loaded: a worker need not import torch for a function that does not.
+    numpy: Any = sys.modules.get("numpy")
+    torch: Any = sys.modules.get("torch")
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        random.seed(seed)
+        if numpy:
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
+            numpy.random.seed(seed)
+        if torch:
+            devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+            stack.enter_context(torch.random.fork_rng(devices))
+            torch.random.default_generator.manual_seed(seed)
+            if devices:
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+async def _wait(values: Awaitable[Any]) -> Any:
+    return await values
+
+
+def _as_scores(values: Any) -> list[Score]:
+    if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
+        kind = type(values).__name__
+        raise RewardError(f"the function returned {kind}, not a list with one number a completion")
+    return [Score(value) for value in values]
+
+
+class _SourceError(Exception):
+    """The function cannot be found in its source."""
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+def _is_file(source: str) -> bool:
+    return source.endswith(".py") or "/" in source or "\\" in source
+
+
+def _accepts(signature: inspect.Signature, name: str) -> bool:
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    return takes_any or name in signature.parameters
+
+
+def _required_names(signature: inspect.Signature) -> list[str]:
+    return [
+        name
+        for name, each in signature.parameters.items()
+        if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+    ]
+
+
+def _signature_of(definition: ast.AST | None) -> inspect.Signature:
+    """Return the signature of a function's definition, without evaluating its defaults or annotations."""
+    if not isinstance(definition, Function):
+        return _ANY_SIGNATURE
+    spec = copy.deepcopy(definition.args)
+    for each in ast.walk(spec):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    spec.defaults = [ast.Constant(None) for _ in spec.defaults]
+    spec.kw_defaults = [each and ast.Constant(None) for each in spec.kw_defaults]
+    return inspect.signature(eval(f"lambda {ast.unparse(spec)}: None"))
+
+
+def _find_definition(source: str, function: str) -> ast.AST | None:
+    """Return what binds a function's name, found without importing anything; None if that cannot be said.
+
+    Raises:
+        _SourceError: The file, module or function does not exist, or the source does not parse.
+    """
+    path = _source_file(source)
+    if path is None:
+        return None
+    bound = _bindings(_parse(path))
+    if function not in bound and "*" not in bound:
+        functions = [name for name, node in bound.items() if isinstance(node, Function)]
+        close = nearest(function, functions) or (functions[0] if len(functions) == 1 else None)
+        there = f"; it has {', '.join(functions)}" if functions else ""
+        fix = f"name {close}" if close else f"write `def {function}(completions, **kwargs)` there"
+        raise _SourceError(f"there is no function {function!r} in {path}{there}", fix)
+    definition = bound.get(function)
+    if isinstance(definition, ast.ClassDef):
+        raise _SourceError(
+            f"{function} in {path} is a class, not a function",
+            "name a function, such as one that calls an instance of it",
+        )
+    return definition
+
+
+def _bindings(module: ast.Module) -> dict[str, ast.AST]:
+    """Return what binds each name of a module, the last if there are several; `*` for a star import."""
+    bound: dict[str, ast.AST] = {}
+    for node in _outside_functions(module):
+        if isinstance(node, Function | ast.ClassDef):
+            bound[node.name] = node
+        elif isinstance(node, ast.alias):
+            bound[(node.asname or node.name).partition(".")[0]] = node
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound[node.id] = node
+    return bound
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, Function | ast.ClassDef | ast.Lambda):
+            yield from _outside_functions(child)
+
+
+def _find_state(module: ast.Module) -> list[str]:
+    """Return the module-level variables that the functions of a module visibly change in its source.
+
+    A module with a `load_state_dict` is assumed to offer all of its state.
+    """
+    changed: set[str] = set()
+    for function in (node for node in ast.walk(module) if isinstance(node, Function)):
+        nodes = list(ast.walk(function))
+        own = {node.arg for node in nodes if isinstance(node, ast.arg)}
+        own |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        changed |= {name for node in nodes if (name := _changed_name(node)) and name not in own}
+        changed |= {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+    offers_state = "load_state_dict" in ast.dump(module)
+    return [] if offers_state else sorted(changed & _bindings(module).keys())
+
+
+def _changed_name(node: ast.AST) -> str | None:
+    """Return the variable whose container an expression changes; None if it changes none."""
+    match node:
+        case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
+            return name
+        case ast.Attribute(value=ast.Name(id=name), attr=method) if method in _CHANGES:
+            return name
+    return None
+
+
+def _source_file(source: str) -> Path | None:
+    """Return the file of a reward; None for a module whose source is found only by importing its parents."""
+    if _is_file(source):
+        return Path(source)
+    top, *rest = source.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:
+        return None
+    if spec is None:
+        raise _SourceError(
+            f"there is no module {top!r} in this environment",
+            f"install it, or name a file: path/to/{top}.py:FUNCTION",
+        )
+    if not rest:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    bases = [Path(folder).joinpath(*rest) for folder in spec.submodule_search_locations or ()]
+    files = [file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py")]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _parse(path: Path) -> ast.Module:
+    if not path.is_file():
+        raise _SourceError(f"there is no file {path}", "correct the path, or write the file")
+    try:
+        return ast.parse(path.read_bytes(), filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        line = f"{path}:{getattr(error, 'lineno', None) or 1}"
+        why = getattr(error, "msg", None) or str(error)
+        raise _SourceError(f"{line} is not valid Python: {why}", f"correct {line}") from error

@@ -1,0 +1,167 @@
+"""The reward `reasoning_gym`: each procedural task's own scorer, guarded against answers that would run code."""
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from grpo_cli.errors import RewardError, nearest
+from grpo_cli.issues import Issue
+from grpo_cli.recipe.base import OneOrMany
+from grpo_cli.rewards.answers import TextOrPlace, canonical_answer, find_answer, is_explosive
+from grpo_cli.rewards.contract import (
+    Batch,
+    RewardContext,
+    RewardParams,
+    Score,
+    Scorer,
+    TimeLimit,
+)
+from grpo_cli.rewards.kinds import find_missing, import_optional
+
+TaskScorer = Callable[[str | None, dict[str, Any]], float]
+
+_LITERAL_TASKS = frozenset({"string_insertion", "spiral_matrix", "binary_matrix", "n_queens"})
+"""Tasks whose scorers call `eval` on an answer (reasoning-gym 0.1.25)."""
+_ARITHMETIC_TASKS = frozenset(
+    "countdown puzzle24 polynomial_multiplication simple_integration intermediate_integration".split()
+)
+"""Tasks whose scorers call sympy's `parse_expr` on an answer, which calls `eval` (0.1.25)."""
+_LITERAL = re.compile(r"[\w\s,.'\"\[\]-]*")
+_ARITHMETIC = re.compile(r"[\w\s+\-*/^().,=]*")
+_NAME = re.compile(r"[A-Za-z_]\w+")
+_FUNCTIONS = frozenset(
+    "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt abs Abs pi".split()
+)
+_LONGEST_ARITHMETIC = 2000
+_TUPLES = {"arc_agi": "output", "rearc": "output"}
+"""Metadata that scorers compare as nested tuples, which JSON turns into lists."""
+
+
+class ReasoningGymParams(RewardParams):
+    """Scores an answer with the reasoning-gym task that generated the question.
+
+    Formula: the task's `score_answer`, unchanged. Most tasks give 1 for a correct answer and 0 or
+    a little (0.01, 0.05) for a wrong one; some give partial credit. An answer scores 0 if it makes
+    the scorer raise an exception, or would run code in a scorer that evaluates text.
+    Range: [0, 1] for nearly all tasks.
+
+    Source: `reasoning_gym.dataset.ProceduralDataset.score_answer` (reasoning-gym 0.1.25).
+    """
+
+    kind: ClassVar[str] = "reasoning_gym"
+    right_answer: ClassVar[float | None] = 1.0
+    gold_needed: ClassVar[bool] = False
+
+    task: str | None = None
+    """The task; leave out to read it from each row's metadata (`source_dataset`)."""
+    extract: OneOrMany[TextOrPlace] = Field(default=("text",), min_length=1)
+    """Where to look for the answer: one place, or a list in order; `text` is the whole completion
+    (after `</think>`), stripped of white space."""
+
+    def required_columns(self) -> tuple[str, ...]:
+        """Return the columns of rows that `dataset: {kind: reasoning_gym}` makes."""
+        return ("answer", "metadata")
+
+    def problems(self, context: RewardContext | None = None) -> list[Issue]:
+        """Report that reasoning-gym is not installed."""
+        return find_missing("reasoning_gym", "reasoning-gym", "reasoning-gym")
+
+    def time_limit(self) -> TimeLimit:
+        """Return one, as some scorers evaluate an answer; what takes too long is not right."""
+        return TimeLimit(5.0, late_score=0.0)
+
+    def gold(self, batch: Batch, row: int) -> str | None:
+        """Return the task's own answer; some tasks have none."""
+        return _read_entry(batch, row)["answer"]
+
+    def score_easily(self, batch: Batch, row: int) -> Score | None:
+        """Return the score of a task whose scorer only compares texts, as most do."""
+        from reasoning_gym.dataset import ProceduralDataset
+
+        scorer = _find_scorer(self._task(_read_entry(batch, row)))
+        owner = type(getattr(scorer, "__self__", None))
+        compares = getattr(owner, "score_answer", None) is ProceduralDataset.score_answer
+        return self.score(batch, row) if compares else None
+
+    def vote(self, text: str) -> str | None:
+        """Return the answer found, numbers in one spelling."""
+        return canonical_answer(text, self.extract)
+
+    def build(self, context: RewardContext) -> Scorer:
+        """Import reasoning-gym (about a second)."""
+        import_optional("reasoning_gym", "reasoning-gym", "reasoning-gym")
+        if self.task is not None:
+            _find_scorer(self.task)
+        return super().build(context)
+
+    def score(self, batch: Batch, row: int) -> Score:
+        """Return what the row's task gives the answer."""
+        entry = _read_entry(batch, row)
+        task = self._task(entry)
+        found = find_answer(batch.texts[row], self.extract)
+        answer = found.text if found else None
+        if answer is not None and not _is_safe(task, answer):
+            return Score(0.0, "answer is not one the scorer may evaluate")
+        scorer = _find_scorer(task)
+        try:
+            return Score(scorer(answer, entry))
+        except Exception as error:
+            # Some scorers raise on malformed answers; a scorer that cannot score the gold is broken.
+            scorer(entry["answer"], entry)
+            return Score(0.0, f"malformed answer ({type(error).__name__})")
+
+    def _task(self, entry: dict[str, Any]) -> str:
+        task = self.task or entry["metadata"].get("source_dataset")
+        if task is None:
+            raise RewardError("metadata names no source_dataset; set the parameter task")
+        return task
+
+
+@lru_cache
+def _find_scorer(task: str) -> TaskScorer:
+    """Return the scorer of a task; raises `RewardError` if there is no such task."""
+    from reasoning_gym import factory
+
+    if task not in factory.DATASETS:
+        close = nearest(task, factory.DATASETS)
+        hint = f" Fix: task: {close}" if close else ""
+        raise RewardError(f"reasoning-gym has no task {task!r}.{hint}")
+    scorer: TaskScorer = factory.get_score_answer_fn(task)
+    return scorer
+
+
+def _is_safe(task: str, answer: str) -> bool:
+    """Return whether a task's scorer may see an answer: it runs no code, and finishes."""
+    if task in _LITERAL_TASKS:
+        return _LITERAL.fullmatch(answer) is not None
+    if task not in _ARITHMETIC_TASKS:
+        return True
+    known = _FUNCTIONS.issuperset(_NAME.findall(answer))
+    shaped = known and _ARITHMETIC.fullmatch(answer) is not None
+    return shaped and not is_explosive(answer, _LONGEST_ARITHMETIC)
+
+
+def _read_entry(batch: Batch, row: int) -> dict[str, Any]:
+    """Return the row as reasoning-gym made it."""
+    cell = batch.cell("metadata", row)
+    try:
+        # A copy, since scorers may write to it and the completions of a group share the row.
+        metadata = json.loads(cell) if isinstance(cell, str) else copy.deepcopy(cell)
+    except json.JSONDecodeError as error:
+        raise RewardError(f"metadata is not JSON ({error}): {cell[:80]!r}") from error
+    if not isinstance(metadata, dict):
+        raise RewardError(f"metadata should be a mapping, not {metadata!r:.80}")
+    field = _TUPLES.get(metadata.get("source_dataset", ""))
+    if field in metadata:
+        metadata[field] = _as_tuples(metadata[field])
+    question = batch.columns["question"][row] if "question" in batch.columns else ""
+    return {"question": question, "answer": batch.cell("answer", row), "metadata": metadata}
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(_as_tuples(item) for item in value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,474 @@
+"""Rewards tried on made-up answers to rows of the data: does the gold win, and does anything else?"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal, InvalidOperation
+from functools import cached_property
+from typing import Any
+
+from grpo_cli.errors import UsageError
+from grpo_cli.issues import Issue
+from grpo_cli.rewards import findings
+from grpo_cli.rewards.contract import NO_TRAINER, Batch, RewardParams, Score, text_of
+from grpo_cli.rewards.scoring import Reward, weighted_sum
+from grpo_cli.templating import bounded_range, environment
+
+Progress = Callable[[str], None]
+Encode = Callable[[str], Sequence[int]]
+"""Token ids of a completion."""
+Answers = Mapping[int, str]
+"""An answer to each of some rows."""
+Scores = Mapping[int, Sequence[Score]]
+"""Each reward's score of the answer to a row."""
+
+ROWS = 200
+"""Rows tried, spread evenly over the data."""
+COSTLY_ROWS = 8
+"""The same if a reward takes seconds or money for each score, and the fewest if time is limited."""
+FORM_ROWS = 4
+"""Rows on which a form is chosen."""
+SLOW_S = 0.5
+"""Seconds per completion from which a reward counts as costly, whatever its kind."""
+_LEVELS = ("error", "warning", "note")
+_SLICE = 16
+"""Completions scored between two looks at the clock."""
+_SLOW_CALLS = 2
+"""Slow calls that it takes: one may be the machine's fault, or the first of a reward that loads something."""
+
+_REASONING = (
+    "First, I read the question and note what is given and what is asked.\n"
+    "Next, I work through it step by step, and write down each result.\n"
+    "Finally, I check the result against the question once more."
+)
+"""Stands for a chain of thought; long and stepwise enough for rewards that ask for one."""
+_BODIES = {
+    "GOLD": "GOLD",
+    "#### GOLD": "#### GOLD",
+    r"\boxed{GOLD}": r"\boxed{GOLD}",
+    "The answer is GOLD.": "The answer is GOLD.",
+    "```json GOLD```": "```json\nGOLD\n```",
+}
+_FRAMES = {
+    "{}": "{}",
+    "… {}": f"{_REASONING}\n{{}}",
+    "<answer>{}</answer>": "<answer>{}</answer>",
+    "<think>…</think> {}": f"<think>\n{_REASONING}\n</think>\n{{}}",
+    "<think>…</think> <answer>{}</answer>": f"<think>\n{_REASONING}\n</think>\n<answer>\n{{}}\n</answer>",
+    "…</think> {}": f"{_REASONING}\n</think>\n{{}}",
+    "…</think> <answer>{}</answer>": f"{_REASONING}\n</think>\n<answer>\n{{}}\n</answer>",
+}
+"""What may stand around an answer, by its short name."""
+FORMS = {
+    frame.replace("{}", body): framed.replace("{}", text)
+    for frame, framed in _FRAMES.items()
+    for body, text in _BODIES.items()
+}
+"""The ways to write an answer down, the simplest first: a name, and a text with `GOLD` for the answer."""
+_FRAMED = {frame.replace("{}", "GOLD") for frame in _FRAMES}
+
+
+@dataclass(frozen=True)
+class CandidateResult:
+    """What one kind of answer scored."""
+
+    name: str
+    rows: int
+    """Rows for which there is such an answer."""
+    example: str
+    """The answer to the first of them."""
+    rewards: dict[str, float | None]
+    """Mean of each reward over the rows it applies to; None if it applies to none."""
+    total: float | None
+    """Mean weighted sum; None if there are no rows."""
+
+
+@dataclass(frozen=True)
+class RewardTestResult:
+    """What the rewards gave, and what is wrong with it."""
+
+    rows: int
+    forms: dict[str, str]
+    """The form in which the gold scores best, by the reward it is the gold of."""
+    results: tuple[CandidateResult, ...]
+    unreadable: dict[str, float]
+    """Share of all rows whose gold cannot be read, by reward that judges answers."""
+    seconds: dict[str, float]
+    """Seconds per completion, by reward."""
+    problems: tuple[Issue, ...]
+    """The worst first; their paths are in the recipe."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything is wrong enough not to train with it."""
+        return any(problem.level == "error" for problem in self.problems)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        return {**asdict(self), "problems": [problem.as_json() for problem in self.problems]}
+
+
+def try_rewards(
+    rewards: Sequence[Reward],
+    data: Any,
+    *,
+    longest: int,
+    encode: Encode | None = None,
+    rows: int | None = None,
+    answers: Sequence[str] = (),
+    budget_s: float | None = None,
+    recipe: str = "RECIPE",
+    on_progress: Progress = lambda what: None,
+) -> RewardTestResult:
+    """Try rewards on answers to rows of a dataset.
+
+    Args:
+        rewards: The recipe's, built.
+        data: Its training split.
+        longest: `max_completion_length`.
+        encode: Gives completions token ids, for rewards that read them.
+        rows: How many rows; None for `ROWS`, or `COSTLY_ROWS` if scores are costly.
+        answers: More answers to try: templates over the row's columns.
+        budget_s: Seconds that all rewards together may take: fewer rows are tried, and a note says if
+            answers are left.
+        recipe: The recipe's path, for that note.
+        on_progress: Is told what is being done.
+
+    Raises:
+        RewardError: A reward fails.
+    """
+    costly = any(reward.params.costly for reward in rewards)
+    count = min(rows or (COSTLY_ROWS if costly else ROWS), len(data))
+    chosen = data.select([index * len(data) // count for index in range(count)])
+    table = Table(rewards, chosen.to_dict(), encode, on_progress, budget_s)
+    everything = Table(rewards, data.to_dict(), None, on_progress)
+    problems = list(findings.check_rows(everything))
+    problems += findings.check_gold_fits(table, encode, longest)
+    forms: dict[int, str] = {}
+    candidates: dict[str, Answers] = {}
+    scored: dict[str, Scores] = {}
+    try:
+        forms.update(_choose_forms(table))
+        candidates = _make_candidates(table, forms, answers, longest)
+        count = table.affordable_rows(len(candidates))
+        for name, texts in candidates.items():
+            first = {row: text for row, text in texts.items() if row < count}
+            scored[name] = table.score(first, name)
+        for name, texts in _column_answers(table, scored, count):
+            candidates[name] = texts
+            scored[name] = table.score(texts, name)
+        problems += findings.check_scores(table, scored)
+    except TooSlowError as error:
+        problems += _report_unfinished(table, scored.get("gold", {}), error, recipe)
+    return RewardTestResult(
+        rows=count,
+        forms={rewards[index].name: form for index, form in forms.items()},
+        results=tuple(_summarize(table, name, candidates[name], scored[name]) for name in scored),
+        unreadable=findings.unreadable_shares(everything),
+        seconds={reward.name: table.seconds_each(index) for index, reward in enumerate(rewards)},
+        problems=tuple(sorted(problems, key=lambda problem: _LEVELS.index(problem.level))),
+    )
+
+
+def _report_unfinished(
+    table: "Table", gold: Scores, error: "TooSlowError", recipe: str
+) -> Iterable[Issue]:
+    yield from findings.check_gold(table, gold)
+    for index, scores in enumerate(table.scores):
+        yield from findings.check_failures(table, index, scores)
+    yield Issue(
+        f"not all answers were scored: {error}",
+        f"try the rewards by themselves: grpo rewards test {recipe}",
+        "rewards",
+        level="note",
+        why="a training should not wait for it",
+    )
+
+
+def _choose_forms(table: "Table") -> dict[int, str]:
+    """Return for each reward whose gold answers some row the form in which it scores best."""
+    golds: dict[int, dict[int, str]] = {}
+    for row, owner in table.owners.items():
+        golds.setdefault(owner, {})[row] = table.golds(owner)[row]
+    return {index: _best_form(table, index, each) for index, each in golds.items()}
+
+
+def _best_form(table: "Table", index: int, golds: Answers, skip: Collection[int] = ()) -> str:
+    best, best_value = "", (float("-inf"), 0.0)
+    few = dict(list(golds.items())[:FORM_ROWS])
+    # A program already stands in a block of its own.
+    fenced = "```" in next(iter(few.values()))
+    for name, template in FORMS.items():
+        if fenced and name not in _FRAMED:
+            continue
+        scored = table.score(
+            _write(template, few), "forms of the gold", skip={*skip, *table.costly()}
+        ).values()
+        # The reward's own scores first: a negative weight must not choose a form it cannot read.
+        own = sum(scores[index].value or 0.0 for scores in scored)
+        value = own, sum(table.total(scores) for scores in scored)
+        if value > best_value:
+            best, best_value = name, value
+        if all(table.is_best(scores) for scores in scored):
+            break
+    return best
+
+
+def _write(template: str, golds: Answers) -> dict[int, str]:
+    return {row: template.replace("GOLD", gold) for row, gold in golds.items()}
+
+
+def _make_candidates(
+    table: "Table", forms: Mapping[int, str], answers: Sequence[str], longest: int
+) -> dict[str, Answers]:
+    """Return every kind of answer that is tried, by name."""
+    candidates: dict[str, Answers] = {}
+    if forms:
+        golds = {row: table.golds(owner)[row] for row, owner in table.owners.items()}
+        for name, texts in (("gold", golds), ("wrong", wrong_answers(golds))):
+            candidates[name] = {
+                row: FORMS[forms[table.owners[row]]].replace("GOLD", text)
+                for row, text in texts.items()
+            }
+    loop = "let me think again "
+    constant = {
+        "empty": "",
+        "tags alone": "<think>\n\n</think>\n<answer>\n\n</answer>",
+        # About as many words as there are tokens in a completion.
+        "repetition": (loop * (longest // len(loop.split()) + 1)).strip(),
+    }
+    candidates["the prompt"] = dict(enumerate(map(text_of, table.prompts)))
+    rows = range(len(table.prompts))
+    candidates |= {name: dict.fromkeys(rows, text) for name, text in constant.items()}
+    for number, template in enumerate(answers, 1):
+        name = f"--answer {number}" if len(answers) > 1 else "--answer"
+        candidates[name] = {row: _render_answer(template, table.row(row)) for row in rows}
+    return candidates
+
+
+def wrong_answers(golds: Answers) -> dict[int, str]:
+    """Return for each gold another row's, or else the next number; nothing if there is neither."""
+    distinct = list(dict.fromkeys(golds.values()))
+    after = dict(zip(distinct, [*distinct[1:], *distinct[:1]], strict=True))
+    wrong = {
+        row: after[gold] if after[gold] != gold else _next_number(gold)
+        for row, gold in golds.items()
+    }
+    return {row: text for row, text in wrong.items() if text is not None}
+
+
+def _next_number(text: str) -> str | None:
+    try:
+        return str(Decimal(text.replace(",", "")) + 1)
+    except InvalidOperation:
+        return None
+
+
+def _render_answer(template: str, row: Mapping[str, Any]) -> str:
+    try:
+        return environment().from_string(template).render({**row, "range": bounded_range()})
+    except Exception as error:  # a user's own template raises anything
+        raise UsageError(
+            f"--answer {template!r} fails: {error} (columns: {', '.join(row)}). "
+            "Fix: write a text, in which {{ name }} stands for a column"
+        ) from error
+
+
+def _column_answers(
+    table: "Table", scored: Mapping[str, Scores], count: int
+) -> Iterable[tuple[str, Answers]]:
+    """Yield answers from the columns that a reward's function names, if it scored all others the same."""
+    for index, reward in enumerate(table.rewards):
+        values = {scores[index].value for each in scored.values() for scores in each.values()}
+        if len(values) > 1:
+            continue
+        for column in filter(table.columns.__contains__, reward.params.named_columns()):
+            cells = {row: table.columns[column][row] for row in table.applying(index)}
+            golds = {
+                row: str(cell)
+                for row, cell in cells.items()
+                if row < count and isinstance(cell, str | int | float)
+            }
+            if golds:
+                others = set(range(len(table.rewards))) - {index}
+                form = _best_form(table, index, golds, skip=others)
+                yield f"column {column}", _write(FORMS[form], golds)
+
+
+def _summarize(table: "Table", name: str, texts: Answers, scored: Scores) -> CandidateResult:
+    return CandidateResult(
+        name=name,
+        rows=len(scored),
+        example=next((texts[row] for row in scored), ""),
+        rewards={
+            reward.name: _mean(scores[index].value for scores in scored.values())
+            for index, reward in enumerate(table.rewards)
+        },
+        total=_mean(table.total(scores) for scores in scored.values()),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+class TooSlowError(Exception):
+    """The rewards take longer than they may."""
+
+
+class Table:
+    """Rows of the data, and rewards to score answers to them."""
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        columns: dict[str, list[Any]],
+        encode: Encode | None,
+        on_progress: Progress,
+        budget_s: float | None = None,
+    ) -> None:
+        self.rewards = rewards
+        self.columns = dict(columns)
+        self.prompts = self.columns.pop("prompt")
+        self.judges = [
+            index
+            for index, reward in enumerate(rewards)
+            if type(reward.params).gold is not RewardParams.gold
+        ]
+        self.seconds = [0.0] * len(rewards)
+        self.completions = [0] * len(rewards)
+        self.scores: list[list[Score]] = [[] for _ in rewards]
+        self._budget_s = budget_s
+        self._slow: Counter[int] = Counter()
+        self._encode = encode
+        self._on_progress = on_progress
+        self._golds: dict[int, dict[int, str]] = {}
+        empty, state = [""] * len(self.prompts), {"trainer_state": NO_TRAINER}
+        self._unanswered = Batch(self.prompts, empty, columns=self.columns, extra=state)
+
+    def row(self, row: int) -> dict[str, Any]:
+        """Return a row's columns."""
+        return {name: values[row] for name, values in self.columns.items()}
+
+    def row_name(self, row: int) -> str:
+        """Return what messages call a row."""
+        return self._unanswered.row_name(row)
+
+    def applying(self, index: int) -> list[int]:
+        """Return the rows that a reward's `when` holds on."""
+        condition = self.rewards[index].condition
+        rows = range(len(self.prompts))
+        return [row for row in rows if condition is None or condition.holds(self._unanswered, row)]
+
+    def golds(self, index: int) -> dict[int, str]:
+        """Return the golds that a reward reads, by row."""
+        if index not in self._golds:
+            params = self.rewards[index].params
+            golds = {row: params.gold(self._unanswered, row) for row in self.applying(index)}
+            self._golds[index] = {row: gold for row, gold in golds.items() if gold is not None}
+        return self._golds[index]
+
+    def unreadable(self, index: int) -> list[int]:
+        """Return the rows to which a reward should apply, and whose gold it cannot read."""
+        golds = self.golds(index)
+        return [row for row in self.applying(index) if row not in golds]
+
+    @cached_property
+    def owners(self) -> dict[int, int]:
+        """For each row with a gold, the first reward that reads it."""
+        owners = {row: index for index in reversed(self.judges) for row in self.golds(index)}
+        return dict(sorted(owners.items()))
+
+    def costly(self) -> set[int]:
+        """Return the rewards that take seconds or money for a score."""
+        return {
+            index
+            for index, reward in enumerate(self.rewards)
+            if reward.params.costly or self._slow[index] >= _SLOW_CALLS
+        }
+
+    def affordable_rows(self, candidates: int) -> int:
+        """Return how many rows can be scored for each of some kinds of answers in the time left."""
+        most = len(self.prompts)
+        if self._budget_s is None:
+            return most
+        left = self._budget_s - sum(self.seconds)
+        each = max(sum(map(self.seconds_each, range(len(self.rewards)))), 1e-6)
+        return min(most, max(COSTLY_ROWS, int(left / (each * candidates))))
+
+    def score(
+        self, texts: Answers, what: str, *, skip: Collection[int] = ()
+    ) -> dict[int, list[Score]]:
+        """Return every reward's score of the answer to each row.
+
+        Args:
+            texts: The answers.
+            what: What they are, for progress.
+            skip: Rewards that give no score.
+
+        Raises:
+            TooSlowError: The rewards take longer than they may.
+        """
+        rows, written = list(texts), list(texts.values())
+        taken = self._unanswered.take(rows)
+        chat = bool(rows) and not isinstance(taken.prompts[0], str)
+        messages = [[{"role": "assistant", "content": text}] for text in written]
+        batch = replace(
+            taken,
+            completions=messages if chat else written,
+            completion_ids=[self._encode(text) for text in written] if self._encode else None,
+            positions=None,
+        )
+        by_reward = [
+            [Score(None)] * len(rows) if index in skip else self._score_one(index, batch, what)
+            for index in range(len(self.rewards))
+        ]
+        return dict(zip(rows, map(list, zip(*by_reward, strict=True)), strict=True))
+
+    def _score_one(self, index: int, batch: Batch, what: str) -> list[Score]:
+        reward = self.rewards[index]
+        self._on_progress(f"scoring {what} with {reward.name}")
+        size, before = len(batch.completions), self.seconds[index]
+        if size and not self.completions[index] and not reward.params.costly:
+            # The first call loads what the others use.
+            reward.score(batch.take([0]))
+        scores: list[Score] = []
+        # In slices if time is limited, so that a slow reward is noticed.
+        step = size if self._budget_s is None else _SLICE
+        for start in range(0, size, max(step, 1)):
+            self._check_budget()
+            part = batch if step >= size else batch.take(range(start, min(start + step, size)))
+            started = time.perf_counter()
+            scores += reward.score(part)
+            self.scores[index] += scores[start:]
+            self.seconds[index] += time.perf_counter() - started
+            self.completions[index] += len(part.completions)
+        self._slow[index] += size > 0 and self.seconds[index] - before > SLOW_S * size
+        return scores
+
+    def _check_budget(self) -> None:
+        if self._budget_s is not None and sum(self.seconds) > self._budget_s:
+            index = max(range(len(self.rewards)), key=lambda index: self.seconds[index])
+            each = f"{self.seconds_each(index):.2g} s a completion"
+            raise TooSlowError(f"`{self.rewards[index].name}` takes {each}")
+
+    def seconds_each(self, index: int) -> float:
+        """Return the seconds that a reward takes for a completion, the first one left out."""
+        return self.seconds[index] / max(self.completions[index], 1)
+
+    def total(self, scores: Sequence[Score]) -> float:
+        """Return the weighted sum; 0 if no reward applies."""
+        weights = [reward.weight for reward in self.rewards]
+        return weighted_sum(weights, [score.value for score in scores]) or 0.0
+
+    def is_best(self, scores: Sequence[Score]) -> bool:
+        """Return whether every reward gave its highest score; False if one has none that is known."""
+        for reward, score in zip(self.rewards, scores, strict=True):
+            best = reward.params.right_answer or reward.params.highest
+            if score.value is None or best is None or reward.weight <= 0:
+                return False
+            if score.value < reward.clipped(best):
+                return False
+        return True

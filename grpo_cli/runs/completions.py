@@ -1,0 +1,111 @@
+"""`completions/rank_N.jsonl`: the groups sampled in training, found first and loaded one by one."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.runs.files import parse_json
+from grpo_cli.runs.folder import RunFolder
+
+
+@dataclass
+class Group:
+    """The completions of one prompt."""
+
+    split: str
+    """`train`, `eval` or `held-out`."""
+    step: int
+    row: int
+    """Of the data, from 0."""
+    prompt: Any
+    """Text, or messages."""
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    clipped: list[bool] = field(default_factory=list)
+    """Whether each was cut off at the longest length."""
+    rewards: dict[str, list[float | None]] = field(default_factory=dict)
+    """Reward → a score a completion, before its weight."""
+    reasons: dict[str, list[str | None]] = field(default_factory=dict)
+
+    def add(
+        self,
+        texts: list[str],
+        tokens: list[int],
+        clipped: list[bool],
+        rewards: Mapping[str, list[float | None]],
+        reasons: Mapping[str, list[str | None]],
+    ) -> None:
+        """Add completions; a reward that has no score for some of them has None there."""
+        before, count = len(self.texts), len(texts)
+        self.texts += texts
+        self.tokens += tokens
+        self.clipped += clipped
+        for kept, new in ((self.rewards, rewards), (self.reasons, reasons)):
+            for name in {**kept, **new}:
+                values: list[Any] = kept.setdefault(name, [None] * before)
+                values += new.get(name, [None] * count)
+
+
+@dataclass
+class GroupPlace:
+    """Where a group lies: the lines that hold its parts, each by file, first byte and length."""
+
+    step: int
+    lines: list[tuple[Path, int, int]] = field(default_factory=list)
+
+
+def find_groups(run: RunFolder) -> list[GroupPlace]:
+    """Return where each sampled group lies, by step; processes may each hold a part of it."""
+    places: dict[tuple[str, int, int], GroupPlace] = {}
+    for path in filter(Path.is_file, sorted(run.completions.glob("rank_*.jsonl"))):
+        start = 0
+        with path.open("rb") as lines:
+            for line in lines:
+                if part := _parse(line):
+                    key = (part.get("split", "train"), part["step"], part["row"])
+                    place = places.setdefault(key, GroupPlace(part["step"]))
+                    place.lines.append((path, start, len(line)))
+                start += len(line)
+    return sorted(places.values(), key=lambda place: place.step)
+
+
+def load_groups(places: Iterable[GroupPlace]) -> Iterator[Group]:
+    """Load groups one by one, each with all of its parts."""
+    for place in places:
+        group = None
+        for path, start, length in place.lines:
+            with path.open("rb") as file:
+                file.seek(start)
+                part = _parse(file.read(length))
+            if part:
+                split = part.get("split", "train")
+                group = group or Group(split, part["step"], part["row"], part["prompt"])
+                group.add(*_columns(part))
+        if group:
+            yield group
+
+
+def check_group(part: Any) -> dict[str, Any] | None:
+    """Return a record of `completions/` if it is complete and its lists are equally long, else None."""
+    try:
+        *lists, rewards, reasons = _columns(part)
+        lists += [*rewards.values(), *reasons.values()]
+        known = isinstance(part["step"], int) and isinstance(part["row"], int) and "prompt" in part
+        complete = known and bool(lists[0]) and len(set(map(len, lists))) == 1
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return part if complete else None
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return the part of a group that a line holds; None for a torn line."""
+    try:
+        return check_group(parse_json(line))
+    except ValueError:
+        return None
+
+
+def _columns(part: Mapping[str, Any]) -> tuple[Any, ...]:
+    names = ("completions", "tokens", "clipped", "rewards")
+    return (*(part[name] for name in names), part.get("reasons", {}))

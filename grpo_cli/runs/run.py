@@ -1,0 +1,207 @@
+"""A run, read lazily from its folder."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from grpo_cli.errors import UsageError
+from grpo_cli.runs.checkpoints import find_trained, whole_checkpoints
+from grpo_cli.runs.completions import Group, check_group, find_groups, load_groups
+from grpo_cli.runs.files import parse_json, read_object
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.metrics import Metrics, Point, RecordTail, Step, read_reward_ends
+from grpo_cli.runs.status import Life, Status, StatusFile, look_at_life
+
+if TYPE_CHECKING:
+    from grpo_cli.recipe.recipe import Recipe
+
+When = Literal["before", "after"]
+_SAMPLE_KEYS = frozenset({"row", "prompt", "text", "tokens", "clipped", "rewards"})
+_NEWEST_BYTES = 2**22
+"""Read at the end of each file of completions, which may be large: enough for the newest group."""
+
+
+class Run:
+    """A run, read from its folder: each file when it is first asked for, and then kept.
+
+    What a killed process left torn is passed over. Metrics, measurements and completions that are not there are
+    empty. Asking for a recipe or status that cannot be read raises `UsageError`.
+
+    Args:
+        folder: The run folder.
+        name: What to call it; `<name>/<timestamp>` by default.
+    """
+
+    def __init__(self, folder: RunFolder | Path | str, name: str | None = None) -> None:
+        self.folder = (
+            folder if isinstance(folder, RunFolder) else RunFolder(Path(folder).absolute())
+        )
+        self.name = name or "/".join(self.folder.path.absolute().parts[-2:])
+        self._tail = RecordTail(self.folder.metrics)
+        self._samples: dict[str, list[dict[str, Any]]] = {}
+        self._groups: dict[Path, RecordTail] = {}
+        self._newest_group: dict[str, Any] | None = None
+
+    @cached_property
+    def recipe(self) -> "Recipe":
+        """The resolved recipe.
+
+        Raises:
+            UsageError: This is not a run folder, or its `resolved.json` cannot be read.
+        """
+        return self.folder.read_recipe()
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """What the run was made of: versions, git, hardware, data, seed."""
+        return self.folder.read_manifest()
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """What was launched in the newest attempt."""
+        return self.folder.read_plan()
+
+    @cached_property
+    def status(self) -> Status:
+        """Where the run stands, as `status.json` says.
+
+        Raises:
+            UsageError: The file cannot be read.
+        """
+        return StatusFile(self.folder.status).read()
+
+    @cached_property
+    def life(self) -> Life:
+        """Its state, which is `interrupted` if no process is left of a run that should be running."""
+        return look_at_life(self.folder, self.status)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """All records of `metrics.jsonl`; `refresh` adds those that came since."""
+        metrics = Metrics()
+        for record in self._tail.read_new():
+            metrics.add(record)
+        return metrics
+
+    @property
+    def steps(self) -> list[Step]:
+        """Each logged training step, by TRL's names of the metrics."""
+        return self.metrics.steps
+
+    @property
+    def series(self) -> dict[str, list[Point]]:
+        """Metric → the steps and values at which it was logged."""
+        return self.metrics.series
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return max(self.status.step, self.metrics.step)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps planned."""
+        return self.status.total_steps or self.metrics.total_steps
+
+    def values(self, metric: str) -> list[float]:
+        """Return the logged values of a metric that are numbers, in order."""
+        return self.metrics.values(metric)
+
+    def measured(self, when: When) -> dict[str, Any]:
+        """Return the held-out measurement before or after training, as in `eval/`; empty if there is none."""
+        measured = read_object(self.folder.evaluations / f"{when}.json")
+        for part in ("accuracy", "rewards"):
+            if part in measured:
+                scores = measured[part] if isinstance(measured[part], dict) else {}
+                measured[part] = {name: each for name, each in scores.items() if _is_score(each)}
+        return measured
+
+    @cached_property
+    def before(self) -> dict[str, Any]:
+        """The held-out measurement before training."""
+        return self.measured("before")
+
+    @cached_property
+    def after(self) -> dict[str, Any]:
+        """The held-out measurement after training."""
+        return self.measured("after")
+
+    def samples(self, when: When | Literal["answers"]) -> list[dict[str, Any]]:
+        """Return the completions of a measurement with their scores; none if they are not there.
+
+        Args:
+            when: `before` or `after` training; `answers` are those of a model trained on scored data.
+        """
+        if when not in self._samples:
+            path = self.folder.evaluations / f"{when}.jsonl"
+            # Not `splitlines`, which also breaks at U+2028 and its kin inside a text.
+            lines = path.read_bytes().split(b"\n") if path.is_file() else []
+            samples = (_read_sample(line) for line in lines)
+            self._samples[when] = [sample for sample in samples if sample]
+        return self._samples[when]
+
+    def completions(self) -> Iterator[Group]:
+        """Yield the groups sampled in training and its evaluations, by step."""
+        return load_groups(find_groups(self.folder))
+
+    def newest_group(self) -> dict[str, Any] | None:
+        """Return the group that was sampled last, as recorded by its process; None before the first."""
+        for path in sorted(self.folder.completions.glob("rank_*.jsonl")):
+            tail = self._groups.setdefault(path, RecordTail(path, last_bytes=_NEWEST_BYTES))
+            for group in filter(check_group, tail.read_new()):
+                if self._newest_group is None or group["time"] >= self._newest_group["time"]:
+                    self._newest_group = group
+        return self._newest_group
+
+    @cached_property
+    def checkpoints(self) -> dict[int, Path]:
+        """The complete checkpoints, by step."""
+        return whole_checkpoints(self.folder)
+
+    @property
+    def best_checkpoint(self) -> int | None:
+        """Step of the best checkpoint; None if the run did not evaluate while it trained."""
+        try:
+            [(_, best)] = find_trained(self.folder, "best")
+        except (UsageError, OSError):
+            return None
+        return next((step for step, path in self.checkpoints.items() if path == best), None)
+
+    def refresh(self) -> list[dict[str, Any]]:
+        """Read the status again and what was appended to the metrics since; return the new records.
+
+        If the metrics were cut meanwhile, because the run resumed from a checkpoint, `metrics` is replaced, and
+        the new records are those since it resumed.
+        """
+        # The status first: a record that was written before it is then never missed.
+        self.status = StatusFile(self.folder.status).read()
+        self.__dict__.pop("life", None)
+        rewinds = self._tail.rewinds
+        records = list(self._tail.read_new())
+        if self._tail.rewinds > rewinds or "metrics" not in self.__dict__:
+            self.metrics, self._newest_group = Metrics(), None
+        for record in records:
+            self.metrics.add(record)
+        if self._tail.rewinds > rewinds:
+            resumed = [at for at, each in enumerate(records) if each.get("event") == "resume"]
+            return records[resumed[-1] :] if resumed else records
+        return records
+
+    def reward_ends(self) -> tuple[list[float], list[float]]:
+        """Return the first and the last training rewards, read from the ends of the metrics alone."""
+        return read_reward_ends(self.folder.metrics)
+
+
+def _read_sample(line: bytes) -> dict[str, Any] | None:
+    """Return a sample; None for a line that is no sample of a measurement."""
+    try:
+        sample = parse_json(line)
+    except ValueError:
+        return None
+    known = isinstance(sample, dict) and sample.keys() >= _SAMPLE_KEYS
+    return sample if known and isinstance(sample["rewards"], dict) else None
+
+
+def _is_score(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

@@ -1,1 +1,0 @@
-"""Trackers: which there are, what they need, where they write, and what they are given after a run."""

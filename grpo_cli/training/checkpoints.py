@@ -1,0 +1,261 @@
+"""Checkpoints that are complete or absent, and from which a run resumes exactly."""
+
+import errno
+import functools
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import EarlyStoppingCallback, TrainerState
+from transformers.trainer_utils import rotate_checkpoints
+
+from grpo_cli.errors import RewardError, RunError
+from grpo_cli.fast.trainer import shares_weights
+from grpo_cli.rewards.scoring import Reward, has_state, read_state
+from grpo_cli.runs.checkpoints import REFERENCE, STAGING, STATE
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.units import format_bytes
+
+_FULL_BYTES = 2**26
+"""With less than this left, or less than was written, a failed write means a full disk."""
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_Mixin: Any = object
+"""Attributes and methods of the trainer that a mixin comes before."""
+
+
+@contextmanager
+def atomic_dir(partial: Path) -> Iterator[None]:
+    """Write a folder completely, or remove what was written.
+
+    Raises:
+        RunError: The disk is full.
+    """
+    try:
+        yield
+    except BaseException as error:
+        written = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
+        left = shutil.disk_usage(partial.parent).free
+        shutil.rmtree(partial, ignore_errors=True)
+        full = _is_no_space(error) or left < min(written, _FULL_BYTES)
+        if isinstance(error, Exception) and full:
+            raise RunError(
+                f"the disk of {partial.parent} is full: {format_bytes(written)} were written and "
+                f"{format_bytes(left)} are left. What was saved before is complete. Fix: free some space "
+                "(training.save_total_limit bounds the checkpoints), then `grpo train … --resume`"
+            ) from error
+        raise
+
+
+def _is_no_space(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _NO_SPACE
+    # Safetensors reserves the file's space first, so that much may be left, and is written in Rust.
+    return any(f"(os error {number})" in str(error) for number in _NO_SPACE)
+
+
+def save_reward_states(rewards: Sequence[Reward]) -> dict[str, Any]:
+    """Return the state of each reward that has one, by name; see `read_state` for what it raises."""
+    return {reward.name: read_state(reward) for reward in rewards if has_state(reward)}
+
+
+def _load_reward_states(
+    rewards: Sequence[Reward], states: Mapping[str, Any], checkpoint: Path, *, force: bool
+) -> None:
+    for reward in filter(has_state, rewards):
+        if reward.name not in states:
+            if force:
+                continue
+            raise RewardError(
+                f"{checkpoint} holds no state of reward {reward.name!r}, which would start afresh. Fix: start a "
+                "new run, or resume anyway with --force"
+            )
+        try:
+            reward.scorer.load_state_dict(states[reward.name])  # type: ignore[attr-defined]
+        except Exception as error:
+            raise RewardError(
+                f"load_state_dict() of reward {reward.name!r} failed: {error!r:.300}. Fix: accept what "
+                "state_dict() returned"
+            ) from error
+
+
+class AtomicCheckpoints(_Mixin):
+    """Mixin before one of TRL's trainers: checkpoints are staged and then renamed."""
+
+    _saving = False
+
+    def load_weights(self, checkpoint: Path) -> None:
+        """Load a checkpoint after which no step is left."""
+        accept_numbered_cpus()
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = TrainerState.load_from_json(str(checkpoint / STATE))
+        self._load_more(checkpoint)
+
+    def _save_more(self, staged: Path) -> None:
+        """Add what the trainer leaves out."""
+
+    def _load_more(self, checkpoint: Path) -> None:
+        """Load it."""
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return os.path.join(folder, STAGING) if self._saving else folder
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        checkpoints = Path(self.args.output_dir)
+        staged = checkpoints / STAGING / f"checkpoint-{self.state.global_step}"
+        self._saving = True
+        try:
+            with atomic_dir(staged.parent):
+                super()._save_checkpoint(model, trial)
+                self._save_more(staged)
+                if self.args.should_save:
+                    self._record_best(staged)
+        finally:
+            self._saving = False
+        self.accelerator.wait_for_everyone()
+        # Only machine 0 renames in a folder that it shares: a second process would remove the renamed one.
+        shared = RunFolder(checkpoints.parent).shares_checkpoints
+        # A machine may have written nothing to its own disk.
+        if self.accelerator.is_local_main_process and not shared and staged.is_dir():
+            shutil.rmtree(checkpoints / staged.name, ignore_errors=True)
+            staged.replace(checkpoints / staged.name)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(str(checkpoints), self.args.save_total_limit, best)
+
+    def _record_best(self, staged: Path) -> None:
+        """Write the final path of the best checkpoint into the state that was just saved."""
+        best = self.state.best_global_step
+        if best is None:
+            return
+        checkpoint = Path(self.args.output_dir) / f"checkpoint-{best}"
+        if checkpoint.is_dir() or checkpoint.name == staged.name:
+            self.state.best_model_checkpoint = str(checkpoint)
+        self.state.save_to_json(str(staged / STATE))
+
+    def check_loss(self, loss: torch.Tensor, inputs: Any = None) -> None:
+        """End the training before a loss that is not finite ruins the weights.
+
+        Raises:
+            RunError: It is not finite; `inputs`, what it was computed from, are kept in the run folder.
+        """
+        # In fp16 the gradient scaler skips such steps itself.
+        if self.args.fp16 or math.isfinite(loss):
+            return
+        step, kept = self.state.global_step + 1, ""
+        if inputs is not None:
+            name = f"bad_batch_{self.accelerator.process_index}.pt"
+            path = Path(self.args.output_dir).parent / name
+            torch.save({"step": step, "inputs": inputs}, path)
+            kept = f" The batch is kept in {path}."
+        raise RunError(
+            f"the loss of step {step} is {loss.item()}.{kept} The last checkpoint is from before. "
+            "Fix: a lower training.learning_rate; look for extreme rewards in completions/"
+        )
+
+
+class ExactResume(AtomicCheckpoints):
+    """Mixin before `GRPOTrainer`: saves and restores what TRL leaves out of a checkpoint."""
+
+    rewards: Sequence[Reward] = ()
+    """Rewards whose state is saved, if they have one."""
+    forced = False
+    """Whether to resume even if the checkpoint lacks a reward's state."""
+    _epochs_done = 0
+    _sums: dict[str, Any] | None = None
+    """Sums of the record in progress, from the checkpoint."""
+
+    def resume_from(self, checkpoint: Path, steps_per_epoch: int) -> None:
+        """Train from a checkpoint to the end, as if the run had never been interrupted.
+
+        TRL keeps a batch of generations for `steps_per_generation` × `num_iterations` micro-steps, and shuffles
+        every epoch with a generator that starts afresh in each process; both are restored here.
+        """
+        accept_numbered_cpus()
+        state = TrainerState.load_from_json(str(checkpoint / STATE))
+        self._epochs_done = state.global_step // steps_per_epoch
+        if saved := _load(self._own_file(checkpoint, "generations"), self.accelerator.device):
+            self._step, self._buffered_inputs = saved["step"], saved["inputs"]
+        if self._saves_reference and (weights := _load(checkpoint / REFERENCE)):
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(weights)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback):
+                kept = state.stateful_callbacks.get(EarlyStoppingCallback.__name__, {})
+                vars(callback).update(kept.get("attributes", {}))
+        self._load_more(checkpoint)
+        # That was before the first step.
+        self.args.eval_on_start = False
+        self.train(resume_from_checkpoint=str(checkpoint))
+
+    def restore_sums(self) -> None:
+        """Restore the sums of the record in progress; the trainer has reset them by the first step."""
+        sums, self._sums = self._sums, None
+        if sums is None:
+            return
+        self._metrics["train"].update(sums["metrics"])
+        self._tr_loss += sums["loss"]
+        self._total_loss_scalar = sums["total_loss"]
+        self._globalstep_last_logged = sums["last_logged"]
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        sampler = super()._get_train_sampler(dataset)
+        if sampler.shuffle:
+            for _ in range(self._epochs_done):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
+
+    def _save_more(self, staged: Path) -> None:
+        staged.mkdir(parents=True, exist_ok=True)
+        # Later micro-steps still learn from these generations.
+        step = self._step % (self.args.steps_per_generation * self.num_iterations)
+        if step:
+            saved = {"step": step, "inputs": self._buffered_inputs}
+            torch.save(saved, self._own_file(staged, "generations"))
+        sums = {
+            "metrics": dict(self._metrics["train"]),
+            "loss": self._tr_loss.item(),
+            "total_loss": self._total_loss_scalar,
+            "last_logged": self._globalstep_last_logged,
+        }
+        own = {"sums": sums, "rewards": save_reward_states(self.rewards)}
+        torch.save(own, self._own_file(staged, "process"))
+        if self._saves_reference and self.args.should_save and not self.args.save_only_model:
+            reference = self.accelerator.unwrap_model(self.ref_model)
+            torch.save(reference.state_dict(), staged / REFERENCE)
+
+    def _load_more(self, checkpoint: Path) -> None:
+        # Checkpoints of earlier versions have no such file.
+        own = _load(self._own_file(checkpoint, "process")) or {}
+        self._sums = own.get("sums")
+        _load_reward_states(self.rewards, own.get("rewards", {}), checkpoint, force=self.forced)
+
+    @property
+    def _saves_reference(self) -> bool:
+        return self.args.sync_ref_model and not shares_weights(self)
+
+    def _own_file(self, checkpoint: Path, name: str) -> Path:
+        return checkpoint / f"{name}_{self.accelerator.process_index}.pt"
+
+
+def _load(path: Path, device: Any = "cpu") -> Any:
+    """Return a file's content; None if there is no such file."""
+    return torch.load(path, map_location=device, weights_only=True) if path.is_file() else None
+
+
+@functools.cache
+def accept_numbered_cpus() -> None:
+    """Let torch load to `cpu:0`, the name that Trainer gives the device if several processes share a CPU.
+
+    Source: `torch.serialization.register_package`; torch 2.13 itself knows only `cpu`.
+    """
+    torch.serialization.register_package(
+        11,
+        lambda storage: None,
+        lambda storage, location: storage if location.startswith("cpu:") else None,
+    )

@@ -1,0 +1,129 @@
+"""Measures the model on the held-out rows before and after training, over all processes."""
+
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+from typing import Any, Literal
+
+from accelerate.utils import gather_object
+from datasets import Dataset
+
+from grpo_cli.analysis.metrics import PerPrompt, per_prompt
+from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, score_samples
+from grpo_cli.data.rows import canonical_json
+from grpo_cli.fast.completions import Completion, sample_completions
+from grpo_cli.rewards.building import right_scores
+from grpo_cli.rewards.scoring import Reward
+from grpo_cli.runs.files import SCHEMA_VERSION, write_json
+from grpo_cli.runs.metrics import append_record
+from grpo_cli.training.session import Session
+from grpo_cli.training.vllm_generation import RunGeneration
+
+_VLLM_BATCH = 256
+"""Completions of one call of vLLM: enough to keep a GPU busy, few enough to show progress."""
+When = Literal["before", "after"]
+
+
+@dataclass(frozen=True)
+class Measurer:
+    """Measures before and after training in the same way."""
+
+    session: Session
+    rewards: Sequence[Reward]
+    rows: Dataset
+    vllm: RunGeneration | None = field(default=None, kw_only=True)
+    """Samples, if the training samples with vLLM; otherwise transformers does."""
+
+    def measure(self, when: When, model: Any, tokenizer: Any) -> None:
+        """Sample, score, and write `eval/<when>.json`, its samples, and a record of `metrics.jsonl`.
+
+        Progress goes to the status; a request to stop is obeyed between batches.
+        """
+        started = time.monotonic()
+        processes, folder = self.session.processes, self.session.folder
+        self.session.report(f"measuring {when} training")
+        places = range(processes.process_index, len(self.rows), processes.num_processes)
+        shard = self.rows.select(places)
+        seed = self.session.recipe.seed + processes.process_index
+        # vLLM samples for all processes together.
+        if len(shard) or self.vllm:
+            sampled = self._sample(when, shard, model, tokenizer, seed)
+        scored = score_samples(self.rewards, shard.to_dict(), sampled, seed) if len(shard) else []
+        everyone = sorted(gather_object(scored), key=lambda each: each.row)
+        more = self._measure_more(when, model)
+        result = self._summarize(everyone, time.monotonic() - started) | more
+        if processes.is_main_process:
+            self.session.write_samples(when, everyone)
+            write_json(folder.evaluations / f"{when}.json", result)
+            append_record(folder.metrics, {"event": "measure", "when": when, **result})
+
+    def _sample(
+        self, when: When, rows: Dataset, model: Any, tokenizer: Any, seed: int
+    ) -> list[list[Completion]]:
+        evaluation, prompts = self.session.recipe.evaluation, list(rows["prompt"])
+        settings = self.session.sampling_settings()
+        if self.vllm is not None:
+            self.vllm.sync_weights()
+            count = evaluation.samples_per_prompt if evaluation.temperature > 0 else 1
+            settings["batch_size"] = max(_VLLM_BATCH // count, 1) * count
+            settings["generate"] = partial(
+                self.vllm.sample_apart, count=count, temperature=evaluation.temperature
+            )
+            # Each process samples equally many.
+            share = math.ceil(len(self.rows) / self.session.processes.num_processes)
+            prompts += [self.rows[0]["prompt"]] * (share - len(prompts))
+        sampled = sample_completions(
+            model,
+            tokenizer,
+            prompts,
+            **settings,
+            samples_per_prompt=evaluation.samples_per_prompt,
+            seed=seed,
+            fast=self.session.recipe.training.fast,
+            on_progress=lambda done, total: self._report(when, f"{done}/{total} prompts"),
+        )
+        return sampled[: len(rows)]
+
+    def _measure_more(self, when: When, model: Any) -> dict[str, Any]:
+        """More entries of the result."""
+        return {}
+
+    def _report(self, when: When, detail: str) -> None:
+        self.session.heartbeat.beat()
+        self.session.report(f"measuring {when} training", detail=detail)
+
+    def _summarize(self, scored: list[ScoredCompletion], seconds: float) -> dict[str, Any]:
+        groups = group_by_row(scored)
+        right = right_scores(self.session.recipe.rewards, (each.rewards for each in scored))
+        values = per_prompt(groups, right)
+        prompts = canonical_json(list(self.rows["prompt"])).encode("utf-8", "surrogatepass")
+        rewards = [reward.name for reward in self.rewards]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "held_out": hashlib.sha256(prompts).hexdigest()[:16],
+            "prompts": len(groups),
+            "completions": len(scored),
+            "reward": _mean(values["reward"]),
+            "rewards": {name: _mean(values[f"rewards/{name}"]) for name in rewards},
+            "accuracy": {name: _mean(values[f"accuracy/{name}"]) for name in right},
+            "completion_length": _mean(values["completion_length"]),
+            "clipped": _mean(values["clipped"]),
+            "temperature": self.session.recipe.evaluation.temperature,
+            "backend": "transformers" if self.vllm is None else "vllm",
+            "seconds": round(seconds, 2),
+        }
+
+
+def select_rows(rows: Dataset | None, limit: int | None) -> Dataset | None:
+    """Return the rows to measure on; None if there are none, or `limit` is 0."""
+    if rows is None or limit == 0 or len(rows) == 0:
+        return None
+    return rows.select(range(min(limit, len(rows)))) if limit else rows
+
+
+def _mean(values: PerPrompt) -> float | None:
+    return fmean(values.values()) if values else None

@@ -1,0 +1,240 @@
+"""The trainer for scored data, its `rollout_func`, and the ranking of held-out responses."""
+
+import logging
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from accelerate.utils import gather_object
+from datasets import Dataset
+
+from grpo_cli.analysis.metrics import GAP, RANKING, RankedGroup, rank_by_prompt, write_ranked
+from grpo_cli.analysis.samples import score_samples
+from grpo_cli.data.build import BuiltData
+from grpo_cli.data.prompts import Prompt
+from grpo_cli.data.rows import canonical_json
+from grpo_cli.errors import RunError
+from grpo_cli.fast.completions import encode_prompt, sample_completions
+from grpo_cli.fast.log_probs import mean_log_probabilities
+from grpo_cli.training.measurement import Measurer, When, select_rows
+from grpo_cli.training.session import Session
+from grpo_cli.training.trainer import RunTrainer
+
+_SCORE = "score"
+"""The name of the data's rewards in TRL's metrics: `rewards/score/mean`."""
+_SHOWN = 4
+"""Prompts that the trained model answers."""
+
+
+class TokenizedGroup(NamedTuple):
+    """The responses of one prompt."""
+
+    row: int
+    """The prompt's first row in the data, from 0."""
+    prompt: Prompt
+    prompt_ids: list[int]
+    responses: list[list[int]]
+    """Token ids, with the end-of-sequence token unless cut at the maximum length."""
+    rewards: list[float]
+
+
+class ScoredRollouts:
+    """What `GRPOTrainer` calls as `rollout_func` (trl 1.16)."""
+
+    def __init__(self, groups: Sequence[TokenizedGroup], *, eos_token_id: int, seed: int) -> None:
+        self._seed = seed
+        self._empty = [eos_token_id], [0], None
+        self._groups = {canonical_json(group.prompt): group for group in groups}
+        # A place that is empty on purpose is no reason for a warning.
+        logging.getLogger("trl.trainer.grpo_trainer").addFilter(
+            lambda record: "All reward functions returned None" not in record.getMessage()
+        )
+
+    def __call__(self, prompts: Sequence[Prompt], trainer: Any) -> dict[str, Any]:
+        """Return responses for this process's share of a batch; a group may continue in the next process.
+
+        `env_mask` leaves empty places out of the loss, and a reward of None out of a group's baseline.
+        """
+        size, step = trainer.num_generations, trainer.state.global_step
+        groups = [self._groups[canonical_json(prompt)] for prompt in prompts]
+        first = trainer.accelerator.process_index * len(prompts)
+        filled = [
+            self._fill(group, place % size, size, step) for place, group in enumerate(groups, first)
+        ]
+        responses, masks, rewards = map(list, zip(*filled, strict=True))
+        return {
+            "prompt_ids": [group.prompt_ids for group in groups],
+            "completion_ids": responses,
+            "env_mask": masks,
+            _SCORE: rewards,
+            "logprobs": None,
+        }
+
+    def _fill(self, group: TokenizedGroup, slot: int, size: int, step: int) -> tuple[Any, Any, Any]:
+        """Response, mask and reward in a slot of a group; every process, and a resumed run, chooses the same."""
+        chosen: Sequence[int] = range(len(group.responses))
+        if len(chosen) > size:
+            chooser = random.Random(f"{self._seed}:{group.row}:{step}")
+            chosen = sorted(chooser.sample(chosen, size))
+        if slot >= len(chosen):
+            return self._empty
+        response = group.responses[chosen[slot]]
+        return response, [1] * len(response), group.rewards[chosen[slot]]
+
+
+def score(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    """Return the rewards that `ScoredRollouts` passed along; a reward function of TRL's."""
+    return list(columns[_SCORE])
+
+
+def _summarize(groups: list[RankedGroup]) -> dict[str, float | None]:
+    """Means over prompts; None if no prompt has two different rewards."""
+    return {
+        name: fmean(values.values()) if values else None
+        for name, values in rank_by_prompt(groups).items()
+    }
+
+
+class ScoredTrainer(RunTrainer):
+    """`GRPOTrainer` on scored data; its evaluation ranks held-out responses."""
+
+    held_out: Sequence[TokenizedGroup] = ()
+
+    def rank(self, on_progress: Callable[[str], None] = lambda text: None) -> list[RankedGroup]:
+        """Return the likelihoods of the held-out responses by row; each process computes a share."""
+        accelerator = self.accelerator
+        mine = self.held_out[accelerator.process_index :: accelerator.num_processes]
+        likelihoods = iter(
+            mean_log_probabilities(
+                self.model,
+                [(group.prompt_ids, response) for group in mine for response in group.responses],
+                pad_token_id=self.processing_class.pad_token_id,
+                batch_size=self.args.per_device_eval_batch_size,
+                on_progress=lambda done, total: on_progress(f"{done}/{total} responses"),
+            )
+        )
+        ranked = [
+            RankedGroup(group.row, group.rewards, [next(likelihoods) for _ in group.responses])
+            for group in mine
+        ]
+        return sorted(gather_object(ranked), key=lambda group: group.row)
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, Any]:
+        """Rank the held-out responses, log the means, and call the callbacks, as `Trainer.evaluate` does."""
+        means = _summarize(self.rank()) if self.held_out else {}
+        if self.held_out and means[RANKING] is None:
+            raise RunError(
+                "no held-out prompt has two responses of different reward, so there is nothing to rank. "
+                "Fix: hold out other rows, or set training.eval_strategy: no"
+            )
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in means.items()}
+        training = self.model.training
+        # By this TRL tells whether a record is of training.
+        self.model.eval()
+        self.log({name: value for name, value in metrics.items() if value is not None})
+        self.model.train(training)
+        self.control: Any = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        return metrics
+
+
+@dataclass(frozen=True)
+class ScoredMeasurer(Measurer):
+    """Measures likelihoods as well as sampled answers, which nothing scores."""
+
+    trainer: ScoredTrainer
+
+    def _measure_more(self, when: When, model: Any) -> dict[str, Any]:
+        ranked = self.trainer.rank(lambda text: self._report(when, text))
+        if self.session.processes.is_main_process:
+            self.session.folder.evaluations.mkdir(exist_ok=True)
+            write_ranked(self.session.folder.evaluations / f"{when}_ranked.jsonl", ranked)
+        means = _summarize(ranked)
+        return {"reward": None, "accuracy": {RANKING: means[RANKING]}, GAP: means[GAP]}
+
+
+def build_scored_trainer(
+    session: Session, data: BuiltData, model: Any, tokenizer: Any, options: dict[str, Any]
+) -> ScoredTrainer:
+    """Return the trainer of a recipe with scored data; `options` are arguments of `GRPOTrainer`.
+
+    Raises:
+        RunError: A prompt with its response does not fit into the model's context.
+    """
+    recipe = session.recipe
+    session.report("tokenizing the responses")
+    held_out = select_rows(data.eval, recipe.evaluation.limit)
+    groups = _tokenize(session, data.train, tokenizer)
+    held_out_groups = _tokenize(session, held_out, tokenizer) if held_out is not None else []
+    _check_context([*groups, *held_out_groups], model)
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    evaluated = data.eval if recipe.training.eval_strategy != "no" else None
+    columns = ["prompt", "row_id"]
+    trainer = ScoredTrainer(
+        reward_funcs=[score],
+        rollout_func=ScoredRollouts(groups, eos_token_id=tokenizer.eos_token_id, seed=recipe.seed),
+        train_dataset=data.train.select_columns(columns),
+        eval_dataset=evaluated.select_columns(columns) if evaluated is not None else None,
+        **options,
+    )
+    trainer.held_out = held_out_groups
+    return trainer
+
+
+def _tokenize(session: Session, rows: Dataset, tokenizer: Any) -> list[TokenizedGroup]:
+    generation = session.recipe.generation
+    template = generation.extras.get("chat_template_kwargs")
+    longest = generation.max_completion_length
+    return [
+        TokenizedGroup(
+            row["row_id"],
+            row["prompt"],
+            encode_prompt(tokenizer, row["prompt"], template),
+            [_encode_response(tokenizer, text, longest) for text in row["responses"]],
+            row["rewards"],
+        )
+        for row in rows
+    ]
+
+
+def _encode_response(tokenizer: Any, text: str, max_length: int) -> list[int]:
+    """Return the tokens of an answer as the model would have sampled it: one that is too long has no end."""
+    ids = tokenizer(text=text, add_special_tokens=False)["input_ids"]
+    return [*ids, tokenizer.eos_token_id][:max_length]
+
+
+def _check_context(groups: Sequence[TokenizedGroup], model: Any) -> None:
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max(len(group.prompt_ids) + max(map(len, group.responses)) for group in groups)
+    if context is not None and longest > context:
+        raise RunError(
+            f"a prompt and its response have {longest} tokens together, and the model reads {context}. Fix: "
+            "lower `generation.max_completion_length`, which cuts responses, or `dataset.max_prompt_length`, "
+            "which leaves rows out"
+        )
+
+
+def write_answers(session: Session, model: Any, tokenizer: Any, rows: Dataset) -> None:
+    """Let the trained model answer a few prompts, into `eval/answers.jsonl` (main process)."""
+    if not session.processes.is_main_process:
+        return
+    session.report("answering a few prompts")
+    shown = rows.select(range(min(_SHOWN, len(rows))))
+    sampled = sample_completions(
+        model,
+        tokenizer,
+        list(shown["prompt"]),
+        **session.sampling_settings(),
+        seed=session.recipe.seed,
+    )
+    scored = score_samples((), shown.select_columns(["prompt", "row_id"]).to_dict(), sampled)
+    session.write_samples("answers", scored)

@@ -1,0 +1,195 @@
+"""What the parts of a training share, how it is asked to stop, and checks of the processes. Imports no torch."""
+
+import faulthandler
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from grpo_cli.errors import ExitCode, SetupError
+from grpo_cli.processes import stop_with_parent
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.files import write_json, write_text
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.status import Heartbeat, StatusFile
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
+    from grpo_cli.analysis.samples import ScoredCompletion
+
+_PROBE_POLL_S = 0.05
+_ORPHAN_S = 600
+"""Seconds that a worker may take for its step and a checkpoint after its supervisor has died."""
+
+
+class Stopped(Exception):  # noqa: N818 - a request that was met, not an error
+    """The run was asked to stop."""
+
+
+class StoppedByRule(Stopped):
+    """A rule of `training.stop_when` ended the training loop."""
+
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rule = rule
+
+
+class StopRequest:
+    """A request to stop: a signal, the parent's death, or a `stop` file in the run folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._file = folder.stop_request
+        self._probing = folder.probing
+        self._signalled = self._orphaned = False
+        self._parent = os.getppid()
+
+    def listen(self) -> None:
+        """Take SIGINT, SIGTERM and the parent's death as a request instead of an end.
+
+        Once the parent is gone nobody else can end a step that hangs: the next signal does, or `_ORPHAN_S`.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._receive)
+        stop_with_parent()
+
+    def wait_for_probe(self) -> None:
+        """Wait until `grpo train` has probed the recipe; raise `Stopped` if a stop is requested."""
+        while self._probing.exists():
+            if self.seen_here():
+                raise Stopped("stopped while the recipe was probed")
+            time.sleep(_PROBE_POLL_S)
+
+    def seen_here(self) -> bool:
+        """Return whether this process knows of a request."""
+        return self._signalled or self._file.exists()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if os.getppid() != self._parent:
+            if self._orphaned:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            self._orphaned = True
+            signal.alarm(_ORPHAN_S)
+        self._signalled = True
+
+
+@dataclass(frozen=True)
+class Session:
+    """One process of one training."""
+
+    folder: RunFolder
+    recipe: Recipe
+    stop: StopRequest
+    processes: "PartialState"
+    cpu: bool
+    heartbeat: Heartbeat
+
+    def report(self, phase: str, **changes: Any) -> None:
+        """Write the phase to the status (main process); raise `Stopped` if a stop is requested."""
+        if self.processes.is_main_process:
+            StatusFile(self.folder.status).update(phase=phase, **changes)
+        if self.stop.seen_here():
+            raise Stopped(f"stopped while {phase}; no step was cut short")
+
+    def finish(self, step: int, reason: str | None) -> None:
+        """Mark the run as completed (main process); `reason` says why it ended early."""
+        if self.processes.is_main_process:
+            status = StatusFile(self.folder.status)
+            status.update(state="completed", phase="done", step=step, reason=reason)
+
+    def end_hung(self, reason: str) -> None:
+        """End this process at once, from any thread: the call that hangs cannot be interrupted."""
+        try:
+            write_failure(self.folder, self.processes.process_index, reason)
+            faulthandler.dump_traceback(all_threads=True)
+        finally:
+            os._exit(ExitCode.FAILED)
+
+    def annotate_manifest(self, **entries: Any) -> None:
+        """Add what only the worker knows to `manifest.json` (main process)."""
+        if self.processes.is_main_process:
+            write_json(self.folder.manifest, {**self.folder.read_manifest(), **entries})
+
+    def sampling_settings(self) -> dict[str, Any]:
+        """Return how completions are sampled outside of training, as `sample_completions` takes it."""
+        evaluation, generation = self.recipe.evaluation, self.recipe.generation
+        return {
+            "max_new_tokens": generation.max_completion_length,
+            "temperature": evaluation.temperature,
+            "batch_size": evaluation.batch_size,
+            "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
+        }
+
+    def write_samples(self, name: str, scored: "Sequence[ScoredCompletion]") -> None:
+        """Write scored completions to `eval/<name>.jsonl`."""
+        self.folder.evaluations.mkdir(exist_ok=True)
+        lines = [json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in scored]
+        write_text(self.folder.evaluations / f"{name}.jsonl", "".join(lines))
+
+
+def write_failure(folder: RunFolder, rank: int, reason: str, stack: str | None = None) -> None:
+    """Write down why a worker fails; the status of the run shows the main process's reason."""
+    failure = {"time": time.time(), "rank": rank, "reason": reason, "traceback": stack}
+    write_json(folder.failure(rank), failure)
+    if rank == 0:
+        StatusFile(folder.status).update(state="failed", reason=reason, traceback=stack)
+
+
+def check_device(planned: str, actual: str) -> None:
+    """Raise `SetupError` if torch does not work on the planned device, `cpu` or `cuda`."""
+    import torch
+
+    if planned == actual:
+        return
+    if actual == "cpu":
+        has_kernels = torch.version.cuda or torch.version.hip
+        build = "sees none" if has_kernels else "is a build for CPUs"
+        raise SetupError(
+            f"the run was planned for GPUs, but torch {torch.__version__} {build}. Fix: install a build of torch "
+            "for this machine's GPUs (`grpo doctor` checks both), or set `launch.use_cpu: true`"
+        )
+    raise SetupError(
+        f"no GPU was found when the run was planned, but torch sees {torch.cuda.device_count()}. Fix: see what "
+        "`grpo doctor` says about the driver; to train on the CPU, set `launch.use_cpu: true`"
+    )
+
+
+def check_processes(session: Session) -> None:
+    """Raise `SetupError` if accelerate silently started other processes, or machines disagree on the run."""
+    from accelerate.utils import gather_object
+
+    planned, actual = session.recipe.launch.num_processes, session.processes.num_processes
+    if planned not in ("auto", actual):
+        raise SetupError(
+            f"{planned} processes were planned but {actual} work together. "
+            "Fix: start the run with `grpo train`, and check `launch` in the recipe"
+        )
+    if session.recipe.launch.num_machines == 1:
+        return
+    # By now machine 0 has written the recipe that the others look for.
+    seen = session.folder.main.resolved.is_file()
+    step = int(session.folder.read_resumption().get("step", 0))
+    reports = gather_object([(seen, step)])
+    fix = "Fix: with --run-id, put --runs on a disk that all machines see; without, leave out --resume"
+    if not all(seen for seen, _ in reports):
+        raise SetupError(f"a machine does not see the run folder of machine 0. {fix}")
+    if len({step for _, step in reports}) > 1:
+        steps = ", ".join(str(step) for _, step in reports)
+        raise SetupError(f"the processes would resume from different steps ({steps}). {fix}")
+
+
+def check_strategy(session: Session, trainer: Any) -> None:
+    """Raise `SetupError` if accelerate silently shards the model in another way than planned."""
+    planned = str(session.folder.read_plan().get("strategy"))
+    expected = {"fsdp": "FSDP", "zero": "DEEPSPEED"}.get(planned.rstrip("123"))
+    actual = trainer.accelerator.distributed_type.value
+    if expected is not None and actual != expected:
+        raise SetupError(
+            f"{planned} was planned, but accelerate set up {actual}. "
+            "Fix: fsdp2 needs GPUs; `launch.strategy: ddp` works everywhere"
+        )

@@ -1,0 +1,161 @@
+"""`GRPOTrainer` with exact resume, dynamic sampling, early scoring, and the time of each phase."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from grpo_cli.fast.trainer import FastTrainer
+from grpo_cli.training.callbacks import PhaseClock
+from grpo_cli.training.checkpoints import ExactResume
+from grpo_cli.training.dynamic_sampling import DynamicSampling, GroupSignal, Scored
+from grpo_cli.training.reward_functions import EarlyScoring
+from grpo_cli.upstream.trl import FRAC_ZERO_STD, NUM_TOKENS
+
+
+class RunTrainer(ExactResume, FastTrainer):
+    """The trainer of a run."""
+
+    dynamic_sampling: DynamicSampling | None = None
+    """Replaces groups without signal; None if they stay."""
+
+    def __init__(self, *args: Any, early: EarlyScoring | None = None, **options: Any) -> None:
+        self._clock = PhaseClock()
+        self._early = early or EarlyScoring([])
+        self._given: Scored | None = None
+        """Completions to make a batch of instead of sampling."""
+        super().__init__(*args, **options)
+        self.add_callback(self._clock)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """Run one micro-step; see `check_loss` for what it raises."""
+        self.restore_sums()
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        # The whole step: it may be learned from in other micro-batches than TRL's.
+        self.check_loss(loss, self._learned_from or self._buffered_inputs)
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the time of each phase to the records of training steps."""
+        if "loss" in logs:
+            logs.update(self._clock.take())
+        super().log(logs, start_time)
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        if self.dynamic_sampling is None or not self.model.training:
+            return self.make_batch(inputs)
+        return self.dynamic_sampling.sample(inputs)
+
+    def make_batch(self, inputs: list[Any], given: Scored | None = None) -> dict[str, Any]:
+        """Return TRL's batch of rows; completions that are `given` are not sampled and scored again."""
+        self._given = given
+        with self._early.expecting(inputs if self.model.training else None, self.state):
+            batch = super()._generate_and_score_completions(inputs)
+        self._given = None
+        self._clear_silent_groups(batch["advantages"])
+        return batch
+
+    def scored(self, inputs: list[Any]) -> Scored:
+        """Return what was last sampled and scored, from these rows."""
+        return Scored(inputs, self._generated, self._rewards.clone())
+
+    def sample_and_score(self, inputs: list[Any]) -> Scored:
+        """Sample and score rows, without making a batch of them."""
+        self._sampled_entropies = []
+        prompts = [row["prompt"] for row in inputs]
+        with self._early.expecting(inputs, self.state):
+            _, completion_ids, _, completions, *_ = self._generate(prompts)
+            self._calculate_rewards(inputs, prompts, completions, completion_ids)
+        # TRL takes the mean of what rewards have logged when it makes a batch: add up instead.
+        for values in self._pending_metrics.values():
+            values[:] = [sum(values)]
+        self._pending_extra_logs.clear()
+        return self.scored(inputs)
+
+    @contextmanager
+    def first_metrics_kept(self) -> Iterator[None]:
+        """Keep metrics as they are, except for the number of tokens and the seconds of rewards."""
+        metrics = self._metrics["train"]
+        before = {name: list(values) for name, values in metrics.items()}
+        yield
+        before[NUM_TOKENS] = metrics[NUM_TOKENS]
+        for name in [f"rewards/{reward}/seconds" for reward in self.reward_func_names]:
+            if name in before:
+                before[name][-1] += metrics[name][-1]
+        metrics.clear()
+        metrics.update(before)
+
+    def _clear_silent_groups(self, advantages: torch.Tensor) -> None:
+        """Set the advantages of groups without signal to exactly 0, and count these groups.
+
+        Args:
+            advantages: Of this process's completions, [completions] float32.
+        """
+        mode, size = "eval", self.num_generations_eval
+        if self.model.training:
+            mode, size = "train", self.num_generations
+        silent = GroupSignal.of(self, size).find_silent(self._rewards)
+        self._metrics[mode][FRAC_ZERO_STD][-1] = len(silent) * size / len(self._rewards)
+        first = self.accelerator.process_index * len(advantages)
+        places = [group * size + member - first for group in silent for member in range(size)]
+        # One write: on a GPU each costs a kernel.
+        advantages[[place for place in places if 0 <= place < len(advantages)]] = 0.0
+
+    def _generate(self, prompts: Any) -> Any:
+        if self._given is not None:
+            columns, self._sampled_entropies = _as_columns(self._given.generated)
+            return columns
+        synced_s = self._synced_s()
+        with self._clock.inside("sampling"):
+            columns = super()._generate(prompts)
+        if synced_s is not None:
+            self._clock.add("sync", self._synced_s() - synced_s, out_of="sampling")
+        self._generated = _as_rows(columns, self._sampled_entropies, len(prompts))
+        return columns
+
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, fields: Any, num_generations: int, *rest: Any
+    ) -> Any:
+        sample_rows = super()._generate_single_turn
+        if images or fields or rest:
+            return sample_rows(prompt_ids, images, fields, num_generations, *rest)
+
+        def draw(rows: slice) -> Any:
+            return sample_rows(prompt_ids[rows], None, {}, num_generations)
+
+        return self._early.sample(draw, self._tokenizer, prompt_ids, num_generations)
+
+    def _synced_s(self) -> Any:
+        """Seconds spent so far on sending weights to vLLM; None with another backend."""
+        return getattr(getattr(self, "vllm_generation", None), "synced_s", None)
+
+    def _calculate_rewards(self, *args: Any, **options: Any) -> Any:
+        if self._given is not None:
+            self._rewards = self._given.rewards
+            return self._rewards
+        with self._clock.inside("scoring"):
+            self._rewards = super()._calculate_rewards(*args, **options)
+        return self._rewards
+
+
+def _as_rows(columns: Any, entropies: Any, count: int) -> list[tuple[Any, ...]]:
+    """What TRL's `_generate` returns, by completion, with the entropies of its tokens; None if there is none."""
+    whole = [
+        list(column)
+        if isinstance(column, list | tuple) and len(column) == count
+        else [None] * count
+        for column in (*columns, entropies)
+    ]
+    return list(zip(*whole, strict=True))
+
+
+def _as_columns(rows: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], list[Any]]:
+    """Return the inverse of `_as_rows`."""
+    columns = [
+        None if all(value is None for value in column) else list(column)
+        for column in zip(*rows, strict=True)
+    ]
+    prompt_ids, completion_ids, tool_mask, completions, logprobs, _, images, _, entropies = columns
+    texts = prompt_ids, completion_ids, tool_mask, completions, logprobs
+    return (*texts, {}, images, []), entropies or []

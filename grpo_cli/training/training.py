@@ -1,0 +1,369 @@
+"""One training from start to end: data, model, rewards, trainer, measurements, final weights.
+
+Reads top to bottom in the order in which things happen. The algorithm is TRL's.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import torch
+import transformers
+from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, PrinterCallback
+from transformers.integrations import is_deepspeed_zero3_enabled
+from trl.trainer import grpo_trainer
+
+from grpo_cli.batch import BatchPlan, plan_batch
+from grpo_cli.checks.arithmetic import batch_inputs
+from grpo_cli.checks.contents import reward_context
+from grpo_cli.checks.settings import wanted_parts
+from grpo_cli.data.build import BuiltData, build_datasets
+from grpo_cli.errors import RunError
+from grpo_cli.fast.completions import all_eos_token_ids, count_prompt_tokens
+from grpo_cli.fast.trainer import shares_weights
+from grpo_cli.machine import pick_device
+from grpo_cli.models.loading import (
+    build_peft_config,
+    load_generation_config,
+    load_model,
+    load_tokenizer,
+)
+from grpo_cli.models.source import fingerprint_model
+from grpo_cli.recipe.training import leave_off
+from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.scoring import Reward
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.status import Heartbeat
+from grpo_cli.training.callbacks import RunCallback, track
+from grpo_cli.training.checkpoints import atomic_dir, save_reward_states
+from grpo_cli.training.dynamic_sampling import DynamicSampling
+from grpo_cli.training.measurement import Measurer, select_rows
+from grpo_cli.training.reward_functions import CompletionLog, EarlyScoring, build_reward_functions
+from grpo_cli.training.scored.trainer import (
+    ScoredMeasurer,
+    ScoredTrainer,
+    build_scored_trainer,
+    write_answers,
+)
+from grpo_cli.training.session import (
+    Session,
+    Stopped,
+    StopRequest,
+    check_device,
+    check_processes,
+    check_strategy,
+)
+from grpo_cli.training.trainer import RunTrainer
+from grpo_cli.training.trl_args import build_trl_args
+from grpo_cli.training.vllm_generation import RunGeneration, patched_vllm
+
+if TYPE_CHECKING:
+    from grpo_cli.training.asynchronous.trainer import AsyncRunTrainer
+
+    AnyTrainer = RunTrainer | AsyncRunTrainer
+
+
+def train(folder: RunFolder, stop: StopRequest) -> None:
+    """Train the run in a folder; `runs/folder.py` lists the files it leaves.
+
+    Raises:
+        Stopped: A stop was requested; what was trained is in the last checkpoint.
+        GrpoError: Something that a user can fix.
+    """
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    recipe = folder.read_recipe()
+    device = pick_device(recipe.launch)
+    check_device(folder.read_plan().get("device", device), device)
+    # Building the arguments starts the process group, which everything after may use.
+    args = build_trl_args(recipe, folder, cpu=device == "cpu")
+    processes = PartialState()
+    heartbeat = Heartbeat(folder, processes.process_index)
+    session = Session(folder, recipe, stop, processes, device == "cpu", heartbeat)
+    check_processes(session)
+    session.report("loading the tokenizer")
+    with session.processes.local_main_process_first():
+        tokenizer = load_tokenizer(recipe.model)
+    session.report("preparing the data")
+    data = _build_data(session, tokenizer)
+    trainer, rewards = _build_trainer(session, args, tokenizer, data)
+    callback = _add_callbacks(session, trainer)
+    check_strategy(session, trainer)
+    measurer = _build_measurer(session, trainer, rewards, data)
+    resumed = bool(folder.read_resumption())
+    if measurer and not resumed:
+        measurer.measure("before", trainer.model, tokenizer)
+    planned = trainer.args.max_steps if trainer.args.max_steps > 0 else None
+    session.report("training", total_steps=planned)
+    if resumed:
+        _resume(session, trainer, data)
+    else:
+        trainer.train()
+    callback.raise_if_stopped(trainer.state)
+    reason = _why_early(session, trainer)
+    if measurer:
+        measurer.measure("after", trainer.model, tokenizer)
+    if not recipe.is_sampled and not shares_weights(trainer):
+        write_answers(session, trainer.model, tokenizer, data.eval or data.train)
+    session.report("saving the model")
+    _save_model(session, trainer)
+    session.finish(step=trainer.state.global_step, reason=reason)
+
+
+def _build_data(session: Session, tokenizer: PreTrainedTokenizerBase) -> BuiltData:
+    """Return the datasets; refuse those on which TRL would silently train nothing."""
+    template = session.recipe.generation.extras.get("chat_template_kwargs")
+    with session.processes.local_main_process_first():
+        data = build_datasets(
+            session.recipe,
+            has_chat_template=bool(tokenizer.chat_template),
+            count_tokens=partial(count_prompt_tokens, tokenizer, chat_template_kwargs=template),
+        )
+    report = data.report.as_json()
+    _check_same_data(session, str(report["fingerprint"]))
+    session.annotate_manifest(data=report, accelerator=_describe_device(session))
+    plan = _plan_batch(session, data)
+    if plan.problems:
+        raise RunError("\n".join(str(problem) for problem in plan.problems))
+    return data
+
+
+def _plan_batch(session: Session, data: BuiltData) -> BatchPlan:
+    processes = session.processes.num_processes
+    return plan_batch(batch_inputs(session.recipe, processes, len(data.train)))
+
+
+def _check_same_data(session: Session, fingerprint: str) -> None:
+    """Refuse to resume with other rows than the run began with, unless forced."""
+    resumption = session.folder.read_resumption()
+    before = (session.folder.read_manifest().get("data") or {}).get("fingerprint")
+    if resumption and not resumption.get("forced") and before not in (None, fingerprint):
+        raise RunError(
+            f"the data is not what this run began with (fingerprint {fingerprint[:12]}, it was {before[:12]}). "
+            "Fix: restore the old rows, start a new run, or resume anyway with --force"
+        )
+
+
+def _describe_device(session: Session) -> dict[str, Any]:
+    if session.cpu:
+        return {"device": "cpu", "threads": torch.get_num_threads()}
+    properties = torch.cuda.get_device_properties(session.processes.device)
+    return {"device": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)}
+
+
+def _build_trainer(
+    session: Session, args: Any, tokenizer: PreTrainedTokenizerBase, data: BuiltData
+) -> tuple["AnyTrainer", list[Reward]]:
+    recipe = session.recipe
+    session.report("loading the rewards")
+    rewards = build_rewards(recipe.rewards, reward_context(recipe, str(session.processes.device)))
+    if recipe.training.mode == "async":
+        from grpo_cli.training.asynchronous.trainer import build_async_trainer
+
+        session.annotate_manifest(model=fingerprint_model(recipe.model))
+        config = load_generation_config(recipe.model)
+        log = _open_completion_log(session, rewards, config, tokenizer)
+        return build_async_trainer(session, args, tokenizer, data.train, rewards, log), rewards
+    session.report("loading the model")
+    # All at once: with ZeRO-3 all processes load together. Downloads and conversions have locks of their own.
+    device = _loading_device(session)
+    model = load_model(recipe.model, tokenizer, device_is_cuda=not session.cpu, device=device)
+    dtype = str(model.dtype).removeprefix("torch.")
+    session.annotate_manifest(model=fingerprint_model(recipe.model), dtype=dtype)
+    log = _open_completion_log(session, rewards, model.generation_config, tokenizer, model)
+    if recipe.generation.backend == "vllm":
+        mode = recipe.generation.vllm.mode
+        session.report(f"loading vLLM ({mode})" if mode == "colocate" else "waiting for vLLM")
+    options = {
+        "model": model,
+        "args": args,
+        "processing_class": tokenizer,
+        "peft_config": build_peft_config(recipe.model.lora),
+    }
+    patched = patched_vllm(session, lambda: _wait_for_server(session))
+    with patched, _reference_on(device):
+        if recipe.is_sampled:
+            trainer = _build_run_trainer(session, data, rewards, log, options)
+        else:
+            trainer = build_scored_trainer(session, data, model, tokenizer, options)
+    trainer.forced = bool(session.folder.read_resumption().get("forced"))
+    _speed_up(session, trainer)
+    if (dynamic := recipe.generation.dynamic_sampling) is not None:
+        trainer.dynamic_sampling = DynamicSampling(trainer, dynamic.max_resample, log)
+    return trainer, rewards
+
+
+def _loading_device(session: Session) -> torch.device | None:
+    """Return the GPU that the weights are read to; None on a CPU, and if they are sharded while they are read.
+
+    Source: transformers 5.17, `PreTrainedModel.from_pretrained`: with ZeRO-3 each process keeps its part of a
+    weight (`deepspeed.zero.Init`); with FSDP the first of a machine reads them, and accelerate spreads them.
+    """
+    sharded = is_deepspeed_zero3_enabled() or parse_flag_from_env("ACCELERATE_USE_FSDP")
+    return None if session.cpu or sharded else session.processes.device
+
+
+@contextmanager
+def _reference_on(device: torch.device | None) -> Iterator[None]:
+    """Have TRL read the reference model to a device too: with several processes its `device_map` is None."""
+    read = grpo_trainer.create_model_from_path
+
+    def read_to_device(path: str, **options: Any) -> Any:
+        if options.get("device_map", "auto") is None:
+            options["device_map"] = {"": device}
+        return read(path, **options)
+
+    grpo_trainer.create_model_from_path = read if device is None else read_to_device
+    try:
+        yield
+    finally:
+        grpo_trainer.create_model_from_path = read
+
+
+def _build_run_trainer(
+    session: Session,
+    data: BuiltData,
+    rewards: list[Reward],
+    log: CompletionLog,
+    options: dict[str, Any],
+) -> RunTrainer:
+    recipe = session.recipe
+    early = EarlyScoring(rewards, recipe.generation.sampling_parts)
+    seed = f"{recipe.seed}:{session.processes.process_index}"
+    trainer = RunTrainer(
+        reward_funcs=build_reward_functions(rewards, log, early, seed),
+        early=early,
+        train_dataset=data.train,
+        eval_dataset=data.eval if recipe.training.eval_strategy != "no" else None,
+        **options,
+    )
+    trainer.rewards = rewards
+    # A state that cannot be saved is reported before the first step.
+    save_reward_states(rewards)
+    return trainer
+
+
+def _open_completion_log(
+    session: Session,
+    rewards: list[Reward],
+    config: transformers.GenerationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    model: Any = None,
+) -> CompletionLog:
+    """Open this process's log; by the mode of the model it tells training from evaluation, as TRL does."""
+    path = session.folder.completions / f"rank_{session.processes.process_index}.jsonl"
+    return CompletionLog(
+        path if session.recipe.logging.log_completions else None,
+        [reward.name for reward in rewards],
+        [*all_eos_token_ids(config, tokenizer), tokenizer.pad_token_id],
+        lambda: model is None or model.training,
+    )
+
+
+def _wait_for_server(session: Session) -> None:
+    """Report the wait; nothing else obeys a request to stop meanwhile."""
+    if session.stop.seen_here():
+        raise Stopped("stopped while waiting for vLLM; steps since the last checkpoint are lost")
+    session.report("waiting for vLLM")
+
+
+def _speed_up(session: Session, trainer: RunTrainer) -> None:
+    """Switch on the exact fast step; the manifest says which parts are off, and why."""
+    fast = wanted_parts(session.recipe)
+
+    def record_parts(left_off: dict[str, str]) -> None:
+        switches = leave_off(fast, left_off).model_dump()
+        session.annotate_manifest(fast=switches | {"left_off": left_off})
+        if left_off and session.processes.is_main_process:
+            record = {"event": "fast", "step": trainer.state.global_step, "left_off": left_off}
+            append_record(session.folder.metrics, record)
+
+    trainer.speed_up(fast, record_parts)
+
+
+def _add_callbacks(session: Session, trainer: "AnyTrainer") -> RunCallback:
+    # It prints the records that `metrics.jsonl` holds.
+    trainer.remove_callback(PrinterCallback)
+    callback = RunCallback(session)
+    trainer.add_callback(callback)
+    track(trainer, session)
+    if (stopping := session.recipe.training.early_stopping) is not None:
+        trainer.add_callback(EarlyStoppingCallback(stopping.patience, stopping.min_delta))
+    return callback
+
+
+def _build_measurer(
+    session: Session, trainer: "AnyTrainer", rewards: list[Reward], data: BuiltData
+) -> Measurer | None:
+    vllm = _watch_vllm(session, trainer)
+    rows = select_rows(data.eval, session.recipe.evaluation.limit)
+    if rows is None or shares_weights(trainer):
+        # With sharded weights no process has a model that it could sample from.
+        return None
+    if isinstance(trainer, ScoredTrainer):
+        return ScoredMeasurer(session, rewards, rows, trainer)
+    return Measurer(session, rewards, rows, vllm=vllm)
+
+
+def _watch_vllm(session: Session, trainer: "AnyTrainer") -> RunGeneration | None:
+    """Record in which step a vLLM server came back; return what samples with vLLM, if anything does."""
+    generation = getattr(trainer, "vllm_generation", None)
+    if not isinstance(generation, RunGeneration):
+        return None
+
+    def record_return() -> None:
+        session.report("training")
+        record = {"event": "server", "step": trainer.state.global_step}
+        append_record(session.folder.metrics, record)
+
+    generation.on_return = record_return
+    return generation
+
+
+def _resume(session: Session, trainer: "AnyTrainer", data: BuiltData) -> None:
+    """Train from the checkpoint to the end; if it is the end, only load its weights."""
+    resumption = session.folder.read_resumption()
+    checkpoint = session.folder.checkpoints / resumption["checkpoint"]
+    plan = _plan_batch(session, data)
+    if resumption["step"] >= (plan.total_optimizer_steps or 0):
+        trainer.load_weights(checkpoint)
+    else:
+        trainer.resume_from(checkpoint, plan.optimizer_steps_per_epoch or 1)
+
+
+def _why_early(session: Session, trainer: "AnyTrainer") -> str | None:
+    """Return why early stopping ended training, if it did; a loop can also end early without an error."""
+    state = trainer.state
+    if state.global_step >= state.max_steps:
+        return None
+    if not session.recipe.training.early_stopping:
+        raise RunError(
+            f"training ended after {state.global_step} of {state.max_steps} planned steps without being asked to. "
+            "Fix: look at the end of the log in logs/, and at the number of prompts in manifest.json"
+        )
+    metric, best = trainer.args.metric_for_best_model, state.best_metric
+    return f"stopped early: {metric} no longer improved (best {best})"
+
+
+def _save_model(session: Session, trainer: "AnyTrainer") -> None:
+    """Write the final weights (or adapter) and tokenizer to `model/`, completely or not at all."""
+    partial_folder = session.folder.path / ".model.partial"
+    if session.processes.is_main_process:
+        shutil.rmtree(partial_folder, ignore_errors=True)
+    session.processes.wait_for_everyone()
+    with atomic_dir(partial_folder):
+        trainer.save_model(str(partial_folder))
+    session.processes.wait_for_everyone()
+    if session.processes.is_main_process:
+        # A pickle of the arguments: useless beside resolved.json, and unsafe to load.
+        (partial_folder / "training_args.bin").unlink(missing_ok=True)
+        # peft's model card is an empty form.
+        (partial_folder / "README.md").unlink(missing_ok=True)
+        os.replace(partial_folder, session.folder.model)

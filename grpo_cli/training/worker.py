@@ -1,0 +1,142 @@
+"""The worker process: `python -m grpo_cli.training.worker RUN`, or under `accelerate launch` for several.
+
+Reads nothing but the run folder, and writes down why it failed.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from grpo_cli.checks.settings import read_setting
+from grpo_cli.errors import ExitCode, GrpoError
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.status import StatusFile
+from grpo_cli.runs.trackers import set_defaults
+from grpo_cli.training.session import Stopped, StoppedByRule, StopRequest, write_failure
+
+_NO_NUMBERS = "probability tensor contains either"
+"""In torch's error (2.13) if probabilities are NaN."""
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+def main(argv: list[str]) -> int:
+    """Train the run in the folder `argv[0]`; return the exit code."""
+    folder = RunFolder(Path(argv[0]).resolve())
+    # Meant for the workers alone: a program that a reward starts finds the modules beside it.
+    os.environ.pop("PYTHONSAFEPATH", None)
+    rank = int(os.environ.get("RANK", "0"))
+    stop = StopRequest(folder)
+    stop.listen()
+    # If the run stalls, the supervisor asks every worker for its stack.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    folder.worker_pid(rank).write_text(str(os.getpid()))
+    status = StatusFile(folder.status)
+    if rank == 0:
+        status.update(state="running", phase="loading libraries")
+    try:
+        # Before anything imports a tracker.
+        set_defaults(folder, os.environ)
+        # Torch takes seconds to import; a stop or a failure is already noticed by now.
+        from grpo_cli.training.training import train
+
+        try:
+            stop.wait_for_probe()
+            train(folder, stop)
+        except Stopped:
+            _leave_group()
+            raise
+        _leave_group()
+    except Stopped as stopped:
+        # One process of every machine: their supervisors read folders of their own.
+        if int(os.environ.get("LOCAL_RANK", rank)) == 0:
+            rule = stopped.rule if isinstance(stopped, StoppedByRule) else None
+            status.update(state="stopped", reason=str(stopped), stopped_by=rule)
+        return ExitCode.INTERRUPTED
+    except BaseException as error:
+        # A reward may raise anything, even SystemExit; signals do not arrive this way.
+        _record_failure(folder, rank, error)
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+def _leave_group() -> None:
+    """End communication with the other processes before Python ends.
+
+    A gloo thread that releases a tensor during interpreter shutdown aborts the process (pytorch issue 179291), and
+    torchrun then kills the others. Not done after an error: the others may be in the middle of a collective.
+    """
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+        gc.collect()
+
+
+def _record_failure(folder: RunFolder, rank: int, error: BaseException) -> None:
+    recipe = None
+    with contextlib.suppress(GrpoError):
+        recipe = folder.read_recipe()
+    reason = _describe(error, recipe)
+    # The message of an error of ours is enough.
+    own = isinstance(error, GrpoError)
+    stack = None if own else "".join(traceback.format_exception(error))
+    traceback.print_exc()
+    write_failure(folder, rank, reason, stack)
+
+
+def _describe(error: BaseException, recipe: Recipe | None) -> str:
+    text = str(error).strip()
+    message = text if isinstance(error, GrpoError) else f"{type(error).__name__}: {text}"
+    if _NO_NUMBERS in text:
+        message += (
+            "\nFix: the weights are no longer numbers; resume from an earlier checkpoint with a lower "
+            "training.learning_rate"
+        )
+    out_of_memory = isinstance(error, MemoryError) or any(
+        phrase in text.lower() for phrase in _OUT_OF_MEMORY
+    )
+    if recipe is None or not out_of_memory:
+        return message
+    savings = [f"  {number}. {each}" for number, each in enumerate(_list_savings(recipe), 1)]
+    return "\n".join([message, "Memory ran out. Fix: change, in this order,", *savings])
+
+
+def _list_savings(recipe: Recipe) -> list[str]:
+    """Return what saves memory; first those that leave what is learned unchanged."""
+    training, generation, model = recipe.training, recipe.generation, recipe.model
+    batch = training.per_device_train_batch_size
+    smaller = (
+        f"training.per_device_train_batch_size: {batch // 2} with gradient_accumulation_steps: "
+        f"{training.gradient_accumulation_steps * 2} (the same batch in smaller pieces)"
+    )
+    options = [
+        (batch % 2 == 0, smaller),
+        (
+            not read_setting(recipe, "gradient_checkpointing"),
+            "training.gradient_checkpointing: true (slower, the same result)",
+        ),
+        (generation.backend == "vllm", "a lower generation.vllm.gpu_memory_utilization"),
+        (model.dtype == "float32", "model.dtype: bfloat16"),
+        (model.lora is None, "model.lora: {} (adapters instead of all weights)"),
+        (
+            model.lora is not None and model.quantization is None,
+            "model.quantization: 4bit (the base in 4 bits, on a GPU)",
+        ),
+        (True, f"generation.max_completion_length below {generation.max_completion_length}"),
+        (batch % 2 and batch > 1, f"a training.per_device_train_batch_size below {batch}"),
+        (True, "a smaller model; `grpo probe` estimates what fits"),
+    ]
+    return [text for applies, text in options if applies]
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)

@@ -1,0 +1,259 @@
+"""Check a recipe, and make its run folder or find the earlier run to resume."""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
+from grpo_cli.checks.settings import read_setting
+from grpo_cli.errors import UsageError
+from grpo_cli.issues import Issue
+from grpo_cli.launch.plan import LaunchPlan, plan_launch
+from grpo_cli.launch.resume import (
+    LENGTHS,
+    ResumePlan,
+    is_finished,
+    plan_resumption,
+    read_target,
+)
+from grpo_cli.launch.server_plan import find_server_location
+from grpo_cli.launch.server_process import check_server
+from grpo_cli.machine import is_on_cpu, read_hardware
+from grpo_cli.models.source import model_folder_or_id
+from grpo_cli.models.vllm_engine import adapter_rank
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.kinds.python import PythonParams
+from grpo_cli.runs.files import write_json
+from grpo_cli.runs.folder import (
+    RunFolder,
+    check_writable,
+    create_named_run,
+    create_run,
+    locate_run,
+    removed_on_failure,
+    unwritable,
+)
+from grpo_cli.runs.manifest import describe_origin
+from grpo_cli.runs.selection import find_started
+from grpo_cli.runs.status import StatusFile
+from grpo_cli.workflows.reporter import Reporter
+
+
+@dataclass(frozen=True)
+class ResumeRequest:
+    """What `--resume`, `--resume-from`, `--force` and `--run-id` ask for."""
+
+    wanted: bool
+    source: Path | None
+    """A run or a checkpoint; None is the newest run with the recipe's name."""
+    force: bool
+    run_id: str | None = None
+    """Name of the run folder; the run is started if it does not exist."""
+
+    def __post_init__(self) -> None:
+        if self.run_id is not None and self.source is not None:
+            raise UsageError("--run-id and --resume-from both name a run. Fix: remove one of them")
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run folder that is ready to be launched, or a finished one."""
+
+    folder: RunFolder
+    plan: LaunchPlan
+    recipe: Recipe
+    origin: dict[str, Any]
+    """Provenance of this attempt, for the manifest."""
+    place: Callable[[Issue], Issue]
+    """Adds the line in the recipe to an issue."""
+    resumption: ResumePlan | None = None
+    finished: bool = False
+    anew: bool = False
+    """Whether an earlier attempt in this folder saved no checkpoint."""
+
+
+def prepare(
+    path: Path,
+    overrides: list[str] | None,
+    root: Path,
+    resume: ResumeRequest,
+    reporter: Reporter,
+    *,
+    dry_run: bool,
+) -> PreparedRun:
+    """Check a recipe and write its run folder, or find the run to resume.
+
+    If a check fails, nothing is left behind and an earlier run is unchanged.
+
+    Raises:
+        ProblemsError: The recipe cannot be trained.
+        UsageError: The run folder cannot be written, or the earlier run cannot be resumed with this recipe.
+        SetupError: The vLLM server that the recipe names does not answer, or has the wrong flags.
+    """
+    hardware = read_hardware()
+    checked = check_recipe(path, overrides, hardware)
+    recipe = checked.recipe
+    _check_rendezvous(recipe)
+    check_writable(root)
+    reporter.issues(checked.problems)
+    if not dry_run:
+        _check_server(recipe, path, reporter, cpu=is_on_cpu(recipe.launch, hardware))
+    plan_for = partial(
+        plan_launch, recipe, hardware=hardware, location=find_server_location(recipe)
+    )
+    origin = describe_origin(sys.argv, path, recipe.seed)
+    place = checked.loaded.place
+    resuming = _Resuming(recipe, resume, origin, place, reporter)
+    if resume.run_id is not None:
+        named = locate_run(root, recipe, resume.run_id)
+        return _prepare_named(named, checked, resuming, plan_for(named.path))
+    if resume.wanted and (resumed := resuming.find(root, plan_for)):
+        return resumed
+    folder = create_run(root, recipe, checked.loaded.text)
+    plan = plan_for(folder.path)
+    with removed_on_failure(folder):
+        _describe(folder, plan, origin)
+    return PreparedRun(folder, plan, recipe, origin, place)
+
+
+def _check_server(recipe: Recipe, path: Path, reporter: Reporter, *, cpu: bool) -> None:
+    """Check a vLLM server that is running already, and report warnings."""
+    address = recipe.generation.vllm.address
+    if address is None or recipe.generation.backend != "vllm":
+        return
+    port = urlparse(address).port or 80
+    with reporter.progress(f"asking the vLLM server at {address}") as tell:
+        warnings = check_server(
+            address,
+            f"grpo serve {shlex.quote(str(path))} --port {port}",
+            model=model_folder_or_id(recipe.model),
+            by_nccl=not cpu,
+            lora_rank=adapter_rank(recipe, "cpu" if cpu else "cuda"),
+            wait_s=float(read_setting(recipe, "vllm_server_timeout") or 0),
+            tell=tell,
+        )
+    for doubt in warnings:
+        reporter.say(doubt, "warning")
+
+
+def _check_rendezvous(recipe: Recipe) -> None:
+    """Refuse to start several machines without the address of the first one; a Slurm job sets it itself."""
+    launch = recipe.launch
+    if launch.num_machines > 1 and None in (launch.main_process_ip, launch.main_process_port):
+        raise UsageError(
+            f"{launch.num_machines} machines need launch.main_process_ip and main_process_port. "
+            "Fix: submit a job that sets them with --slurm, or give them with --set"
+        )
+    if recipe.generation.has_managed_server and launch.slurm and launch.slurm.server_nodes:
+        raise UsageError(
+            "the recipe gives its vLLM server a node of a Slurm job (launch.slurm.server_nodes). Fix: submit it "
+            "with --slurm, or name a server with --set generation.vllm.base_url=…"
+        )
+
+
+def _describe(folder: RunFolder, plan: LaunchPlan, origin: dict[str, Any]) -> None:
+    """Write manifest, plan and status of a new run."""
+    write_json(folder.manifest, origin)
+    folder.write_plan(plan.as_json())
+    StatusFile(folder.status).update(state="pending")
+
+
+def _prepare_named(
+    folder: RunFolder, checked: CheckedRecipe, resuming: "_Resuming", plan: LaunchPlan
+) -> PreparedRun:
+    """Return the run with a given name: resumed if it has a checkpoint, started otherwise.
+
+    All machines read machine 0's checkpoints and status, so they decide alike.
+    """
+    recipe, origin = checked.recipe, resuming.origin
+    try:
+        # Another command may be creating the same folder.
+        with folder.lock():
+            known = folder.resolved.is_file()
+            if not known:
+                create_named_run(folder, recipe, checked.loaded.text)
+                _describe(folder, plan, origin)
+    except OSError as error:
+        raise unwritable(folder.path, error) from None
+    wanted = resuming.request.wanted
+    if known and not wanted and StatusFile(folder.status).read().state != "pending":
+        raise already_exists(folder)
+    if wanted and (resumed := resuming.resume(folder, None, plan)):
+        return resumed
+    return PreparedRun(folder, plan, recipe, origin, resuming.place, anew=known)
+
+
+def already_exists(folder: RunFolder) -> UsageError:
+    """Return the error of a `--run-id` that is taken."""
+    return UsageError(
+        f"the run {folder.path} exists already. Fix: resume it with --resume, or give another --run-id"
+    )
+
+
+@dataclass(frozen=True)
+class _Resuming:
+    """Finds the run to resume, and reports what has changed since."""
+
+    recipe: Recipe
+    request: ResumeRequest
+    origin: dict[str, Any]
+    place: Callable[[Issue], Issue]
+    reporter: Reporter
+
+    def find(self, root: Path, plan_for: Callable[[Path], LaunchPlan]) -> PreparedRun | None:
+        """Return the run to resume; None if there is none, or if it has no checkpoint."""
+        step = None
+        if self.request.source is not None:
+            run, step = read_target(self.request.source)
+        elif (newest := find_started(root, self.recipe.name)) is not None:
+            run = newest
+        else:
+            self.reporter.say(f"no run of {self.recipe.name} in {root}: starting one")
+            return None
+        resumed = self.resume(run, step, plan_for(run.path))
+        if resumed is None:
+            self.reporter.say(f"{run.path} has no checkpoint yet: starting a new run")
+        return resumed
+
+    def resume(self, run: RunFolder, step: int | None, plan: LaunchPlan) -> PreparedRun | None:
+        """Return a run to resume, or a finished one; None if it has no checkpoint."""
+        if step is None and is_finished(run, self.recipe):
+            self.reporter.say(f"{run.path} is completed: nothing to resume")
+            return self._prepared(run, plan, finished=True)
+        resumption = plan_resumption(run, step, self.recipe, plan, force=self.request.force)
+        if resumption is None:
+            return None
+        self.reporter.say(f"resuming {run.path} from step {resumption.step}")
+        self._report_changes(resumption)
+        return self._prepared(run, plan, resumption=resumption)
+
+    def _prepared(self, run: RunFolder, plan: LaunchPlan, **state: Any) -> PreparedRun:
+        return PreparedRun(run, plan, self.recipe, self.origin, self.place, **state)
+
+    def _report_changes(self, resumption: ResumePlan) -> None:
+        for each in resumption.changed:
+            self.reporter.say(f"changed: {each}", "note")
+        constant = str(read_setting(self.recipe, "lr_scheduler_type")).startswith("constant")
+        if not constant and any(each.path in LENGTHS for each in resumption.changed):
+            text = "the learning rate follows the schedule of the new length"
+            self.reporter.say(text, "note")
+        for lost in _lost_states(self.recipe):
+            self.reporter.say(lost, "warning")
+
+
+def _lost_states(recipe: Recipe) -> Iterator[str]:
+    """Say which python rewards keep state that no checkpoint holds."""
+    for config in recipe.rewards:
+        if config.kind != PythonParams.kind:
+            continue
+        params = PythonParams.model_validate(config.params)
+        if names := params.lost_state():
+            yield (
+                f"{params.source} changes {', '.join(names)}, which is not in the checkpoint and starts afresh. "
+                f"Fix: give {params.function} state_dict() and load_state_dict()"
+            )

@@ -1,0 +1,70 @@
+"""`grpo rewards test`: try a recipe's rewards on answers to its own rows, without a model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from grpo_cli.checks.contents import reward_context
+from grpo_cli.checks.recipe_checks import CheckedRecipe
+from grpo_cli.errors import UsageError
+from grpo_cli.models.source import known_chat_template, resolve_source
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.testing import Encode, Progress, RewardTestResult, try_rewards
+
+
+def try_recipe(
+    checked: CheckedRecipe,
+    *,
+    rows: int | None = None,
+    answers: Sequence[str] = (),
+    on_progress: Progress = lambda what: None,
+) -> RewardTestResult:
+    """Try a recipe's rewards on answers to rows of its training data.
+
+    Args:
+        checked: A recipe without errors.
+        rows: How many rows; None: the default.
+        answers: More answers to try: templates over the row's columns.
+        on_progress: Called with what is being done.
+
+    Raises:
+        UsageError: The recipe has no rewards; its data holds the scores.
+        GrpoError: The data or a reward cannot be loaded, or a reward fails.
+    """
+    recipe = checked.recipe
+    if not recipe.is_sampled:
+        raise UsageError(
+            "there is nothing to test: with `dataset.kind: scored` the rewards are in the rows. "
+            "Fix: use `grpo check`, which reads them"
+        )
+    on_progress("loading the data")
+    data = _read_data(recipe)
+    on_progress("loading the rewards")
+    with checked.loaded.placing_errors():
+        rewards = build_rewards(recipe.rewards, reward_context(recipe))
+    result = try_rewards(
+        rewards,
+        data,
+        longest=recipe.generation.max_completion_length,
+        encode=_load_encoder(recipe) if any(r.params.reads_tokens() for r in rewards) else None,
+        rows=rows,
+        answers=answers,
+        on_progress=on_progress,
+    )
+    placed = tuple(checked.loaded.place(problem) for problem in result.problems)
+    return replace(result, problems=placed)
+
+
+def _read_data(recipe: Recipe) -> Any:
+    from grpo_cli.data.build import build_datasets
+
+    has_template = known_chat_template(resolve_source(recipe.model), recipe.model) is not False
+    return build_datasets(recipe, has_chat_template=has_template, count_tokens=None).train
+
+
+def _load_encoder(recipe: Recipe) -> Encode:
+    from grpo_cli.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(recipe.model)
+    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]

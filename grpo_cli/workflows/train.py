@@ -1,0 +1,251 @@
+"""Train a prepared run: probe it while the workers load their libraries, supervise it, write it up."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from grpo_cli.errors import ExitCode, GrpoError
+from grpo_cli.issues import Issue
+from grpo_cli.launch.resume import begin_attempt
+from grpo_cli.launch.supervisor import Outcome, supervise
+from grpo_cli.processes import child, run_module
+from grpo_cli.report.live import ProgressView
+from grpo_cli.report.page import write_report
+from grpo_cli.report.summary import RunReport
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.trackers import read_trackers
+from grpo_cli.workflows.prepare import PreparedRun
+from grpo_cli.workflows.reporter import Reporter
+
+
+class RefusedError(GrpoError):
+    """The quick probe found that a training would fail or learn nothing; nothing was trained."""
+
+    def __init__(self, exit_code: int, issues: tuple[Issue, ...], output: str = "") -> None:
+        self.exit_code = ExitCode(exit_code)
+        self.issues = issues
+        self.output = output
+        """What the probe printed, if it ended without a result."""
+        super().__init__(output or "\n".join(map(str, issues)))
+
+
+def train(prepared: PreparedRun, reporter: Reporter, *, probe: bool) -> tuple[RunReport, int]:
+    """Launch a prepared run and follow it until it ends.
+
+    Args:
+        prepared: The run.
+        reporter: Told what happens.
+        probe: Whether `grpo probe --quick` runs first; the workers load their libraries meanwhile.
+
+    Returns:
+        The summary of the run, and the exit code.
+
+    Raises:
+        RefusedError: The probe found errors. The run folder has been removed.
+        UsageError: Another command works in the run folder, or it cannot be written.
+    """
+    folder = prepared.folder
+    if prepared.finished:
+        return RunReport(folder), ExitCode.OK
+    try:
+        with folder.lock():
+            if prepared.resumption or prepared.anew:
+                recipe, plan, origin = prepared.recipe, prepared.plan, prepared.origin
+                begin_attempt(folder, prepared.resumption, recipe, plan, origin)
+            outcome = _supervise(prepared, reporter, probe=probe)
+            finish(folder, reporter)
+    except RefusedError:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.path.parent.rmdir()
+            folder.path.parent.parent.rmdir()
+        raise
+    return RunReport(folder), _exit_code(outcome)
+
+
+def _exit_code(outcome: Outcome) -> int:
+    if outcome.status.state == "completed":
+        return ExitCode.OK
+    if outcome.status.state == "failed" or outcome.status.stopped_by:
+        return ExitCode.FAILED
+    return 128 + (outcome.signal or signal.SIGINT)
+
+
+def _supervise(prepared: PreparedRun, reporter: Reporter, *, probe: bool) -> Outcome:
+    # Of an attempt that was killed.
+    prepared.folder.probing.unlink(missing_ok=True)
+    with contextlib.ExitStack() as opened:
+        quick = opened.enter_context(start_probe(prepared)) if probe else None
+        display = opened.enter_context(contextlib.closing(_Display(prepared, reporter, quick)))
+        outcome = supervise(
+            prepared.plan,
+            prepared.folder,
+            on_tick=display.refresh,
+            on_stopping=display.stopping,
+            on_notice=display.tell,
+            cancelled=quick.find_refusal if quick else lambda: None,
+        )
+    if quick and quick.refusal:
+        raise quick.refusal
+    return outcome
+
+
+class QuickProbe:
+    """`grpo probe --quick` in a child process. Workers wait until it has passed."""
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        output: IO[str],
+        error_log: IO[str],
+        prepared: PreparedRun,
+    ) -> None:
+        self._process = process
+        self._output = output
+        self._error_log = error_log
+        self._prepared = prepared
+        self.warnings: tuple[Issue, ...] | None = None
+        """Set once it has ended without errors."""
+        self.refusal: RefusedError | None = None
+
+    def find_refusal(self) -> str | None:
+        """Return why the run must not train, if errors were found; release the workers once it has passed."""
+        if self.warnings is not None or self._process.poll() is None:
+            return None
+        self.refusal = self._read()
+        if self.refusal is not None:
+            return "the probe found errors"
+        self._prepared.folder.probing.unlink(missing_ok=True)
+        return None
+
+    def _read(self) -> RefusedError | None:
+        code = self._process.returncode
+        self._output.seek(0)
+        try:
+            result = json.load(self._output)
+        except ValueError:
+            self._error_log.seek(0)
+            output = (
+                self._error_log.read() or f"the probe ended without a result (exit code {code})"
+            )
+            return RefusedError(
+                code if code in set(ExitCode) and code else ExitCode.FAILED, (), output
+            )
+        issues = tuple(self._prepared.place(Issue.from_json(entry)) for entry in result["issues"])
+        if result["exit_code"] is not None:
+            return RefusedError(result["exit_code"], issues)
+        if any(issue.level == "error" for issue in issues):
+            return RefusedError(ExitCode.FAILED, issues)
+        self.warnings = tuple(issue for issue in issues if issue.level == "warning")
+        return None
+
+
+@contextlib.contextmanager
+def start_probe(prepared: PreparedRun) -> Iterator[QuickProbe]:
+    """Start the quick probe of a run, and keep its workers waiting until it has passed."""
+    folder = prepared.folder
+    folder.probing.touch()
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as error_log:
+        try:
+            with child(
+                [
+                    *run_module("grpo_cli.probing.procedure"),
+                    str(folder.path),
+                    prepared.origin["recipe"],
+                ],
+                env=prepared.plan.add_environment(os.environ),
+                stdout=output,
+                stderr=error_log,
+            ) as process:
+                yield QuickProbe(process, output, error_log, prepared)
+        finally:
+            folder.probing.unlink(missing_ok=True)
+
+
+class _Display:
+    """Shows the probe, then the training. If the display fails, the training continues."""
+
+    def __init__(self, prepared: PreparedRun, reporter: Reporter, probe: QuickProbe | None) -> None:
+        self._prepared = prepared
+        self._reporter = reporter
+        self._probe = probe
+        self._view: ProgressView | None = None
+        self._spinner = contextlib.ExitStack()
+        if probe:
+            what = "probing the recipe while libraries load (--no-probe skips it)"
+            self._spinner.enter_context(reporter.progress(what))
+
+    def refresh(self) -> None:
+        """Show what is new, a few times a second."""
+        if self._view is None and (self._probe is None or self._probe.warnings is not None):
+            self._begin()
+        if self._view is not None:
+            self._attempt(self._view.refresh)
+
+    def _begin(self) -> None:
+        self._spinner.close()
+        if self._probe and self._probe.warnings is not None:
+            self._reporter.probed(self._probe.warnings)
+        resumed = self._prepared.resumption is not None
+        self._view = self._reporter.view(self._prepared.folder, from_now=resumed)
+
+    def stopping(self) -> None:
+        """Say that a stop has been asked for."""
+        if self._view is not None:
+            self._attempt(self._view.stopping)
+
+    def tell(self, text: str) -> None:
+        """Say what a person should know now."""
+        if self._view is not None:
+            self._attempt(self._view.tell, text)
+        else:
+            self._reporter.say(text)
+
+    def close(self) -> None:
+        """End the display."""
+        self._spinner.close()
+        if self._view is not None:
+            self._attempt(self._view.close)
+
+    def _attempt(self, show: Callable[..., None], *values: Any) -> None:
+        try:
+            show(*values)
+        except OSError:
+            # The terminal has been closed.
+            pass
+        except Exception as error:
+            self._view = ProgressView()
+            self._reporter.say(f"the display failed ({error!r}) and is off; training continues")
+
+
+def finish(folder: RunFolder, reporter: Reporter) -> None:
+    """Write the report of a run that has ended, and say which trackers failed.
+
+    Nothing here fails a run.
+    """
+    try:
+        write_page(folder, reporter)
+    except KeyboardInterrupt:
+        reporter.say("interrupted: report skipped", "warning")
+    except Exception as error:
+        # Whatever it is, the training is done, and its summary must be shown.
+        text = str(error) if isinstance(error, GrpoError) else repr(error)
+        reporter.say(f"the report cannot be written: {text}", "warning")
+    for tracker, why in read_trackers(folder, "failures").items():
+        reporter.say(f"{tracker}: {why}", "warning")
+
+
+def write_page(folder: RunFolder, reporter: Reporter) -> Path | None:
+    """Write the report of a run; None if plotly is missing or there is nothing to draw."""
+    if importlib.util.find_spec("plotly") is None or not folder.metrics.is_file():
+        return None
+    with reporter.progress("writing the report"):
+        return write_report([folder.path], None)

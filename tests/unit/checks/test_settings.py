@@ -1,0 +1,100 @@
+"""Settings that nothing reads, that contradict each other, or with which nothing is learned."""
+
+import pytest
+
+from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.machine import Hardware
+from tests.recipe_texts import GOOD, write_recipe
+
+OPTIONS = "generation.generation_kwargs"
+SLURM = "launch={slurm: {partition: gpu, time: '04:00:00', gpus_per_node: 4, mem: 64G}}"
+EXPECT = "expect={metrics: [{metric: reward, step: 15, band: [0, 1]}]}"
+LONG = ["training.max_steps=20", "logging.logging_steps=10"]
+CASES = [
+    ([f"{OPTIONS}.stop_strings=[x]"], f"{OPTIONS}.stop_strings", "error", "sampling fails with it"),
+    ([f"{OPTIONS}.max_new_tokens=64"], f"{OPTIONS}.max_new_tokens", "error",
+     "64 overrides `generation.max_completion_length`, which is 8"),
+    ([f"{OPTIONS}.do_sample=false"], f"{OPTIONS}.do_sample", "error", "greedy decoding"),
+    (["generation.min_p=1.0"], "generation.min_p", "error", "only the most likely token"),
+    (["training.delta=0.5"], "training.delta", "error", "not above 1 + epsilon (1.2)"),
+    (["training.delta=1.1"], "training.delta", "warning", "not above 1 + epsilon (1.2)"),
+    (["training.learning_rate=0"], "training.learning_rate", "warning", "the weights never change"),
+    (["training.eval_steps=1"], "training.eval_steps", "warning", "`eval_strategy` is `no`"),
+    (["logging.run_name=a"], "logging.run_name", "warning", "there is no tracker"),
+    (["evaluation.limit=16"], "evaluation.limit", "warning", "no evaluation rows"),
+    (["training.gradient_checkpointing=false", "training.gradient_checkpointing_kwargs.use_reentrant=false"],
+     "training.gradient_checkpointing_kwargs", "warning", "`gradient_checkpointing` is false"),
+    (["training.max_steps=20", "training.eval_strategy=steps", "training.eval_steps=10",
+      "dataset.eval_rows=[{question: q, answer: '1'}]", "training.early_stopping.patience=5"],
+     "training.early_stopping.patience", "warning", "5 is never reached: there are 2 evaluations"),
+    ([SLURM, "launch.slurm.time=30", "launch.slurm.signal_before_end_s=3600"],
+     "launch.slurm.time", "error", "the job ends after 1800 s"),
+    ([SLURM, "launch.slurm.mem=64"], "launch.slurm.mem", "error", "64 without a unit is 64 MiB"),
+    ([SLURM, "launch.num_processes=2"], "launch.num_processes", "warning", "leave 2 of them idle"),
+    ([SLURM, "launch.num_processes=8"], "launch.num_processes", "error", "need a GPU each"),
+    (["generation.vllm.max_model_length=8"], "generation.vllm.max_model_length", "error",
+     "no room for a prompt"),
+    (["generation.vllm.max_model_length=64", "dataset.max_prompt_length=200"],
+     "generation.vllm.max_model_length", "warning", "64 tokens are fewer than `dataset.max_prompt_length` (200)"),
+    (["launch.stall_timeout_s=2"], "launch.stall_timeout_s", "warning", "2 seconds"),
+    (["model.chat_template='{{ messages }}'", "generation.chat_template_kwargs.enable_thinking=false"],
+     "generation.chat_template_kwargs.enable_thinking", "warning", "does not read it"),
+    (["model.quantization=4bit", "model.lora.r=8", "launch.use_cpu=true"], "model.quantization", "error",
+     "4bit needs a GPU"),
+    (["dataset.limit=1"], "dataset.limit", "error", "fewer than one generation batch"),
+    ([*LONG, EXPECT], "expect.metrics.0.step", "warning", "step 15 has no record"),
+    ([*LONG, EXPECT, "expect.metrics.0.window=30"], "expect.metrics.0.window", "warning",
+     "30 is more than the records up to step 15"),
+]  # fmt: skip
+TIMES = {
+    "30": 1800,
+    "90:30": 5430,
+    "01:00:01": 3601,
+    "1-2": 93600,
+    "2-0:30": 174600,
+    "1-1:1:1": 90061,
+}
+
+
+@pytest.mark.parametrize(("flags", "path", "level", "seen"), CASES)
+def test_a_setting_is_explained_where_it_stands(tmp_path, flags, path, level, seen):
+    checked = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2))
+    found = [each for each in checked.problems if (each.path, each.level) == (path, level)]
+    assert any(seen in each.seen and each.fix for each in found), checked.problems
+
+
+def test_settings_that_are_read_are_left_alone(tmp_path):
+    flags = [
+        *LONG,
+        "training.delta=4",
+        "generation.min_p=0.1",
+        f"{OPTIONS}.max_new_tokens=8",
+        "generation.vllm.max_model_length=9",
+        "expect={metrics: [{metric: reward, step: 20, band: [0, 1], window: 2}]}",
+        "model.chat_template='{{ messages }}{{ enable_thinking }}'",
+        "generation.chat_template_kwargs.enable_thinking=false",
+        SLURM,
+        "launch.num_processes=4",
+        "training.per_device_train_batch_size=2",
+    ]
+    checked = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2))
+    paths = {each.path for each in checked.problems if each.level != "note"}
+    assert paths <= {"model.path", "generation.vllm", "generation.num_generations"}
+
+
+@pytest.mark.parametrize(("time", "seconds"), TIMES.items())
+def test_times_are_read_as_sbatch_reads_them(tmp_path, time, seconds):
+    for early, is_error in ((seconds, True), (seconds - 1, False)):
+        flags = [SLURM, f"launch.slurm.time='{time}'", f"launch.slurm.signal_before_end_s={early}"]
+        if early > 65535:
+            continue
+        checked = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2))
+        assert ("launch.slurm.time" in {each.path for each in checked.errors}) is is_error
+
+
+def test_a_key_of_another_section_is_sent_there(tmp_path):
+    text = f"{GOOD}  lora: {{r: 8}}\nevaluation:\n  eval_strategy: steps\n"
+    checked = check_recipe(write_recipe(tmp_path, text), hardware=Hardware(gpus=0, cpus=2))
+    fixes = {each.path: each.fix for each in checked.errors}
+    assert fixes["training.lora"] == "move it to `model.lora`"
+    assert fixes["evaluation.eval_strategy"] == "move it to `training.eval_strategy`"

@@ -1,0 +1,146 @@
+"""The charts of a page as numbers: order, headings, shared steps, marks, and what thinning keeps."""
+
+import pytest
+
+from grpo_cli.report.charts import build_charts, thin
+from grpo_cli.report.summary import RunReport
+from grpo_cli.runs.files import write_json
+from grpo_cli.runs.metrics import append_record
+from tests.run_folders import make_finished_run
+from tests.unit.report.test_verdict import measure
+
+
+def test_metrics_stand_under_headings_and_share_their_steps(tmp_path):
+    run = make_finished_run(tmp_path, rewards=(0.1, 0.2))
+    more = {"rewards/part_10/mean": 1.0, "rewards/part_2/mean": 1.0, "kl": None, "num_tokens": 5}
+    append_record(
+        run.metrics, {"event": "train", "step": 3, "entropy": 1.23456789, "own": 1.0, **more}
+    )
+    append_record(run.metrics, {"event": "eval", "step": 3, "eval_reward": 0.4})
+    charts = build_charts([RunReport(run, "a")])
+    found = {
+        group["heading"]: [each["metric"] for each in group["charts"]] for group in charts["groups"]
+    }
+    assert found == {
+        "Reward": ["rewards/part_2/mean", "rewards/part_10/mean"],
+        "Evaluation during training": ["eval_reward"],
+        "Signal": ["entropy"],
+        "Stability": [],
+        "Everything else": ["own"],
+    }
+    assert [group["unchanged"] for group in charts["groups"] if group["unchanged"]] == [
+        [("loss", "0")]
+    ]
+    # The reward is the chart that the page begins with.
+    assert charts["reward"] == 0
+    assert charts["data"]["charts"][0]["metric"] == "reward"
+    assert charts["data"]["steps"] == [[1, 2], [3]]
+    assert charts["evaluations"] == "at temperature 1"
+    assert charts["data"]["charts"][0]["evaluated"][0]["values"] == [0.4]
+    (entropy,) = (each for each in charts["data"]["charts"] if each["metric"] == "entropy")
+    assert entropy["lines"][0]["values"] == [1.23457]
+
+
+def test_marks_and_the_held_out_chart_have_the_intervals_of_the_measurements(tmp_path):
+    run = make_finished_run(tmp_path)
+    measure(run, [0.0] * 15 + [1.0] * 5, [0.0] * 5 + [1.0] * 15)
+    material = RunReport(run, "a")
+    charts = build_charts([material])
+    ends = [
+        {end: float(f"{getattr(found['reward'], end):.6g}") for end in ("value", "low", "high")}
+        for found in (material.held_out.before, material.held_out.after)
+    ]
+    assert [
+        {end: mark[end] for end in ("value", "low", "high")}
+        for mark in charts["data"]["charts"][0]["marks"]
+    ] == ends
+    assert 0 < ends[0]["low"] < 0.25 < ends[0]["high"] < ends[1]["low"] < 0.75
+    # The reward says the same as the accuracy, and has no line of its own.
+    (row,) = charts["data"]["held_out_rows"]
+    assert charts["held_out"] == row["label"] == "accuracy/math"
+    assert row["ends"] == {"before": ends[0], "after": ends[1]}
+
+
+def test_the_held_out_chart_of_several_runs_is_in_the_order_of_the_ranking(tmp_path):
+    runs = [make_finished_run(tmp_path, seed, accuracy=None) for seed in (1, 2, 3)]
+    measure(runs[0], [0.0] * 20, [0.0] * 10 + [1.0] * 10)
+    measure(runs[2], [0.0] * 20, [0.0] * 5 + [1.0] * 15)
+    charts = build_charts([RunReport(run, name) for run, name in zip(runs, "abc", strict=True)])
+    assert charts["held_out"] == "accuracy/math"
+    assert [(row["label"], row["run"]) for row in charts["data"]["held_out_rows"]] == [
+        ("c", 2),
+        ("a", 0),
+    ]
+
+
+def test_length_charts_are_folded_and_each_has_a_caption_of_its_own(tmp_path):
+    run = make_finished_run(tmp_path)
+    ends = [f"completions/{end}" for end in ("min_length", "max_length", "mean_length")]
+    for step in (41, 42):
+        append_record(run.metrics, {"event": "train", "step": step, **dict.fromkeys(ends, step)})
+    groups = build_charts([RunReport(run, "a")])["groups"]
+    (length,) = (group for group in groups if group["heading"] == "Length")
+    assert not length["is_open"]
+    notes = {each["metric"]: each["note"] for each in length["charts"]}
+    assert notes["completions/max_length"] == "tokens, of the longest completion"
+    assert len(set(notes.values())) == 3
+
+
+def test_held_out_rewards_are_marked_in_the_chart_of_the_reward(tmp_path):
+    run = make_finished_run(tmp_path)
+    for when, value in (("before", 0.1), ("after", 0.6)):
+        write_json(run.evaluations / f"{when}.json", {"prompts": 9, "reward": value})
+    chart = build_charts([RunReport(run, "a")])["data"]["charts"][0]
+    assert [(each["when"], each["step"], each["value"]) for each in chart["marks"]] == [
+        ("before", 0, 0.1),
+        ("after", 40, 0.6),
+    ]
+
+
+def test_what_never_changes_is_told_and_what_says_the_same_twice_is_left_out(tmp_path):
+    run = make_finished_run(tmp_path, rewards=())
+    for step in range(1, 5):
+        told = {
+            "reward": step / 10,
+            "rewards/math/mean": step / 10,
+            "clip_ratio/high_max": 0.0,
+            "completions/clipped_ratio": step / 4,
+            "clip_ratio/low_mean": step / 1000,
+            "completions/min_terminated_length": 0.0 if step == 4 else 5.0 + step,
+        }
+        append_record(run.metrics, {"event": "train", "step": step, **told})
+    charts = build_charts([RunReport(run, "a")])
+    assert {name for group in charts["groups"] for name, _ in group["unchanged"]} == {
+        "clip_ratio/high_max"
+    }
+    drawn = {each["metric"]: each for each in charts["data"]["charts"]}
+    assert "rewards/math/mean" not in drawn
+    # Where nothing came to an end there is no length, rather than one of 0.
+    assert drawn["completions/min_terminated_length"]["lines"][0]["values"] == [6, 7, 8, None]
+    assert drawn["completions/clipped_ratio"]["range"] == "shares"
+    assert drawn["clip_ratio/low_mean"]["range"] == "zero"
+    assert drawn["reward"]["range"] == "free"
+    for chart in (each for group in charts["groups"] for each in group["charts"]):
+        assert chart["note"], chart["metric"]
+
+
+@pytest.mark.parametrize(("temperature", "words"), [(0.0, "greedily"), (0.7, "at temperature 0.7")])
+def test_marks_say_how_their_answers_were_sampled(tmp_path, temperature, words):
+    run = make_finished_run(tmp_path)
+    told = {"prompts": 9, "reward": 0.5, "temperature": temperature}
+    write_json(run.evaluations / "after.json", told)
+    charts = build_charts([RunReport(run, "a")])
+    assert charts["marks"] == words
+    assert charts["data"]["held_out"] == [words]
+
+
+def test_thinning_keeps_every_peak():
+    points = [(step, None if step % 50 == 0 else float(step % 7)) for step in range(1000)]
+    points[123] = (123, 99.0)
+    points[777] = (777, -99.0)
+    kept = thin(points, most=100)
+    assert len(kept) <= 100
+    assert (123, 99.0) in kept
+    assert (777, -99.0) in kept
+    assert kept == sorted(kept)
+    assert thin(points, most=1000) == points

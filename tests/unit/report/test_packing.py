@@ -1,0 +1,81 @@
+"""Groups of a run packed for its page: parts merged, damage passed over, and no more than there is room for."""
+
+import base64
+import gzip
+import json
+from itertools import accumulate, pairwise
+
+import pytest
+
+from grpo_cli.report.packing import pack_held_out, pack_training, spread
+from grpo_cli.report.summary import RunReport
+from tests.long_runs import EVIL, make_long_run
+from tests.run_folders import make_finished_run, write_samples
+from tests.unit.report.test_verdict import measure
+
+
+def read(packed):
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_finished_run(tmp_path)
+
+
+def test_a_pack_gives_every_text_back(tmp_path):
+    run = make_long_run(tmp_path, steps=20, completions=160, words=8)
+    pack = pack_training(RunReport(run, "a"))
+    index, blocks = read(pack.index), [read(block) for block in pack.blocks]
+    assert (pack.groups, pack.completions, pack.available) == (20, 160, 20)
+    counts = [group[4] for group in index["groups"]]
+    assert len(index["totals"]) == len(index["tokens"]) == list(accumulate(counts))[-1] == 160
+    block, place = index["groups"][0][5:7]
+    assert blocks[block][place]["t"][-1] == EVIL
+    assert read(pack.prompts)[index["groups"][3][3]][1][0] == "user"
+    assert index["totals"][0] == round(index["scores"][0][0] - 0.02, 6)
+
+
+def test_where_all_is_too_much_whole_groups_are_kept_from_the_first_to_the_last(tmp_path):
+    run = make_long_run(tmp_path, steps=300, completions=2400, words=30)
+    everything = pack_training(RunReport(run, "a"))
+    most = everything.size // 3
+    pack = pack_training(RunReport(run, "a"), most)
+    assert pack.size <= most
+    assert 60 < pack.groups < 150
+    assert pack.available == 300
+    steps = [group[1] for group in read(pack.index)["groups"]]
+    assert (steps[0], steps[-1]) == (1, 300)
+    gaps = [after - before for before, after in pairwise(steps)]
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_held_out_answers_stand_before_and_after_with_their_change(run):
+    measure(run, [0.0, 1.0, 1.0], [1.0, 1.0, 0.0])
+    pack = pack_held_out(RunReport(run, "a"))
+    index = read(pack.index)
+    assert [(group[2], group[-1]) for group in index["groups"]] == [(0, 1), (1, 0), (2, -1)]
+    assert index["stages"] == [0, 1] * 3
+    assert read(pack.blocks[0])[0]["t"] == ["it is 0.0", "it is 1.0"]
+    assert pack.has_changes
+
+
+def test_a_run_without_completions_has_none(run):
+    material = RunReport(run, "a")
+    assert pack_training(material) is None
+    assert pack_held_out(material) is None
+    write_samples(run, {"q": [1.0]})
+    assert not pack_held_out(RunReport(run, "a")).has_changes
+
+
+def test_items_are_spread_with_both_ends():
+    assert spread(range(10), 4) == [0, 3, 6, 9]
+    assert spread(range(3), 9) == [0, 1, 2]
+    assert spread(range(5), 1) == [0]
+
+
+def test_answers_stand_in_where_nothing_is_held_out(run):
+    write_samples(run, {"2 + 3?": [0.0]}, when="answers", rewards=())
+    pack = pack_held_out(RunReport(run, "a"))
+    index = read(pack.index)
+    assert (index["rewards"], index["stages"], pack.has_changes) == ([], [1], False)
