@@ -4,7 +4,6 @@ Adds what TRL lacks: adapters that vLLM loads as adapters; weights for vLLM's CP
 refuse TRL's way of loading; and a server that died and was started again, which has forgotten the weights.
 """
 
-import atexit
 import shutil
 import sys
 import time
@@ -77,7 +76,10 @@ def patched_vllm(session: Session, while_waiting: Callable[[], None]) -> Iterato
         replaced(grpo_trainer, VLLMGeneration=RunGeneration),
         replaced(vllm_generation, **changes),
     ):
-        yield
+        try:
+            yield
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _build_engine(engine: Any, rank: int, **options: Any) -> Any:
@@ -387,8 +389,6 @@ class RunGeneration(VLLMGeneration):
         accelerator = self.accelerator
         in_server = self.mode == "server"
         if accelerator.is_main_process if in_server else accelerator.is_local_main_process:
-            if self._num_adapters == 1:
-                atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
             write_adapter(path, tensors)
         if not in_server:
             accelerator.wait_for_everyone()
