@@ -81,17 +81,22 @@ def check_gpus(recipe: Recipe, processes: int, hardware: Hardware) -> Iterator[I
     if launch.slurm is not None or is_on_cpu(launch, hardware) or gpus <= 0:
         return
     if gpus < processes:
-        seen = f"{processes} processes need a GPU each, and there are {gpus} to train on"
+        seen = f"{processes} processes need a GPU each, and training has {gpus}"
         fix = f"set `num_processes: {gpus}`, or `auto`; {_ELSEWHERE}"
         yield Issue(seen, fix, "launch.num_processes")
     elif processes < gpus and not recipe.model.init_kwargs.get("device_map"):
-        single = launch.strategy == "single"
-        fix = "set `strategy: ddp`" if single else f"set `num_processes: {gpus}`, or `auto`"
-        seen, path = f"{gpus - processes} of the {gpus} GPUs to train on stay idle", "num_processes"
-        yield Issue(seen, fix, f"launch.{'strategy' if single else path}", level="note")
+        yield _leaves_idle(launch, processes, gpus, "note")
     if processes == 1 and launch.strategy in KEEPS_FLOAT32:
         seen = f"{launch.strategy} has nothing to share: there is one process"
         yield Issue(seen, "set `strategy: single`", "launch.strategy", level="note")
+
+
+def _leaves_idle(launch: LaunchConfig, processes: int, gpus: int, level: Level) -> Issue:
+    idle = f"leaves {gpus - processes} of the {gpus} GPUs for training idle"
+    if launch.strategy == "single":
+        return Issue(f"`single` {idle}", "set `strategy: ddp`", "launch.strategy", level=level)
+    fix = f"set `num_processes: {gpus}`, or `auto`"
+    return Issue(f"{processes} {idle}", fix, "launch.num_processes", level=level)
 
 
 def _check_launch(recipe: Recipe, processes: int) -> Iterator[Issue]:
@@ -244,13 +249,14 @@ def _check_job(recipe: Recipe, slurm: SlurmConfig) -> Iterator[Issue]:
         return
     taken = 0 if slurm.server_nodes else recipe.generation.managed_gpus
     gpus = slurm.gpus * launch.num_machines - taken
-    if processes != gpus:
-        many = processes > gpus
-        why = "need a GPU each" if many else f"leave {gpus - processes} of them idle"
-        seen = f"the job has {gpus} GPUs to train on, and {processes} processes {why}"
-        fix = f"set `num_processes: {gpus}`, or `auto`, or change `launch.slurm.gpus_per_node`"
-        level: Level = "error" if many else "warning"
-        yield Issue(seen, fix, "launch.num_processes", level=level)
+    change = ", or change `launch.slurm.gpus_per_node`"
+    if processes > gpus:
+        seen = f"{processes} processes need a GPU each, and training has {gpus} of the job's"
+        fix = f"set `num_processes: {gpus}`, or `auto`{change}"
+        yield Issue(seen, fix, "launch.num_processes")
+    elif processes < gpus:
+        idle = _leaves_idle(launch, processes, gpus, "warning")
+        yield replace(idle, fix=f"{idle.fix}{change}")
 
 
 def _read_time(time: int | str | None) -> int:

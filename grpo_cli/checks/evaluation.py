@@ -35,12 +35,11 @@ _EMPTY = 0.5
 """Share of empty places in groups beyond which most of a step is padding."""
 
 
-def check_evaluation(recipe: Recipe, preview: Preview | None) -> Iterator[Issue]:
+def check_evaluation(recipe: Recipe) -> Iterator[Issue]:
     """Find evaluations that cannot happen, or that nothing can be learned from."""
     training, samples = recipe.training, recipe.evaluation.samples_per_prompt
     strategy = recipe.launch.strategy
-    rows = preview.eval_rows if preview is not None else None
-    if strategy in SHARED_WEIGHTS and recipe.evaluation.limit != 0 and rows:
+    if strategy in SHARED_WEIGHTS and recipe.evaluation.limit != 0 and has_eval(recipe.dataset):
         seen = f"with {strategy} a run does not measure before and after by itself"
         fix = "run `grpo eval RUN` when it is done"
         yield Issue(seen, fix, "launch.strategy", level="note")

@@ -137,11 +137,16 @@ def check_recipe(
     news = [each for each in problems if not f"{each.path}.".startswith(known)]
     placed = [loaded.place(problem) for problem in (*loaded.problems, *news)]
     if not environment:
+        # `auto` has its own note, that vLLM is assumed.
+        noted = {note.path for note in notes}
         placed = [
-            replace(each, level="note", fix=_CHECKOUT.sub('-e ".[', each.fix))
+            replace(
+                each, seen=f"{each.seen} here", level="note", fix=_CHECKOUT.sub('-e ".[', each.fix)
+            )
             if each.is_missing_package
             else each
             for each in placed
+            if not (each.is_missing_package and each.path in noted)
         ]
     return CheckedRecipe(loaded, tuple(sort_issues(placed)), seen, batch, processes, unseen)
 
@@ -154,7 +159,7 @@ def _check_sections(
     yield from check_devices(recipe, processes, hardware)
     yield from check_vllm(recipe, hardware)
     yield from check_async(recipe)
-    yield from check_evaluation(recipe, seen)
+    yield from check_evaluation(recipe)
     yield from check_scored(recipe, seen)
     yield from check_stop_when(recipe)
     yield from check_metrics(recipe)

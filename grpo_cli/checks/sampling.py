@@ -59,7 +59,7 @@ def choose_local_backend(recipe: Recipe, hardware: Hardware, vllm: str | None) -
     if recipe.model.quantization is not None:
         return Choice("transformers", "vLLM does not take new weights into a quantized model")
     if vllm == ASSUMED:
-        return Choice("vllm", "a machine with GPUs is assumed to have vLLM (--no-environment)")
+        return Choice("vllm", "a machine with GPUs is assumed to have vLLM")
     if vllm is None:
         return Choice("transformers", f"vLLM is not installed ({install_extra('vllm')})")
     if not _is_supported(vllm):
@@ -179,7 +179,7 @@ def _check_sharing(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:
     size = int(recipe.generation.vllm.extras.get("tensor_parallel_size", 1))
     processes = resolve_num_processes(recipe, hardware)
     if size > 0 and processes % size:
-        seen = f"{processes} training processes do not split into groups of {size} that share vLLM's model"
+        seen = f"groups of {size} training processes share vLLM's model, and {processes} is no multiple of {size}"
         fix = (
             f"write a divisor of {processes}, or set `launch.num_processes` to a multiple of {size}; "
             "the size must divide the model's attention heads too"
@@ -217,7 +217,8 @@ def _check_server(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:
         yield Issue(seen, fix, "launch.num_machines")
     elif not is_on_cpu(launch, hardware) and hardware.gpus <= generation.managed_gpus:
         seen = f"a managed server takes {generation.managed_gpus} of the {hardware.gpus} visible GPUs, which "
-        fix = "set `mode: colocate`, a smaller `tensor_parallel_size`, or name a server elsewhere with `base_url`"
+        smaller = "a smaller `tensor_parallel_size`, " if generation.managed_gpus > 1 else ""
+        fix = f"set `mode: colocate`, {smaller}or name a server elsewhere with `base_url`"
         yield Issue(f"{seen}leaves none to train on", fix, "generation.vllm.mode")
 
 

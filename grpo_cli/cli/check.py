@@ -98,7 +98,7 @@ def _describe_groups(checked: "CheckedRecipe") -> str:
 def _describe_batch(plan: "BatchPlan") -> str:
     steps = f", {plan.total_optimizer_steps:,} steps" if plan.total_optimizer_steps else ""
     return (
-        f"{plan.completions_per_optimizer_step} completions a step on {plan.num_processes} "
+        f"{plan.completions_per_optimizer_step:,} completions a step on {plan.num_processes} "
         f"process{'es' if plan.num_processes > 1 else ''}{steps}{_describe_replacing(plan)}"
     )
 

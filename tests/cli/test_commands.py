@@ -112,7 +112,7 @@ def test_a_recipe_for_a_cluster_is_checked_on_a_laptop(tmp_path, monkeypatch):
     assert "launch.strategy: deepspeed is not installed" in done.stderr
     few = grpo("check", path, "--gpus", 4, "--no-environment", cwd=tmp_path)
     assert few.returncode == 2
-    assert "8 processes need a GPU each, and there are 4 to train on" in few.stderr
+    assert "8 processes need a GPU each, and training has 4" in few.stderr
     quantized = ["--set", "model.quantization=4bit", "--set", "model.lora={r: 8}"]
     done = grpo("check", path, "--gpus", 8, "--no-environment", *quantized, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

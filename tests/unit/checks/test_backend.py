@@ -54,6 +54,16 @@ def test_other_backends_stay_and_nothing_is_noted(tmp_path):
         assert not checked.notes_of("generation.backend")
 
 
+def test_vllm_is_assumed_on_another_machine_and_not_missed(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    checked = check_recipe(write_recipe(tmp_path, AUTO), hardware=GPUS, environment=False)
+    (note,) = checked.notes_of("generation.backend")
+    assert note.seen == "`auto` is vllm there: a machine with GPUs is assumed to have vLLM"
+    path = write_recipe(tmp_path, AUTO.replace("auto", "vllm"))
+    (note,) = check_recipe(path, hardware=GPUS, environment=False).notes_of("generation.backend")
+    assert note.seen == "vllm is not installed here"
+
+
 def test_a_server_that_auto_asks_is_managed_on_every_machine(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path, AUTO), ["generation.vllm.mode=server"])
     assert recipe.generation.has_managed_server
