@@ -1,10 +1,10 @@
 """Sampled completions with the scores of every reward."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from grpo_cli.rewards.contract import NO_TRAINER, Batch
+from grpo_cli.rewards.contract import EPISODE, NO_TRAINER, Batch
 from grpo_cli.rewards.scoring import Reward, weighted_sum
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ class ScoredCompletion:
     """What it answers, by reward that can say so; for majority votes."""
     total: float
     """The weighted sum, as TRL forms it."""
+    messages: tuple[dict[str, Any], ...] = ()
+    """All messages of an episode; empty if the answer is the only one."""
+    episode: dict[str, Any] | None = None
+    """The record of an episode; None if there was none."""
 
 
 def score_samples(
@@ -57,11 +61,14 @@ def score_samples(
     flat = [(index, completion) for index, group in enumerate(sampled) for completion in group]
     repeated = {name: [values[index] for index, _ in flat] for name, values in columns.items()}
     prompts = repeated.pop("prompt")
+    if any(completion.episode for _, completion in flat):
+        repeated[EPISODE] = [completion.episode for _, completion in flat]
     chat = bool(prompts) and isinstance(prompts[0], list)
     batch = Batch(
-        prompts=prompts,
+        prompts=[c.prompt or prompt for (_, c), prompt in zip(flat, prompts, strict=True)],
         completions=[
-            [{"role": "assistant", "content": c.text}] if chat else c.text for _, c in flat
+            list(c.messages) or ([{"role": "assistant", "content": c.text}] if chat else c.text)
+            for _, c in flat
         ],
         completion_ids=[list(c.token_ids) for _, c in flat],
         columns=repeated,
@@ -78,7 +85,7 @@ def score_samples(
             ScoredCompletion(
                 group=group,
                 row=repeated["row_id"][place],
-                prompt=prompts[place],
+                prompt=completion.prompt or prompts[place],
                 text=completion.text,
                 tokens=len(completion.token_ids),
                 clipped=completion.clipped,
@@ -87,6 +94,8 @@ def score_samples(
                 failed=[name for name, score in named.items() if score.failed],
                 answers={each.name: each.params.vote(completion.text) for each in judges},
                 total=weighted_sum(weights, [score.value for score in scores]) or 0.0,
+                messages=completion.messages,
+                episode=completion.episode,
             )
         )
     return scored
@@ -98,8 +107,13 @@ def as_scored(record: dict[str, Any]) -> ScoredCompletion:
     Raises:
         KeyError: It was written by another version.
     """
+    optional = {field.name for field in fields(ScoredCompletion) if field.default is not MISSING}
     return ScoredCompletion(
-        **{field.name: record[field.name] for field in fields(ScoredCompletion)}
+        **{
+            field.name: record[field.name]
+            for field in fields(ScoredCompletion)
+            if field.name not in optional or field.name in record
+        }
     )
 
 

@@ -123,7 +123,8 @@ def build_datasets(
         SetupError: The hub cannot be reached.
     """
     dataset = recipe.dataset
-    renderer = Renderer(dataset.prompt, resolve_style(dataset.prompt, has_chat_template))
+    style = resolve_style(dataset.prompt, has_chat_template)
+    renderer = Renderer(dataset.prompt, style, may_be_empty=bool(recipe.environment))
     source = read_rows(dataset, recipe.seed)
 
     train = _make_split(dataset, renderer, source.train, source.train_names)
@@ -216,10 +217,8 @@ def _metadata_columns(dataset: DatasetConfig, rows: list[Row]) -> frozenset[str]
 
 def _report(train: _Split, held: _Split | None, encoded: EncodedRows) -> DataReport:
     splits = [train, held] if held else [train]
-    prompts = {canonical_json(row["prompt"]) for row in train.rows}
-    repeated = (
-        [row for row in held.rows if canonical_json(row["prompt"]) in prompts] if held else []
-    )
+    prompts = {_identify(row) for row in train.rows}
+    repeated = [row for row in held.rows if _identify(row) in prompts] if held else []
     return DataReport(
         train_rows=len(train.rows),
         eval_rows=len(held.rows) if held else None,
@@ -232,6 +231,12 @@ def _report(train: _Split, held: _Split | None, encoded: EncodedRows) -> DataRep
         exact_duplicates_between_splits=len(repeated),
         fingerprint=_fingerprint(splits),
     )
+
+
+def _identify(row: Row) -> str:
+    """Return what makes two rows ask the same; the seed does where an environment asks."""
+    is_empty = row["prompt"][-1:] == [{"role": "user", "content": ""}]
+    return canonical_json([row["prompt"], row.get("seed") if is_empty else None])
 
 
 def _percentiles(counts: list[int]) -> PromptTokens | None:

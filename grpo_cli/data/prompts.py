@@ -94,12 +94,13 @@ def resolve_style(prompt: PromptConfig, has_chat_template: bool) -> Style:
 class Renderer:
     """Makes prompts of rows by one recipe's rules."""
 
-    def __init__(self, prompt: PromptConfig, style: Style) -> None:
+    def __init__(self, prompt: PromptConfig, style: Style, *, may_be_empty: bool = False) -> None:
         """Check the templates.
 
         Args:
             prompt: The section of the recipe.
             style: What `resolve_style` gave.
+            may_be_empty: Whether an environment adds to the prompt.
 
         Raises:
             RecipeError: A template has a syntax error, or plain text has a system message.
@@ -113,6 +114,7 @@ class Renderer:
                 template_columns(text, path)
         self._prompt = prompt
         self._style = style
+        self._may_be_empty = may_be_empty
         self._templated = prompt.user is not None
 
     def render(self, row: Row, where: str = "the row") -> Prompt:
@@ -127,7 +129,7 @@ class Renderer:
         """
         prompt = self._from_template(row, where) if self._templated else self._own(row, where)
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        if not text.strip():
+        if not text.strip() and not self._may_be_empty:
             path = USER if self._templated else "dataset.prompt"
             raise _error(f"{where} has an empty prompt", "fill its columns or drop the row", path)
         return prompt

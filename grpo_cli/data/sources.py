@@ -15,6 +15,7 @@ from grpo_cli.errors import RecipeError, SetupError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import (
     DatasetConfig,
+    EnvironmentDataset,
     FilesDataset,
     HubDataset,
     InlineDataset,
@@ -28,6 +29,7 @@ _EVAL_KEYS = {
     "files": "eval",
     "inline": "eval_rows",
     "reasoning_gym": "eval_size",
+    "environment": "eval_size",
     "hub": "eval_split",
 }
 """The key of each kind that names evaluation rows."""
@@ -114,6 +116,8 @@ def read_rows(dataset: DatasetConfig, seed: int) -> SourceRows:
         train, held = _inline_rows(plain)
     elif isinstance(plain, ReasoningGymDataset):
         train, held = draw_rows(plain, seed, limit)
+    elif isinstance(plain, EnvironmentDataset):
+        train, held = _seed_rows(plain, seed)
     else:
         train = _load_split(plain, "split", limit)
         held = _load_split(plain, "eval_split", dataset.eval_limit) if plain.eval_split else None
@@ -148,6 +152,11 @@ def _preview(dataset: DatasetConfig, seed: int, problems: list[Issue]) -> Previe
         check_task(dataset)
         sizes = _split_sizes(dataset, dataset.size, dataset.eval_size or None)
         return Preview(COLUMNS, *sizes, (), "rows are drawn when training starts")
+    if isinstance(dataset, EnvironmentDataset):
+        sizes = _split_sizes(dataset, dataset.size, dataset.eval_size or None)
+        return Preview(
+            frozenset({"prompt", "seed"}), *sizes, (), "the environment gives the prompts"
+        )
     if isinstance(dataset, HubDataset):
         _check_hub_id(dataset.path)
         note = f"{dataset.path} is downloaded when it is needed; nothing was looked up"
@@ -310,7 +319,7 @@ def check_held_out(dataset: DatasetConfig) -> None:
 
 def _named_eval(dataset: DatasetConfig) -> str | None:
     """Return the key by which a recipe names evaluation rows, if it does."""
-    plain: PlainDataset | ReasoningGymDataset = (
+    plain: PlainDataset | ReasoningGymDataset | EnvironmentDataset = (
         dataset.source if isinstance(dataset, ScoredDataset) else dataset
     )
     key = _EVAL_KEYS[plain.kind]
@@ -338,6 +347,23 @@ def _inline_rows(dataset: InlineDataset) -> tuple[list[Row], list[Row] | None]:
             fix = "write at least one row, such as - {question: 1 + 1, answer: 2}"
             raise _error("is empty", fix, key)
     return list(dataset.rows), None if dataset.eval_rows is None else list(dataset.eval_rows)
+
+
+def _seed_rows(dataset: EnvironmentDataset, seed: int) -> tuple[list[Row], list[Row] | None]:
+    """Return rows of distinct seeds; the environment adds its first observation to the empty prompt."""
+    held = random.Random(f"environment:{dataset.eval_seed}:eval").sample(
+        range(2**31), dataset.eval_size
+    )
+    drawn = random.Random(f"environment:{seed}:train").sample(
+        range(2**31), dataset.size + dataset.eval_size
+    )
+    kept = frozenset(held)
+    train = [each for each in drawn if each not in kept][: dataset.size]
+    rows, eval_rows = (
+        [{"prompt": [{"role": "user", "content": ""}], "seed": each} for each in seeds]
+        for seeds in (train, held)
+    )
+    return rows, eval_rows if dataset.eval_size else None
 
 
 def _load_split(dataset: HubDataset, key: str, limit: int | None) -> list[Row]:

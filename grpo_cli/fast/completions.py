@@ -4,7 +4,7 @@ Leaves the model and the random state as it found them.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,12 @@ class Completion:
     """Its tokens, with the end-of-sequence token if there is one."""
     clipped: bool
     """Whether it was cut off at `max_new_tokens`."""
+    prompt: list[dict[str, Any]] | None = None
+    """The prompt of an episode, with what the environment added; None if there was no episode."""
+    messages: tuple[dict[str, Any], ...] = ()
+    """All messages of an episode after its prompt; empty if the answer is the only one."""
+    episode: dict[str, Any] | None = None
+    """The record of an episode; None if there was none."""
 
 
 def sample_completions(
@@ -95,6 +101,44 @@ def sample_completions(
             if on_progress is not None:
                 on_progress(start + len(batch), len(queue))
     return [samples * (samples_per_prompt // distinct) for samples in results]
+
+
+@contextlib.contextmanager
+def open_sampler(
+    model: Any,
+    tokenizer: Any,
+    *,
+    temperature: float,
+    batch_size: int = 32,
+    seed: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    fast: FastConfig = _FAST,
+) -> Iterator[Callable[[list[list[int]], int], list[list[int]]]]:
+    """Yield a function that samples answers to prompts of token ids, each of at most so many tokens.
+
+    Arguments as for `sample_completions`. An answer ends with the first token that ends a completion, if there is
+    one.
+    """
+    longest = _generation_config(model, tokenizer, 1, temperature, options or {})
+    ends = frozenset(declared_eos_token_ids(longest))
+
+    def sample(prompt_ids: list[list[int]], most: int) -> list[list[int]]:
+        config = _generation_config(model, tokenizer, most, temperature, options or {})
+        without_wrapper(model).generation_config = config
+        draw = _pick_sampler(model, tokenizer, config, fast)
+        rows: list[list[int]] = []
+        for start in range(0, len(prompt_ids), batch_size):
+            rows += draw(prompt_ids[start : start + batch_size])
+        return [cut_at_end(row, ends) for row in rows]
+
+    with torch.no_grad(), _sampling_state(model, longest, seed):
+        yield sample
+
+
+def cut_at_end(row: Sequence[int], ends: Collection[int]) -> list[int]:
+    """Return tokens up to the first one that ends a completion, which is kept."""
+    end = next((place for place, token in enumerate(row) if token in ends), None)
+    return list(row if end is None else row[: end + 1])
 
 
 def reads_prompts_once(
@@ -192,10 +236,9 @@ def declared_eos_token_ids(config: GenerationConfig) -> list[int]:
 
 def _as_completion(tokenizer: Any, row: list[int], eos: list[int]) -> Completion:
     """Cut a generated row of tokens after the first one that ends a completion."""
-    end = next((place for place, token in enumerate(row) if token in eos), None)
-    tokens = row if end is None else row[: end + 1]
+    tokens = cut_at_end(row, eos)
     text = tokenizer.decode(tokens, skip_special_tokens=True)
-    return Completion(text, tuple(tokens), clipped=end is None)
+    return Completion(text, tuple(tokens), clipped=not tokens or tokens[-1] not in eos)
 
 
 def _generation_config(

@@ -44,7 +44,12 @@ def model_length(recipe: Recipe) -> int:
     if length is not None:
         return int(length)
     prompt = recipe.dataset.max_prompt_length
-    return AUTOMATIC if prompt is None else prompt + recipe.generation.max_completion_length
+    if prompt is None:
+        return AUTOMATIC
+    longest = recipe.generation.max_completion_length
+    # The last turn of an episode may ask for more tokens than are left.
+    more = (recipe.episode.max_turn_tokens or longest) if recipe.has_episodes else 0
+    return prompt + longest + more
 
 
 def adapter_rank(recipe: Recipe, device: Device) -> int | None:

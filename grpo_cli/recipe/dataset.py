@@ -117,6 +117,16 @@ class InlineDataset(_DatasetBase):
     """The evaluation rows."""
 
 
+class EnvironmentDataset(_DatasetBase):
+    """No rows of its own: `environment` gives each prompt, from a seed. Rows have one column, `seed`."""
+
+    kind: Literal["environment"]
+    size: Integer = Field(default=1000, ge=1)
+    """Episodes for training, each with its own seed."""
+    eval_size: Integer = Field(default=0, ge=0)
+    """Episodes to hold out for evaluation, with other seeds."""
+
+
 PlainDataset = FilesDataset | HubDataset | InlineDataset
 _SOURCES: dict[str, tuple[type[PlainDataset], str, tuple[str, ...]]] = {
     "train": (FilesDataset, "files", ("eval",)),
@@ -193,6 +203,11 @@ class ScoredDataset(_DatasetBase):
 
 
 DatasetConfig = Annotated[
-    HubDataset | FilesDataset | ReasoningGymDataset | InlineDataset | ScoredDataset,
+    HubDataset
+    | FilesDataset
+    | ReasoningGymDataset
+    | InlineDataset
+    | EnvironmentDataset
+    | ScoredDataset,
     Field(discriminator="kind"),
 ]

@@ -26,7 +26,7 @@ _STAND_INS: dict[str, Any] = {
 """Stand-ins for wrong values whose absence would cause further errors, for the checks of the rest."""
 _OTHER_TOOLS = {"model_name_or_path": "TRL", "reward_funcs": "TRL", "base_model": "axolotl"}
 """Keys by which the config of another tool is known."""
-_OPTIONAL = ("generation", "training", "launch", "logging", "evaluation", "expect")
+_OPTIONAL = "tools environment episode generation training launch logging evaluation expect".split()
 _FLAG_PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _LOCAL_PATHS = (
     ("model", "path"),
@@ -272,9 +272,11 @@ def _anchor_paths(tree: Node) -> None:
         node = tree.find(path)
         for item in node.value if node and isinstance(node.value, list) else [node]:
             _anchor(item, only_local=path[-1] in _MAY_BE_ELSEWHERE)
-    rewards = tree.child("rewards")
-    for entry in rewards.value if rewards and isinstance(rewards.value, list) else []:
-        _anchor(entry.child("path"), only_local=True)
+    for key in ("rewards", "tools", "environment"):
+        node = tree.child(key)
+        for entry in node.value if node and isinstance(node.value, list) else [node]:
+            if entry is not None:
+                _anchor(entry.child("path"), only_local=True)
 
 
 def _anchor(node: Node | None, *, only_local: bool) -> None:

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from grpo_cli.recipe.base import Integer, Number, OneOrMany, OpenSection, Section
-from grpo_cli.recipe.dataset import DatasetConfig, ScoredDataset
+from grpo_cli.recipe.base import Integer, Number, OneOrMany, OpenSection, Section, ShortForm
+from grpo_cli.recipe.dataset import DatasetConfig, EnvironmentDataset, ScoredDataset
+from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.expect import ExpectConfig
 from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.recipe.launch import LaunchConfig
@@ -49,6 +50,16 @@ class EvaluationConfig(Section):
     """Completions generated at a time on each device."""
 
 
+OneOrManyKinds = Annotated[
+    tuple[KindConfig, ...],
+    ShortForm(
+        lambda value: (value,) if isinstance(value, dict | KindConfig) else value,
+        lambda full: full["items"],
+    ),
+]
+"""A list that may be written as its only entry."""
+
+
 class Recipe(Section):
     """A GRPO training, from the model to the launch."""
 
@@ -64,6 +75,12 @@ class Recipe(Section):
     """The rows, and how they become prompts."""
     rewards: tuple[RewardConfig, ...] = Field(default=(), validate_default=True)
     """How completions are scored: the weighted sum of the list. Left out only with `dataset.kind: scored`."""
+    tools: tuple[KindConfig, ...] = ()
+    """Tools without a state that the model may call."""
+    environment: OneOrManyKinds = Field(default=(), validate_default=True)
+    """What the model acts in: one entry, or a list in which each row takes the first entry whose `when` holds."""
+    episode: EpisodeConfig = EpisodeConfig()
+    """Limits of an episode, and what happens to calls that fail."""
     generation: GenerationConfig = GenerationConfig()
     """How completions are sampled."""
     training: TrainingConfig = TrainingConfig()
@@ -95,6 +112,29 @@ class Recipe(Section):
         elif rewards == () and dataset is not None:
             raise PydanticKnownError("missing")
         return rewards
+
+    @field_validator("environment")
+    @classmethod
+    def _check_environment(
+        cls, environment: tuple[KindConfig, ...], info: ValidationInfo
+    ) -> tuple[KindConfig, ...]:
+        """Require one if the environment asks, and none if nothing is sampled."""
+        dataset = info.data.get("dataset")
+        if isinstance(dataset, EnvironmentDataset) and not environment:
+            message = "is missing: with `dataset.kind: environment` it is what gives the model its prompts"
+            fix = "add it, such as `environment: {kind: python, path: ./env.py:Game}`"
+            raise PydanticCustomError("grpo_environment", message, {"fix": fix})
+        if isinstance(dataset, ScoredDataset) and environment:
+            message = (
+                "is for sampled completions, and with `dataset.kind: scored` nothing is sampled"
+            )
+            raise PydanticCustomError("grpo_environment", message, {"fix": "remove it"})
+        return environment
+
+    @property
+    def has_episodes(self) -> bool:
+        """Whether completions have several turns."""
+        return bool(self.tools or self.environment)
 
     @property
     def is_sampled(self) -> bool:

@@ -31,10 +31,13 @@ class RewardConfig(Section):
     on_error: Literal["raise", "zero", "skip"] = "raise"
     """What happens if scoring a completion fails: `raise` ends the run, `zero` scores 0, `skip` gives no score,
     so only the other rewards count. Failures are logged, and their share is a metric."""
+    reads: Literal["last", "model", "all"] = "last"
+    """Which messages of a completion with several turns are scored as its text: the model's `last` one, all of the
+    `model`'s, or `all`, with the results of tools and environments."""
     accuracy: bool | None = None
     """Whether the best score, or 1 if there is none, means that an answer is correct: the share of such answers
     is then measured as `accuracy/NAME`. By default true for kinds that judge answers, and for a `python` function
-    whose scores are all 0 or 1."""
+    or an `environment` whose scores are all 0 or 1."""
     clip: tuple[Number, Number] | None = None
     """Lowest and highest score; scores are clipped to this range."""
 

@@ -23,6 +23,9 @@ from grpo_cli.rewards.pool import Died, Late, WorkerPool
 from grpo_cli.rewards.registry import find_kind, kind_names
 from grpo_cli.rewards.scoring import Reward, describe_build_failure, has_state, right_score
 
+_UNDECIDED = ("python", "environment")
+"""Kinds of which only the scores tell whether they judge answers."""
+
 
 @dataclass(frozen=True)
 class _RewardSource:
@@ -71,10 +74,10 @@ def right_scores(
 
     Args:
         configs: The recipe's `rewards`.
-        scores: Scores of completions, by reward: a `python` function that does not say whether it judges
-            answers does so if these are all 0 or 1.
+        scores: Scores of completions, by reward: a `python` function, or an environment, of which the recipe
+            does not say whether it judges answers does so if these are all 0 or 1.
     """
-    undecided = {id(each) for each in configs if each.kind == "python" and each.accuracy is None}
+    undecided = {id(each) for each in configs if each.kind in _UNDECIDED and each.accuracy is None}
     # They may come from files, which are read only if they decide something.
     seen = list(scores) if undecided else []
     right = {}
@@ -142,6 +145,7 @@ def _build_reward(source: _RewardSource) -> Reward:
         condition=Condition(config.when) if config.when else None,
         waits=params.waits(limited=config.timeout_s is not None),
         right_answer=_right_score(config),
+        reads=config.reads,
         path=source.path,
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from grpo_cli.errors import RewardError
 from grpo_cli.issues import Issue
@@ -13,6 +13,11 @@ from grpo_cli.recipe.base import Section
 
 NO_TRAINER = SimpleNamespace(global_step=0, epoch=0.0, max_steps=0, num_train_epochs=0)
 """The `trainer_state` of batches that are scored outside of training."""
+
+
+EPISODE = "episode"
+"""The column that holds the record of each completion's episode, of recipes with tools or an environment."""
+Reads = Literal["last", "model", "all"]
 
 
 class Score(NamedTuple):
@@ -60,13 +65,15 @@ class Batch:
     """What else TRL passes: `trainer_state`, `log_extra`, `log_metric`."""
     positions: Sequence[int] | None = None
     """Positions of the rows in the batch they were taken from; None for a whole batch."""
+    reads: Reads = "last"
+    """Which messages of a completion make its text."""
     seed: str | None = None
     """Seeds the random numbers of a user's function; None leaves the process's random state alone."""
 
     @cached_property
     def texts(self) -> list[str]:
         """The text of each completion."""
-        return [text_of(completion) for completion in self.completions]
+        return [completion_text(completion, self.reads) for completion in self.completions]
 
     def take(self, rows: Sequence[int]) -> "Batch":
         """Return a batch of only these rows, without TRL's loggers."""
@@ -252,6 +259,14 @@ def text_of(value: Any) -> str:
     if isinstance(value, str):
         return value
     return "\n".join(_content_of(message.get("content")) for message in value)
+
+
+def completion_text(completion: Any, reads: Reads = "last") -> str:
+    """Return the text of a completion: of messages the model's last one, all of the model's, or all."""
+    if isinstance(completion, str) or reads == "all":
+        return text_of(completion)
+    own = [each for each in completion if each.get("role", "assistant") == "assistant"]
+    return text_of(own[-1:] if reads == "last" else own)
 
 
 def suggest_extraction(column: str) -> str:

@@ -44,6 +44,8 @@ BUILT_IN = {
     "repetition": "length",
     "model": "model",
     "judge": "judge",
+    "environment": "episode",
+    "tool_use": "episode",
     "python": "python",
 }
 """The kinds of this package, and the module in `kinds/` of each; the class of `tag_count` is `TagCountParams`."""

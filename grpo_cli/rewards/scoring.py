@@ -8,7 +8,7 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
@@ -16,7 +16,15 @@ from typing import Any, Literal
 
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.conditions import Condition
-from grpo_cli.rewards.contract import Batch, DescribedError, RewardParams, Score, Scorer
+from grpo_cli.rewards.contract import (
+    EPISODE,
+    Batch,
+    DescribedError,
+    Reads,
+    RewardParams,
+    Score,
+    Scorer,
+)
 
 LARGEST = 1e18
 """Larger scores are refused: TRL's standard deviation sums their squares in float32, which overflows
@@ -24,6 +32,7 @@ and makes the gradient zero."""
 SEARCH_S = 5.0
 """Longest search for the row that makes a whole batch fail."""
 DOES_NOT_APPLY = Score(None, "`when` does not hold")
+EPISODE_FAILED = Score(0.0, "a call failed", failed=True)
 ROUNDING = 2.0**-22
 """Relative difference of two totals up to which rounding alone may explain it.
 
@@ -43,6 +52,7 @@ _IMPORT_FIXES: tuple[tuple[type[BaseException], str], ...] = (
 )
 _HIDDEN = (
     str(Path(__file__).parent),
+    str(Path(__file__).parents[1] / "user_code.py"),
     str(Path(os.__file__).parent / "asyncio"),
     "<frozen importlib",
 )
@@ -119,6 +129,8 @@ class Reward:
     """Whether it mostly waits for something outside of this process, and may do so on any thread."""
     right_answer: float | None = None
     """The score of a right answer; None if the recipe does not say that it judges answers."""
+    reads: Reads = "last"
+    """Which messages of a completion it reads."""
     path: str = ""
     """Its place in the recipe, such as `rewards.0`."""
 
@@ -137,8 +149,12 @@ class Reward:
                 scores, or one that is not a usable number, and `on_error` is `raise`. Its text
                 names the reward and the row.
         """
+        batch = replace(batch, reads=self.reads)
         scores = [DOES_NOT_APPLY] * len(batch.completions)
         rows = self._applying(batch)
+        for row in _failed_episodes(batch, rows):
+            scores[row] = EPISODE_FAILED
+            rows.remove(row)
         if rows:
             part = batch if len(rows) == len(scores) else batch.take(rows)
             for row, result in zip(rows, self.try_score(part), strict=True):
@@ -257,6 +273,11 @@ class Reward:
             "Fix: return a finite number, or None if the reward does not apply"
         )
         return DescribedError("\n".join([head, *_inputs(batch, row)]))
+
+
+def _failed_episodes(batch: Batch, rows: Sequence[int]) -> list[int]:
+    records = batch.columns.get(EPISODE)
+    return [] if records is None else [row for row in rows if records[row]["end"] == "failed"]
 
 
 def as_float(value: Any) -> float | None:

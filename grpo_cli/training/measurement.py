@@ -15,7 +15,8 @@ from datasets import Dataset
 from grpo_cli.analysis.metrics import PerPrompt, per_prompt
 from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, score_samples
 from grpo_cli.data.rows import canonical_json
-from grpo_cli.fast.completions import Completion, sample_completions
+from grpo_cli.environments.episodes import Player, Sampled, sample_episodes
+from grpo_cli.fast.completions import Completion, open_sampler, sample_completions
 from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
@@ -37,6 +38,8 @@ class Measurer:
     rows: Dataset
     vllm: RunGeneration | None = field(default=None, kw_only=True)
     """Samples, if the training samples with vLLM; otherwise transformers does."""
+    player: Player | None = field(default=None, kw_only=True)
+    """Plays episodes, if the recipe has some."""
 
     def measure(self, when: When, model: Any, tokenizer: Any) -> None:
         """Sample, score, and write `eval/<when>.json`, its samples, and a record of `metrics.jsonl`.
@@ -51,7 +54,10 @@ class Measurer:
         seed = self.session.recipe.seed + processes.process_index
         # vLLM samples for all processes together.
         if len(shard) or self.vllm:
-            sampled = self._sample(when, shard, model, tokenizer, seed)
+            if self.player is None:
+                sampled = self._sample(when, shard, model, tokenizer, seed)
+            else:
+                sampled = self._play(self.player, when, shard, model, tokenizer, seed)
         scored = score_samples(self.rewards, shard.to_dict(), sampled, seed) if len(shard) else []
         everyone = sorted(gather_object(scored), key=lambda each: each.row)
         more = self._measure_more(when, model)
@@ -87,6 +93,49 @@ class Measurer:
             on_progress=lambda done, total: self._report(when, f"{done}/{total} prompts"),
         )
         return sampled[: len(rows)]
+
+    def _play(
+        self, player: Player, when: When, rows: Dataset, model: Any, tokenizer: Any, seed: int
+    ) -> list[list[Completion]]:
+        evaluation, vllm = self.session.recipe.evaluation, self.vllm
+        play = partial(
+            sample_episodes,
+            player,
+            samples_per_prompt=evaluation.samples_per_prompt,
+            on_progress=lambda done, total: self._report(when, f"{done}/{total} episodes"),
+        )
+        if vllm is None:
+            with open_sampler(
+                model,
+                tokenizer,
+                temperature=evaluation.temperature,
+                batch_size=evaluation.batch_size,
+                seed=seed,
+                fast=self.session.recipe.training.fast,
+            ) as draw:
+                return play(
+                    rows.to_list(),
+                    lambda ids, most: Sampled(draw(ids, most)),
+                    batch_size=evaluation.batch_size,
+                )
+        vllm.sync_weights()
+        # Each process plays equally many.
+        share = math.ceil(len(self.rows) / self.session.processes.num_processes)
+        padded = [*rows.to_list(), *[self.rows[0]] * (share - len(rows))]
+
+        def sample(ids: list[list[int]], most: int) -> Sampled:
+            temperature = evaluation.temperature
+            return Sampled(
+                vllm.sample_apart(ids, count=1, temperature=temperature, max_tokens=most)
+            )
+
+        played = play(
+            padded,
+            sample,
+            batch_size=_VLLM_BATCH,
+            widest=lambda count: max(gather_object([count])),
+        )
+        return list(played[: len(rows)])
 
     def _measure_more(self, when: When, model: Any) -> dict[str, Any]:
         """More entries of the result."""

@@ -10,6 +10,7 @@ from grpo_cli.fast.trainer import FastTrainer
 from grpo_cli.training.callbacks import PhaseClock
 from grpo_cli.training.checkpoints import ExactResume
 from grpo_cli.training.dynamic_sampling import DynamicSampling, GroupSignal, Scored
+from grpo_cli.training.episodes import EpisodeRollouts
 from grpo_cli.training.reward_functions import EarlyScoring
 from grpo_cli.upstream.trl import FRAC_ZERO_STD, NUM_TOKENS
 
@@ -20,13 +21,22 @@ class RunTrainer(ExactResume, FastTrainer):
     dynamic_sampling: DynamicSampling | None = None
     """Replaces groups without signal; None if they stay."""
 
-    def __init__(self, *args: Any, early: EarlyScoring | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        early: EarlyScoring | None = None,
+        episodes: EpisodeRollouts | None = None,
+        **options: Any,
+    ) -> None:
         self._clock = PhaseClock()
         self._early = early or EarlyScoring([])
         self._given: Scored | None = None
         """Completions to make a batch of instead of sampling."""
         super().__init__(*args, **options)
         self.add_callback(self._clock)
+        self._episodes = episodes
+        if episodes is not None:
+            self.rollout_func = episodes.play
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Run one micro-step; see `check_loss` for what it raises."""
@@ -50,7 +60,9 @@ class RunTrainer(ExactResume, FastTrainer):
     def make_batch(self, inputs: list[Any], given: Scored | None = None) -> dict[str, Any]:
         """Return TRL's batch of rows; completions that are `given` are not sampled and scored again."""
         self._given = given
-        with self._early.expecting(inputs if self.model.training else None, self.state):
+        if self._episodes is not None and given is None:
+            inputs = self._episodes.begin(inputs)
+        with self._early.expecting(self._early_rows(inputs), self.state):
             batch = super()._generate_and_score_completions(inputs)
         self._given = None
         self._clear_silent_groups(batch["advantages"])
@@ -63,10 +75,11 @@ class RunTrainer(ExactResume, FastTrainer):
     def sample_and_score(self, inputs: list[Any]) -> Scored:
         """Sample and score rows, without making a batch of them."""
         self._sampled_entropies = []
-        prompts = [row["prompt"] for row in inputs]
-        with self._early.expecting(inputs, self.state):
+        begun = inputs if self._episodes is None else self._episodes.begin(inputs)
+        prompts = [row["prompt"] for row in begun]
+        with self._early.expecting(self._early_rows(begun), self.state):
             _, completion_ids, _, completions, *_ = self._generate(prompts)
-            self._calculate_rewards(inputs, prompts, completions, completion_ids)
+            self._calculate_rewards(begun, prompts, completions, completion_ids)
         # TRL takes the mean of what rewards have logged when it makes a batch: add up instead.
         for values in self._pending_metrics.values():
             values[:] = [sum(values)]
@@ -102,6 +115,10 @@ class RunTrainer(ExactResume, FastTrainer):
         # One write: on a GPU each costs a kernel.
         advantages[[place for place in places if 0 <= place < len(advantages)]] = 0.0
 
+    def _early_rows(self, inputs: list[Any]) -> list[Any] | None:
+        """Return the rows to score while sampling goes on; an episode is scored at its end."""
+        return inputs if self.model.training and self._episodes is None else None
+
     def _generate(self, prompts: Any) -> Any:
         if self._given is not None:
             columns, self._sampled_entropies = _as_columns(self._given.generated)
@@ -109,6 +126,8 @@ class RunTrainer(ExactResume, FastTrainer):
         synced_s = self._synced_s()
         with self._clock.inside("sampling"):
             columns = super()._generate(prompts)
+            if self._episodes is not None:
+                columns = (*columns[:3], self._episodes.completions, *columns[4:])
         if synced_s is not None:
             self._clock.add("sync", self._synced_s() - synced_s, out_of="sampling")
         self._generated = _as_rows(columns, self._sampled_entropies, len(prompts))
@@ -134,8 +153,12 @@ class RunTrainer(ExactResume, FastTrainer):
         if self._given is not None:
             self._rewards = self._given.rewards
             return self._rewards
+        if self._episodes is not None:
+            args = self._episodes.add_records(*args)
         with self._clock.inside("scoring"):
             self._rewards = super()._calculate_rewards(*args, **options)
+        if self._episodes is not None:
+            self._episodes.log_metrics(self._metrics["train" if self.model.training else "eval"])
         return self._rewards
 
 

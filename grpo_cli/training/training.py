@@ -6,7 +6,7 @@ Reads top to bottom in the order in which things happen. The algorithm is TRL's.
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.checks.contents import reward_context
 from grpo_cli.checks.settings import wanted_parts
 from grpo_cli.data.build import BuiltData, build_datasets
+from grpo_cli.environments.episodes import Player, open_player
 from grpo_cli.errors import RunError
 from grpo_cli.fast.completions import all_eos_token_ids, count_prompt_tokens
 from grpo_cli.fast.trainer import shares_weights
@@ -44,6 +45,7 @@ from grpo_cli.runs.status import Heartbeat
 from grpo_cli.training.callbacks import RunCallback, track
 from grpo_cli.training.checkpoints import atomic_dir, save_reward_states
 from grpo_cli.training.dynamic_sampling import DynamicSampling
+from grpo_cli.training.episodes import EpisodeRollouts
 from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.reward_functions import CompletionLog, EarlyScoring, build_reward_functions
 from grpo_cli.training.scored.trainer import (
@@ -93,10 +95,28 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
         tokenizer = load_tokenizer(recipe.model)
     session.report("preparing the data")
     data = _build_data(session, tokenizer)
-    trainer, rewards = _build_trainer(session, args, tokenizer, data)
+    with ExitStack() as stack:
+        player = None
+        if recipe.has_episodes:
+            session.report("opening tools and environments")
+            stops = all_eos_token_ids(load_generation_config(recipe.model), tokenizer)
+            player = stack.enter_context(open_player(recipe, tokenizer, stops=stops))
+        _train(session, args, tokenizer, data, player)
+
+
+def _train(
+    session: Session,
+    args: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    data: BuiltData,
+    player: Player | None,
+) -> None:
+    """Train from the data to the final weights; `player` plays episodes, if the recipe has some."""
+    recipe, folder = session.recipe, session.folder
+    trainer, rewards = _build_trainer(session, args, tokenizer, data, player)
     callback = _add_callbacks(session, trainer)
     check_strategy(session, trainer)
-    measurer = _build_measurer(session, trainer, rewards, data)
+    measurer = _build_measurer(session, trainer, rewards, data, player)
     resumed = bool(folder.read_resumption())
     if measurer and not resumed:
         measurer.measure("before", trainer.model, tokenizer)
@@ -159,7 +179,11 @@ def _describe_device(session: Session) -> dict[str, Any]:
 
 
 def _build_trainer(
-    session: Session, args: Any, tokenizer: PreTrainedTokenizerBase, data: BuiltData
+    session: Session,
+    args: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    data: BuiltData,
+    player: Player | None,
 ) -> tuple["AnyTrainer", list[Reward]]:
     recipe = session.recipe
     session.report("loading the rewards")
@@ -190,6 +214,8 @@ def _build_trainer(
     patched = patched_vllm(session, lambda: _wait_for_server(session))
     with patched, _reference_on(device):
         if recipe.is_sampled:
+            if player is not None:
+                options["episodes"] = EpisodeRollouts(player)
             trainer = _build_run_trainer(session, data, rewards, log, options)
         else:
             trainer = build_scored_trainer(session, data, model, tokenizer, options)
@@ -300,7 +326,11 @@ def _add_callbacks(session: Session, trainer: "AnyTrainer") -> RunCallback:
 
 
 def _build_measurer(
-    session: Session, trainer: "AnyTrainer", rewards: list[Reward], data: BuiltData
+    session: Session,
+    trainer: "AnyTrainer",
+    rewards: list[Reward],
+    data: BuiltData,
+    player: Player | None,
 ) -> Measurer | None:
     vllm = _watch_vllm(session, trainer)
     rows = select_rows(data.eval, session.recipe.evaluation.limit)
@@ -309,7 +339,7 @@ def _build_measurer(
         return None
     if isinstance(trainer, ScoredTrainer):
         return ScoredMeasurer(session, rewards, rows, trainer)
-    return Measurer(session, rewards, rows, vllm=vllm)
+    return Measurer(session, rewards, rows, vllm=vllm, player=player)
 
 
 def _watch_vllm(session: Session, trainer: "AnyTrainer") -> RunGeneration | None:

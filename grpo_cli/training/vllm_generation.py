@@ -416,12 +416,17 @@ class RunGeneration(VLLMGeneration):
             yield
 
     def sample_apart(
-        self, prompts: list[list[int]], *, count: int, temperature: float
+        self,
+        prompts: list[list[int]],
+        *,
+        count: int,
+        temperature: float,
+        max_tokens: int | None = None,
     ) -> list[list[int]]:
         """Sample a completion of each prompt outside of training, from the whole distribution.
 
         All processes take part, each with equally many prompts, in groups of `count` equal ones. A temperature of
-        0 is greedy.
+        0 is greedy. `max_tokens` are the most of a completion, if not those of training.
         """
         settings: dict[str, Any] = {
             "temperature": temperature,
@@ -430,6 +435,7 @@ class RunGeneration(VLLMGeneration):
             "min_p": None,
             "repetition_penalty": 1.0,
             "generation_kwargs": {},
+            "max_completion_length": max_tokens or self.max_completion_length,
         }
         with replaced(self, **settings):
             _, completions, *_ = self.generate(prompts, None, count)

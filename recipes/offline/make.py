@@ -1,8 +1,9 @@
-"""Makes what the recipes beside it need: two tiny random models and two small data files. No network.
+"""Makes what the recipes beside it need: three tiny random models and two small data files. No network.
 
     python recipes/offline/make.py
 
-Writes `tiny-qwen2/`, `tiny-gpt2/`, `zen.jsonl` and `scored.jsonl` into its own folder, or into the one named.
+Writes `tiny-qwen2/`, `tiny-gpt2/`, `tiny-guesser/`, `zen.jsonl` and `scored.jsonl` into its own folder, or into the
+one named.
 The models know nothing: they show that everything works, in seconds.
 """
 
@@ -30,6 +31,13 @@ REQUESTS = ("the way to the station", "a glass of water", "the time", "a good bo
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+GUESSER_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>{% endif %}"
 )
 
 
@@ -69,6 +77,22 @@ def make_tokenizer(texts: list[str], *, chat: bool) -> PreTrainedTokenizerFast:
         pad_token="<|endoftext|>",
     )
     tokenizer.chat_template = CHAT_TEMPLATE if chat else None
+    return tokenizer
+
+
+def make_word_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of 14 words, for guessing numbers."""
+    words = ["<|im_start|>", "<|im_end|>", "guess", "higher", "lower", *"123456789"]
+    backend = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.add_special_tokens(words[:2])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|im_start|>",
+        unk_token="<|im_start|>",
+    )
+    tokenizer.chat_template = GUESSER_TEMPLATE
     return tokenizer
 
 
@@ -119,13 +143,15 @@ def main(folder: Path) -> None:
     ]
     torch.manual_seed(0)
     qwen, gpt2 = make_tokenizer(texts, chat=True), make_tokenizer(texts, chat=False)
+    guesser = make_word_tokenizer()
     for name, tokenizer, model in (
         ("tiny-qwen2", qwen, make_qwen2(qwen)),
         ("tiny-gpt2", gpt2, make_gpt2(gpt2)),
+        ("tiny-guesser", guesser, make_qwen2(guesser)),
     ):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    print(f"wrote tiny-qwen2, tiny-gpt2, zen.jsonl and scored.jsonl into {folder}")
+    print(f"wrote three models, zen.jsonl and scored.jsonl into {folder}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -22,6 +21,17 @@ from pydantic_core import PydanticCustomError
 from grpo_cli.errors import RewardError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
+from grpo_cli.user_code import (
+    ANY_SIGNATURE,
+    Function,
+    SourceError,
+    bindings,
+    is_file,
+    load_file,
+    parse_source,
+    signature_of,
+    source_file,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -46,10 +56,6 @@ _CHANGES = frozenset(
     "add append appendleft clear discard extend insert pop popitem popleft remove setdefault update".split()
 )
 """Methods that change a container."""
-_ANY_SIGNATURE = inspect.signature(lambda **columns: None)
-"""Stands for a signature that cannot be read."""
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class PythonParams(RewardParams):
@@ -110,16 +116,16 @@ class PythonParams(RewardParams):
     def named_columns(self) -> tuple[str, ...]:
         """Return the function's parameters that TRL does not pass itself."""
         known = {*TRL_PARAMETERS, *_SINGULARS, *self.kwargs}
-        parameters = _signature_of(self._definition()).parameters.values()
+        parameters = signature_of(self._definition()).parameters.values()
         named = (each.name for each in parameters if each.kind is not each.VAR_KEYWORD)
         return tuple(name for name in named if name not in known)
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
         """Report a missing file or function, and a signature that cannot be called."""
         try:
-            signature = _signature_of(_find_definition(self.source, self.function))
-        except _SourceError as error:
-            return [Issue(str(error), error.fix, "path")]
+            signature = signature_of(_find_definition(self.source, self.function))
+        except SourceError as error:
+            return [Issue(error.seen, error.fix, "path")]
         call, required = f"{self.function}()", _required_names(signature)
         faults = [
             Issue(f"{call} needs {name!r}, which TRL does not pass", f"name it {plural!r}", "path")
@@ -148,11 +154,11 @@ class PythonParams(RewardParams):
     def _definition(self) -> ast.AST | None:
         try:
             return _find_definition(self.source, self.function)
-        except _SourceError:
+        except SourceError:
             return None
 
     def _required(self) -> list[str]:
-        return _required_names(_signature_of(self._definition()))
+        return _required_names(signature_of(self._definition()))
 
     def waits(self, *, limited: bool) -> bool:
         """Return whether the function is `async`, or a time limit has other processes run it."""
@@ -165,9 +171,9 @@ class PythonParams(RewardParams):
     def lost_state(self) -> list[str]:
         """Return the variables of the function's file that calls change and no checkpoint holds."""
         try:
-            path = _source_file(self.source)
-            return [] if path is None else _find_state(_parse(path))
-        except _SourceError:
+            path = source_file(self.source)
+            return [] if path is None else _find_state(parse_source(path))
+        except SourceError:
             return []
 
     def build(self, context: RewardContext) -> Scorer:
@@ -180,7 +186,7 @@ class PythonParams(RewardParams):
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
-            signature = _ANY_SIGNATURE
+            signature = ANY_SIGNATURE
 
         @cache
         def runner() -> "asyncio.Runner":
@@ -225,7 +231,10 @@ class PythonParams(RewardParams):
 
 def _load_function(source: str, name: str) -> Callable[..., Any]:
     """Import a file or module and return a function of it; what the import raises passes through."""
-    module = _load_file(Path(source)) if _is_file(source) else importlib.import_module(source)
+    try:
+        module = load_file(Path(source)) if is_file(source) else importlib.import_module(source)
+    except SourceError as error:
+        raise RewardError(str(error), "path") from error
     function = getattr(module, name, None)
     if function is None:
         raise RewardError(
@@ -239,31 +248,6 @@ def _load_function(source: str, name: str) -> Callable[..., Any]:
             "path",
         )
     return function
-
-
-def _load_file(path: Path) -> ModuleType:
-    """Import a file once per process; its folder is appended to `sys.path`, for its own imports."""
-    path = path.resolve()
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"grpo_own_{digest}_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if not path.is_file():
-        raise RewardError(f"there is no file {path}. Fix: correct `path`", "path")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise RewardError(f"{path} is not a Python file. Fix: let its name end in .py", "path")
-    module = importlib.util.module_from_spec(spec)
-    # Registered before it runs, as dataclasses and pickle look their module up by name.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _trl_arguments(batch: Batch) -> dict[str, Any]:
@@ -321,18 +305,6 @@ def _as_scores(values: Any) -> list[Score]:
     return [Score(value) for value in values]
 
 
-class _SourceError(Exception):
-    """The function cannot be found in its source."""
-
-    def __init__(self, message: str, fix: str) -> None:
-        super().__init__(message)
-        self.fix = fix
-
-
-def _is_file(source: str) -> bool:
-    return source.endswith(".py") or "/" in source or "\\" in source
-
-
 def _accepts(signature: inspect.Signature, name: str) -> bool:
     takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
     return takes_any or name in signature.parameters
@@ -346,62 +318,29 @@ def _required_names(signature: inspect.Signature) -> list[str]:
     ]
 
 
-def _signature_of(definition: ast.AST | None) -> inspect.Signature:
-    """Return the signature of a function's definition, without evaluating its defaults or annotations."""
-    if not isinstance(definition, Function):
-        return _ANY_SIGNATURE
-    spec = copy.deepcopy(definition.args)
-    for each in ast.walk(spec):
-        if isinstance(each, ast.arg):
-            each.annotation = None
-    spec.defaults = [ast.Constant(None) for _ in spec.defaults]
-    spec.kw_defaults = [each and ast.Constant(None) for each in spec.kw_defaults]
-    return inspect.signature(eval(f"lambda {ast.unparse(spec)}: None"))
-
-
 def _find_definition(source: str, function: str) -> ast.AST | None:
     """Return what binds a function's name, found without importing anything; None if that cannot be said.
 
     Raises:
-        _SourceError: The file, module or function does not exist, or the source does not parse.
+        SourceError: The file, module or function does not exist, or the source does not parse.
     """
-    path = _source_file(source)
+    path = source_file(source)
     if path is None:
         return None
-    bound = _bindings(_parse(path))
+    bound = bindings(parse_source(path))
     if function not in bound and "*" not in bound:
         functions = [name for name, node in bound.items() if isinstance(node, Function)]
         close = nearest(function, functions) or (functions[0] if len(functions) == 1 else None)
         there = f"; it has {', '.join(functions)}" if functions else ""
         fix = f"name {close}" if close else f"write `def {function}(completions, **kwargs)` there"
-        raise _SourceError(f"there is no function {function!r} in {path}{there}", fix)
+        raise SourceError(f"there is no function {function!r} in {path}{there}", fix)
     definition = bound.get(function)
     if isinstance(definition, ast.ClassDef):
-        raise _SourceError(
+        raise SourceError(
             f"{function} in {path} is a class, not a function",
             "name a function, such as one that calls an instance of it",
         )
     return definition
-
-
-def _bindings(module: ast.Module) -> dict[str, ast.AST]:
-    """Return what binds each name of a module, the last if there are several; `*` for a star import."""
-    bound: dict[str, ast.AST] = {}
-    for node in _outside_functions(module):
-        if isinstance(node, Function | ast.ClassDef):
-            bound[node.name] = node
-        elif isinstance(node, ast.alias):
-            bound[(node.asname or node.name).partition(".")[0]] = node
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound[node.id] = node
-    return bound
-
-
-def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if not isinstance(child, Function | ast.ClassDef | ast.Lambda):
-            yield from _outside_functions(child)
 
 
 def _find_state(module: ast.Module) -> list[str]:
@@ -417,7 +356,7 @@ def _find_state(module: ast.Module) -> list[str]:
         changed |= {name for node in nodes if (name := _changed_name(node)) and name not in own}
         changed |= {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
     offers_state = "load_state_dict" in ast.dump(module)
-    return [] if offers_state else sorted(changed & _bindings(module).keys())
+    return [] if offers_state else sorted(changed & bindings(module).keys())
 
 
 def _changed_name(node: ast.AST) -> str | None:
@@ -428,35 +367,3 @@ def _changed_name(node: ast.AST) -> str | None:
         case ast.Attribute(value=ast.Name(id=name), attr=method) if method in _CHANGES:
             return name
     return None
-
-
-def _source_file(source: str) -> Path | None:
-    """Return the file of a reward; None for a module whose source is found only by importing its parents."""
-    if _is_file(source):
-        return Path(source)
-    top, *rest = source.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except ValueError:
-        return None
-    if spec is None:
-        raise _SourceError(
-            f"there is no module {top!r} in this environment",
-            f"install it, or name a file: path/to/{top}.py:FUNCTION",
-        )
-    if not rest:
-        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    bases = [Path(folder).joinpath(*rest) for folder in spec.submodule_search_locations or ()]
-    files = [file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py")]
-    return next((file for file in files if file.is_file()), None)
-
-
-def _parse(path: Path) -> ast.Module:
-    if not path.is_file():
-        raise _SourceError(f"there is no file {path}", "correct the path, or write the file")
-    try:
-        return ast.parse(path.read_bytes(), filename=str(path))
-    except (SyntaxError, ValueError) as error:
-        line = f"{path}:{getattr(error, 'lineno', None) or 1}"
-        why = getattr(error, "msg", None) or str(error)
-        raise _SourceError(f"{line} is not valid Python: {why}", f"correct {line}") from error

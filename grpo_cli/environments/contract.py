@@ -1,0 +1,114 @@
+"""What every kind of tool and environment implements."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from grpo_cli.errors import RunError
+from grpo_cli.issues import Issue
+from grpo_cli.recipe.base import Section
+
+Reward = float | dict[str, float]
+"""A number, or its named parts, which are added up."""
+
+
+class EpisodeError(RunError):
+    """A tool or an environment raised, or returned what it may not return."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool, as the model sees it and as it is called."""
+
+    name: str
+    schema: Mapping[str, Any]
+    """JSON Schema of the function, as chat templates take it: `{"type": "function", "function": {…}}`."""
+    call: Callable[..., Any]
+    """Takes the arguments by name. May run on any thread, several at a time; may be a coroutine function."""
+
+
+class Environment(ABC):
+    """The environment of one episode."""
+
+    takes_text = False
+    """Whether answers without a call go to `step`; otherwise such an answer ends the episode."""
+    is_done = False
+    """Whether the episode is over; looked at after each call."""
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The tools that belong to it, once it was reset."""
+        return ()
+
+    @abstractmethod
+    def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
+        """Begin the episode; return what is added to the end of the prompt, if anything."""
+
+    def step(self, text: str) -> tuple[str, bool]:
+        """Take an answer; return what the environment says to it, and whether the episode is over."""
+        raise NotImplementedError(f"{type(self).__name__} takes no text")
+
+    def reward(self) -> Reward | None:
+        """Return the score of the episode so far; None if the environment gives none."""
+        return None
+
+    def gold(self) -> Sequence[str] | None:
+        """Return answers that should win from the start, for tests; None if none are known."""
+        return None
+
+    def close(self) -> None:  # noqa: B027
+        """Free what the episode holds; called once, however it ended."""
+
+
+class _KindParams(Section):
+    kind: ClassVar[str]
+    """The kind's name in recipes."""
+
+    def problems(self) -> list[Issue]:
+        """Return what the disk says is wrong; imports nothing heavy. The path of each is a parameter."""
+        return []
+
+
+class ToolParams(_KindParams):
+    """The parameters of one kind of tools; a subclass's docstring says what it offers."""
+
+    def open(self) -> "ToolSource":
+        """Load or connect to the tools.
+
+        Raises:
+            EpisodeError: They cannot be used.
+            SetupError: A package is missing.
+        """
+        raise NotImplementedError
+
+
+@dataclass
+class ToolSource:
+    """Tools that were opened together, and how to close them."""
+
+    tools: Sequence[Tool]
+    close: Callable[[], None] = lambda: None
+
+
+class EnvironmentParams(_KindParams):
+    """The parameters of one kind of environment; a subclass's docstring says what it is."""
+
+    def open(self) -> "EnvironmentSource":
+        """Load or connect to what makes environments.
+
+        Raises:
+            EpisodeError: It cannot be used.
+            SetupError: A package is missing.
+        """
+        raise NotImplementedError
+
+
+@dataclass
+class EnvironmentSource:
+    """Makes an environment for each episode."""
+
+    make: Callable[[], Environment]
+    has_tools: bool = False
+    """Whether its environments have tools."""
+    close: Callable[[], None] = lambda: None

@@ -1,0 +1,162 @@
+"""An episode's messages as tokens: what follows an answer, and the calls that an answer makes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_cli.environments.contract import EpisodeError, Tool
+from grpo_cli.fast.completions import apply_template
+
+Message = dict[str, Any]
+_TEMPLATE_FIX = "Fix: set `model.chat_template` to one with tools, or take a model that was trained to call tools"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model wrote in a turn."""
+
+    message: Message
+    calls: Sequence[Mapping[str, Any]] = ()
+    """Name and arguments of each."""
+    fault: str = ""
+    """Why a call could not be parsed; empty if all could."""
+
+
+class Dialogue:
+    """Renders what the model did not write, and parses what it did; tokens that it wrote are never made again."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        has_tools: bool,
+        template_kwargs: Mapping[str, Any] | None = None,
+        stops: Sequence[int] | None = None,
+    ) -> None:
+        """Check that the chat template will do.
+
+        Args:
+            tokenizer: With a chat template; gets TRL's response template, if it has none and needs one.
+            has_tools: Whether the model may call tools.
+            template_kwargs: More variables for the chat template.
+            stops: Tokens that end an answer; None for the tokenizer's.
+
+        Raises:
+            EpisodeError: The template cannot render a dialogue, or tools.
+        """
+        self.tokenizer = tokenizer
+        self.has_tools = has_tools
+        self._kwargs = dict(template_kwargs or {})
+        self.stops = frozenset(stops if stops is not None else [tokenizer.eos_token_id])
+        if tokenizer.chat_template is None:
+            raise EpisodeError(
+                "an episode is a dialogue, and the tokenizer has no chat template. Fix: set `model.chat_template`"
+            )
+        if has_tools:
+            self._prepare_tools()
+
+    def _prepare_tools(self) -> None:
+        from trl.chat_template_utils import (
+            add_response_schema,
+            get_training_chat_template,
+            is_chat_template_prefix_preserving,
+            supports_tool_calling,
+        )
+
+        if not supports_tool_calling(self.tokenizer):
+            raise EpisodeError(
+                f"the model's chat template leaves out tools, calls or their results. {_TEMPLATE_FIX}"
+            )
+        own = ("response_template", "response_schema")
+        if all(getattr(self.tokenizer, name, None) is None for name in own):
+            try:
+                add_response_schema(self.tokenizer)
+            except ValueError as error:
+                raise EpisodeError(
+                    "how the model writes calls is not known: its tokenizer has no response template, and TRL "
+                    f"does not know its chat template. {_TEMPLATE_FIX}"
+                ) from error
+        if not is_chat_template_prefix_preserving(self.tokenizer):
+            self._kwargs["chat_template"] = get_training_chat_template(self.tokenizer)
+
+    def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Return the tokens of a prompt, with the schemas of its tools."""
+        # Some templates print a heading for an empty list.
+        schemas = [dict(tool.schema) for tool in tools] or None
+        return self._render(messages, tools=schemas, add_generation_prompt=True)
+
+    def encode_replies(self, replies: Sequence[Message]) -> list[int]:
+        """Return the tokens from the end of an answer to the beginning of the next: messages that follow it.
+
+        Source: `GRPOTrainer._get_tool_suffix_ids` (trl 1.16): both are cut out of a short dialogue.
+
+        Raises:
+            EpisodeError: The template writes what came before in another way once messages follow.
+        """
+        answer: Message = {"role": "assistant", "content": "" if self.has_tools else "a"}
+        if replies[0]["role"] == "tool":
+            call = {"name": replies[0]["name"], "arguments": {}}
+            answer["tool_calls"] = [{"type": "function", "function": call}]
+        before: list[Message] = [{"role": "user", "content": "q"}, answer]
+        start = self._render(before, add_generation_prompt=False)
+        whole = self._render([*before, *replies], add_generation_prompt=True)
+        # Templates may write a line break after the end of an answer, which the model does not.
+        ends = [place for place, token in enumerate(start) if token in self.stops]
+        start = start[: ends[-1] + 1] if ends else start
+        if whole[: len(start)] != start:
+            raise EpisodeError(
+                "the chat template changes an answer once messages follow it, so the model would not read what it "
+                f"wrote. {_TEMPLATE_FIX}"
+            )
+        return whole[len(start) :]
+
+    def _render(self, messages: Sequence[Message], **options: Any) -> list[int]:
+        options = {"tokenize": True, "return_dict": True, **self._kwargs, **options}
+        return list(apply_template(self.tokenizer, list(messages), **options)["input_ids"])
+
+    def read_answer(
+        self, token_ids: Sequence[int], context: Sequence[int], tools: Sequence[Tool]
+    ) -> Answer:
+        """Parse what the model wrote after `context`."""
+        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        plain = {"role": "assistant", "content": text}
+        if not tools:
+            return Answer(plain)
+        schemas = [dict(tool.schema) for tool in tools]
+        new = getattr(self.tokenizer, "response_template", None) is not None
+        options = {"prefix": list(context), "tools": schemas} if new else {}
+        try:
+            message = self.tokenizer.parse_response(list(token_ids), **options)
+            if message is None:
+                return Answer(plain)
+            calls = [_read_call(each) for each in message.get("tool_calls") or ()]
+        except (ValueError, TypeError) as error:
+            return Answer(plain, fault=str(error).strip() or "it is not a call")
+        content = (message.get("content") or "").removesuffix(self.tokenizer.eos_token or "")
+        return Answer({**message, "role": "assistant", "content": content}, calls)
+
+    def shorten(self, text: str, most: int) -> tuple[str, bool]:
+        """Return a text of at most about `most` tokens, and whether its middle was left out."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) <= most:
+            return text, False
+        half = max((most - 6) // 2, 1)
+        start, end = (self.tokenizer.decode(part) for part in (ids[:half], ids[-half:]))
+        return f"{start} … [{len(ids) - 2 * half} tokens left out] … {end}", True
+
+
+def _read_call(entry: Any) -> Mapping[str, Any]:
+    """Return a call's name and arguments; raises ValueError if they have another form."""
+    function = entry.get("function") if isinstance(entry, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str):
+        raise ValueError(f"a call needs a name and arguments, not {json.dumps(function)[:200]}")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(arguments, Mapping):
+        raise ValueError(
+            f"the arguments of {name} should be an object, not {json.dumps(arguments)[:200]}"
+        )
+    return {"name": name, "arguments": dict(arguments)}

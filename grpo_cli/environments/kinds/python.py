@@ -1,0 +1,161 @@
+"""The environment `python`: a class of the user's, as this project or TRL knows them."""
+
+import ast
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from grpo_cli.environments.contract import (
+    Environment,
+    EnvironmentParams,
+    EnvironmentSource,
+    EpisodeError,
+    Reward,
+    Tool,
+)
+from grpo_cli.environments.kinds.function import find_signature_faults, make_tool
+from grpo_cli.issues import Issue
+from grpo_cli.user_code import Function, SourceError, find_name, load_name
+
+_OWN = frozenset({"reset", "step", "reward", "get_reward", "gold", "close"})
+"""Methods that are no tools."""
+
+
+class PythonEnvironmentParams(EnvironmentParams):
+    """Acts in a class of yours; each episode has an instance of its own.
+
+    `reset(**row)` begins an episode and returns the first observation, or None if the prompt says all. It gets the
+    row's columns that it names, and `seed`, which is the same for all completions of a prompt: whatever is random
+    has to follow from it. With a method `step(text) -> (text, done)` the class is a text environment: each
+    answer goes to it. Without one, its public methods are tools, and an answer without a call ends the episode;
+    these need type hints and docstrings, like the tool `function`. `reward()` returns a number, or a dict of named
+    parts that are added up. Optional: `gold()`, answers that should win, for `grpo env test`; `done`, true once
+    the episode is over; `close()`.
+
+    Environments of TRL's `environment_factory` work as they are: `get_reward()` is read as `reward()`.
+
+    Source: `GRPOTrainer`, `environment_factory` (TRL 1.16).
+    """
+
+    kind: ClassVar[str] = "python"
+
+    path: str
+    """`file.py:Class`, relative to the recipe, or `package.module:Class`; a function that returns an instance
+    works too."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the class."""
+
+    def problems(self) -> list[Issue]:
+        """Report a missing class or method, and tools that cannot be described to the model."""
+        try:
+            node = find_name(self.path)
+        except SourceError as error:
+            return [Issue(error.seen, error.fix, "path")]
+        return list(_find_faults(node)) if isinstance(node, ast.ClassDef) else []
+
+    def open(self) -> EnvironmentSource:
+        """Import the class, and look at an instance."""
+        factory = load_name(self.path)
+        methods = _methods(factory) if inspect.isclass(factory) else None
+        takes_text = methods is not None and "step" in methods
+        return EnvironmentSource(
+            lambda: PythonEnvironment(factory(**self.kwargs)), has_tools=not takes_text
+        )
+
+
+class PythonEnvironment(Environment):
+    """An instance of a user's class."""
+
+    def __init__(self, instance: Any) -> None:
+        self._instance = instance
+        self.takes_text = callable(getattr(instance, "step", None))
+        if not callable(getattr(instance, "reset", None)):
+            raise EpisodeError(f"{type(instance).__name__} has no method reset()")
+        names = [] if self.takes_text else _methods(type(instance))
+        self._tools = [make_tool(getattr(instance, name)) for name in names if name not in _OWN]
+
+    @property
+    def is_done(self) -> bool:  # type: ignore[override]
+        """Whether the instance says that it is done."""
+        return getattr(self._instance, "done", False) is True
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The public methods of a class without `step`."""
+        return self._tools
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
+        """Call `reset` with the arguments that it names."""
+        return _settled(call_with_known(self._instance.reset, {**row, "seed": seed}))
+
+    def step(self, text: str) -> tuple[str, bool]:
+        """Call `step`."""
+        result: tuple[str, bool] = _settled(self._instance.step(text))
+        return result
+
+    def reward(self) -> Reward | None:
+        """Call `reward`, or TRL's `get_reward`."""
+        for name in ("reward", "get_reward"):
+            if callable(method := getattr(self._instance, name, None)):
+                value: Reward | None = _settled(method())
+                return value
+        return None
+
+    def gold(self) -> Sequence[str] | None:
+        """Call `gold`, if there is one."""
+        method = getattr(self._instance, "gold", None)
+        answers = method() if callable(method) else None
+        return [answers] if isinstance(answers, str) else answers
+
+    def close(self) -> None:
+        """Call `close`, if there is one."""
+        if callable(method := getattr(self._instance, "close", None)):
+            _settled(method())
+
+
+def _settled(value: Any) -> Any:
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def call_with_known(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call a function with those of the arguments that it names; all of them if it takes any."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return function(**arguments)
+    named = {each.name for each in parameters}
+    return function(**{name: value for name, value in arguments.items() if name in named})
+
+
+def _methods(owner: type) -> list[str]:
+    """Return the public methods of a class, in the order of their definition."""
+    names: dict[str, None] = {}
+    for each in reversed(owner.__mro__):
+        names.update(dict.fromkeys(name for name, value in vars(each).items() if callable(value)))
+    return [
+        name
+        for name in names
+        if not name.startswith("_") and inspect.isfunction(getattr(owner, name))
+    ]
+
+
+def _find_faults(node: ast.ClassDef) -> Iterator[Issue]:
+    methods = {each.name: each for each in node.body if isinstance(each, Function)}
+    # What a base class defines is known once it is imported.
+    if node.bases:
+        return
+    if "reset" not in methods:
+        fix = "add `def reset(self, seed: int) -> str`, which begins an episode"
+        yield Issue(f"{node.name} has no method reset()", fix, "path")
+    if "step" in methods:
+        return
+    tools = [
+        each for name, each in methods.items() if name not in _OWN and not name.startswith("_")
+    ]
+    if not tools:
+        fix = "add `def step(self, text: str) -> tuple[str, bool]`, or methods that are tools"
+        yield Issue(f"{node.name} has neither step() nor a public method as a tool", fix, "path")
+    for each in tools:
+        yield from find_signature_faults(each, "path")

@@ -1,0 +1,81 @@
+"""The kinds of tools and environments by name: built in, or from packages that add some.
+
+To add a built-in kind, write its class in `kinds/` and list it here. Another package adds one through the
+entry-point group `grpo.environments`. A kind is imported when a recipe names it.
+"""
+
+import importlib
+import inspect
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from grpo_cli.environments.contract import EnvironmentParams, EpisodeError, ToolParams
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINT_GROUP = "grpo.environments"
+TOOLS = {
+    "function": "function.FunctionToolParams",
+    "python_code": "python_code.PythonCodeToolParams",
+    "mcp": "mcp.McpToolParams",
+}
+"""The kinds of tools of this package, each with its module in `kinds/` and its class."""
+ENVIRONMENTS = {
+    "python": "python.PythonEnvironmentParams",
+    "textarena": "textarena.TextarenaEnvironmentParams",
+    "reasoning_gym": "reasoning_gym.ReasoningGymEnvironmentParams",
+}
+Params = type[ToolParams] | type[EnvironmentParams]
+
+
+def find_kind(section: str, name: str) -> Any:
+    """Return the parameters' class of a kind; None if there is no such kind.
+
+    Args:
+        section: `tools` or `environment`.
+        name: The kind.
+
+    Raises:
+        EpisodeError: The package that adds the kind cannot be imported, or adds something else.
+    """
+    built_in, base = _of(section)
+    if name in built_in:
+        module, _, owner = built_in[name].partition(".")
+        return getattr(importlib.import_module(f"grpo_cli.environments.kinds.{module}"), owner)
+    params = _load(_entry_points()[name]) if name in _entry_points() else None
+    return params if params is not None and issubclass(params, base) else None
+
+
+def kind_names(section: str) -> list[str]:
+    """Return the names of all kinds of a section; imports none that is built in."""
+    built_in, base = _of(section)
+    added = [name for name, entry in _entry_points().items() if issubclass(_load(entry), base)]
+    return [*built_in, *added]
+
+
+def _of(section: str) -> tuple[dict[str, str], Any]:
+    return (TOOLS, ToolParams) if section == "tools" else (ENVIRONMENTS, EnvironmentParams)
+
+
+@cache
+def _entry_points() -> dict[str, "EntryPoint"]:
+    # Imported late: it is slow, and recipes of built-in kinds do not need it.
+    from importlib import metadata
+
+    return {each.name: each for each in metadata.entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _load(entry: "EntryPoint") -> Any:
+    source = f"kind {entry.name!r} ({entry.value})"
+    try:
+        params = entry.load()
+    except Exception as error:  # a package's own code raises anything
+        raise EpisodeError(
+            f"{source} cannot be imported: {error!r:.300}. Fix: update or remove that package"
+        ) from error
+    if not (inspect.isclass(params) and issubclass(params, ToolParams | EnvironmentParams)):
+        raise EpisodeError(
+            f"{source} is neither a ToolParams nor an EnvironmentParams. Fix: name a subclass of one there"
+        )
+    return params

@@ -1,0 +1,90 @@
+"""Episodes in training: TRL's `rollout_func`, which plays a batch of them with the trainer's own sampling.
+
+Source: trl 1.16, `GRPOTrainer._generate`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate.utils import gather_object
+
+from grpo_cli.environments.episodes import Episode, Player, Sampled, episode_metrics
+from grpo_cli.rewards.contract import EPISODE
+
+
+class EpisodeRollouts:
+    """Plays the episodes of each generation batch."""
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
+        self._episodes: list[Episode] = []
+
+    @property
+    def completions(self) -> list[list[dict[str, Any]]]:
+        """The messages of each episode that was played last."""
+        return [episode.messages for episode in self._episodes]
+
+    def begin(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Begin an episode for each row; return the rows with the prompts that the environments add to."""
+        self._episodes = self._player.begin(rows)
+        return [
+            {**row, "prompt": episode.prompt}
+            for row, episode in zip(rows, self._episodes, strict=True)
+        ]
+
+    def play(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+        """Play the episodes that `begin` began, as TRL's `rollout_func`; all processes take part."""
+        alone = trainer.accelerator.num_processes == 1
+
+        def widest(count: int) -> int:
+            return count if alone else max(gather_object([count]))
+
+        def sample(prompt_ids: list[list[int]], most: int) -> Sampled:
+            before = len(trainer._sampled_entropies)
+            with _longest_answer(trainer, most):
+                # Their histories differ, so no two of them are samples of the same prompt.
+                ids, logprobs = trainer._generate_single_turn(prompt_ids, None, {}, 1)
+            entropies = trainer._sampled_entropies[before:]
+            del trainer._sampled_entropies[before:]
+            return Sampled(ids, logprobs, entropies if len(entropies) == len(ids) else None)
+
+        episodes = self._episodes
+        self._player.play(episodes, sample, widest)
+        trainer._sampled_entropies += [each.entropies for each in episodes if each.entropies]
+        logprobs = [each.logprobs for each in episodes if each.logprobs is not None]
+        return {
+            "prompt_ids": [each.prompt_ids for each in episodes],
+            "completion_ids": [each.token_ids for each in episodes],
+            "logprobs": logprobs or None,
+            "env_mask": [each.mask for each in episodes],
+        }
+
+    def add_records(
+        self, rows: Sequence[Mapping[str, Any]], prompts: Any, completions: Any, ids: Any
+    ) -> tuple[Any, ...]:
+        """Return what TRL scores, with the records of the episodes and only the model's own tokens."""
+        records = [episode.as_json() for episode in self._episodes]
+        scored = [{**row, EPISODE: record} for row, record in zip(rows, records, strict=True)]
+        return scored, prompts, completions, [episode.own_ids for episode in self._episodes]
+
+    def log_metrics(self, metrics: dict[str, list[float]]) -> None:
+        """Append the means over the episodes of all processes."""
+        everyone = gather_object([episode.as_json() for episode in self._episodes])
+        for name, value in episode_metrics(everyone, self._player.tool_names).items():
+            metrics[name].append(value)
+
+
+@contextmanager
+def _longest_answer(trainer: Any, most: int) -> Iterator[None]:
+    """Have the trainer sample answers of at most so many tokens."""
+    if trainer.use_vllm:
+        owner, name = trainer.vllm_generation, "max_completion_length"
+    else:
+        owner, name = trainer.generation_config, "max_new_tokens"
+    before = getattr(owner, name)
+    setattr(owner, name, most)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -1,0 +1,155 @@
+"""Files and modules of the user's: found and read without importing them, then imported once."""
+
+import ast
+import copy
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from grpo_cli.errors import RunError, nearest
+
+ANY_SIGNATURE = inspect.signature(lambda **columns: None)
+"""Stands for a signature that cannot be read."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class SourceError(RunError):
+    """A name cannot be found in its source."""
+
+    def __init__(self, seen: str, fix: str) -> None:
+        self.seen, self.fix = seen, fix
+        super().__init__(f"{seen}. Fix: {fix}", "path")
+
+
+def is_file(source: str) -> bool:
+    """Return whether a source names a file, not a module."""
+    return source.endswith(".py") or "/" in source or "\\" in source
+
+
+def source_file(source: str) -> Path | None:
+    """Return the file of a reward; None for a module whose source is found only by importing its parents."""
+    if is_file(source):
+        return Path(source)
+    top, *rest = source.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:
+        return None
+    if spec is None:
+        raise SourceError(
+            f"there is no module {top!r} in this environment",
+            f"install it, or name a file: path/to/{top}.py:FUNCTION",
+        )
+    if not rest:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    bases = [Path(folder).joinpath(*rest) for folder in spec.submodule_search_locations or ()]
+    files = [file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py")]
+    return next((file for file in files if file.is_file()), None)
+
+
+def parse_source(path: Path) -> ast.Module:
+    """Return the syntax tree of a file; raises `SourceError` if there is none."""
+    if not path.is_file():
+        raise SourceError(f"there is no file {path}", "correct the path, or write the file")
+    try:
+        return ast.parse(path.read_bytes(), filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        line = f"{path}:{getattr(error, 'lineno', None) or 1}"
+        why = getattr(error, "msg", None) or str(error)
+        raise SourceError(f"{line} is not valid Python: {why}", f"correct {line}") from error
+
+
+def bindings(module: ast.Module) -> dict[str, ast.AST]:
+    """Return what binds each name of a module, the last if there are several; `*` for a star import."""
+    bound: dict[str, ast.AST] = {}
+    for node in outside_functions(module):
+        if isinstance(node, Function | ast.ClassDef):
+            bound[node.name] = node
+        elif isinstance(node, ast.alias):
+            bound[(node.asname or node.name).partition(".")[0]] = node
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound[node.id] = node
+    return bound
+
+
+def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below one that run when it does: not those inside functions and classes."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, Function | ast.ClassDef | ast.Lambda):
+            yield from outside_functions(child)
+
+
+def signature_of(definition: ast.AST | None) -> inspect.Signature:
+    """Return the signature of a function's definition, without evaluating its defaults or annotations."""
+    if not isinstance(definition, Function):
+        return ANY_SIGNATURE
+    spec = copy.deepcopy(definition.args)
+    for each in ast.walk(spec):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    spec.defaults = [ast.Constant(None) for _ in spec.defaults]
+    spec.kw_defaults = [each and ast.Constant(None) for each in spec.kw_defaults]
+    return inspect.signature(eval(f"lambda {ast.unparse(spec)}: None"))
+
+
+def load_file(path: Path) -> ModuleType:
+    """Import a file once per process; its folder is appended to `sys.path`, for its own imports."""
+    path = path.resolve()
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"grpo_own_{digest}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise SourceError(f"there is no file {path}", "correct `path`")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SourceError(f"{path} is not a Python file", "let its name end in .py")
+    module = importlib.util.module_from_spec(spec)
+    # Registered before it runs, as dataclasses and pickle look their module up by name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def load_name(path: str) -> Any:
+    """Import `file.py:name` or `module:name`, and return what it names; what the import raises passes through."""
+    source, _, name = path.rpartition(":")
+    module = load_file(Path(source)) if is_file(source) else importlib.import_module(source)
+    if not hasattr(module, name):
+        raise SourceError(f"{source} has no {name!r}", "define it, or name another")
+    return getattr(module, name)
+
+
+def find_name(path: str) -> ast.AST | None:
+    """Return what binds the name of `file.py:name` or `module:name`, without importing it; None if unknown.
+
+    Raises:
+        SourceError: The path has another form, or there is no such file, module or name.
+    """
+    source, _, name = path.rpartition(":")
+    if not source or not name.isidentifier():
+        raise SourceError(
+            f"should be file.py:name or module:name, not {path!r}", "name what is in the file"
+        )
+    file = source_file(source)
+    if file is None:
+        return None
+    bound = bindings(parse_source(file))
+    if name not in bound and "*" not in bound:
+        close = nearest(name, bound)
+        fix = f"name {close}" if close else f"define it in {file}"
+        raise SourceError(f"there is no {name!r} in {file}", fix)
+    return bound.get(name)
