@@ -74,6 +74,8 @@ class RunFolder:
     """accelerate's config, if several processes are launched."""
     probing = _Child("launch/probing")
     """Exists while the quick probe runs; workers wait before their first step."""
+    sent_weights = _Child("launch/weights")
+    """What vLLM reads from a disk while a training goes on."""
     stop_request = _Child("launch/stop")
     """Its existence asks the workers to finish their step, save and stop."""
     resumption = _Child("launch/resume.json")

@@ -96,6 +96,7 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     session.report("preparing the data")
     data = _build_data(session, tokenizer)
     with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder.sent_weights, ignore_errors=True)
         player = None
         if recipe.has_episodes:
             session.report("opening tools and environments")

@@ -61,7 +61,7 @@ def patched_vllm(session: Session, while_waiting: Callable[[], None]) -> Iterato
     """
     generation = session.recipe.generation
     rank = adapter_rank(session.recipe, "cpu" if session.cpu else "cuda")
-    folder = session.folder.launch / "weights"
+    folder = session.folder.sent_weights
     # An attempt that was killed may have left an adapter.
     shutil.rmtree(folder, ignore_errors=True)
     watch = SyncWatch(session.end_hung)
@@ -76,10 +76,7 @@ def patched_vllm(session: Session, while_waiting: Callable[[], None]) -> Iterato
         replaced(grpo_trainer, VLLMGeneration=RunGeneration),
         replaced(vllm_generation, **changes),
     ):
-        try:
-            yield
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        yield
 
 
 def _build_engine(engine: Any, rank: int, **options: Any) -> Any:

@@ -205,7 +205,7 @@ def build_async_trainer(
     transfer, watch = None, SyncWatch(session.end_hung)
     if session.cpu:
         client = VLLMClient(args.vllm_server_base_url, args.vllm_server_timeout)
-        transfer = FolderTransfer(client, session.folder.launch / "weights", watch)
+        transfer = FolderTransfer(client, session.folder.sent_weights, watch)
         # It asks CUDA for the GPU's name.
         async_grpo_trainer.get_peak_flops_per_device = lambda accelerator, dtype: None
     trainer = AsyncRunTrainer(
