@@ -21,6 +21,7 @@ from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.base import Section, field_docs
 from grpo_cli.recipe.dataset import (
     ColumnConfig,
+    EnvironmentDataset,
     FilesDataset,
     HubDataset,
     InlineDataset,
@@ -28,20 +29,16 @@ from grpo_cli.recipe.dataset import (
     ReasoningGymDataset,
     ScoredDataset,
 )
+from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
 from grpo_cli.recipe.generation import DynamicSamplingConfig, GenerationConfig, VllmConfig
+from grpo_cli.recipe.kinds import KindDescription, ParameterDescription
 from grpo_cli.recipe.launch import LaunchConfig, SlurmConfig
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 from grpo_cli.recipe.recipe import EvaluationConfig, LoggingConfig, Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.recipe.training import AsyncConfig, EarlyStoppingConfig, FastConfig, TrainingConfig
-from grpo_cli.rewards.registry import (
-    BUILT_IN,
-    KindDescription,
-    ParameterDescription,
-    describe_kind,
-    find_kind,
-)
+from grpo_cli.rewards.registry import BUILT_IN, describe_kind, find_kind
 from grpo_cli.runs.files import write_json, write_text
 
 ROOT = Path(__file__).parents[1]
@@ -58,10 +55,13 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("dataset, kind: files", FilesDataset),
     ("dataset, kind: reasoning_gym", ReasoningGymDataset),
     ("dataset, kind: inline", InlineDataset),
+    ("dataset, kind: environment", EnvironmentDataset),
     ("dataset, kind: scored", ScoredDataset),
     ("dataset.prompt", PromptConfig),
     ("dataset.columns.NAME", ColumnConfig),
     ("rewards, every entry", RewardConfig),
+    ("tools and environment, every entry", KindConfig),
+    ("episode", EpisodeConfig),
     ("generation", GenerationConfig),
     ("generation.dynamic_sampling", DynamicSamplingConfig),
     ("generation.vllm", VllmConfig),

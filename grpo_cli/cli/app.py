@@ -11,6 +11,7 @@ from grpo_cli.cli import (
     convert,
     diagnose,
     doctor,
+    env,
     eval,
     expect,
     export,
@@ -85,6 +86,7 @@ app.command()(serve.serve)
 app.command()(serve.chat)
 app.add_typer(runs.app, name="runs")
 app.add_typer(rewards.app, name="rewards")
+app.add_typer(env.app, name="env")
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """`grpo rewards`: the reward kinds, and the rewards of a recipe tried on answers."""
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,12 +7,12 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.arguments import AsJson, Overrides, RecipePath
+from grpo_cli.cli.kinds import print_kind, print_kinds
 from grpo_cli.cli.output import print_json, print_problems, progress, stdout, stdout_to_stderr
 from grpo_cli.errors import ExitCode
 from grpo_cli.units import format_value
 
 if TYPE_CHECKING:
-    from grpo_cli.rewards.registry import KindDescription
     from grpo_cli.rewards.testing import RewardTestResult
 
 app = typer.Typer(help="Reward kinds, and rewards tried on answers.", no_args_is_help=True)
@@ -28,14 +27,7 @@ def list_rewards(json: AsJson = False) -> None:
     if json:
         print_json([kind.as_json() for kind in kinds])
     else:
-        _print_kinds(kinds)
-
-
-def _print_kinds(kinds: "list[KindDescription]") -> None:
-    table = Table.grid(padding=(0, 2))
-    for kind in kinds:
-        table.add_row(Text(kind.kind, style="bold"), Text(kind.summary))
-    stdout().print(table)
+        print_kinds(kinds)
 
 
 @app.command("show")
@@ -50,20 +42,7 @@ def show_reward(
     if json:
         print_json(described.as_json())
     else:
-        _print_kind(described)
-
-
-def _print_kind(kind: "KindDescription") -> None:
-    console = stdout()
-    console.print(Text(kind.kind, style="bold"))
-    console.print(Text(kind.doc))
-    table = Table.grid(padding=(0, 2))
-    for parameter in kind.parameters:
-        default = "required" if parameter.required else json.dumps(parameter.default)
-        table.add_row(Text(f"  {parameter.name}", style="bold"), default, Text(parameter.doc))
-    if kind.parameters:
-        console.print("\nparameters")
-        console.print(table)
+        print_kind(described)
 
 
 @app.command("test")

@@ -10,6 +10,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.environments.contract import EnvironmentParams, EpisodeError, ToolParams
+from grpo_cli.errors import UsageError, nearest
+from grpo_cli.recipe.kinds import KindDescription, describe
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -17,14 +19,10 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "grpo.environments"
 TOOLS = {
     "function": "function.FunctionToolParams",
-    "python_code": "python_code.PythonCodeToolParams",
-    "mcp": "mcp.McpToolParams",
 }
 """The kinds of tools of this package, each with its module in `kinds/` and its class."""
 ENVIRONMENTS = {
     "python": "python.PythonEnvironmentParams",
-    "textarena": "textarena.TextarenaEnvironmentParams",
-    "reasoning_gym": "reasoning_gym.ReasoningGymEnvironmentParams",
 }
 Params = type[ToolParams] | type[EnvironmentParams]
 
@@ -52,6 +50,27 @@ def kind_names(section: str) -> list[str]:
     built_in, base = _of(section)
     added = [name for name, entry in _entry_points().items() if issubclass(_load(entry), base)]
     return [*built_in, *added]
+
+
+def list_kinds(section: str) -> list[KindDescription]:
+    """Return the descriptions of all kinds of a section."""
+    return [describe(name, find_kind(section, name)) for name in kind_names(section)]
+
+
+def describe_kind(kind: str) -> list[KindDescription]:
+    """Return the descriptions of a kind: as a tool, as an environment, or both.
+
+    Raises:
+        UsageError: There is no such kind.
+    """
+    sections = ("tools", "environment")
+    described = [describe(kind, params) for each in sections if (params := find_kind(each, kind))]
+    if not described:
+        names = list(dict.fromkeys(name for each in sections for name in kind_names(each)))
+        close = nearest(kind, names)
+        fix = f"grpo env show {close}" if close else f"choose one of {', '.join(names)}"
+        raise UsageError(f"there is no kind of tool or environment `{kind}`. Fix: {fix}")
+    return described
 
 
 def _of(section: str) -> tuple[dict[str, str], Any]:

@@ -9,15 +9,12 @@ import inspect
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from pydantic_core import to_jsonable_python
+from typing import TYPE_CHECKING, TypeVar
 
 from grpo_cli.errors import RewardError, UsageError, nearest
-from grpo_cli.recipe.base import field_docs
+from grpo_cli.recipe.kinds import KindDescription, describe
 from grpo_cli.rewards.contract import RewardParams
 
 if TYPE_CHECKING:
@@ -149,33 +146,6 @@ def _import_folder(module: str) -> str:
     return str(path.parent.parent if path.name == "__init__.py" else path.parent)
 
 
-@dataclass(frozen=True)
-class ParameterDescription:
-    """One parameter of a kind."""
-
-    name: str
-    required: bool
-    default: Any
-    """None if it is required."""
-    doc: str
-
-
-@dataclass(frozen=True)
-class KindDescription:
-    """One reward kind, as its class documents it."""
-
-    kind: str
-    summary: str
-    """The first line of `doc`."""
-    doc: str
-    """What it rewards, with formula, range and source."""
-    parameters: tuple[ParameterDescription, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the description as plain values."""
-        return asdict(self)
-
-
 def list_kinds() -> list[KindDescription]:
     """Return the descriptions of all kinds, built-in ones first."""
     return [describe_kind(kind) for kind in load_kinds()]
@@ -192,17 +162,4 @@ def describe_kind(kind: str) -> KindDescription:
         close = nearest(kind, kind_names())
         hint = f"grpo rewards show {close}" if close else f"choose one of {', '.join(kind_names())}"
         raise UsageError(f"there is no reward kind `{kind}`. Fix: {hint}")
-    doc = inspect.cleandoc(params.__doc__ or "")
-    docs = field_docs(params)
-    parameters = tuple(
-        ParameterDescription(
-            field.alias or name,
-            field.is_required(),
-            None
-            if field.is_required()
-            else to_jsonable_python(field.get_default(call_default_factory=True)),
-            " ".join(docs.get(name, "").split()),
-        )
-        for name, field in params.model_fields.items()
-    )
-    return KindDescription(kind, doc.partition("\n")[0], doc, parameters)
+    return describe(kind, params)

@@ -9,7 +9,8 @@ from typing import Any
 
 from accelerate.utils import gather_object
 
-from grpo_cli.environments.episodes import Episode, Player, Sampled, episode_metrics
+from grpo_cli.environments.episode import Episode, Sampled, episode_metrics
+from grpo_cli.environments.player import Player
 from grpo_cli.rewards.contract import EPISODE
 
 

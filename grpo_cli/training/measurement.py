@@ -15,7 +15,8 @@ from datasets import Dataset
 from grpo_cli.analysis.metrics import PerPrompt, per_prompt
 from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, score_samples
 from grpo_cli.data.rows import canonical_json
-from grpo_cli.environments.episodes import Player, Sampled, sample_episodes
+from grpo_cli.environments.episode import Sampled
+from grpo_cli.environments.player import Player, sample_episodes
 from grpo_cli.fast.completions import Completion, open_sampler, sample_completions
 from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward

@@ -24,7 +24,7 @@ from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.checks.contents import reward_context
 from grpo_cli.checks.settings import wanted_parts
 from grpo_cli.data.build import BuiltData, build_datasets
-from grpo_cli.environments.episodes import Player, open_player
+from grpo_cli.environments.player import Player, open_player
 from grpo_cli.errors import RunError
 from grpo_cli.fast.completions import all_eos_token_ids, count_prompt_tokens
 from grpo_cli.fast.trainer import shares_weights

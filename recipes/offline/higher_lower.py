@@ -1,4 +1,4 @@
-"""Guess a number from 1 to 9 in three guesses: a text environment, as `recipes/offline/higher-lower.yaml` uses it."""
+"""Guess a number from 1 to 9: the text environment of `recipes/offline/higher-lower.yaml`."""
 
 import random
 

@@ -2,8 +2,8 @@
 
     python recipes/offline/make.py
 
-Writes `tiny-qwen2/`, `tiny-gpt2/`, `tiny-guesser/`, `zen.jsonl` and `scored.jsonl` into its own folder, or into the
-one named.
+Writes `tiny-qwen2/`, `tiny-gpt2/`, `tiny-guesser/`, `zen.jsonl` and `scored.jsonl` into its own folder, or into
+the one named.
 The models know nothing: they show that everything works, in seconds.
 """
 

@@ -14,6 +14,8 @@ class EnvironmentParams(RewardParams):
     episode; named parts are added up, and each is a metric, `episode/reward/PART`. The reward does not apply to an
     episode whose environment returns None.
     Range: the environment's.
+
+    Source: `GRPOTrainer`, `get_reward` of `environment_factory` (TRL 1.16).
     """
 
     kind: ClassVar[str] = "environment"
@@ -33,6 +35,8 @@ class ToolUseParams(RewardParams):
     Formula: well-formed calls / all calls of the episode; 0 without a call. Whether a call succeeds does not
     count.
     Range: [0, 1].
+
+    Source: TRL 1.16, the metric `tools/failure_frequency`, without calls that fail.
     """
 
     kind: ClassVar[str] = "tool_use"

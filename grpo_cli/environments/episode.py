@@ -1,0 +1,126 @@
+"""One episode: its tokens, its messages, what became of its calls, and the metrics of many."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
+
+from grpo_cli.environments.contract import Environment, Reward, Tool
+from grpo_cli.environments.dialogue import Message
+
+End = Literal["answer", "done", "turns", "tokens", "cut_off", "malformed", "failed"]
+"""Why an episode ended: an answer without a call, the environment said so, `max_turns`, `max_completion_length`,
+`max_turn_tokens`, a call that cannot be parsed (`on_malformed_call: end`), or one that failed
+(`on_tool_error: zero`, or a late call that may still change its environment)."""
+ENDS: tuple[End, ...] = ("answer", "done", "turns", "tokens", "cut_off", "malformed", "failed")
+Failure = Literal["", "failed", "late", "unknown", "malformed"]
+FAILURES: tuple[Failure, ...] = ("failed", "late", "unknown", "malformed")
+
+
+class Sampled(NamedTuple):
+    """Answers, one for each prompt."""
+
+    token_ids: list[list[int]]
+    """With the token that ends the answer, if there is one."""
+    logprobs: list[list[float]] | None = None
+    """Of these tokens; None if the sampler returns none."""
+    entropies: list[list[float]] | None = None
+
+
+Sampler = Callable[[list[list[int]], int], Sampled]
+"""Samples answers to prompts of token ids, each of at most so many tokens."""
+
+
+@dataclass
+class Call:
+    """One call that the model made."""
+
+    tool: str
+    failure: Failure = ""
+    seconds: float = 0.0
+
+    def as_json(self) -> list[Any]:
+        """Return it as plain values."""
+        return [self.tool, self.failure, round(self.seconds, 4)]
+
+
+@dataclass
+class Episode:
+    """One episode, from its first prompt to its end."""
+
+    row: Mapping[str, Any]
+    prompt: list[Message]
+    """With what the environment added to it."""
+    tools: Sequence[Tool]
+    environment: Environment | None
+    prompt_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    """Of the model and of results, from the first answer on."""
+    mask: list[int] = field(default_factory=list)
+    """1 at the model's own tokens."""
+    logprobs: list[float] | None = None
+    """Of `token_ids`, 0 at tokens that are not the model's; None if the sampler returns none."""
+    entropies: list[float] = field(default_factory=list)
+    """As `logprobs`; empty if the sampler returns none."""
+    messages: list[Message] = field(default_factory=list)
+    """From the first answer on."""
+    turns: int = 0
+    calls: list[Call] = field(default_factory=list)
+    shortened: int = 0
+    """Results of which the middle was left out."""
+    tool_s: float = 0.0
+    end: End | None = None
+    reward: Reward | None = None
+    """What the environment gave it at the end."""
+
+    @property
+    def own_ids(self) -> list[int]:
+        """The model's own tokens."""
+        return [token for token, own in zip(self.token_ids, self.mask, strict=True) if own]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what rewards and logs get to know of it."""
+        return {
+            "turns": self.turns,
+            "end": self.end,
+            "calls": [call.as_json() for call in self.calls],
+            "shortened": self.shortened,
+            "tool_s": round(self.tool_s, 4),
+            "reward": self.reward,
+        }
+
+
+def episode_metrics(records: Sequence[Mapping[str, Any]], tools: Sequence[str]) -> dict[str, float]:
+    """Return the means over episodes that training logs; always the same names.
+
+    Args:
+        records: What `Episode.as_json` gave.
+        tools: Names of the tools that are counted one by one.
+    """
+    calls = [call for record in records for call in record["calls"]]
+    count = len(records)
+    failures = Counter(failure for _, failure, _ in calls)
+    names = Counter(name for name, _, _ in calls)
+    return {
+        "episode/turns": fmean(record["turns"] for record in records),
+        "episode/tool_seconds": fmean(record["tool_s"] for record in records),
+        "episode/shortened_results": fmean(record["shortened"] for record in records),
+        **{f"episode/end/{end}": sum(r["end"] == end for r in records) / count for end in ENDS},
+        # TRL's names.
+        "tools/call_frequency": len(calls) / count,
+        "tools/failure_frequency": sum(failures[each] for each in FAILURES) / max(len(calls), 1),
+        **{f"tools/{each}": failures[each] / count for each in FAILURES},
+        **{f"tools/{name}/calls": names[name] / count for name in tools},
+        **_mean_parts(records),
+    }
+
+
+def _mean_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the means of the named parts of environments' rewards."""
+    parts = [record["reward"] for record in records if isinstance(record["reward"], Mapping)]
+    names = sorted({name for each in parts for name in each})
+    return {
+        f"episode/reward/{name}": fmean(each[name] for each in parts if name in each)
+        for name in names
+    }
