@@ -158,7 +158,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--part", choices=PARTS, help="run one in this process")
     parser.add_argument("--rows", help="the file that --part writes")
     parser.add_argument("--seconds", type=float, help="the limit of --part")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.only or () if name not in PARTS]:
+        parser.error(f"there is no part {', '.join(unknown)}. Fix: name some of {', '.join(PARTS)}")
+    return options
 
 
 if __name__ == "__main__":

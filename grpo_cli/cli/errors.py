@@ -137,7 +137,7 @@ def _explain_usage(error: TyperException) -> int:
     for pattern, hint in _USAGE_FIXES.items():
         fix = match.expand(hint) if (match := re.search(pattern, message)) else fix
     if message:
-        stderr().print(f"error: {message} Fix: {fix}", style="red", markup=False)
+        stderr().print(f"error: {message.rstrip('.')}. Fix: {fix}", style="red", markup=False)
     return ExitCode.USAGE
 
 

@@ -24,6 +24,12 @@ def test_a_part_is_cut_off_at_its_limit_and_skipped_without_time(tmp_path, monke
     assert "Hangs (skipped" in capsys.readouterr().out
 
 
+def test_a_part_that_is_not_there_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        kit.main(["--only", "syncs,nope"])
+    assert "there is no part nope. Fix: name some of machine" in capsys.readouterr().err
+
+
 def test_estimates_stand_beside_what_was_measured():
     rows = [
         {"model": "7B", "C": 256, "TRL GiB": None, "grpo GiB": 4.0, "grpo estimate GiB": 3.0},
