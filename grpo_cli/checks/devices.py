@@ -250,7 +250,7 @@ def _check_job(recipe: Recipe, slurm: SlurmConfig) -> Iterator[Issue]:
     taken = 0 if slurm.server_nodes else recipe.generation.managed_gpus
     gpus = slurm.gpus * launch.num_machines - taken
     change = ", or change `launch.slurm.gpus_per_node`"
-    if processes > gpus:
+    if 0 < gpus < processes:
         seen = f"{processes} processes need a GPU each, and training has {gpus} of the job's"
         fix = f"set `num_processes: {gpus}`, or `auto`{change}"
         yield Issue(seen, fix, "launch.num_processes")

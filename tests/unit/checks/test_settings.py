@@ -67,6 +67,15 @@ def test_a_setting_is_explained_where_it_stands(tmp_path, flags, path, level, se
     assert any(seen in each.seen and each.fix for each in found), checked.problems
 
 
+def test_a_job_whose_only_gpu_the_server_takes_is_refused_once(tmp_path):
+    server = ["generation.backend=vllm", "generation.vllm.mode=server"]
+    flags = [SLURM, "launch.slurm.gpus_per_node=1", "launch.num_processes=1", *server]
+    checked = check_recipe(
+        write_recipe(tmp_path), flags, Hardware(gpus=1, cpus=2), environment=False
+    )
+    assert [each.path for each in checked.errors] == ["generation.vllm.mode"]
+
+
 def test_settings_that_are_read_are_left_alone(tmp_path):
     flags = [
         *LONG,
