@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "grpo.environments"
 TOOLS = {
     "function": "function.FunctionToolParams",
+    "python_code": "python_code.PythonCodeToolParams",
 }
 """The kinds of tools of this package, each with its module in `kinds/` and its class."""
 ENVIRONMENTS = {

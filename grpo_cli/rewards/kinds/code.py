@@ -115,26 +115,7 @@ class CodeParams(RewardParams):
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
         """Report systems on which a program cannot be confined at all, or not enough."""
-        if sys.platform not in ("linux", "darwin"):
-            message = f"programs cannot be confined on this system ({sys.platform})"
-            return [Issue(message, "train on Linux or macOS; on Windows, in WSL 2", "kind")]
-        from grpo_cli.rewards.sandbox.runner import describe_sandbox, is_protected
-
-        try:
-            if self.unprotected or is_protected():
-                return []
-        except RewardError as error:
-            fix = "let this user start Python processes, or train elsewhere"
-            return [Issue(str(error), fix, "kind")]
-        message = (
-            "programs that the model writes could change your files or end your processes: this machine runs "
-            f"them {describe_sandbox()}"
-        )
-        fix = (
-            "train on Linux 5.13 or newer with Landlock and seccomp, or where namespaces are allowed; if "
-            "nothing on this machine is worth protecting, set `unprotected: true`"
-        )
-        return [Issue(message, fix, "unprotected")]
+        return find_sandbox_faults(unprotected=self.unprotected)
 
     def gold(self, batch: Batch, row: int) -> str | None:
         """Return the row's solution as a fenced block; of a list, the first one."""
@@ -208,6 +189,30 @@ class CodeParams(RewardParams):
 
         function = batch.cell(self.function, row) if self.function else None
         return read_tests(batch.cell(self.tests, row), function or None)
+
+
+def find_sandbox_faults(*, unprotected: bool) -> list[Issue]:
+    """Return why programs cannot be run on this machine, or not safely enough."""
+    if sys.platform not in ("linux", "darwin"):
+        message = f"programs cannot be confined on this system ({sys.platform})"
+        return [Issue(message, "train on Linux or macOS; on Windows, in WSL 2", "kind")]
+    from grpo_cli.rewards.sandbox.runner import describe_sandbox, is_protected
+
+    try:
+        if unprotected or is_protected():
+            return []
+    except RewardError as error:
+        fix = "let this user start Python processes, or train elsewhere"
+        return [Issue(str(error), fix, "kind")]
+    message = (
+        "programs that the model writes could change your files or end your processes: this machine runs "
+        f"them {describe_sandbox()}"
+    )
+    fix = (
+        "train on Linux 5.13 or newer with Landlock and seccomp, or where namespaces are allowed; if "
+        "nothing on this machine is worth protecting, set `unprotected: true`"
+    )
+    return [Issue(message, fix, "unprotected")]
 
 
 def find_program(completion: str, places: Sequence[CodePlace]) -> str | None:
