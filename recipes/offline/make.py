@@ -18,6 +18,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -114,6 +116,24 @@ def make_qwen2(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     )
 
 
+def make_llama(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Two layers of a Llama, with random weights; transformers loads any tokenizer as it is beside one."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
 def make_gpt2(tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
     """Two layers of a GPT-2, with random weights; it reads at most 256 tokens."""
     return GPT2LMHeadModel(
@@ -147,7 +167,7 @@ def main(folder: Path) -> None:
     for name, tokenizer, model in (
         ("tiny-qwen2", qwen, make_qwen2(qwen)),
         ("tiny-gpt2", gpt2, make_gpt2(gpt2)),
-        ("tiny-guesser", guesser, make_qwen2(guesser)),
+        ("tiny-guesser", guesser, make_llama(guesser)),
     ):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
