@@ -94,6 +94,10 @@ class ToolSource:
 class EnvironmentParams(_KindParams):
     """The parameters of one kind of environment; a subclass's docstring says what it is."""
 
+    def required_columns(self) -> tuple[str, ...]:
+        """Return the dataset's columns without which it cannot be reset."""
+        return ()
+
     def open(self) -> "EnvironmentSource":
         """Load or connect to what makes environments.
 

@@ -24,6 +24,7 @@ TOOLS = {
 """The kinds of tools of this package, each with its module in `kinds/` and its class."""
 ENVIRONMENTS = {
     "python": "python.PythonEnvironmentParams",
+    "reasoning_gym": "reasoning_gym.ReasoningGymEnvironmentParams",
 }
 Params = type[ToolParams] | type[EnvironmentParams]
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ class WorkerPool:
         self._initializer = (prepare, arguments)
         self._workers = workers
         self._pool: ProcessPool | None = None
+        self._lock = threading.Lock()
 
     def run(
         self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], timeout_s: float
@@ -79,39 +81,44 @@ class WorkerPool:
     def _run_once(
         self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], timeout_s: float
     ) -> list[Any]:
+        if not calls:
+            return []
+        pool = self._start()
         try:
-            futures = [self._start().schedule(function, call, timeout=timeout_s) for call in calls]
+            futures = [pool.schedule(function, call, timeout=timeout_s) for call in calls]
         except (BrokenProcessPool, RuntimeError):
-            self._abandon()
+            self._abandon(pool)
             return [Died()] * len(calls)
         waiting, deadline = set(futures), time.monotonic() + timeout_s + PREPARATION_S
         # Workers killed from outside can leave pebble's pool broken with calls that nobody ends (pebble 5.2).
-        while waiting and self._pool and self._pool.active and time.monotonic() < deadline:
+        while waiting and pool.active and time.monotonic() < deadline:
             ended, waiting = wait(waiting, timeout=_TICK_S, return_when=FIRST_COMPLETED)
             if ended:
                 deadline = time.monotonic() + timeout_s + PREPARATION_S
         if waiting:
-            self._abandon()
+            self._abandon(pool)
         return [_result(future, timeout_s) for future in futures]
 
     def _start(self) -> "ProcessPool":
-        if self._pool is None or not self._pool.active:
-            from pebble import ProcessPool
+        with self._lock:
+            if self._pool is None or not self._pool.active:
+                from pebble import ProcessPool
 
-            self._pool = ProcessPool(
-                max_workers=self._workers or count_workers(),
-                initializer=_begin,
-                initargs=self._initializer,
-                context=_context(),
-            )
-            self._end = weakref.finalize(self, _close, self._pool)
-        return self._pool
+                self._pool = ProcessPool(
+                    max_workers=self._workers or count_workers(),
+                    initializer=_begin,
+                    initargs=self._initializer,
+                    context=_context(),
+                )
+                self._end = weakref.finalize(self, _close, self._pool)
+            return self._pool
 
-    def _abandon(self) -> None:
+    def _abandon(self, pool: "ProcessPool") -> None:
         """End a broken pool; the next call starts another."""
-        if self._pool is not None:
-            self._end()
-        self._pool = None
+        with self._lock:
+            if self._pool is pool:
+                self._end()
+                self._pool = None
 
 
 def count_workers() -> int:
