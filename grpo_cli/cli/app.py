@@ -57,7 +57,9 @@ def init(
     template: Annotated[
         str,
         typer.Option(
-            "--template", "-t", help="quickstart, math, code, format, judge, length or problem."
+            "--template",
+            "-t",
+            help="quickstart, math, code, tools, environment, format, judge, length or problem.",
         ),
     ] = "quickstart",
 ) -> None:
@@ -65,8 +67,9 @@ def init(
     from grpo_cli.cli.output import stdout
     from grpo_cli.recipe.templates import write_template
 
-    path = write_template(template, name)
-    stdout().print(f"wrote {path}; next: grpo check {path}", markup=False)
+    *more, path = write_template(template, name)
+    names = " and ".join(map(str, (path, *more)))
+    stdout().print(f"wrote {names}; next: grpo check {path}", markup=False)
 
 
 app.command()(check.check)

@@ -83,7 +83,7 @@ def test_the_local_recipe_takes_the_real_gsm8k():
 @pytest.mark.parametrize("template", list_templates())
 def test_a_template_passes_the_checks_once_its_data_is_there(template, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = write_template(template, "mine")
+    *_, path = write_template(template, "mine")
     (tmp_path / "data").mkdir()
     rows = "".join(f'{{"question": "{i}", "answer": "so #### {i}"}}\n' for i in range(400))
     (tmp_path / "data" / "train.jsonl").write_text(rows)

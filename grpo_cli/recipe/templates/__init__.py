@@ -1,4 +1,7 @@
-"""The recipes that `grpo init` writes: one YAML file a template, commented for first-time readers."""
+"""The recipes that `grpo init` writes: one YAML file a template, commented for first-time readers.
+
+A template whose recipe names a Python file has it beside it.
+"""
 
 import re
 from importlib.resources import files
@@ -15,11 +18,11 @@ def list_templates() -> list[str]:
     )
 
 
-def write_template(template: str, name: str) -> Path:
-    """Write a template as `<name>.yaml` in the working directory, under that recipe name.
+def write_template(template: str, name: str) -> list[Path]:
+    """Write a template as `<name>.yaml` in the working directory, under that recipe name; return what was written.
 
     Raises:
-        UsageError: There is no such template, the name is no recipe name, or the file exists.
+        UsageError: There is no such template, the name is no recipe name, or a file exists.
     """
     known = list_templates()
     if template not in known:
@@ -31,15 +34,25 @@ def write_template(template: str, name: str) -> Path:
         raise UsageError(
             f"`{path.stem}` is not a name. Fix: use letters, digits, `_`, `.` and `-` alone"
         )
-    text = (files(__name__) / f"{template}.yaml").read_text(encoding="utf-8")
+    sources = [files(__name__) / f"{template}{ending}" for ending in (".py", ".yaml")]
+    install = install_extra("reasoning-gym,gguf")
+    written = []
+    for source in sources:
+        if source.is_file():
+            text = source.read_text(encoding="utf-8")
+            target = path.with_suffix(Path(source.name).suffix)
+            _write_new(target, text.replace("NAME", path.stem).replace("INSTALL", install))
+            written.append(target)
+    return written
+
+
+def _write_new(path: Path, text: str) -> None:
     try:
         with path.open("x", encoding="utf-8") as file:
-            install = install_extra("reasoning-gym,gguf")
-            file.write(text.replace("NAME", path.stem).replace("INSTALL", install))
+            file.write(text)
     except FileExistsError:
         raise UsageError(f"{path} exists. Fix: give another name: grpo init NAME") from None
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written ({error.strerror}). Fix: check the path"
         ) from None
-    return path
