@@ -1,12 +1,15 @@
 """The JSON Schema of recipes, for editors: our schema, the rewards' parameters, and TRL's fields."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from grpo_cli.environments.registry import find_kind, kind_names
 from grpo_cli.errors import UsageError
 from grpo_cli.recipe import grpo_fields
+from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.registry import load_kinds
@@ -28,7 +31,15 @@ def build_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     for home, name in _SECTIONS.items():
         _add_trl_fields(definitions[name], home)
-    definitions["RewardConfig"] = _build_reward(definitions)
+    definitions["RewardConfig"] = _build_kinds(RewardConfig, load_kinds(), definitions)
+    kind = definitions.pop("KindConfig")
+    for section in ("tools", "environment"):
+        name = f"{section.removesuffix('s').title()}Config"
+        kinds = {each: find_kind(section, each) for each in kind_names(section)}
+        definitions[name] = _build_kinds(KindConfig, kinds, definitions) | {
+            "description": kind["description"]
+        }
+        _rename_refs(schema["properties"][section], "#/$defs/KindConfig", f"#/$defs/{name}")
     schema["properties"]["extends"] = {
         "description": "Recipes this one builds on; later ones win, lists replace.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
@@ -61,11 +72,22 @@ def _add_trl_fields(section: dict[str, Any], home: grpo_fields.Home) -> None:
     section["additionalProperties"] = False
 
 
-def _build_reward(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return one branch a kind: its own parameters beside those that every reward has."""
-    common = _schema_of(RewardConfig, definitions)["properties"]
+def _rename_refs(schema: Any, old: str, new: str) -> None:
+    """Point references below a schema to another definition."""
+    for value in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(value, dict | list):
+            _rename_refs(value, old, new)
+    if isinstance(schema, dict) and schema.get("$ref") == old:
+        schema["$ref"] = new
+
+
+def _build_kinds(
+    shared: type[BaseModel], kinds: Mapping[str, type[BaseModel]], definitions: dict[str, Any]
+) -> dict[str, Any]:
+    """Return one branch a kind: its own parameters beside those that every entry has."""
+    common = _schema_of(shared, definitions)["properties"]
     branches = []
-    for kind, params in load_kinds().items():
+    for kind, params in kinds.items():
         own = _schema_of(params, definitions)
         described = {"description": own.get("description", "")}
         properties = {**common, **own.get("properties", {}), "kind": {"const": kind, **described}}

@@ -285,9 +285,18 @@ def recognise(tree: Node, dialect: str | None, source: str) -> Recognition:
     for name, signs in _find_signs(tree):
         if signs:
             return Recognition(name, tuple(signs[:4]))
+    if any("tool_schema" in each for each in _entries(tree, "tools")):
+        fix = "write each tool as a function, `tools: [{kind: function, path: ./tools.py:NAME}]`, in a recipe"
+        raise _refuse(tree, "is a list of verl's tools, which are classes of verl's own", fix)
     listed = ", ".join(["base_model", *_TRL_SIGNS])
     message = f"is no config of TRL, open-r1 or axolotl: it has none of {listed}"
     raise _refuse(tree, message, "say whose it is with --from trl|open-r1|axolotl")
+
+
+def _entries(tree: Node, key: str) -> list[dict[str, Any]]:
+    node = tree.child(key)
+    entries = node.plain() if node is not None and isinstance(node.value, list) else []
+    return [each for each in entries if isinstance(each, dict)]
 
 
 def _find_signs(tree: Node) -> Iterator[tuple[Dialect, list[str]]]:

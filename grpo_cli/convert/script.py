@@ -26,7 +26,9 @@ _TRAINER = (
     "callbacks optimizers quantization_config peft_config tools rollout_func environment_factory"
 ).split()
 """Parameters of `GRPOTrainer`, in their order."""
-_NOT_TAKEN = {*_TRAINER[5:9], *_TRAINER[11:]}
+_EPISODES = {"tools": ("tools", "function"), "environment_factory": ("environment", "python")}
+"""Parameters of `GRPOTrainer` that are entries of a recipe's list, and their kind there."""
+_NOT_TAKEN = {*_TRAINER[5:9], "rollout_func"}
 _LORA_DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 """Of `LoraConfig`; those of `trl grpo` and of recipes are others."""
 _LORA = {**LORA_NAMES, "task_type": "lora_task_type"}
@@ -317,11 +319,20 @@ class Script:
             self._leave("model.quantization", value, "write 4bit or 8bit")
         if "train_dataset" in arguments:
             self._take_rows(arguments["train_dataset"], arguments.get("eval_dataset"))
-        for name in arguments.keys() & _NOT_TAKEN:
-            literal = self._names.literal(arguments[name])
-            if literal is None or literal.value is not None:
+        for name, value in arguments.items():
+            if ast.unparse(value) == "None":
+                continue
+            if name in _EPISODES:
+                self._leave_episodes(*_EPISODES[name], value)
+            elif name in _NOT_TAKEN:
                 reason = "a recipe takes no objects; it names models, rewards and optimizers"
-                self._drop(f"GRPOTrainer.{name}", arguments[name], reason)
+                self._drop(f"GRPOTrainer.{name}", value, reason)
+
+    def _leave_episodes(self, key: str, kind: str, value: ast.expr) -> None:
+        listed = self._names.follow(value)
+        names = map(_code, listed.elts if isinstance(listed, ast.List | ast.Tuple) else [value])
+        entries = ", ".join(f'{{kind: {kind}, path: "{self._path}:{each}"}}' for each in names)
+        self._leave(key, value, f"write [{entries}], each with its own file")
 
     def _take_model(self, value: ast.expr) -> None:
         made = self._names.follow(value)

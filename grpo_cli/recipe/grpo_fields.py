@@ -114,7 +114,7 @@ _REFUSED: dict[str, str] = {
     "enable_jit_checkpoint": "remove it: a stopped run saves a checkpoint anyway",
     "disable_tqdm": "remove it: the live view shows progress",
     "log_multimodal": "remove it: recipes train on text",
-    "max_tool_calling_iterations": "remove it: recipes train without tools",
+    "max_tool_calling_iterations": "write `episode.max_turns`, which is one more",
     "num_completions_to_print": "remove it: completions go to the run folder",
     "log_unique_prompts": "remove it: completions go to the run folder",
     "log_completions_hub_repo": "remove it: nothing is pushed while training",

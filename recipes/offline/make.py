@@ -85,7 +85,11 @@ def make_tokenizer(texts: list[str], *, chat: bool) -> PreTrainedTokenizerFast:
 def make_word_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer of 14 words, for guessing numbers."""
     words = ["<|im_start|>", "<|im_end|>", "guess", "higher", "lower", *"123456789"]
-    backend = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}))
+    backend = Tokenizer(
+        models.WordLevel(
+            {word: place for place, word in enumerate(words)}, unk_token="<|im_start|>"
+        )
+    )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens(words[:2])
     tokenizer = PreTrainedTokenizerFast(
