@@ -1,5 +1,6 @@
 """One episode: its tokens, its messages, what became of its calls, and the metrics of many."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,12 +84,28 @@ class Episode:
         """Return what rewards and logs get to know of it."""
         return {
             "turns": self.turns,
+            "tokens": sum(self.mask),
             "end": self.end,
             "calls": [call.as_json() for call in self.calls],
+            "repeated": count_repeats(self.messages),
             "shortened": self.shortened,
             "tool_s": round(self.tool_s, 4),
             "reward": self.reward,
         }
+
+
+def count_repeats(messages: Sequence[Message]) -> int:
+    """Return how many calls, or answers to a text environment, repeat an earlier one and get the same result."""
+    asked: list[Any] = []
+    exchanges = []
+    for message in messages:
+        if message["role"] == "assistant":
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            asked = calls or [message.get("content")]
+        elif asked:
+            exchange = [asked.pop(0), message.get("content")]
+            exchanges.append(json.dumps(exchange, sort_keys=True, default=str))
+    return len(exchanges) - len(set(exchanges))
 
 
 def episode_metrics(records: Sequence[Mapping[str, Any]], tools: Sequence[str]) -> dict[str, float]:
@@ -99,11 +116,12 @@ def episode_metrics(records: Sequence[Mapping[str, Any]], tools: Sequence[str]) 
         tools: Names of the tools that are counted one by one.
     """
     calls = [call for record in records for call in record["calls"]]
-    count = len(records)
+    count, turns = len(records), sum(record["turns"] for record in records)
     failures = Counter(failure for _, failure, _ in calls)
     names = Counter(name for name, _, _ in calls)
     return {
-        "episode/turns": fmean(record["turns"] for record in records),
+        "episode/turns": turns / count,
+        "episode/tokens_per_turn": sum(record["tokens"] for record in records) / max(turns, 1),
         "episode/tool_seconds": fmean(record["tool_s"] for record in records),
         "episode/shortened_results": fmean(record["shortened"] for record in records),
         **{f"episode/end/{end}": sum(r["end"] == end for r in records) / count for end in ENDS},
@@ -111,6 +129,7 @@ def episode_metrics(records: Sequence[Mapping[str, Any]], tools: Sequence[str]) 
         "tools/call_frequency": len(calls) / count,
         "tools/failure_frequency": sum(failures[each] for each in FAILURES) / max(len(calls), 1),
         **{f"tools/{each}": failures[each] / count for each in FAILURES},
+        "tools/repeated": fmean(record["repeated"] for record in records),
         **{f"tools/{name}/calls": names[name] / count for name in tools},
         **_mean_parts(records),
     }

@@ -6,6 +6,7 @@ the loss leaves out all others.
 
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -62,6 +63,8 @@ class Player:
         self._sources = sources
         self._max_tokens = max_tokens
         self._seed = seed
+        self.waited_s = 0.0
+        """Seconds spent so far on waiting for tools and environments."""
 
     @property
     def tool_names(self) -> list[str]:
@@ -330,7 +333,11 @@ class Player:
             episode.reward = outcome.value
 
     def _run(self, calls: Sequence[Callable[[], Any]], timeout_s: float) -> list[Outcome]:
-        return run_calls(calls, parallel=self.config.parallel, timeout_s=timeout_s)
+        started = time.perf_counter()
+        try:
+            return run_calls(calls, parallel=self.config.parallel, timeout_s=timeout_s)
+        finally:
+            self.waited_s += time.perf_counter() - started
 
 
 def _append(prompt: list[Message], said: str | None) -> list[Message]:

@@ -20,7 +20,8 @@ _MOST_POINTS = 20_000
 _NOT_SHOWN = frozenset({"epoch", "num_tokens", "dynamic_sampling/prompts_seen"})
 _SHARES = re.compile(
     r"(eval_|dynamic_sampling/)?"
-    r"(frac_reward_zero_std|completions/(repeated_share|clipped_ratio)|clip_ratio/.+)"
+    r"(frac_reward_zero_std|completions/(repeated_share|clipped_ratio)|clip_ratio/.+"
+    r"|episode/end/.+|tools/failure_frequency)"
     r"|rewards/.+/error_share"
 )
 """Metrics between 0 and 1."""

@@ -26,6 +26,9 @@ _METRICS = {
     "frac_reward_zero_std": "zero_signal",
     "completions/mean_length": "completion_length",
     "completions/clipped_ratio": "clipped",
+    "episode/turns": "turns",
+    "tools/call_frequency": "calls",
+    "tools/failure_frequency": "failed_calls",
     **{name: name for name in ("entropy", "kl", "grad_norm", "tokens_per_s", "step_time")},
     **{f"time/{phase}": f"time/{phase}" for phase in PHASES},
 }

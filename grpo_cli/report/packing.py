@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from grpo_cli.report.summary import RunReport
+from grpo_cli.report.wording import list_turns, say_episode
 from grpo_cli.rewards.scoring import weighted_sum
 from grpo_cli.runs.completions import Group, find_groups, load_groups
 
@@ -108,8 +109,10 @@ class _Packer:
             values = group.rewards.get(name, [None] * count)
             column = self.scores.setdefault(name, [None] * before)
             column += [None if value is None else round(value, _DIGITS) for value in values]
-        self.open_block.append({"t": group.texts, "r": group.reasons})
+        texts = {"t": group.texts, "r": group.reasons, **_describe_episodes(group)}
+        self.open_block.append(texts)
         self.characters += sum(map(len, group.texts))
+        self.characters += sum(len(turn.text) for turns in texts.get("m", ()) for turn in turns)
         if self.characters > _BLOCK_CHARACTERS:
             self._close_block()
 
@@ -166,7 +169,8 @@ def _held_out_entries(run: RunReport) -> list[_Entry]:
                 for part in ("rewards", "reasons")
             )
             lists = [sample["text"]], [sample["tokens"]], [sample["clipped"]]
-            entry.group.add(*lists, rewards, reasons)
+            episode = ([sample[part]] for part in ("messages", "episode") if sample.get(part))
+            entry.group.add(*lists, rewards, reasons, *episode)
             entry.stages.append("before" if when == "before" else "after")
     primary = {
         stage: each.get(run.held_out.primary, {}) for stage, each in run.held_out.values.items()
@@ -211,6 +215,13 @@ def _fit(
         if packed.size <= most_bytes or count <= 1:
             return packed
         count = max(int(count * most_bytes / packed.size * 0.97), 1)
+
+
+def _describe_episodes(group: Group) -> dict[str, Any]:
+    """Return the turns of each episode, and how it went; nothing if a completion is one answer."""
+    if not len(group.messages) == len(group.episodes) == len(group.texts):
+        return {}
+    return {"m": list(map(list_turns, group.messages)), "e": list(map(say_episode, group.episodes))}
 
 
 def _as_turns(prompt: Any) -> list[list[str]]:

@@ -14,7 +14,9 @@ from grpo_cli.report.summary import last_turn
 from grpo_cli.report.wording import (
     LEVEL_MARKS,
     clean_text,
+    list_turns,
     phases_of,
+    say_episode,
     seconds_of,
     short_path,
     telling_rewards,
@@ -51,7 +53,13 @@ _PROMPT_SHARE = 3
 _BARS = "▁▂▃▄▅▆▇█"
 Mark = tuple[str, str]
 """A character and its colour."""
-PART_MARKS: tuple[Mark, ...] = (("█", "blue"), ("▓", "magenta"), ("▒", "yellow"), ("░", "green"))
+PART_MARKS: tuple[Mark, ...] = (
+    ("█", "blue"),
+    ("▚", "cyan"),
+    ("▓", "magenta"),
+    ("▒", "yellow"),
+    ("░", "green"),
+)
 """Of the parts of a bar; distinct without colour too."""
 
 
@@ -124,9 +132,21 @@ def _draw_metrics(steps: Sequence[Step], width: int, *, roomy: bool) -> list[Tex
         *_draw_row("reward", rewards, "{:.3f}", signal, width),
         *_draw_rewards(steps, width, roomy=roomy),
         *_draw_row("tokens", lengths, "{:.1f}", clipped, width),
+        *_draw_turns(steps, width),
         *_draw_stability(steps, width),
         *_draw_pace(last, width),
     ]
+
+
+def _draw_turns(steps: Sequence[Step], width: int) -> list[Text]:
+    """Draw the turns of episodes; nothing of a run without them."""
+    last = steps[-1]
+    calls = [
+        ("calls", last.get("tools/call_frequency"), "{:.1f}"),
+        ("failed", last.get("tools/failure_frequency"), "{:.0%}"),
+    ]
+    turns = [each.get("episode/turns") for each in steps]
+    return _draw_row("turns", turns, "{:.1f}", calls, width)
 
 
 def _draw_symptom(symptom: Symptom) -> Text:
@@ -273,16 +293,16 @@ def _draw_sample(
     if room < 2:
         return head
     prompt = _wrap(f"» {last_turn(group['prompt'])}", console, width)
-    answer = _wrap(f"« {group['completions'][0]}", console, width)
+    answer = _draw_answer(group, 0, console, width)
     shown = min(len(prompt), max(room // _PROMPT_SHARE, room - len(answer), 1))
     # A question stands at the end of a long prompt.
     prompt = prompt if len(prompt) <= shown else [Text("» …"), *prompt[len(prompt) - shown + 1 :]]
     lines = [Text(line.plain, style="cyan") for line in prompt[:shown]]
     lines += _shorten(answer, room - shown)
     room -= len(lines)
-    for place, text in enumerate(group["completions"][1:], start=1):
+    for place in range(1, len(group["completions"])):
         other = [Text(), Text(_say_scores(group, weights, place))]
-        other += _wrap(f"« {text}", console, width)
+        other += _draw_answer(group, place, console, width)
         if len(other) > room:
             break
         lines += other
@@ -290,12 +310,27 @@ def _draw_sample(
     return [*head, *lines]
 
 
+def _draw_answer(
+    group: Mapping[str, Any], place: int, console: Console, width: int
+) -> list[Text]:
+    """Draw what the model wrote; of an episode also what it was told, dimmed."""
+    if not group.get("messages"):
+        return _wrap(f"« {group['completions'][place]}", console, width)
+    lines = []
+    for turn in list_turns(group["messages"][place]):
+        text, style = (f"« {turn.text}", "") if turn.is_own else (f"» {turn.text}", "dim")
+        lines += [Text(line.plain, style=style) for line in _wrap(text, console, width)]
+    return lines
+
+
 def _say_place(group: Mapping[str, Any]) -> str:
     parts = ["newest sample", f"step {group['step']}"]
     if group.get("split") == "eval":
         parts.append("held out")
     parts.append(f"{group['tokens'][0]} tokens")
-    if group["clipped"][0]:
+    if group.get("episodes"):
+        parts.append(say_episode(group["episodes"][0]))
+    elif group["clipped"][0]:
         parts.append("cut off")
     return " · ".join(parts)
 

@@ -1,11 +1,13 @@
 """Records of a run in words, and text that a terminal may show."""
 
 import contextlib
+import json
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
@@ -73,6 +75,8 @@ _FACTS = (
     ("zero-signal left", "dynamic_sampling/frac_reward_zero_std", "{:.0%}"),
     ("tokens", "completions/mean_length", "{:.1f}"),
     ("clipped", "completions/clipped_ratio", "{:.0%}"),
+    ("turns", "episode/turns", "{:.1f}"),
+    ("calls", "tools/call_frequency", "{:.1f}"),
     ("entropy", "entropy", "{:.2f}"),
     ("kl", "kl", "{:.4f}"),
     ("grad", "grad_norm", "{:.3g}"),
@@ -198,6 +202,72 @@ _WORDS = {
     "server": _say_server,
     "resume": _say_resumption,
 }
+
+
+class Turn(NamedTuple):
+    """One message of an episode, as it is shown."""
+
+    role: str
+    text: str
+    is_own: bool
+    """Whether the model wrote it; nothing else is learned from."""
+
+
+def list_turns(messages: Sequence[Any]) -> list[Turn]:
+    """Return the messages of an episode after its prompt."""
+    return [_read_turn(message) for message in messages if isinstance(message, Mapping)]
+
+
+def _read_turn(message: Mapping[str, Any]) -> Turn:
+    role, parts = str(message.get("role", "")), [message.get("content")]
+    if role == "assistant":
+        parts = [message.get("reasoning_content"), *parts, *map(_say_call, _calls_of(message))]
+    elif message.get("name"):
+        role = f"{role} {message['name']}"
+    texts = [each if isinstance(each, str) else json.dumps(each) for each in parts if each]
+    return Turn(role, "\n".join(texts), message.get("role") == "assistant")
+
+
+def _calls_of(message: Mapping[str, Any]) -> Sequence[Any]:
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) else ()
+
+
+def _say_call(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return json.dumps(call, ensure_ascii=False)
+    arguments = function.get("arguments", {})
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return f"→ {function.get('name')} {arguments}"
+
+
+_ENDS = {
+    "answer": "answered",
+    "done": "done",
+    "turns": "out of turns",
+    "tokens": "out of tokens",
+    "cut_off": "last turn cut off",
+    "malformed": "ended by a malformed call",
+    "failed": "ended by a failed call",
+}
+
+
+def say_episode(record: Mapping[str, Any]) -> str:
+    """Return how an episode went: why it ended, its turns, its calls and how many of these failed."""
+    calls = record.get("calls") or []
+    failures = Counter(call[1] for call in calls if call[1])
+    parts = [_ENDS.get(str(record.get("end")), str(record.get("end")))]
+    parts += [_count(record.get("turns", 0), "turn"), _count(len(calls), "call")]
+    parts += [f"{count} {failure}" for failure, count in failures.items()]
+    if record.get("shortened"):
+        parts.append(f"{record['shortened']} shortened")
+    return ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def short_path(path: Path) -> str:

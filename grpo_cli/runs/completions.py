@@ -1,6 +1,6 @@
 """`completions/rank_N.jsonl`: the groups sampled in training, found first and loaded one by one."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,10 @@ class Group:
     rewards: dict[str, list[float | None]] = field(default_factory=dict)
     """Reward → a score a completion, before its weight."""
     reasons: dict[str, list[str | None]] = field(default_factory=dict)
+    messages: list[list[dict[str, Any]]] = field(default_factory=list)
+    """The messages of each episode after its prompt; empty if a completion is one answer."""
+    episodes: list[dict[str, Any]] = field(default_factory=list)
+    """The record of each episode, as `messages`."""
 
     def add(
         self,
@@ -35,12 +39,16 @@ class Group:
         clipped: list[bool],
         rewards: Mapping[str, list[float | None]],
         reasons: Mapping[str, list[str | None]],
+        messages: Sequence[list[dict[str, Any]]] = (),
+        episodes: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Add completions; a reward that has no score for some of them has None there."""
         before, count = len(self.texts), len(texts)
         self.texts += texts
         self.tokens += tokens
         self.clipped += clipped
+        self.messages += messages
+        self.episodes += episodes
         for kept, new in ((self.rewards, rewards), (self.reasons, reasons)):
             for name in {**kept, **new}:
                 values: list[Any] = kept.setdefault(name, [None] * before)
@@ -89,8 +97,8 @@ def load_groups(places: Iterable[GroupPlace]) -> Iterator[Group]:
 def check_group(part: Any) -> dict[str, Any] | None:
     """Return a record of `completions/` if it is complete and its lists are equally long, else None."""
     try:
-        *lists, rewards, reasons = _columns(part)
-        lists += [*rewards.values(), *reasons.values()]
+        *lists, rewards, reasons, messages, episodes = _columns(part)
+        lists += [*rewards.values(), *reasons.values(), *filter(None, (messages, episodes))]
         known = isinstance(part["step"], int) and isinstance(part["row"], int) and "prompt" in part
         complete = known and bool(lists[0]) and len(set(map(len, lists))) == 1
     except (KeyError, TypeError, AttributeError):
@@ -108,4 +116,5 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 def _columns(part: Mapping[str, Any]) -> tuple[Any, ...]:
     names = ("completions", "tokens", "clipped", "rewards")
-    return (*(part[name] for name in names), part.get("reasons", {}))
+    episodes = part.get("messages", []), part.get("episodes", [])
+    return (*(part[name] for name in names), part.get("reasons", {}), *episodes)

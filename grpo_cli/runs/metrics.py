@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from grpo_cli.runs.files import SCHEMA_VERSION, finite, parse_json
 
-PHASES = ("sampling", "sync", "scoring", "learning")
+PHASES = ("sampling", "tools", "sync", "scoring", "learning")
 """What a training step spends its time on, in that order; `time/PHASE` in `metrics.jsonl`, in seconds."""
 Point = tuple[int, float | None]
 """Optimizer step and the value logged there; None for NaN and infinities."""

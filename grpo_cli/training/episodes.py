@@ -26,6 +26,11 @@ class EpisodeRollouts:
         """The messages of each episode that was played last."""
         return [episode.messages for episode in self._episodes]
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent so far on waiting for tools and environments."""
+        return self._player.waited_s
+
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Begin an episode for each row; return the rows with the prompts that the environments add to."""
         self._episodes = self._player.begin(rows)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from trl.chat_template_utils import parse_response
 from trl.data_utils import is_conversational
 
-from grpo_cli.rewards.contract import Batch, Score
+from grpo_cli.rewards.contract import EPISODE, Batch, Score
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.metrics import append_record
 
@@ -113,7 +113,19 @@ class CompletionLog:
             "clipped": [not ids[index] or ids[index][-1] not in self._eos for index in members],
             "rewards": {name: [score.value for score in own] for name, own in scores.items()},
             "reasons": {name: own for name, own in reasons.items() if any(own)},
+            **_describe_episodes(batch, members),
         }
+
+
+def _describe_episodes(batch: Batch, members: Sequence[int]) -> dict[str, Any]:
+    """Return the messages and records of episodes; nothing if a completion is one answer."""
+    records = batch.columns.get(EPISODE)
+    if records is None:
+        return {}
+    return {
+        "messages": [batch.completions[index] for index in members],
+        "episodes": [records[index] for index in members],
+    }
 
 
 class EarlyScores(NamedTuple):
@@ -320,10 +332,11 @@ def _row_ids(batch: Batch) -> Sequence[Any]:
 def _repeated_share(batch: Batch) -> float | None:
     """Share of this process's completions that equal another of their group; None without groups."""
     rows = _row_ids(batch)
-    if len(set(rows)) == len(batch.texts):
+    if len(set(rows)) == len(batch.completions):
         return None
-    counts = Counter(zip(rows, batch.texts, strict=True))
-    return sum(count for count in counts.values() if count > 1) / len(batch.texts)
+    # All messages of an episode: many end with the same answer.
+    counts = Counter(zip(rows, map(str, batch.completions), strict=True))
+    return sum(count for count in counts.values() if count > 1) / len(batch.completions)
 
 
 def build_reward_functions(

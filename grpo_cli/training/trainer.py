@@ -60,8 +60,8 @@ class RunTrainer(ExactResume, FastTrainer):
     def make_batch(self, inputs: list[Any], given: Scored | None = None) -> dict[str, Any]:
         """Return TRL's batch of rows; completions that are `given` are not sampled and scored again."""
         self._given = given
-        if self._episodes is not None and given is None:
-            inputs = self._episodes.begin(inputs)
+        if given is None:
+            inputs = self._begin_episodes(inputs)
         with self._early.expecting(self._early_rows(inputs), self.state):
             batch = super()._generate_and_score_completions(inputs)
         self._given = None
@@ -75,7 +75,7 @@ class RunTrainer(ExactResume, FastTrainer):
     def sample_and_score(self, inputs: list[Any]) -> Scored:
         """Sample and score rows, without making a batch of them."""
         self._sampled_entropies = []
-        begun = inputs if self._episodes is None else self._episodes.begin(inputs)
+        begun = self._begin_episodes(inputs)
         prompts = [row["prompt"] for row in begun]
         with self._early.expecting(self._early_rows(begun), self.state):
             _, completion_ids, _, completions, *_ = self._generate(prompts)
@@ -119,12 +119,26 @@ class RunTrainer(ExactResume, FastTrainer):
         """Return the rows to score while sampling goes on; an episode is scored at its end."""
         return inputs if self.model.training and self._episodes is None else None
 
+    def _begin_episodes(self, inputs: list[Any]) -> list[Any]:
+        if self._episodes is None:
+            return inputs
+        with self._timing_tools():
+            return self._episodes.begin(inputs)
+
+    @contextmanager
+    def _timing_tools(self, *, out_of: str | None = None) -> Iterator[None]:
+        """Add what is waited for tools and environments inside to the phase `tools`."""
+        before = self._episodes.waited_s if self._episodes else 0.0
+        yield
+        if self._episodes is not None:
+            self._clock.add("tools", self._episodes.waited_s - before, out_of=out_of)
+
     def _generate(self, prompts: Any) -> Any:
         if self._given is not None:
             columns, self._sampled_entropies = _as_columns(self._given.generated)
             return columns
         synced_s = self._synced_s()
-        with self._clock.inside("sampling"):
+        with self._clock.inside("sampling"), self._timing_tools(out_of="sampling"):
             columns = super()._generate(prompts)
             if self._episodes is not None:
                 columns = (*columns[:3], self._episodes.completions, *columns[4:])
