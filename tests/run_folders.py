@@ -79,6 +79,50 @@ def make_finished_run(
     return folder
 
 
+def play(turns: int = 2, result: str = "36", end: str = "answer") -> tuple[list, dict]:
+    """An episode of calls of a calculator: its messages after the prompt, and its record."""
+    messages = []
+    for turn in range(1, turns):
+        call = {"name": "calculate", "arguments": {"text": f"12 * {turn}"}}
+        calls = [{"type": "function", "function": call}]
+        messages += [
+            {"role": "assistant", "content": f"let me see ({turn})", "tool_calls": calls},
+            {"role": "tool", "name": "calculate", "content": result},
+        ]
+    messages.append({"role": "assistant", "content": "It is 36."})
+    calls = [["calculate", "failed" if turn == 2 else "", 0.1] for turn in range(1, turns)]
+    return messages, {
+        "turns": turns,
+        "tokens": 9 * turns,
+        "end": end,
+        "calls": calls,
+        "repeated": 0,
+        "shortened": 0,
+        "tool_s": 0.1 * turns,
+        "reward": None,
+    }
+
+
+def write_episodes(
+    run: RunFolder, episodes: list[tuple[list, dict]], step: int = 1, **more
+) -> None:
+    """Writes one group of a training with these episodes as its completions."""
+    run.completions.mkdir(exist_ok=True)
+    record = {
+        "step": step,
+        "split": "train",
+        "row": 0,
+        "prompt": [{"role": "user", "content": "What is 12 * 3?"}],
+        "completions": [messages[-1]["content"] for messages, _ in episodes],
+        "tokens": [episode["tokens"] for _, episode in episodes],
+        "clipped": [False for _ in episodes],
+        "rewards": {"math": [float(place % 2) for place in range(len(episodes))]},
+        "messages": [messages for messages, _ in episodes],
+        "episodes": [episode for _, episode in episodes],
+    }
+    append_record(run.completions / "rank_0.jsonl", {**record, **more})
+
+
 def write_samples(
     run: RunFolder,
     scores: dict[str, list[float]] | list[tuple[str, list[float]]],

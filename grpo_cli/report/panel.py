@@ -310,9 +310,7 @@ def _draw_sample(
     return [*head, *lines]
 
 
-def _draw_answer(
-    group: Mapping[str, Any], place: int, console: Console, width: int
-) -> list[Text]:
+def _draw_answer(group: Mapping[str, Any], place: int, console: Console, width: int) -> list[Text]:
     """Draw what the model wrote; of an episode also what it was told, dimmed."""
     if not group.get("messages"):
         return _wrap(f"« {group['completions'][place]}", console, width)

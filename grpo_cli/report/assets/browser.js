@@ -4,6 +4,7 @@
 const SPLITS = ["training", "evaluation", "held-out"];
 const SHOWN_AT_ONCE = 150;
 const SHORT_PROMPT = 40;  // Characters that the list has room for.
+const FIRST_TURNS = 2, LAST_TURNS = 3;  // Of an episode; what is between them is folded.
 const LONG_PROMPT = 800;  // Characters from which a prompt may begin with solved examples.
 const BY_STEP = { "first step first": null, "last step first": (a, b) => b.step - a.step };
 const BY_ROW = { "by row": null, "most improved": (a, b) => b.gain - a.gain, "least improved": (a, b) => a.gain - b.gain };
@@ -256,7 +257,10 @@ class Browser {
 
   hasText(group, texts, wanted) {
     const asked = this.pack.prompts[group.prompt].some(([, text]) => wanted.pattern.test(text));
-    return texts.t.some((text, place) => (asked || wanted.pattern.test(text)) && this.matches(group, place, wanted));
+    const written = (place) => (texts.m ? texts.m[place].map(([, text]) => text) : [texts.t[place]]);
+    return texts.t.some((_, place) => (
+      (asked || written(place).some((text) => wanted.pattern.test(text))) && this.matches(group, place, wanted)
+    ));
   }
 
   textsOf(group, tell) {
@@ -361,14 +365,34 @@ class Browser {
 
   drawPrompt(group) {
     const box = make("div", "prompt");
-    for (const [role, text] of this.pack.prompts[group.prompt]) {
-      const turn = make("div", "turn");
-      if (role) turn.append(make("span", "role", role));
-      const body = make("div", "text");
-      writeMarked(body, text, this.wanted.pattern);
-      turn.append(body);
-      box.append(turn);
+    box.append(...this.pack.prompts[group.prompt].map((turn) => this.drawTurn(turn)));
+    return box;
+  }
+
+  drawTurn([role, text]) {
+    const turn = make("div", "turn"), body = make("div", text ? "text" : "text dim");
+    if (role) turn.append(make("span", "role", role));
+    writeMarked(body, text || "(empty)", text ? this.wanted.pattern : null);
+    turn.append(body);
+    return turn;
+  }
+
+  drawEpisode(turns) {
+    // What the model did not write is shaded: only its own tokens are learned from.
+    const drawn = turns.map(([role, text, isOwn]) => {
+      const turn = this.drawTurn([isOwn ? role : `${role}, not learned from`, text]);
+      if (!isOwn) turn.classList.add("foreign");
+      return turn;
+    });
+    const box = make("div", "episode"), end = drawn.length - LAST_TURNS;
+    if (end - FIRST_TURNS < 2) {
+      box.append(...drawn);
+      return box;
     }
+    const folded = make("details"), middle = drawn.slice(FIRST_TURNS, end);
+    folded.open = middle.some((turn) => turn.querySelector("mark"));
+    folded.append(make("summary", "dim", `${middle.length} messages in between`), ...middle);
+    box.append(...drawn.slice(0, FIRST_TURNS), folded, ...drawn.slice(end));
     return box;
   }
 
@@ -385,11 +409,11 @@ class Browser {
       head.append(make("span", "dim", above ? `${sayNumber(Math.abs(above))} ${above > 0 ? "above" : "below"} the mean` : "at the mean"));
     }
     head.append(make("span", "dim", `${this.pack.tokens[at].toLocaleString("en")} tokens`));
-    if (this.pack.clipped[at]) head.append(make("span", "badge", "cut off"));
-    const first = texts.t.indexOf(text);
+    if (texts.e) head.append(make("span", "dim", texts.e[place]));
+    else if (this.pack.clipped[at]) head.append(make("span", "badge", "cut off"));
+    const all = (texts.m ?? texts.t).map((each) => JSON.stringify(each)), first = all.indexOf(all[place]);
     if (first < place && !this.pack.stages.length) head.append(make("span", "badge quiet", `same as #${first + 1}`));
-    const body = make("div", text ? "text" : "text dim");
-    writeMarked(body, text || "(empty)", text ? this.wanted.pattern : null);
+    const body = texts.m ? this.drawEpisode(texts.m[place]) : this.drawTurn(["", text]).lastChild;
     card.append(head, this.drawScores(group, texts, place), body);
     return card;
   }
