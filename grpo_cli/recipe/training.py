@@ -20,6 +20,11 @@ StoppingRule = Literal[
     "all_solved",
     "repeated_answers",
     "truncation",
+    "tools_unused",
+    "malformed_calls",
+    "tool_failures",
+    "budget_ends_episodes",
+    "repeated_calls",
     "length_explosion",
     "length_collapse",
     "rewards_apart",
@@ -35,7 +40,9 @@ StoppingRule = Literal[
 ]
 """Names of the rules of `grpo diagnose` that may stop a run: all but `_IDLE`."""
 _IDLE = {
-    **dict.fromkeys(("slow_reward", "sampling_starves"), "costs time and spoils nothing"),
+    **dict.fromkeys(
+        ("slow_reward", "slow_tool", "sampling_starves"), "costs time and spoils nothing"
+    ),
     **dict.fromkeys(("held_out_collapse", "held_out_loss"), "is checked after training"),
 }
 """The rules that stop no run, and why."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_cli.analysis.diagnosis import progress, rewards, signal, stability
+from grpo_cli.analysis.diagnosis import episodes, progress, rewards, signal, stability
 from grpo_cli.analysis.diagnosis.history import History
 from grpo_cli.analysis.diagnosis.rule import Rule, Symptom
 
@@ -23,6 +23,11 @@ RULES: tuple[Rule, ...] = (
     stability.entropy_explosion,
     stability.gradient_spike,
     stability.clip_share,
+    episodes.tool_failures,
+    episodes.malformed_calls,
+    episodes.budget_ends_episodes,
+    episodes.tools_unused,
+    episodes.repeated_calls,
     rewards.absent_reward,
     signal.no_signal,
     rewards.constant_reward,
@@ -39,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     signal.truncation,
     signal.all_solved,
     rewards.slow_reward,
+    episodes.slow_tool,
     signal.sampling_starves,
 )
 """In the order in which they are listed: within a level, causes come before effects."""

@@ -144,9 +144,15 @@ def repeated_answers(history: History) -> Issue | None:
     return Issue(seen, fix, level="warning")
 
 
+def _one_answer(recipe: Recipe) -> str | None:
+    episodes = "`budget_ends_episodes` checks the limits of episodes"
+    return sampled_only(recipe) or (episodes if recipe.has_episodes else None)
+
+
 @rule(
     "completions are cut off",
     (_CLIPPED,),
+    skip=_one_answer,
     threshold=f"a mean above {_MANY_CLIPPED} that does not fall (an error above {_MOST_CLIPPED} if a reward "
     "judges answers); a note if the reward rises",
     source=f"{_MANY_CLIPPED} is {PROBE}; {_MOST_CLIPPED}: {AXOLOTL}",

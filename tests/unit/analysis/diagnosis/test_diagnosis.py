@@ -73,7 +73,7 @@ def test_a_rule_that_fails_takes_nothing_down_and_is_not_hidden(monkeypatch, cap
 
 
 def test_the_recipe_knows_the_rules_that_may_stop_a_run():
-    idle = {"slow_reward", "sampling_starves", "held_out_collapse", "held_out_loss"}
+    idle = {"slow_reward", "slow_tool", "sampling_starves", "held_out_collapse", "held_out_loss"}
     assert {*StoppingRule.__args__} == {rule.name for rule in RULES} - idle
 
 

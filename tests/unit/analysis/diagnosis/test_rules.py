@@ -16,6 +16,23 @@ HALF = [0.5] * 40
 TWO = [{"kind": "math", "answer": "q", "name": "right"}, {"kind": "think_format", "name": "form"}]
 OWN = [{"kind": "python", "path": "own.py:score"}]
 VLLM = {"backend": "vllm"}
+TOOLS = {"tools": [{"kind": "function", "path": "tools.py:search"}]}
+
+
+def ends(share, **by):
+    """Series of how episodes end: by each limit, and the rest by an answer."""
+    names = ("tokens", "cut_off", "turns")
+    series = {f"episode/end/{name}": [by.get(name, 0.0)] * 10 for name in names}
+    return {**series, "episode/end/answer": [share] * 10}
+
+
+def calls(count=2.0, **kinds):
+    """Series of calls an episode, and of those that fail."""
+    shares = {
+        f"tools/{name}": [kinds.get(name, 0.0)] * 10 for name in ("failed", "late", "unknown")
+    }
+    others = {f"tools/{name}": [kinds.get(name, 0.0)] * 10 for name in ("malformed", "repeated")}
+    return {"tools/call_frequency": [count] * 10, **shares, **others}
 
 
 def noisy(values, by=0.02, seed=0):
@@ -225,6 +242,47 @@ SHOWN = {
         "vLLM's log-probabilities are 0.3 from the trainer's",
         "`generation.top_p: 1.0` (it is 0.8)",
     ),
+    "tools_unused": (
+        make_history(
+            {
+                "tools/call_frequency": noisy([1.0] * 10 + [0.02] * 10, 0.005),
+                "episode/turns": [2.0] * 10 + [1.0] * 10,
+                "reward": HALF[:20],
+            },
+            make_recipe(**TOOLS),
+        ),
+        "the model made 0.02 calls an episode in the last 10 records (at least 0.1), in 1 turns; it began with 1",
+        "`rewards: [..., {kind: tool_use, weight: 0.1}]`",
+    ),
+    "malformed_calls": (
+        make_history({**calls(2, malformed=1), "reward": HALF[:10]}, make_recipe(**TOOLS)),
+        "50% of the calls of the last 10 records cannot be parsed (at most 10%)",
+        "a model that was trained to call tools",
+    ),
+    "tool_failures": (
+        make_history(calls(2, failed=0.2, late=0.8), make_recipe(**TOOLS)),
+        "50% of the calls of the last 10 records failed (at most 20%), and no fewer towards the end: 10% failed, "
+        "40% late",
+        "`episode.tool_timeout_s: 20`",
+    ),
+    "budget_ends_episodes": (
+        make_history(
+            ends(0.2, cut_off=0.7, turns=0.1), make_recipe(**TOOLS, episode={"max_turn_tokens": 8})
+        ),
+        "limits ended 80% of the episodes of the last 10 records (at most 50%), and no fewer towards the end: "
+        "70% by max_turn_tokens, 10% by max_turns",
+        "`episode.max_turn_tokens: 16`",
+    ),
+    "repeated_calls": (
+        make_history(calls(2, repeated=1.5), make_recipe(**TOOLS)),
+        "75% of the calls of the last 10 records repeat one of their episode and its result",
+        "`episode.max_turns: 4`",
+    ),
+    "slow_tool": (
+        make_history({"time/tools": [6.0] * 10, "time/learning": [4.0] * 10}, make_recipe(**TOOLS)),
+        "tools and environments took 60% of the time of the last 10 records (at most 50%), 6 s a step",
+        "`episode.parallel: 32`",
+    ),
     "sampling_starves": (
         make_history({"time/sampling": [95.0] * 10, "time/learning": [5.0] * 10}),
         "sampling took 95% of the time",
@@ -264,6 +322,34 @@ def test_replacing_is_offered_where_some_groups_have_a_signal(share, offered):
 
 
 SILENT = {
+    "tools_unused": [
+        {"tools/call_frequency": [0.2] * 10, "episode/turns": [1.2] * 10},
+        {"tools/call_frequency": [0.0] * 10, "episode/turns": [1.0] * 10, "reward": [1.0] * 10},
+        # Answers that are cut off call nothing, and another rule says so.
+        {
+            "tools/call_frequency": [0.0] * 10,
+            "episode/turns": [1.0] * 10,
+            "episode/end/cut_off": [0.9] * 10,
+        },
+    ],
+    "malformed_calls": [
+        calls(2, malformed=0.1),
+        calls(0),
+        {**calls(2), "tools/malformed": [1.0] * 5 + [0.4] * 5},
+    ],
+    "tool_failures": [
+        calls(2, failed=0.3),
+        {**calls(2), "tools/unknown": [2.0] * 5 + [0.6] * 5},
+    ],
+    "budget_ends_episodes": [
+        ends(0.6, turns=0.4),
+        ends(0.1, turns=0.9) | {"reward": [1.0] * 10},
+        ends(0.0) | {"episode/end/tokens": [0.9] * 5 + [0.5] * 5},
+    ],
+    "repeated_calls": [calls(2, repeated=0.8), calls(2, repeated=2) | {"reward": [1.0] * 10}],
+    "slow_tool": [
+        {"time/tools": [4.0] * 10, "time/sampling": [5.0] * 10, "time/learning": [1.0] * 10}
+    ],
     "too_high_learning_rate": [
         {"learning_rate": [1.0] * 10, "entropy": [6.0] * 10, "reward": HALF[:10]},
         {"learning_rate": [4e-5] * 10, "entropy": [0.001] * 10, "reward": HALF[:10]},
@@ -420,6 +506,10 @@ SILENT = {
     ],
 }
 RECIPES = {
+    **dict.fromkeys(
+        "tools_unused malformed_calls tool_failures budget_ends_episodes repeated_calls slow_tool".split(),
+        TOOLS,
+    ),
     "kl_runaway": {"training": {"beta": 0.04}},
     "constant_reward": {"rewards": TWO},
     "reward_swamped": {"rewards": TWO},
@@ -632,6 +722,24 @@ def test_scored_data_is_judged_by_what_it_trains_alone():
     assert find_all(make_history(series, recipe)).keys() == {"entropy_collapse"}
 
 
+def test_what_need_not_matter_is_a_note():
+    recipe = make_recipe(**TOOLS)
+    rising = {**calls(2, failed=2), "reward": noisy(UP[:10], 0.001)}
+    assert find("tool_failures", make_history(calls(2, failed=2), recipe)).level == "error"
+    assert find("tool_failures", make_history(rising, recipe)).level == "note"
+    # A game may have a number of turns.
+    assert find("budget_ends_episodes", make_history(ends(0.1, turns=0.9), recipe)).level == "note"
+    assert find("budget_ends_episodes", make_history(ends(0.1, tokens=0.9), recipe)).level == (
+        "warning"
+    )
+
+
+def test_only_the_limits_of_episodes_count_for_recipes_with_tools():
+    series = {"completions/clipped_ratio": [0.9] * 10, **ends(1.0)}
+    assert find_all(make_history(series, make_recipe(**TOOLS))) == {}
+    assert find_all(make_history(series)).keys() == {"truncation"}
+
+
 def test_metrics_that_are_not_there_or_no_numbers_never_end_in_an_error():
     chance = random.Random(0)
     names = sorted({metric.replace("NAME", "right") for rule in RULES for metric in rule.metrics})
@@ -647,6 +755,7 @@ def test_metrics_that_are_not_there_or_no_numbers_never_end_in_an_error():
         make_recipe(),
         make_recipe(rewards=TWO),
         make_recipe(generation=VLLM, training={"beta": 1.0}),
+        make_recipe(**TOOLS),
     ]
     for _ in range(150):
         history = make_history(
