@@ -9,6 +9,7 @@ from grpo_cli.report.page import write_report
 from grpo_cli.runs.metrics import append_record
 from tests.chromium import Page, find_chromium
 from tests.long_runs import EVIL, make_long_run
+from tests.run_folders import make_finished_run, play, write_episodes
 
 pytest.importorskip("plotly")
 pytestmark = [
@@ -214,6 +215,32 @@ def test_a_completion_that_holds_a_script_stays_text(small):
             "document.querySelector('[data-browser=training] mark')?.textContent === '<img'"
         )
         assert page.ask("document.querySelectorAll('img').length") == 0
+        assert_quiet(page)
+
+
+def test_an_episode_is_shown_turn_by_turn_with_what_is_not_learned_from(tmp_path):
+    run = make_finished_run(tmp_path)
+    write_episodes(run, [play(2, EVIL), play(9)])
+    write_report([run.path], None)
+    with Page() as page:
+        page.open(run.report, "#step=1&row=0")
+        page.wait_for("document.querySelectorAll('[data-browser=training] .card').length === 2")
+        cards = "[...document.querySelectorAll('[data-browser=training] .card')]"
+        texts = page.ask(
+            "[...document.querySelectorAll('.card .foreign .text')].map((each) => each.textContent)"
+        )
+        assert texts == [EVIL] + ["36"] * 8
+        assert page.ask(f"{cards}[0].querySelectorAll('.turn').length") == 3
+        assert "answered, 9 turns, 8 calls, 1 failed" in page.ask(f"{cards}[1].textContent")
+        # Twelve of seventeen messages are folded, until they hold what is searched for.
+        assert (
+            page.ask(f"{cards}[1].querySelector('summary').textContent") == "12 messages in between"
+        )
+        assert page.ask(f"{cards}[1].querySelector('details').open") is False
+        page.fill(f"{TRAINING} [name=text]", "see (4)")
+        page.wait_for(
+            "document.querySelector('.card details[open] mark')?.textContent === 'see (4)'"
+        )
         assert_quiet(page)
 
 

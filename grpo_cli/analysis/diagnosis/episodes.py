@@ -5,7 +5,7 @@ from statistics import fmean
 
 from grpo_cli.analysis.diagnosis.history import LIKELY, History
 from grpo_cli.analysis.diagnosis.rule import rule
-from grpo_cli.issues import Issue
+from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.metrics import PHASES
 
@@ -26,7 +26,7 @@ def single_turn(recipe: Recipe) -> str | None:
     return None if recipe.has_episodes else "there are no tools and no environment"
 
 
-def _level(history: History, level: str = "warning") -> str:
+def _level(history: History, level: Level = "warning") -> Level:
     """Return the level of what need not matter while the reward rises."""
     return "note" if history.has_risen(LIKELY) else level
 
@@ -123,7 +123,7 @@ def tool_failures(history: History) -> Issue | None:
         "late": f"`episode.tool_timeout_s: {2 * limit:g}`, or a faster tool",
         "unknown": "a prompt that names the tools there are",
     }[most]
-    severe = "error" if fmean(shares) > _NEARLY_ALL else "warning"
+    severe: Level = "error" if fmean(shares) > _NEARLY_ALL else "warning"
     return Issue(seen, fix, level=_level(history, severe))
 
 
@@ -157,9 +157,8 @@ def budget_ends_episodes(history: History) -> Issue | None:
         f"and no fewer towards the end: {parts}"
     )
     fix = f"{fixes[most]}, or a prompt that asks for {'fewer turns' if most == 'max_turns' else 'less text'}"
-    return Issue(
-        seen, fix, level=_level(history, "note" if means["max_turns"] > _MOST_ENDED else "warning")
-    )
+    level: Level = "note" if means["max_turns"] > _MOST_ENDED else "warning"
+    return Issue(seen, fix, level=_level(history, level))
 
 
 @rule(

@@ -10,7 +10,7 @@ import pytest
 from grpo_cli.report.packing import pack_held_out, pack_training, spread
 from grpo_cli.report.summary import RunReport
 from tests.long_runs import EVIL, make_long_run
-from tests.run_folders import make_finished_run, write_samples
+from tests.run_folders import make_finished_run, play, write_episodes, write_samples
 from tests.unit.report.test_verdict import measure
 
 
@@ -58,6 +58,38 @@ def test_held_out_answers_stand_before_and_after_with_their_change(run):
     assert index["stages"] == [0, 1] * 3
     assert read(pack.blocks[0])[0]["t"] == ["it is 0.0", "it is 1.0"]
     assert pack.has_changes
+
+
+def test_episodes_are_packed_turn_by_turn(run):
+    write_episodes(run, [play(2), play(1, end="turns")])
+    write_episodes(
+        run, [([7, {"tool_calls": [3]}, {"content": [1]}, *play(1)[0]], {"tokens": 1})], 2
+    )
+    pack = pack_training(RunReport(run, "a"))
+    first, damaged = read(pack.blocks[0])
+    assert first["t"] == ["It is 36.", "It is 36."]
+    assert first["m"][0] == [
+        ["assistant", 'let me see (1)\n→ calculate {"text": "12 * 1"}', True],
+        ["tool calculate", "36", False],
+        ["assistant", "It is 36.", True],
+    ]
+    assert first["e"] == ["answered, 2 turns, 1 call", "out of turns, 1 turn, 0 calls"]
+    assert damaged["m"][0][-1] == ["assistant", "It is 36.", True]
+
+
+def test_held_out_episodes_are_packed_as_those_of_training(run):
+    measure(run, [0.0], [1.0])
+    path = run.evaluations / "after.jsonl"
+    messages, episode = play(2)
+    samples = [json.loads(line) for line in path.read_text().splitlines()]
+    samples = [{**each, "messages": messages, "episode": episode} for each in samples]
+    lines = "".join(json.dumps(each) + "\n" for each in samples)
+    path.write_text(lines)
+    # Those before are of a version that did not write them.
+    assert "m" not in read(pack_held_out(RunReport(run, "a")).blocks[0])[0]
+    (run.evaluations / "before.jsonl").write_text(lines)
+    block = read(pack_held_out(RunReport(run, "a")).blocks[0])[0]
+    assert block["e"] == ["answered, 2 turns, 1 call"] * 2
 
 
 def test_a_run_without_completions_has_none(run):

@@ -22,7 +22,7 @@ from grpo_cli.report.panel import (
 from grpo_cli.report.wording import clean_lines, clean_text, format_event
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
-from tests.run_folders import PLAIN, make_run
+from tests.run_folders import PLAIN, make_run, play, write_episodes
 
 SIZES = [(80, 24), (120, 40), (60, 20), (30, 8), (200, 60), (20, 3)]
 SYMPTOM = Symptom(
@@ -197,6 +197,23 @@ def test_text_of_a_model_cannot_command_the_terminal(tmp_path, text):
     kinds = {unicodedata.category(each) for each in shown.replace("\n", "")}
     assert not kinds & {"Cc", "Cf", "Cs"}
     assert text.startswith("[") <= (text in shown)
+
+
+def test_an_episode_is_shown_turn_by_turn(tmp_path):
+    run = make_busy_run(tmp_path)
+    turns = {"episode/turns": 2.5, "tools/call_frequency": 1.5, "tools/failure_frequency": 0.5}
+    append_record(run.metrics, {"event": "train", "step": 51, "reward": 0.5, **turns})
+    write_episodes(run, [play(3, "36\x1b[2J"), play(1)], rewards={"math": [1.0, 0.0]})
+    shown = draw(read(run), 100, 40)
+    for part in (
+        "turns    2.5",
+        "calls 1.5  failed 50%",
+        "27 tokens · answered, 3 turns, 2 calls, 1 failed",
+        '→ calculate {"text": "12 * 1"}',
+        "» 36[2J",
+        "« It is 36.",
+    ):
+        assert part in shown
 
 
 def test_samples_that_are_damaged_are_passed_over(tmp_path):
