@@ -259,7 +259,10 @@ def say_episode(record: Mapping[str, Any]) -> str:
     calls = record.get("calls") or []
     failures = Counter(call[1] for call in calls if call[1])
     parts = [_ENDS.get(str(record.get("end")), str(record.get("end")))]
-    parts += [_count(record.get("turns", 0), "turn"), _count(len(calls), "call")]
+    parts.append(_count(record.get("turns", 0), "turn"))
+    # Each answer to a text environment is a call of `step`, which the turns tell already.
+    if not calls or any(call[0] != "step" for call in calls):
+        parts.append(_count(len(calls), "call"))
     parts += [f"{count} {failure}" for failure, count in failures.items()]
     if record.get("shortened"):
         parts.append(f"{record['shortened']} shortened")
