@@ -15,7 +15,10 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 20.0
+_STDIO_GRACE_S = 1.0
+"""As `_GRACE_S`, for `reaped_stdio`: shorter than what MCP's client gives a server between SIGTERM and SIGKILL."""
 _POLL_S = 0.1
+_PARENT = "parent="
 
 
 def run_module(name: str) -> tuple[str, ...]:
@@ -151,11 +154,21 @@ def _end_reaper(process: "subprocess.Popen[Any]", group: int) -> None:
                 _signal_group(int(leader), signal.SIGKILL)
 
 
-def main(group: int, argv: list[str]) -> int:
+def reaped_stdio(argv: Sequence[str]) -> list[str]:
+    """Return a command that runs another under a reaper, for those that talk to it over its stdin and stdout.
+
+    The command and all its descendants end when this process dies, whether or not they read the end of stdin.
+    It may be started by a library, with any environment: the reaper needs nothing but Python.
+    """
+    return [sys.executable, "-P", __file__, f"{_PARENT}{os.getpid()}", *argv]
+
+
+def main(target: str, argv: list[str]) -> int:
     """Run a command as its reaper; return its exit code, 128 + N if signal N ended it.
 
     Args:
-        group: A pipe that receives the command's process group.
+        target: A pipe that receives the command's process group, if the end of stdin is to end it; or `parent=`
+            and the process whose death is to: the command then has the reaper's stdin.
         argv: The command.
     """
     signals: list[int] = []
@@ -164,13 +177,16 @@ def main(group: int, argv: list[str]) -> int:
     if sys.platform.startswith("linux"):
         # Orphaned descendants become children of this process.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    process = _start(argv, {"stdin": subprocess.DEVNULL, "start_new_session": True})
-    os.write(group, str(process.pid).encode())
-    os.close(group)
+    parent = int(target.removeprefix(_PARENT)) if target.startswith(_PARENT) else None
+    stdin = subprocess.DEVNULL if parent is None else None
+    process = _start(argv, {"stdin": stdin, "start_new_session": True})
+    if parent is None:
+        os.write(int(target), str(process.pid).encode())
+        os.close(int(target))
     deadline = None
     while process.poll() is None:
-        if deadline is None and (signals or _is_closed(sys.stdin.fileno())):
-            deadline = time.monotonic() + _GRACE_S
+        if deadline is None and (signals or _is_orphaned(parent)):
+            deadline = time.monotonic() + (_GRACE_S if parent is None else _STDIO_GRACE_S)
             _signal_group(process.pid, signal.SIGTERM)
         if len(signals) > 1 or (deadline is not None and time.monotonic() > deadline):
             break
@@ -179,6 +195,10 @@ def main(group: int, argv: list[str]) -> int:
     code = process.wait()
     _kill_descendants()
     return code if code >= 0 else 128 - code
+
+
+def _is_orphaned(parent: int | None) -> bool:
+    return _is_closed(sys.stdin.fileno()) if parent is None else os.getppid() != parent
 
 
 def _is_closed(pipe: int) -> bool:
@@ -213,4 +233,4 @@ def _children() -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

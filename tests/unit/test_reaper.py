@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from grpo_cli.processes import reaped
+from grpo_cli.processes import reaped, reaped_stdio
 
 # A command with a child in a session of its own; it notes both down.
 COMMAND = """\
@@ -91,3 +91,31 @@ def test_who_does_not_listen_is_ended_when_the_guardian_is_killed(tmp_path):
     assert all_gone([asked])
     # In a session of its own it is out of reach.
     child.kill()
+
+
+# Talks to a command over its stdin and stdout; then does nothing.
+TALKER = """\
+import subprocess, sys, time
+from grpo_cli.processes import reaped_stdio
+process = subprocess.Popen(
+    reaped_stdio(sys.argv[1:]), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("deaf",)], ids=["", "deaf"])
+def test_a_command_over_stdio_dies_with_its_parent(tmp_path, flags):
+    asker = subprocess.Popen([sys.executable, "-c", TALKER, *command(*flags)], cwd=tmp_path)
+    family = wait_for_pids(tmp_path)
+    asker.kill()
+    asker.wait()
+    assert all_gone(family)
+
+
+def test_a_command_over_stdio_is_talked_to():
+    echo = [sys.executable, "-c", "print(input() * 2)"]
+    result = subprocess.run(
+        reaped_stdio(echo), input=b"ab\n", capture_output=True, env={}, check=True
+    )
+    assert result.stdout == b"abab\n"
