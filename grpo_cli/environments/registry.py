@@ -20,6 +20,7 @@ ENTRY_POINT_GROUP = "grpo.environments"
 TOOLS = {
     "function": "function.FunctionToolParams",
     "python_code": "python_code.PythonCodeToolParams",
+    "mcp": "mcp.McpToolParams",
 }
 """The kinds of tools of this package, each with its module in `kinds/` and its class."""
 ENVIRONMENTS = {

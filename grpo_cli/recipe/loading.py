@@ -1,6 +1,7 @@
 """From files and flags to a recipe: `extends`, `--set`, validation, all problems at once."""
 
 import copy
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -277,14 +278,33 @@ def _anchor_paths(tree: Node) -> None:
         for entry in node.value if node and isinstance(node.value, list) else [node]:
             if entry is not None:
                 _anchor(entry.child("path"), only_local=True)
+                _anchor_command(entry.child("command"))
+                _anchor_command(entry.child("python"))
+
+
+def _anchor_command(node: Node | None) -> None:
+    """Make the files of a command absolute: its first word if it has a `/`, all others that exist."""
+    words = node.value if node and isinstance(node.value, list) else [node]
+    for place, word in enumerate(words):
+        if word is None or not isinstance(word.value, str) or (place == 0 and "/" not in word.value):
+            continue
+        # Links are kept: an interpreter finds its packages by the path that it was called by.
+        path = os.path.abspath(_folder(word) / os.path.expanduser(word.value))
+        if os.path.exists(path):
+            word.value = path
+
+
+def _folder(node: Node) -> Path:
+    """Return the folder of the file that wrote a value; the working directory for flags."""
+    source = node.location.source
+    return Path.cwd() if source.startswith("--set") else Path(source).resolve().parent
 
 
 def _anchor(node: Node | None, *, only_local: bool) -> None:
     # `://` is in an address, `{{` in a chat template.
     if node is None or not isinstance(node.value, str) or re.search(r"://|\{[{%]", node.value):
         return
-    source = node.location.source
-    folder = Path.cwd() if source.startswith("--set") else Path(source).resolve().parent
+    folder = _folder(node)
     file, colon, function = node.value.partition(".py:")
     looks_local = node.value.startswith((".", "/", "~")) or colon or node.value.endswith(".gguf")
     candidate = _resolve(folder, f"{file}.py" if colon else node.value, node)
