@@ -286,7 +286,11 @@ def _anchor_command(node: Node | None) -> None:
     """Make the files of a command absolute: its first word if it has a `/`, all others that exist."""
     words = node.value if node and isinstance(node.value, list) else [node]
     for place, word in enumerate(words):
-        if word is None or not isinstance(word.value, str) or (place == 0 and "/" not in word.value):
+        if (
+            word is None
+            or not isinstance(word.value, str)
+            or (place == 0 and "/" not in word.value)
+        ):
             continue
         # Links are kept: an interpreter finds its packages by the path that it was called by.
         path = os.path.abspath(_folder(word) / os.path.expanduser(word.value))

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from grpo_cli.errors import RecipeError
@@ -90,6 +92,21 @@ def test_paths_are_relative_to_the_file_that_wrote_them(tmp_path, monkeypatch):
     assert recipe.rewards[0].params["path"] == f"{folder / 'rewards.py'}:score"
     flagged = load_recipe(tmp_path / "recipe.yaml", ["model.path=./here"])
     assert flagged.model.path == str(tmp_path / "elsewhere" / "here")
+
+
+def test_files_of_commands_are_relative_too(tmp_path, monkeypatch):
+    folder = tmp_path / "recipes"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "server.py").write_text("")
+    (folder / "python").write_text("")
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    commands = ("[python, server.py, --fast]", "[bin/python, ~x]")
+    tools = "".join(f"- {{kind: mcp, command: {each}}}\n" for each in commands)
+    recipe = load_recipe(write_recipe(folder, f"{GOOD}tools:\n{tools}"))
+    first, second = [tuple(each.params["command"]) for each in recipe.tools]
+    assert first == ("python", str(folder / "server.py"), "--fast")
+    assert second == (str(folder / "bin" / "python"), "~x")
 
 
 def test_hub_ids_stay_as_they_are(tmp_path):

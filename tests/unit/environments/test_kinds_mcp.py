@@ -1,0 +1,44 @@
+"""The tools `mcp`, as far as no server is needed; `integration/test_environment_kinds.py` has servers."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from grpo_cli.environments.contract import EpisodeError
+from grpo_cli.environments.registry import find_kind
+
+
+def params(**values):
+    return find_kind("tools", "mcp").model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "message"),
+    [
+        ({}, "command", "there is no server"),
+        ({"command": ["python"], "url": "http://a/mcp"}, "url", "both `command` and `url`"),
+        ({"url": "localhost:8000"}, "url", "is not an address of HTTP"),
+        ({"command": ["no-such-command"]}, "command", "there is no command 'no-such-command'"),
+        ({"command": ["python", "gone.py"]}, "command", "there is no file gone.py"),
+    ],
+)
+def test_what_cannot_be_right_is_found_without_a_server(values, path, message):
+    issue = params(**values).problems()[-1]
+    assert (issue.path, issue.level) == (path, "error")
+    assert message in issue.seen
+
+
+def test_a_missing_package_is_one_issue(monkeypatch):
+    assert not params(command=["python", "-m", "server"]).problems()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    [issue] = params(command=["python", "-m", "server"]).problems()
+    assert issue.is_missing_package
+    assert "[mcp]" in issue.fix
+
+
+def test_a_command_that_cannot_be_right_is_not_started():
+    pytest.importorskip("mcp")
+    with pytest.raises(EpisodeError, match=r"no file gone\.py"):
+        params(command=["python", "gone.py"]).open()
+    assert params(command=["python", "x"]).argv() == [sys.executable, "x"]
