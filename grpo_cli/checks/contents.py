@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -12,10 +12,11 @@ from grpo_cli.data.columns import check_columns, extract_columns
 from grpo_cli.data.prompts import Renderer, is_plain, template_columns
 from grpo_cli.data.rows import Row, RowNames
 from grpo_cli.data.sources import Preview, SplitPreview, preview
-from grpo_cli.errors import ProblemsError, RewardError, nearest
+from grpo_cli.errors import ProblemsError, RewardError, RunError, nearest
 from grpo_cli.issues import Issue, Level
+from grpo_cli.recipe.base import Section
 from grpo_cli.recipe.dataset import DatasetConfig
-from grpo_cli.recipe.explanation import explain, split_path, unknown_key
+from grpo_cli.recipe.explanation import Path, dotted, explain, split_path, unknown_key
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
@@ -41,19 +42,80 @@ def collect(check: Callable[[], object]) -> list[Issue]:
     return []
 
 
+# --- kinds -------------------------------------------------------------------------------------
+
+
+class KindRegistry(NamedTuple):
+    """The kinds that a section of the recipe may name."""
+
+    noun: str
+    """What messages call a kind."""
+    common: type[Section]
+    """The keys that entries of every kind have."""
+    find: Callable[[str], Any]
+    """Returns the parameters' class of a kind; None if there is none."""
+    names: Callable[[], list[str]]
+
+
+def kind_entries(loaded: LoadedRecipe, section: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the entries of a section that name their kind, each with its path: of a list, or a single one."""
+    node = loaded.tree.child(section)
+    if node is None:
+        return
+    listed = isinstance(node.value, list)
+    for index, entry in enumerate(node.plain() if listed else [node.plain()]):
+        if isinstance(entry, dict) and isinstance(entry.get("kind"), str):
+            yield (section, index) if listed else (section,), entry
+
+
+def read_params(
+    loaded: LoadedRecipe,
+    at: Path,
+    entry: dict[str, Any],
+    registry: KindRegistry,
+    problems: list[Issue],
+) -> Any:
+    """Return the parameters of an entry, validated by its kind; None, with problems, if they are wrong."""
+    kind, path = entry["kind"], dotted(at)
+    try:
+        schema = registry.find(kind)
+    except RunError as error:
+        problems.append(error.as_issue(f"{path}.kind"))
+        return None
+    if schema is None:
+        close = nearest(kind, registry.names())
+        fix = f"write `{close}`" if close else f"write one of {', '.join(registry.names())}"
+        problems.append(Issue(f"there is no {registry.noun} `{kind}`", fix, f"{path}.kind"))
+        return None
+    common = registry.common.model_fields
+    try:
+        return schema.model_validate(
+            {key: each for key, each in entry.items() if key not in common}
+        )
+    except ValidationError as error:
+        for problem in explain(error, schema, loaded.tree, at):
+            # An unknown parameter may also be a misspelt key that every entry has.
+            unknown = problem.seen.startswith("unknown key")
+            steps, keys = split_path(problem.path), [*schema.model_fields, *common]
+            problems.append(unknown_key(loaded.tree, steps, keys) if unknown else problem)
+        return None
+
+
 # --- rewards -----------------------------------------------------------------------------------
+
+_REWARDS = KindRegistry("reward kind", RewardConfig, find_kind, kind_names)
 
 
 def check_rewards(loaded: LoadedRecipe, problems: list[Issue]) -> dict[int, RewardParams]:
     """Validate each reward's parameters against its kind; return those that are right, by index."""
-    node = loaded.tree.child("rewards")
     valid: dict[int, RewardParams] = {}
-    entries = node.plain() if node is not None and isinstance(node.value, list) else []
-    for index, entry in enumerate(entries):
-        if isinstance(entry, dict) and isinstance(entry.get("kind"), str):
-            params = _read_params(loaded, index, entry, problems)
-            if params is not None:
-                valid[index] = params
+    context = reward_context(loaded.recipe) if loaded.recipe is not None else None
+    for at, entry in kind_entries(loaded, "rewards"):
+        params = read_params(loaded, at, entry, _REWARDS, problems)
+        if params is not None and len(at) == 2:
+            valid[int(at[1])] = params
+            found = params.problems(context)
+            problems += [replace(issue, path=f"{dotted(at)}.{issue.path}") for issue in found]
     if loaded.recipe is not None:
         for index, config in enumerate(loaded.recipe.rewards):
             if index in valid:
@@ -83,36 +145,6 @@ def _check_range(config: RewardConfig, params: RewardParams, path: str) -> Itera
 def reward_context(recipe: Recipe, device: str = "cpu") -> RewardContext:
     """Return what rewards may know about a recipe."""
     return RewardContext(recipe.generation.max_completion_length, device)
-
-
-def _read_params(
-    loaded: LoadedRecipe, index: int, entry: dict[str, Any], problems: list[Issue]
-) -> RewardParams | None:
-    kind, path = entry["kind"], f"rewards.{index}"
-    try:
-        schema = find_kind(kind)
-    except RewardError as error:
-        problems.append(error.as_issue(f"{path}.kind"))
-        return None
-    if schema is None:
-        close = nearest(kind, kind_names())
-        fix = f"write `{close}`" if close else f"write one of {', '.join(kind_names())}"
-        problems.append(Issue(f"there is no reward kind `{kind}`", fix, f"{path}.kind"))
-        return None
-    own = {key: value for key, value in entry.items() if key not in RewardConfig.model_fields}
-    try:
-        params = schema.model_validate(own)
-    except ValidationError as error:
-        for problem in explain(error, schema, loaded.tree, ("rewards", index)):
-            # An unknown parameter may also be a misspelt key that every reward has.
-            keys = [*schema.model_fields, *RewardConfig.model_fields]
-            unknown = problem.seen.startswith("unknown key")
-            steps = split_path(problem.path)
-            problems.append(unknown_key(loaded.tree, steps, keys) if unknown else problem)
-        return None
-    context = reward_context(loaded.recipe) if loaded.recipe is not None else None
-    problems += [replace(issue, path=f"{path}.{issue.path}") for issue in params.problems(context)]
-    return params
 
 
 # --- data --------------------------------------------------------------------------------------
@@ -258,11 +290,8 @@ def _check_conditions(
 ) -> Iterator[Issue]:
     """Check that each `when` can be read, names existing columns, and can be evaluated on the first rows."""
     known = available or frozenset()
-    for index, reward in enumerate(loaded.recipe.rewards if loaded.recipe else ()):
-        if reward.when is None:
-            continue
-        path = f"rewards.{index}.when"
-        condition = Condition(reward.when)
+    for path, when in _find_conditions(loaded) if loaded.recipe else ():
+        condition = Condition(when)
         problems: list[Issue] = []
         try:
             unknown = condition.columns() - known if available else frozenset()
@@ -274,6 +303,14 @@ def _check_conditions(
             problems = [error.as_issue(path)]
         unnamable = condition.unnamable(known) if problems else []
         yield from [_unnamable_column(name, path) for name in unnamable] or problems
+
+
+def _find_conditions(loaded: LoadedRecipe) -> Iterator[tuple[str, str]]:
+    """Yield each `when` of rewards, tools and environments with its path."""
+    for section in ("rewards", "tools", "environment"):
+        for at, entry in kind_entries(loaded, section):
+            if isinstance(when := entry.get("when"), str):
+                yield f"{dotted(at)}.when", when
 
 
 def _unnamable_column(name: str, path: str) -> Issue:

@@ -12,6 +12,7 @@ from grpo_cli.batch import as_json as batch_as_json
 from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.checks.contents import check_data, check_rewards, collect
 from grpo_cli.checks.devices import check_devices, check_precision, settle_dtype
+from grpo_cli.checks.episodes import Kinds, check_episodes, check_kinds
 from grpo_cli.checks.evaluation import (
     check_evaluation,
     check_expect,
@@ -119,6 +120,7 @@ def check_recipe(
     loaded, notes = settle_backend(loaded, hardware, environment=environment)
     problems, recipe = [*notes], loaded.recipe
     params = check_rewards(loaded, problems)
+    kinds = check_kinds(loaded, problems)
     seen = check_data(loaded, params, problems)
     batch, processes = None, 1
     unseen: tuple[str, ...] = ()
@@ -128,7 +130,7 @@ def check_recipe(
         batch = plan_batch(batch_inputs(recipe, processes, *rows))
         if not any(_decides_batch(problem.path) for problem in loaded.problems):
             problems += [_blame_limit(each, recipe, batch) for each in batch.problems]
-        problems += _check_sections(recipe, processes, hardware, seen, batch)
+        problems += _check_sections(recipe, processes, hardware, seen, batch, kinds)
         problems += check_overlap(recipe, params, batch)
         if not loaded.problems:
             unseen = tuple(_find_unseen(recipe, seen, processes, hardware))
@@ -152,7 +154,12 @@ def check_recipe(
 
 
 def _check_sections(
-    recipe: Recipe, processes: int, hardware: Hardware, seen: Preview | None, batch: BatchPlan
+    recipe: Recipe,
+    processes: int,
+    hardware: Hardware,
+    seen: Preview | None,
+    batch: BatchPlan,
+    kinds: Kinds,
 ) -> Iterator[Issue]:
     steps = batch.total_optimizer_steps
     yield from _check_model(recipe)
@@ -167,6 +174,7 @@ def _check_sections(
     yield from check_trackers(recipe)
     yield from check_precision(recipe, hardware)
     yield from check_effects(recipe, steps)
+    yield from check_episodes(recipe, kinds, seen)
 
 
 def _check_model(recipe: Recipe) -> Iterator[Issue]:

@@ -53,8 +53,11 @@ class Environment(ABC):
         """Return the score of the episode so far; None if the environment gives none."""
         return None
 
-    def gold(self) -> Sequence[str] | None:
-        """Return answers that should win from the start, for tests; None if none are known."""
+    def gold(self) -> Sequence[str | Mapping[str, Any]] | None:
+        """Return answers that should win from the start, for tests; None if none are known.
+
+        A mapping of `name` and `arguments` is a call.
+        """
         return None
 
     def close(self) -> None:  # noqa: B027
@@ -68,6 +71,10 @@ class _KindParams(Section):
     def problems(self) -> list[Issue]:
         """Return what the disk says is wrong; imports nothing heavy. The path of each is a parameter."""
         return []
+
+    def tool_names(self) -> list[str] | None:
+        """Return the names of its tools, as far as the disk tells them; None if only opening it does."""
+        return None
 
 
 class ToolParams(_KindParams):

@@ -33,6 +33,10 @@ class FunctionToolParams(ToolParams):
             return [Issue(error.seen, error.fix, "path")]
         return list(find_signature_faults(node, "path")) if isinstance(node, Function) else []
 
+    def tool_names(self) -> list[str]:
+        """Return the name of the function."""
+        return [self.path.rpartition(":")[2]]
+
     def open(self) -> ToolSource:
         """Import the function."""
         return ToolSource([make_tool(load_name(self.path))])

@@ -56,6 +56,14 @@ class PythonEnvironmentParams(EnvironmentParams):
             return [Issue(error.seen, error.fix, "path")]
         return list(_find_faults(node)) if isinstance(node, ast.ClassDef) else []
 
+    def tool_names(self) -> list[str] | None:
+        """Return the methods that are tools; none of a text environment."""
+        node = find_name(self.path)
+        # What a base class defines is known once it is imported.
+        return (
+            list(_find_tools(node)) if isinstance(node, ast.ClassDef) and not node.bases else None
+        )
+
     def open(self) -> EnvironmentSource:
         """Import the class, and look at an instance."""
         factory = load_name(self.path)
@@ -104,11 +112,11 @@ class PythonEnvironment(Environment):
                 return value
         return None
 
-    def gold(self) -> Sequence[str] | None:
+    def gold(self) -> Sequence[str | Mapping[str, Any]] | None:
         """Call `gold`, if there is one."""
         method = getattr(self._instance, "gold", None)
         answers = method() if callable(method) else None
-        return [answers] if isinstance(answers, str) else answers
+        return [answers] if isinstance(answers, str | Mapping) else answers
 
     def close(self) -> None:
         """Call `close`, if there is one."""
@@ -142,20 +150,30 @@ def _methods(owner: type) -> list[str]:
 
 
 def _find_faults(node: ast.ClassDef) -> Iterator[Issue]:
-    methods = {each.name: each for each in node.body if isinstance(each, Function)}
     # What a base class defines is known once it is imported.
     if node.bases:
         return
+    methods = _definitions(node)
     if "reset" not in methods:
         fix = "add `def reset(self, seed: int) -> str`, which begins an episode"
         yield Issue(f"{node.name} has no method reset()", fix, "path")
-    if "step" in methods:
-        return
-    tools = [
-        each for name, each in methods.items() if name not in _OWN and not name.startswith("_")
-    ]
-    if not tools:
+    tools = _find_tools(node)
+    if not tools and "step" not in methods:
         fix = "add `def step(self, text: str) -> tuple[str, bool]`, or methods that are tools"
         yield Issue(f"{node.name} has neither step() nor a public method as a tool", fix, "path")
-    for each in tools:
+    for each in tools.values():
         yield from find_signature_faults(each, "path")
+
+
+def _definitions(node: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    return {each.name: each for each in node.body if isinstance(each, Function)}
+
+
+def _find_tools(node: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return the definitions of a class's tools by name; a text environment has none."""
+    methods = _definitions(node)
+    return {
+        name: each
+        for name, each in methods.items()
+        if "step" not in methods and name not in _OWN and not name.startswith("_")
+    }

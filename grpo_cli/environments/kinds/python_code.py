@@ -45,6 +45,10 @@ class PythonCodeToolParams(ToolParams):
         """Report machines on which a program cannot be confined at all, or not enough."""
         return find_sandbox_faults(unprotected=self.unprotected)
 
+    def tool_names(self) -> list[str]:
+        """Return its one tool."""
+        return ["python_code"]
+
     def open(self) -> ToolSource:
         """Find out what protects programs on this machine (half a second, once)."""
         if faults := self.problems():

@@ -1,0 +1,193 @@
+"""Tools, environments and episodes: parameters, budget, and what they need of rewards and chat template."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from grpo_cli.checks.contents import KindRegistry, kind_entries, read_params
+from grpo_cli.data.sources import Preview
+from grpo_cli.errors import ProblemsError
+from grpo_cli.issues import Issue
+from grpo_cli.models.source import (
+    ModelSource,
+    known_chat_template,
+    read_source_template,
+    resolve_source,
+)
+from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
+from grpo_cli.recipe.explanation import dotted
+from grpo_cli.recipe.loading import LoadedRecipe
+from grpo_cli.recipe.recipe import Recipe
+
+Kinds = Mapping[str, Any]
+"""The parameters of tools and environments by their path in the recipe, such as `tools.0`."""
+_NOUNS = {"tools": "kind of tool", "environment": "kind of environment"}
+_MUCH = 2
+"""How many times the longest episode its turns may add up to before that is noted."""
+_DIALOGUE = "an episode is a dialogue, which needs a chat template"
+_ADD = "add `tools` or an `environment`"
+_TEMPLATE_FIX = (
+    "set `model.chat_template` to one with tools, or take a model that was trained to call them"
+)
+
+
+def check_kinds(loaded: LoadedRecipe, problems: list[Issue]) -> Kinds:
+    """Validate each tool's and environment's parameters against its kind; return those that are right."""
+    valid: dict[str, Any] = {}
+    for section, noun in _NOUNS.items():
+        for at, entry in kind_entries(loaded, section):
+            # Imported late: recipes without tools and environments do not pay for it.
+            from grpo_cli.environments.registry import find_kind, kind_names
+
+            find, names = partial(find_kind, section), partial(kind_names, section)
+            registry = KindRegistry(noun, KindConfig, find, names)
+            params = read_params(loaded, at, entry, registry, problems)
+            if params is None:
+                continue
+            path, found = dotted(at), params.problems()
+            problems += [replace(issue, path=f"{path}.{issue.path}") for issue in found]
+            if not any(issue.level == "error" for issue in found):
+                valid[path] = params
+    problems += _check_names(valid)
+    return valid
+
+
+def _check_names(kinds: Kinds) -> Iterator[Issue]:
+    """Find tools that have the same name."""
+    owners: dict[str, str] = {}
+    for path, params in kinds.items():
+        shared = [name for name, owner in owners.items() if owner.startswith("tools")]
+        for name in params.tool_names() or ():
+            # A row takes one environment, so the names of two of them do not meet.
+            if name in shared:
+                seen = f"its tool `{name}` has the same name as that of {owners[name]}"
+                yield Issue(seen, "rename one of them: the model calls tools by name", path)
+            owners.setdefault(name, path)
+
+
+def check_episodes(recipe: Recipe, kinds: Kinds, preview: Preview | None) -> Iterator[Issue]:
+    """Find settings of episodes that have no effect or do not fit together.
+
+    Args:
+        recipe: The recipe.
+        kinds: What `check_kinds` returned.
+        preview: What the data looks like; None if it could not be read.
+    """
+    yield from _check_rewards(recipe, kinds)
+    if not recipe.has_episodes:
+        # A resolved recipe holds the defaults too.
+        if recipe.episode != EpisodeConfig():
+            seen = "has no effect: the recipe has neither tools nor an environment"
+            yield Issue(seen, f"{_ADD}, or remove it", "episode", level="warning")
+        return
+    if recipe.tools and not recipe.is_sampled:
+        seen = "is for sampled completions, and with `dataset.kind: scored` nothing is sampled"
+        yield Issue(seen, "remove it", "tools")
+    yield from _check_budget(recipe)
+    yield from _check_style(recipe, preview)
+    yield from _check_template(recipe, kinds)
+
+
+def _check_rewards(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
+    """Find rewards that score episodes without there being any, and the other way around."""
+    for index, reward in enumerate(recipe.rewards):
+        path = f"rewards.{index}"
+        if reward.kind == "environment" and not recipe.environment:
+            seen = "takes the score that an environment gives, and the recipe has no `environment`"
+            yield Issue(seen, "add one, or remove the reward", path)
+        if reward.kind == "tool_use" and not _may_call(recipe, kinds):
+            seen = "scores calls of tools, and the recipe has none that the model may call"
+            yield Issue(seen, "add `tools`, or remove the reward", path)
+        if reward.reads != "last" and not recipe.has_episodes:
+            seen = f"`{reward.reads}` has no effect: completions have one message without tools and environment"
+            yield Issue(seen, f"{_ADD}, or remove it", f"{path}.reads", level="warning")
+
+
+def _environments(kinds: Kinds) -> list[Any]:
+    return [params for path, params in kinds.items() if path.startswith("environment")]
+
+
+def _may_call(recipe: Recipe, kinds: Kinds) -> bool:
+    """Return whether the model may call tools; True if only opening an environment tells."""
+    own = _environments(kinds)
+    is_unread = len(recipe.environment) > len(own)
+    return bool(recipe.tools or is_unread or any(each.tool_names() != [] for each in own))
+
+
+def _check_budget(recipe: Recipe) -> Iterator[Issue]:
+    """Compare the tokens of turns with those of an episode."""
+    episode, most = recipe.episode, recipe.generation.max_completion_length
+    turn, turns, result = episode.max_turn_tokens, episode.max_turns, episode.max_result_tokens
+    if turn is not None and turn > most:
+        seen = f"{turn} is more than the whole episode may have (`generation.max_completion_length: {most}`)"
+        fix = f"set it to {max(most // turns, 1)}, say, or raise `generation.max_completion_length`"
+        yield Issue(seen, fix, "episode.max_turn_tokens")
+        return
+    needed = turns * (turn or 0) + (turns - 1) * result
+    if needed > _MUCH * most:
+        own = f"{turns} turns of {turn} tokens and " if turn else ""
+        seen = f"an episode ends at {most:,} tokens, and {own}{turns - 1} results of {result} tokens are {needed:,}"
+        fix = "unless results are short, raise it, or lower `max_turns` or `max_result_tokens`"
+        yield Issue(seen, fix, "generation.max_completion_length", level="note")
+
+
+def _check_style(recipe: Recipe, preview: Preview | None) -> Iterator[Issue]:
+    """Check that prompts are messages, to which an answer and more messages can be added."""
+    prompt, path = recipe.dataset.prompt, "dataset.prompt.style"
+    if prompt.style == "text":
+        yield Issue(f"{_DIALOGUE}; prompts of plain `text` have none", "write `style: chat`", path)
+    is_plain = prompt.style == "auto" and prompt.user is None and prompt.system is None
+    if is_plain and preview and any(isinstance(row.get("prompt"), str) for row in preview.sample):
+        fix = "write `dataset.prompt: {style: chat}`, which makes them messages of the user"
+        yield Issue(f"{_DIALOGUE}, and the rows have prompts of plain text", fix, path)
+
+
+def _check_template(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
+    """Check that the chat template renders several turns."""
+    try:
+        source = resolve_source(recipe.model)
+        if known_chat_template(source, recipe.model) is False:
+            seen = f"{_DIALOGUE}, and the tokenizer of {recipe.model.path} has none"
+            yield Issue(seen, "set `model.chat_template`", "model.path")
+            return
+        template = read_source_template(source, recipe.model)
+    except ProblemsError:
+        return  # `check_model` tells
+    # Of a GGUF file only the beginning of the template is read.
+    if template is not None and (recipe.model.chat_template or source.kind == "folder"):
+        yield from _try_template(recipe, kinds, template, source)
+
+
+def _try_template(
+    recipe: Recipe, kinds: Kinds, template: str, source: ModelSource
+) -> Iterator[Issue]:
+    from grpo_cli.models.chat_template import (
+        find_dialogue_fault,
+        find_tool_fault,
+        has_response_template,
+        is_known_to_trl,
+        read_special_tokens,
+    )
+
+    path = "model.chat_template" if recipe.model.chat_template else "model.path"
+    variables = {
+        **read_special_tokens(source),
+        **(recipe.generation.extras.get("chat_template_kwargs") or {}),
+    }
+    if not recipe.tools and not any(each.tool_names() for each in _environments(kinds)):
+        if fault := find_dialogue_fault(template, variables):
+            fix = (
+                "set `model.chat_template` to one that renders several turns, or take another model"
+            )
+            yield Issue(f"the chat template {fault}", fix, path)
+        return
+    if fault := find_tool_fault(template, variables):
+        yield Issue(f"the chat template {fault}", _TEMPLATE_FIX, path)
+    elif not is_known_to_trl(template) and not has_response_template(source):
+        seen = (
+            "how the model writes calls is not known: its tokenizer_config.json has no `response_template`, and "
+            "TRL does not know its chat template"
+        )
+        fix = "add a `response_template` there, or take a model that was trained to call tools"
+        yield Issue(seen, fix, path)
