@@ -127,7 +127,7 @@ def _check_budget(recipe: Recipe) -> Iterator[Issue]:
     needed = turns * (turn or 0) + (turns - 1) * result
     if needed > _MUCH * most:
         own = f"{turns} turns of {turn} tokens and " if turn else ""
-        seen = f"an episode ends at {most:,} tokens, and {own}{turns - 1} results of {result} tokens are {needed:,}"
+        seen = f"an episode ends at {most:,} tokens; {own}{turns - 1} results of {result} tokens are {needed:,}"
         fix = "unless results are short, raise it, or lower `max_turns` or `max_result_tokens`"
         yield Issue(seen, fix, "generation.max_completion_length", level="note")
 
