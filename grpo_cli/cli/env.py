@@ -1,17 +1,38 @@
-"""`grpo env`: the kinds of tools and environments."""
+"""`grpo env`: the kinds of tools and environments, and those of a recipe tried without a model."""
 
-from typing import Annotated
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from grpo_cli.cli.arguments import AsJson
+from grpo_cli.cli.arguments import AsJson, Overrides, RecipePath
 from grpo_cli.cli.kinds import print_kind, print_kinds
-from grpo_cli.cli.output import print_json, stdout
+from grpo_cli.cli.output import (
+    count_noun,
+    print_json,
+    print_problems,
+    progress,
+    stdout,
+    stdout_to_stderr,
+)
+from grpo_cli.errors import ExitCode
+from grpo_cli.units import format_value
+
+if TYPE_CHECKING:
+    from grpo_cli.environments.agents import AgentResult
+    from grpo_cli.environments.testing import EnvironmentTestResult
 
 app = typer.Typer(
     help="Tools and environments, and those of a recipe tried without a model.",
     no_args_is_help=True,
 )
+_QUICK = ("the class", "gold()", "reward()", "close()")
+"""Calls whose times are printed only if one is slow."""
+_SLOW_S = 0.1
 _TITLES = {"tools": "tools", "environment": "environments"}
 
 
@@ -43,3 +64,92 @@ def show_environment(
         return
     for each in described:
         print_kind(each)
+
+
+@app.command("test")
+def try_environments(
+    recipe: RecipePath,
+    set_: Overrides = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows to try.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Try a recipe's tools and environments without a model: alone, side by side, and with scripted agents.
+
+    Exit code 1 if something is wrong, such as an environment that fails, or an agent that plays wrong and wins.
+    """
+    from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.workflows.env_test import try_recipe
+
+    before = set(threading.enumerate())
+    with stdout_to_stderr(), progress("checking the recipe") as report:
+        checked = check_recipe(recipe, set_)
+        result = try_recipe(checked, rows=rows, on_progress=report)
+    if json:
+        print_json(result.as_json())
+    else:
+        _print_result(result)
+    code = ExitCode.FAILED if result.failed else ExitCode.OK
+    if any(not thread.daemon for thread in set(threading.enumerate()) - before):
+        # A user's thread, which Python would wait for at its end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise typer.Exit(code)
+
+
+def _print_result(result: "EnvironmentTestResult") -> None:
+    console = stdout()
+    for tool in result.tools:
+        arguments = ", ".join(f"{name}: {kind}" for name, kind in tool.arguments.items())
+        line = Text(f"{tool.name}({arguments})", style="bold")
+        console.print(line.append(f"  {tool.description[:80]}", style="dim not bold"))
+    if result.tools:
+        console.print()
+    if result.agents:
+        console.print(_agents_table(result.agents))
+        console.print()
+    times = [
+        f"{name} {_milliseconds(each.median)} (worst {_milliseconds(each.worst)})"
+        for name, each in result.latency.items()
+        if name not in _QUICK or each.worst >= _SLOW_S
+    ]
+    if times:
+        console.print(Text(f"time of a call: {', '.join(times)}", style="dim"))
+    if tokens := result.result_tokens:
+        lengths = f"a result has {tokens.median:g} tokens (median of {tokens.results}), at most {tokens.longest}"
+        console.print(Text(lengths, style="dim"))
+    rows = f"{count_noun(result.rows, 'row')}, an episode of each"
+    console.print(Text(result.skipped or rows, style="dim"))
+    print_problems(result.problems)
+    if result.agents and not result.failed:
+        has_gold = any(agent.name == "gold" for agent in result.agents)
+        verdict = "the gold wins, and nothing else does" if has_gold else "nothing is wrong"
+        console.print(f"[green]✓[/] {verdict}")
+
+
+def _agents_table(agents: "tuple[AgentResult, ...]") -> Table:
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column("agent", style="bold")
+    for name in ("reward", "turns"):
+        table.add_column(name, justify="right")
+    for name in ("ended by", "failed calls"):
+        table.add_column(name)
+    table.add_column("first answer", no_wrap=True, overflow="ellipsis", style="dim")
+    for agent in agents:
+        table.add_row(
+            agent.name,
+            format_value(agent.reward),
+            f"{agent.turns:.1f}",
+            _counts(agent.ends),
+            _counts(agent.failures),
+            Text(" ".join(agent.answer.split())[:60]),
+        )
+    return table
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"

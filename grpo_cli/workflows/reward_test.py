@@ -39,7 +39,7 @@ def try_recipe(
             "Fix: use `grpo check`, which reads them"
         )
     on_progress("loading the data")
-    data = _read_data(recipe)
+    data = read_training_rows(recipe)
     on_progress("loading the rewards")
     with checked.loaded.placing_errors():
         rewards = build_rewards(recipe.rewards, reward_context(recipe))
@@ -56,7 +56,8 @@ def try_recipe(
     return replace(result, problems=placed)
 
 
-def _read_data(recipe: Recipe) -> Any:
+def read_training_rows(recipe: Recipe) -> Any:
+    """Return the training split, with prompts, `row_id` and all columns."""
     from grpo_cli.data.build import build_datasets
 
     has_template = known_chat_template(resolve_source(recipe.model), recipe.model) is not False

@@ -1,0 +1,427 @@
+"""Tools and environments tried one by one, without a model or its tokenizer: what they return, keep and leave."""
+
+import asyncio
+import inspect
+import os
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.environments.calls import Outcome, run_calls
+from grpo_cli.environments.contract import Environment, EnvironmentSource, Tool
+from grpo_cli.environments.player import as_text, row_seed
+from grpo_cli.issues import Issue, Level
+
+Row = Mapping[str, Any]
+Action = str | tuple[str, Mapping[str, Any]]
+"""An answer, or a call: a tool's name and its arguments."""
+RESET_S = 120.0
+"""Time limit of what begins and ends an episode, as in training."""
+_ROWS = 4
+"""Rows whose episodes are played twice, and beside another one."""
+_GRACE_S = 1.0
+"""Time that threads have to end after `close`."""
+WRONG = "1"
+"""An answer that is hardly ever right."""
+PRINTS = "prints to stdout"
+"""How the issue of an output begins."""
+_OWN = str(Path(__file__).parents[1])
+_EXAMPLES: dict[str, Any] = {
+    "integer": 1,
+    "number": 1.0,
+    "boolean": True,
+    "array": [],
+    "object": {},
+    "null": None,
+}
+
+
+class _FaultError(Exception):
+    """A call of a tool or an environment failed; it was reported."""
+
+
+@dataclass
+class Trial:
+    """Calls one entry of `tools` or `environment`, and collects what is found of it."""
+
+    path: str
+    """Its place in the recipe."""
+    timeout_s: float
+    """Time limit of a call."""
+    issues: dict[str, Issue] = field(default_factory=dict)
+    """By what was seen, which is told once."""
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By what was called."""
+    results: list[str] = field(default_factory=list)
+    """What the model would be told."""
+
+    def report(self, seen: str, fix: str, level: Level = "error", why: str = "") -> None:
+        """Add an issue, unless the same was seen before."""
+        self.issues.setdefault(seen, Issue(seen, fix, self.path, level=level, why=why))
+
+    def run(
+        self, name: str, function: Callable[[], Any], *, limit_s: float, level: Level = "error"
+    ) -> Any:
+        """Call a function of the user's under a time limit.
+
+        Raises:
+            _FaultError: It failed.
+        """
+        [outcome] = run_calls([partial(_settle, function)], parallel=1, timeout_s=limit_s)
+        if outcome.fault:
+            self._report_fault(name, outcome, level)
+            raise _FaultError
+        self.seconds[name].append(outcome.seconds)
+        return outcome.value
+
+    def _report_fault(self, name: str, outcome: Outcome, level: Level) -> None:
+        where = find_place(outcome.error)
+        at = f" ({where})" if where else ""
+        if outcome.is_late:
+            fix = "let it return in time, or raise the limit: `episode.tool_timeout_s`"
+            if outcome.seconds >= RESET_S:
+                fix = "let it return in time: training waits no longer"
+            self.report(f"{name} did not return within {outcome.seconds:g} s", fix)
+        elif isinstance(outcome.error, SystemExit):
+            fix = "return, or raise an error that says what is wrong"
+            why = "it would end the process, not the episode"
+            self.report(f"{name} calls exit(){at}", fix, why=why)
+        else:
+            self.report(f"{name} raised {outcome.fault}{at}", f"correct {where or name}", level)
+
+
+def _settle(function: Callable[[], Any]) -> Any:
+    value = function()
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def find_place(error: BaseException | None) -> str:
+    """Return the file and line of the user's code in which an error was raised; empty if it was elsewhere."""
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith((_OWN, sys.prefix, sys.base_prefix, "<"))
+    ]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+@contextmanager
+def watch_output(trial: Trial) -> Iterator[None]:
+    """Keep what is printed on stdout out of it, and report it."""
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(file.fileno(), 1)
+        try:
+            with redirect_stdout(file):
+                yield
+        finally:
+            file.flush()
+            os.dup2(kept, 1)
+            os.close(kept)
+            file.seek(0)
+            text = file.read()
+    if first := next(filter(str.strip, text.splitlines()), ""):
+        fix = "remove the print, or write to stderr: `print(…, file=sys.stderr)`"
+        why = "it would garble logs and `--json`, once for each call"
+        trial.report(f"{PRINTS}: {first.strip()[:80]!r}", fix, "warning", why)
+
+
+# --- tools -------------------------------------------------------------------------------------
+
+
+def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments that a tool's schema allows: those that are required."""
+    parameters = schema["function"].get("parameters") or {}
+    properties = parameters.get("properties") or {}
+    return {name: _example(properties.get(name) or {}) for name in parameters.get("required") or ()}
+
+
+def _example(schema: Mapping[str, Any]) -> Any:
+    if choices := schema.get("enum"):
+        return choices[0]
+    for key in ("anyOf", "oneOf"):
+        if schema.get(key):
+            return _example(schema[key][0])
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    if kind == "array" and schema.get("items"):
+        return [_example(schema["items"])]
+    return _EXAMPLES.get(str(kind), WRONG)
+
+
+def try_tool(trial: Trial, tool: Tool) -> None:
+    """Call a tool once, with arguments made from its schema; that it refuses them is only noted."""
+    arguments = example_arguments(tool.schema)
+    name = f"{tool.name}()"
+    try:
+        value = trial.run(
+            name, partial(tool.call, **arguments), limit_s=trial.timeout_s, level="note"
+        )
+    except _FaultError:
+        return
+    trial.results.append(as_text(value))
+
+
+# --- environments ------------------------------------------------------------------------------
+
+
+@dataclass
+class _Trace:
+    """What an environment said in an episode."""
+
+    first: Any = None
+    replies: list[Any] = field(default_factory=list)
+    reward: Any = None
+    is_over: bool = False
+
+
+class _Play:
+    """One instance, played move by move."""
+
+    def __init__(self, trial: Trial, source: EnvironmentSource, row: Row, seed: int) -> None:
+        self._trial, self._row = trial, row
+        self.trace = _Trace()
+        self.has_gold = False
+        self.taken: list[Action] = []
+        self.environment: Environment = trial.run("the class", source.make, limit_s=RESET_S)
+        try:
+            reset = partial(self.environment.reset, row, row_seed(row, seed))
+            self.trace.first = trial.run("reset()", reset, limit_s=RESET_S)
+            self._check_first()
+        except _FaultError:
+            self.close("close() after an error")
+            raise
+
+    def _check_first(self) -> None:
+        first, prompt = self.trace.first, self._row["prompt"][-1]["content"]
+        if first is not None and not isinstance(first, str):
+            fix = "let it return the first observation, or None if the prompt says all"
+            self._trial.report(f"reset() returned {type(first).__name__}, not text", fix)
+            raise _FaultError
+        if not prompt and not (first or "").strip():
+            seen = "reset() returns no text, and the dataset has no prompt of its own: the model is asked nothing"
+            self._trial.report(seen, "let it return what the model is to answer")
+            raise _FaultError
+
+    def actions(self, most: int) -> Sequence[Action]:
+        """Return what is done in an episode: a wrong answer, those that win, and wrong ones again."""
+        if not self.environment.takes_text:
+            tools = self.environment.tools
+            return [(tool.name, example_arguments(tool.schema)) for tool in tools]
+        golds = self._trial.run("gold()", self.environment.gold, limit_s=RESET_S) or ()
+        own = [each for each in golds if isinstance(each, str)]
+        self.has_gold = bool(own)
+        return [WRONG, *own, *[WRONG] * most][:most]
+
+    def act(self, action: Action) -> None:
+        """Take one action, unless the episode is over."""
+        if self.trace.is_over:
+            return
+        self.taken.append(action)
+        run, limit_s = self._trial.run, self._trial.timeout_s
+        if isinstance(action, str):
+            value = run("step()", partial(self.environment.step, action), limit_s=limit_s)
+            text, self.trace.is_over = self._read_step(value)
+        else:
+            name, arguments = action
+            tool = next(each for each in self.environment.tools if each.name == name)
+            call = partial(tool.call, **arguments)
+            try:
+                text = as_text(run(f"{name}()", call, limit_s=limit_s, level="note"))
+            except _FaultError:
+                text = ""
+            self.trace.is_over = bool(self.environment.is_done)
+        self.trace.replies.append(text)
+        self._trial.results.append(text)
+
+    def _read_step(self, value: Any) -> tuple[str, bool]:
+        fix = "let it return a text, and whether the episode is over: `return text, done`"
+        if not isinstance(value, tuple | list) or len(value) != 2:
+            self._trial.report(f"step() returned {value!r:.60}, not (text, done)", fix)
+            raise _FaultError
+        text, is_over = value
+        if not isinstance(text, str):
+            self._trial.report(f"step() returned {type(text).__name__} as its text", fix)
+            raise _FaultError
+        return text, bool(is_over)
+
+    def finish(self) -> _Trace:
+        """Read the reward, and close the instance."""
+        try:
+            environment = self.environment
+            self.trace.reward = self._trial.run("reward()", environment.reward, limit_s=RESET_S)
+            return self.trace
+        finally:
+            self.close("close()")
+
+    def close(self, name: str) -> None:
+        """Close the instance; an error is reported."""
+        with suppress(_FaultError):
+            self._trial.run(name, self.environment.close, limit_s=RESET_S)
+
+
+def try_environment(
+    trial: Trial, source: EnvironmentSource, rows: Sequence[Row], *, seed: int, max_turns: int
+) -> Sequence[Tool]:
+    """Play episodes of the rows twice, and beside one another; return the tools of the first.
+
+    Args:
+        trial: Collects what is found.
+        source: Makes the environments.
+        rows: Rows that are for it.
+        seed: Of the recipe.
+        max_turns: Answers of an episode.
+    """
+    few = list(rows[:_ROWS])
+    tools: Sequence[Tool] = ()
+    try:
+        # The first instance loads what all use.
+        first = _play(trial, source, few[0], seed, max_turns)
+        tools = first.environment.tools
+        threads, shared = set(threading.enumerate()), _read_shared(first.environment)
+        once = [_play(trial, source, row, seed, max_turns) for row in few]
+        twice = [_play(trial, source, row, seed, max_turns) for row in few]
+        changed = _find_changed(shared, _read_shared(first.environment))
+        is_same = _compare_twice(
+            trial, [each.trace for each in once], [each.trace for each in twice], changed
+        )
+        if is_same:
+            others = [*rows[1:], rows[0]]
+            for row, other, play in zip(few, others, once, strict=False):
+                _play_beside(trial, source, (row, other), seed, play)
+        _check_end(trial, [each.trace for each in (*once, *twice)], first, max_turns)
+        _check_threads(trial, threads, len(once) + len(twice))
+        if first.environment.takes_text:
+            _try_odd_answers(trial, source, few[0], seed)
+        _close_unused(trial, source)
+    except _FaultError:
+        pass
+    return tools
+
+
+def _play(trial: Trial, source: EnvironmentSource, row: Row, seed: int, max_turns: int) -> _Play:
+    play = _Play(trial, source, row, seed)
+    try:
+        for action in play.actions(max_turns):
+            play.act(action)
+    except _FaultError:
+        play.close("close() after an error")
+        raise
+    play.finish()
+    return play
+
+
+def _compare_twice(
+    trial: Trial, once: Sequence[_Trace], twice: Sequence[_Trace], changed: str
+) -> bool:
+    """Compare episodes of the same seeds; return whether they are the same."""
+    pairs = list(zip(once, twice, strict=True))
+    fix = "draw all that is random from it, as `random.Random(seed)` does"
+    if all(repr(one) == repr(two) for one, two in pairs):
+        return True
+    if changed:
+        seen = f"instances share state: {changed} changed from one episode to the next, and so did what was said"
+        trial.report(seen, "keep all state in the instance: set it in reset(), on `self`")
+    elif differing := next((pair for pair in pairs if pair[0].first != pair[1].first), None):
+        one, two = (f"{trace.first!r:.60}" for trace in differing)
+        seen = f"reset() does not follow from the seed: the same one gives {one}, then {two}"
+        why = "completions of one prompt are compared, and would have different tasks"
+        trial.report(seen, fix, "warning", why)
+    else:
+        seen = "what an environment says to the same answers does not follow from the seed"
+        trial.report(seen, f"if it should, {fix}", "note")
+    return False
+
+
+def _play_beside(
+    trial: Trial, source: EnvironmentSource, rows: tuple[Row, Row], seed: int, alone: _Play
+) -> None:
+    """Play an episode again, as it was played alone, while another one is played."""
+    play = _Play(trial, source, rows[0], seed)
+    shared = _read_shared(play.environment)
+    other = _Play(trial, source, rows[1], seed)
+    for action in alone.taken:
+        other.act(action)
+        play.act(action)
+    changed = _find_changed(shared, _read_shared(play.environment))
+    other.finish()
+    if repr(play.finish()) != repr(alone.trace):
+        named = f" ({changed})" if changed else ""
+        seen = f"instances share state{named}: an episode goes another way while a second one is played"
+        trial.report(seen, "keep all state in the instance: set it in reset(), on `self`")
+
+
+def _read_shared(environment: Environment) -> dict[str, str]:
+    """Return what instances could share, as text: attributes of the class, and variables of its module."""
+    owner = type(getattr(environment, "_instance", environment))
+    module = sys.modules.get(owner.__module__)
+    values = {f"{owner.__name__}.{name}": value for name, value in vars(owner).items()}
+    values |= dict(vars(module)) if module is not None else {}
+    return {
+        name: repr(value)[:2000]
+        for name, value in values.items()
+        if "__" not in name and isinstance(value, list | dict | set | int | float | str)
+    }
+
+
+def _find_changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    names = [name for name, text in after.items() if before.get(name) != text]
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _check_end(trial: Trial, traces: Sequence[_Trace], first: _Play, max_turns: int) -> None:
+    """Find text environments whose episodes are never over."""
+    if first.environment.takes_text and not any(trace.is_over for trace in traces):
+        own = "those of gold() among them" if first.has_gold else "none of which may be right"
+        seen = f"never ends: no episode was over after {max_turns} answers, {own}"
+        fix = "let step() return True as its second value once the episode is over"
+        trial.report(seen, fix, "warning" if first.has_gold else "note")
+
+
+def _check_threads(trial: Trial, before: set[threading.Thread], episodes: int) -> None:
+    """Find threads that stay when an episode is closed."""
+    deadline = time.monotonic() + _GRACE_S
+
+    def left() -> list[threading.Thread]:
+        new = set(threading.enumerate()) - before
+        return [thread for thread in new if not thread.name.startswith("grpo-")]
+
+    while len(left()) >= episodes and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if len(threads := left()) >= episodes:
+        seen = f"{len(threads)} threads still run after {episodes} episodes were closed: {threads[0].name!r}, …"
+        why = "a training plays thousands of episodes"
+        trial.report(seen, "end them in close(), and wait for them with join()", why=why)
+
+
+def _try_odd_answers(trial: Trial, source: EnvironmentSource, row: Row, seed: int) -> None:
+    """Find environments that fail on answers which models give: nothing, and far too much."""
+    for text in ("", "word " * 2000):
+        play = _Play(trial, source, row, seed)
+        what = "an empty answer" if not text else f"an answer of {len(text):,} characters"
+        try:
+            step = partial(play.environment.step, text)
+            trial.run(f"step() on {what}", step, limit_s=trial.timeout_s, level="warning")
+            trial.seconds.pop(f"step() on {what}", None)
+        except _FaultError:
+            pass
+        play.close("close()")
+
+
+def _close_unused(trial: Trial, source: EnvironmentSource) -> None:
+    """Find environments that cannot be closed if `reset` was not reached."""
+    environment = trial.run("the class", source.make, limit_s=RESET_S)
+    name = "close() without a reset()"
+    trial.run(name, environment.close, limit_s=RESET_S, level="warning")
+    trial.seconds.pop(name, None)

@@ -1,0 +1,369 @@
+"""Tools and environments of a recipe tried without a model: what is wrong, and does playing right win?"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from grpo_cli.environments.agents import (
+    GOLD,
+    AgentResult,
+    Answers,
+    Gold,
+    Script,
+    Totals,
+    make_agents,
+    play_agent,
+)
+from grpo_cli.environments.contract import EnvironmentSource, Tool, ToolSource
+from grpo_cli.environments.episode import Episode
+from grpo_cli.environments.instances import (
+    PRINTS,
+    Row,
+    Trial,
+    find_place,
+    try_environment,
+    try_tool,
+    watch_output,
+)
+from grpo_cli.environments.player import open_kind, open_player
+from grpo_cli.errors import GrpoError
+from grpo_cli.issues import Issue
+from grpo_cli.recipe.episode import KindConfig
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.conditions import Condition
+from grpo_cli.rewards.contract import Batch
+
+Progress = Callable[[str], None]
+ROWS = 16
+"""Rows tried, spread evenly over the data."""
+_LEVELS = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """A tool, as the model sees it."""
+
+    name: str
+    arguments: dict[str, str]
+    """Their types by name; those that may be left out end with `?`."""
+    description: str
+    path: str
+    """Of its entry in the recipe."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long calls took, in seconds."""
+
+    calls: int
+    median: float
+    worst: float
+
+
+@dataclass(frozen=True)
+class ResultTokens:
+    """How long results and observations are, in tokens."""
+
+    results: int
+    median: float
+    longest: int
+
+
+@dataclass(frozen=True)
+class EnvironmentTestResult:
+    """What was tried, what it took, and what is wrong."""
+
+    rows: int
+    tools: tuple[ToolResult, ...]
+    latency: dict[str, Latency]
+    """By what was called."""
+    result_tokens: ResultTokens | None
+    """None without a tokenizer."""
+    agents: tuple[AgentResult, ...]
+    skipped: str
+    """What was not tried, and why; empty if all was."""
+    problems: tuple[Issue, ...]
+    """The worst first."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything is wrong enough not to train with it."""
+        return any(problem.level == "error" for problem in self.problems)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        return {**asdict(self), "problems": [problem.as_json() for problem in self.problems]}
+
+
+@dataclass
+class _Entry:
+    """An entry of `tools` or `environment`, opened."""
+
+    trial: Trial
+    condition: Condition | None
+    tools: Sequence[Tool] = ()
+    source: EnvironmentSource | None = None
+
+
+def try_environments(
+    recipe: Recipe,
+    rows: Sequence[Row],
+    *,
+    script: Script | None,
+    score: Totals,
+    on_progress: Progress = lambda what: None,
+) -> EnvironmentTestResult:
+    """Try a recipe's tools and environments, one by one, then with agents that play its episodes.
+
+    Args:
+        recipe: With tools or an environment.
+        rows: With `prompt` and `row_id`.
+        script: Writes what agents answer; None if there is no tokenizer, so that no agent plays.
+        score: Gives the recipe's rewards for episodes.
+        on_progress: Is told what is being done.
+    """
+    entries = _try_entries(recipe, rows, on_progress)
+    trials = [entry.trial for entry in entries]
+    problems = [issue for trial in trials for issue in trial.issues.values()]
+    problems += _find_repeated(entries)
+    has_tools = any(entry.tools for entry in entries)
+    agents: list[AgentResult] = []
+    skipped = ""
+    if any(problem.level == "error" for problem in problems):
+        skipped = "no agent played: there are errors to correct first"
+    elif script is None:
+        skipped = "no agent played, and no tokens were counted: the model's tokenizer is not on this machine"
+    else:
+        trial = Trial("environment" if recipe.environment else "tools", 0.0)
+        trials.append(trial)
+        with watch_output(trial):
+            agents, found = _play_agents(
+                recipe, rows, script, score, trial, on_progress, has_tools=has_tools
+            )
+        problems += found
+        if not any(PRINTS in problem.seen for problem in problems):
+            problems += trial.issues.values()
+    texts = [text for trial in trials for text in trial.results]
+    tokens = [script.count(text) for text in texts] if script is not None else []
+    problems += _check_lengths(tokens, recipe)
+    if unread := [text for text, count in zip(texts, tokens, strict=False) if text and not count]:
+        seen = f"{len(unread)} of {len(texts)} results are no tokens for this model, such as {unread[0]!r:.60}"
+        problems.append(Issue(seen, "let it speak words that the tokenizer knows", "model.path"))
+    return EnvironmentTestResult(
+        rows=len(rows),
+        tools=tuple(_describe(tool, entry) for entry in entries for tool in entry.tools),
+        latency=_sum_up(trials),
+        result_tokens=ResultTokens(len(tokens), median(tokens), max(tokens)) if tokens else None,
+        agents=tuple(agents),
+        skipped=skipped,
+        problems=tuple(sorted(problems, key=lambda problem: _LEVELS.index(problem.level))),
+    )
+
+
+# --- one by one --------------------------------------------------------------------------------
+
+
+def _try_entries(recipe: Recipe, rows: Sequence[Row], on_progress: Progress) -> list[_Entry]:
+    """Open all entries, try what each gives, and close them."""
+    entries = []
+    left = list(rows)
+    with ExitStack() as stack:
+        for section in ("tools", "environment"):
+            for index, config in enumerate(getattr(recipe, section)):
+                on_progress(f"trying {config.kind}")
+                trial = Trial(f"{section}.{index}", recipe.episode.tool_timeout_s)
+                with watch_output(trial):
+                    entry = _open(trial, section, config, stack)
+                    entries.append(entry)
+                    # A row takes the first environment whose condition holds.
+                    own = _select(left, entry.condition)
+                    if section == "environment":
+                        left = [row for row in left if row not in own]
+                    _try_entry(entry, own, recipe)
+    return entries
+
+
+def _open(trial: Trial, section: str, config: KindConfig, stack: ExitStack) -> _Entry:
+    entry = _Entry(trial, Condition(config.when) if config.when else None)
+    try:
+        source = open_kind(section, config)
+    except GrpoError as error:
+        issue = error.as_issue(trial.path)
+        trial.report(issue.seen, issue.fix)
+        return entry
+    except (Exception, SystemExit) as error:  # a user's module raises anything
+        where = find_place(error) or "what it imports"
+        what = "calls exit()" if isinstance(error, SystemExit) else f"raised {error!r:.200}"
+        trial.report(f"the import {what} ({where})", f"correct {where}")
+        return entry
+    stack.callback(source.close)
+    if isinstance(source, ToolSource):
+        entry.tools = source.tools
+    else:
+        entry.source = source
+    return entry
+
+
+def _try_entry(entry: _Entry, rows: Sequence[Row], recipe: Recipe) -> None:
+    if entry.source is None:
+        for tool in entry.tools:
+            try_tool(entry.trial, tool)
+    elif rows:
+        turns = recipe.episode.max_turns
+        entry.tools = try_environment(
+            entry.trial, entry.source, rows, seed=recipe.seed, max_turns=turns
+        )
+    else:
+        seen = f"none of the {len(rows)} rows that were tried is for it"
+        entry.trial.report(seen, "correct `when`, or try more rows: `--rows`", "warning")
+
+
+def _select(rows: Sequence[Row], condition: Condition | None) -> list[Row]:
+    if condition is None or not rows:
+        return list(rows)
+    empty = [""] * len(rows)
+    batch = Batch(empty, empty, columns={name: [row[name] for row in rows] for name in rows[0]})
+    return [row for number, row in enumerate(rows) if condition.holds(batch, number)]
+
+
+def _find_repeated(entries: Sequence[_Entry]) -> Iterator[Issue]:
+    """Find tools that have the same name."""
+    shared: dict[str, str] = {}
+    for entry in entries:
+        for tool in entry.tools:
+            if tool.name in shared:
+                seen = f"its tool `{tool.name}` has the same name as that of {shared[tool.name]}"
+                fix = "rename one of them: the model calls tools by name"
+                yield Issue(seen, fix, entry.trial.path)
+            elif entry.source is None:
+                shared[tool.name] = entry.trial.path
+
+
+def _describe(tool: Tool, entry: _Entry) -> ToolResult:
+    function = tool.schema["function"]
+    parameters = function.get("parameters") or {}
+    required = parameters.get("required") or ()
+    arguments = {
+        name + ("" if name in required else "?"): _name_type(schema)
+        for name, schema in (parameters.get("properties") or {}).items()
+    }
+    text = " ".join(str(function.get("description") or "").split())
+    return ToolResult(tool.name, arguments, text, entry.trial.path)
+
+
+def _name_type(schema: Mapping[str, Any]) -> str:
+    if choices := schema.get("enum"):
+        return " | ".join(map(repr, choices))
+    kind = schema.get("type") or "any"
+    return " | ".join(kind) if isinstance(kind, list) else str(kind)
+
+
+def _sum_up(trials: Iterable[Trial]) -> dict[str, Latency]:
+    seconds: dict[str, list[float]] = {}
+    for trial in trials:
+        for name, spent in trial.seconds.items():
+            seconds.setdefault(name, []).extend(spent)
+    return {name: Latency(len(spent), median(spent), max(spent)) for name, spent in seconds.items()}
+
+
+def _check_lengths(tokens: Sequence[int], recipe: Recipe) -> Iterator[Issue]:
+    """Find results that are shortened, and those that alone fill an episode."""
+    most, turns = recipe.episode.max_result_tokens, recipe.episode.max_turns
+    if over := [count for count in tokens if count > most]:
+        seen = f"{most} shortens {len(over)} of {len(tokens)} results; the longest has {max(over)} tokens"
+        fix = "raise it, or let them say less"
+        yield Issue(seen, fix, "episode.max_result_tokens", level="warning")
+    longest = recipe.generation.max_completion_length
+    usual = min(median(tokens), most) if tokens else 0
+    if usual * (turns - 1) > longest:
+        seen = (
+            f"an episode ends at {longest:,} tokens, and {turns - 1} results of {usual:g} tokens (the median) are "
+            f"{usual * (turns - 1):,.0f}"
+        )
+        fix = "raise it, or lower `episode.max_turns`"
+        yield Issue(seen, fix, "generation.max_completion_length", level="warning")
+
+
+# --- agents ------------------------------------------------------------------------------------
+
+
+def _play_agents(
+    recipe: Recipe,
+    rows: Sequence[Row],
+    script: Script,
+    score: Totals,
+    trial: Trial,
+    on_progress: Progress,
+    *,
+    has_tools: bool,
+) -> tuple[list[AgentResult], list[Issue]]:
+    """Play the episodes of the rows with each agent; return what became of them, and what is wrong."""
+    results: list[AgentResult] = []
+    played: dict[str, list[Episode]] = {}
+    try:
+        with open_player(recipe, script.tokenizer, stops=script.stops) as player:
+            gold = Gold(script)
+            agents: dict[str, Answers] = {GOLD: gold, **make_agents(script, has_tools=has_tools)}
+            for name, answers in agents.items():
+                on_progress(f"playing the agent {name}")
+                result, episodes = play_agent(player, rows, script, name, answers, score)
+                if name != GOLD or gold.is_known:
+                    results.append(result)
+                    played[name] = episodes
+    except GrpoError as error:
+        return results, [error.as_issue(error.path or trial.path)]
+    for episode in (each for episodes in played.values() for each in episodes):
+        for call in episode.calls:
+            if not call.failure:
+                trial.seconds[f"{call.tool}()"].append(call.seconds)
+    return results, list(_judge(recipe, results, played, trial.path))
+
+
+def _judge(
+    recipe: Recipe,
+    results: Sequence[AgentResult],
+    played: Mapping[str, Sequence[Episode]],
+    path: str,
+) -> Iterator[Issue]:
+    """Find rewards that do not tell playing right from anything else."""
+    episodes = [each for several in played.values() for each in several]
+    silent = recipe.environment and all(each.reward is None for each in episodes)
+    if silent and any(reward.kind == "environment" for reward in recipe.rewards):
+        seen = "reward() returns nothing, so the reward `environment` never applies"
+        yield Issue(seen, "let it return a number, or a dict of named ones", path)
+        return
+    gold = next((each for each in results if each.name == GOLD), None)
+    if gold is None:
+        if recipe.environment:
+            seen = "whether playing right wins was not tried: there is no gold()"
+            fix = "add `def gold(self)`, which returns the answers that win after reset()"
+            yield Issue(seen, fix, path, level="note")
+        return
+    better = [each for each in results if each.name != GOLD and _is_as_good(each, gold)]
+    ends = {end for end, count in gold.ends.items() if count == gold.episodes}
+    for end, (limited, limit) in _limits(recipe).items():
+        if better and end in ends:
+            seen = f"{limit} ends all {gold.episodes} episodes of the gold, and it does not win"
+            yield Issue(seen, "raise it", limited)
+            return
+    for each in better:
+        seen = f"the agent {each.name!r} gets {each.reward:.3g} on average, and the gold {gold.reward:.3g}"
+        fix = "let reward() give more for playing right, or correct gold()"
+        yield Issue(seen, fix, path, why="a model would learn to play like it")
+
+
+def _is_as_good(result: AgentResult, gold: AgentResult) -> bool:
+    known = result.reward is not None and gold.reward is not None
+    return known and result.reward >= gold.reward  # type: ignore[operator]
+
+
+def _limits(recipe: Recipe) -> dict[str, tuple[str, int | None]]:
+    """Return the limit, and its path in the recipe, of each way in which one ends an episode."""
+    episode, generation = recipe.episode, recipe.generation
+    return {
+        "cut_off": ("episode.max_turn_tokens", episode.max_turn_tokens),
+        "turns": ("episode.max_turns", episode.max_turns),
+        "tokens": ("generation.max_completion_length", generation.max_completion_length),
+    }

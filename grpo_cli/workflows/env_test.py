@@ -1,0 +1,108 @@
+"""`grpo env test`: try a recipe's tools and environments without a model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from grpo_cli.checks.contents import reward_context
+from grpo_cli.checks.recipe_checks import CheckedRecipe
+from grpo_cli.environments.agents import Script, Totals
+from grpo_cli.environments.episode import Episode
+from grpo_cli.environments.testing import (
+    ROWS,
+    EnvironmentTestResult,
+    Progress,
+    try_environments,
+)
+from grpo_cli.errors import SetupError, UsageError
+from grpo_cli.issues import Issue
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.contract import EPISODE, NO_TRAINER, Batch
+from grpo_cli.rewards.scoring import Reward, weighted_sum
+from grpo_cli.workflows.reward_test import read_training_rows
+
+
+def try_recipe(
+    checked: CheckedRecipe,
+    *,
+    rows: int | None = None,
+    on_progress: Progress = lambda what: None,
+) -> EnvironmentTestResult:
+    """Try a recipe's tools and environments on rows of its training data.
+
+    Args:
+        checked: A recipe without errors.
+        rows: How many rows; None: the default.
+        on_progress: Called with what is being done.
+
+    Raises:
+        UsageError: The recipe has neither tools nor an environment.
+        GrpoError: The data or a reward cannot be loaded, or a reward fails.
+    """
+    recipe = checked.recipe
+    if not recipe.has_episodes:
+        raise UsageError(
+            "there is nothing to test: the recipe has neither `tools` nor an `environment`. "
+            "Fix: add one; `grpo env list` has all kinds"
+        )
+    on_progress("loading the data")
+    data = read_training_rows(recipe)
+    count = min(rows or ROWS, len(data))
+    chosen = list(data.select([index * len(data) // count for index in range(count)]))
+    on_progress("loading the rewards")
+    with checked.loaded.placing_errors():
+        rewards = build_rewards(recipe.rewards, reward_context(recipe))
+    on_progress("loading the tokenizer")
+    script = _make_script(recipe)
+    result = try_environments(
+        recipe, chosen, script=script, score=_scorer(rewards), on_progress=on_progress
+    )
+    return replace(result, problems=tuple(_place(checked, each) for each in result.problems))
+
+
+def _make_script(recipe: Recipe) -> Script | None:
+    """Return what writes answers with the model's tokenizer; None if it is not on this machine."""
+    from grpo_cli.fast.completions import all_eos_token_ids
+    from grpo_cli.models.loading import load_generation_config, load_tokenizer
+
+    try:
+        tokenizer = load_tokenizer(recipe.model)
+        stops = all_eos_token_ids(load_generation_config(recipe.model), tokenizer)
+    except SetupError:
+        return None
+    return Script(tokenizer, stops, recipe.generation.extras.get("chat_template_kwargs") or {})
+
+
+def _scorer(rewards: Sequence[Reward]) -> Totals:
+    """Return what gives episodes the sum of the recipe's rewards, without those that cost seconds or money."""
+    cheap = [reward for reward in rewards if not reward.params.costly]
+
+    def score(episodes: Sequence[Episode]) -> list[float | None]:
+        names = [name for name in episodes[0].row if name != "prompt"]
+        columns: dict[str, list[Any]] = {
+            name: [episode.row[name] for episode in episodes] for name in names
+        }
+        batch = Batch(
+            [episode.prompt for episode in episodes],
+            [episode.messages for episode in episodes],
+            [episode.own_ids for episode in episodes],
+            {**columns, EPISODE: [episode.as_json() for episode in episodes]},
+            {"trainer_state": NO_TRAINER},
+        )
+        scores = [reward.score(batch) for reward in cheap]
+        weights = [reward.weight for reward in cheap]
+        return [
+            weighted_sum(weights, [each[row].value for each in scores])
+            for row in range(len(episodes))
+        ]
+
+    return score
+
+
+def _place(checked: CheckedRecipe, issue: Issue) -> Issue:
+    """Add the line of the recipe; an environment that is no list has no number there."""
+    node = checked.loaded.tree.child("environment")
+    if node is not None and not isinstance(node.value, list):
+        issue = replace(issue, path=issue.path.replace("environment.0", "environment", 1))
+    return checked.loaded.place(issue)
