@@ -1,16 +1,22 @@
 """Calls of tools and environments, side by side on threads, each under a time limit."""
 
 import asyncio
-import contextlib
+import ctypes
 import inspect
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
-_POLL_S = 0.01
-"""How often late calls are looked for."""
+from grpo_cli.environments.contract import EpisodeError
+
+T = TypeVar("T")
+MOST_LEFT = 500
+"""Threads of late calls that may still run; a container often allows a few thousand."""
+_left: list[threading.Thread] = []
 
 
 @dataclass
@@ -35,64 +41,128 @@ class Outcome:
         return ""
 
 
+Chain = Generator[Callable[[], Any], Outcome, T]
+"""Calls that depend on one another: yields one, is sent its outcome, and returns a result at the end."""
+
+
+def run_chains(chains: Sequence[Chain[T]], *, parallel: int, timeout_s: float) -> list[T]:
+    """Run chains of calls side by side; return what each returned.
+
+    Each call has a thread of its own, and nothing that it raises, `SystemExit` included, reaches the caller. A
+    late call is left behind: its thread is asked to end, and does not keep the process alive.
+
+    Args:
+        chains: They run on this thread, only their calls on others.
+        parallel: Calls that run at the same time.
+        timeout_s: Time limit of each call, from its own start.
+
+    Raises:
+        EpisodeError: Too many late calls still run.
+    """
+    results: list[Any] = [None] * len(chains)
+    waiting: deque[tuple[int, Callable[[], Any]]] = deque()
+    running: dict[int, _Call] = {}
+    finished = threading.Event()
+
+    def advance(number: int, outcome: Outcome | None) -> None:
+        try:
+            waiting.append((number, chains[number].send(outcome)))  # type: ignore[arg-type]
+        except StopIteration as end:
+            results[number] = end.value
+
+    _check_left()
+    for number in range(len(chains)):
+        advance(number, None)
+    while waiting or running:
+        while waiting and len(running) < parallel:
+            number, function = waiting.popleft()
+            running[number] = _Call(function, finished, timeout_s)
+        finished.wait(max(min(call.deadline for call in running.values()) - time.monotonic(), 0))
+        finished.clear()
+        for number, call in list(running.items()):
+            if (outcome := call.look()) is not None:
+                del running[number]
+                advance(number, outcome)
+    return results
+
+
 def run_calls(
     calls: Sequence[Callable[[], Any]], *, parallel: int, timeout_s: float
 ) -> list[Outcome]:
-    """Run calls on threads of their own; nothing that one raises, `SystemExit` included, reaches the caller.
+    """Run single calls as `run_chains` does; return the outcome of each."""
 
-    A call that is late is left behind on its thread, which does not keep the process alive.
+    def chain(call: Callable[[], Any]) -> Chain[Outcome]:
+        return (yield call)
+
+    return run_chains([chain(call) for call in calls], parallel=parallel, timeout_s=timeout_s)
+
+
+def settle(value: Any, timeout_s: float | None = None) -> Any:
+    """Return a value, or what a coroutine returns.
+
+    All coroutines run on one event loop, so that a connection opened in one can be used in the next.
 
     Args:
-        calls: Functions; a coroutine that one returns is awaited.
-        parallel: Calls that run at the same time.
-        timeout_s: Time limit of each, from its own start.
+        value: What a function returned.
+        timeout_s: Time after which a coroutine is cancelled.
     """
-    waiting = list(enumerate(calls))[::-1]
-    running: dict[int, _Call] = {}
-    outcomes: dict[int, Outcome] = {}
-    finished = threading.Event()
-    while waiting or running:
-        while waiting and len(running) < parallel:
-            number, function = waiting.pop()
-            running[number] = _Call(function, finished)
-        finished.wait(min(_POLL_S, timeout_s) if not finished.is_set() else 0)
-        finished.clear()
-        for number, call in list(running.items()):
-            if (outcome := call.look(timeout_s)) is not None:
-                outcomes[number] = outcome
-                del running[number]
-    return [outcomes[number] for number in range(len(calls))]
+    if not inspect.iscoroutine(value):
+        return value
+    future = asyncio.run_coroutine_threadsafe(value, _event_loop())
+    try:
+        return future.result(timeout_s)
+    except TimeoutError:
+        future.cancel()
+        raise
+
+
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="grpo-async-calls", daemon=True).start()
+    return loop
 
 
 class _Call:
-    def __init__(self, function: Callable[[], Any], finished: threading.Event) -> None:
-        self._function, self._finished = function, finished
+    """A call on a thread of its own."""
+
+    def __init__(
+        self, function: Callable[[], Any], finished: threading.Event, timeout_s: float
+    ) -> None:
+        self._function, self._finished, self._timeout_s = function, finished, timeout_s
         self._outcome: Outcome | None = None
         self._started = time.monotonic()
-        threading.Thread(target=self._run, name="grpo-call", daemon=True).start()
+        self.deadline = self._started + timeout_s
+        self._thread = threading.Thread(target=self._run, name="grpo-call", daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         value, error = None, None
         try:
             value = self._function()
-            if inspect.iscoroutine(value):
-                value = asyncio.run(value)
         except BaseException as raised:  # a user's code; nothing may end this thread unseen
             error = raised
         self._outcome = Outcome(value, error, seconds=time.monotonic() - self._started)
         self._finished.set()
 
-    def look(self, timeout_s: float) -> Outcome | None:
+    def look(self) -> Outcome | None:
         """Return the outcome; None while it runs in time."""
-        if self._outcome is None and time.monotonic() - self._started > timeout_s:
-            return Outcome(is_late=True, seconds=timeout_s)
+        if self._outcome is None and time.monotonic() >= self.deadline:
+            self._leave_behind()
+            return Outcome(is_late=True, seconds=self._timeout_s)
         return self._outcome
 
+    def _leave_behind(self) -> None:
+        """Ask the thread to end: Python code does so at once, a call into C when it returns."""
+        _left.append(self._thread)
+        ident = ctypes.c_ulong(self._thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
 
-@contextlib.contextmanager
-def closing_all(closers: Sequence[Callable[[], None]], timeout_s: float = 10.0) -> Any:
-    """Call all closers on the way out, side by side; what they raise is ignored."""
-    try:
-        yield
-    finally:
-        run_calls(closers, parallel=max(len(closers), 1), timeout_s=timeout_s)
+
+def _check_left() -> None:
+    _left[:] = [thread for thread in _left if thread.is_alive()]
+    if len(_left) > MOST_LEFT:
+        raise EpisodeError(
+            f"{len(_left)} calls that took too long still run. Fix: give what tools and environments wait for "
+            "(requests, processes) a time limit of its own"
+        )

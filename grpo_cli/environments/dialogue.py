@@ -9,6 +9,10 @@ from grpo_cli.environments.contract import EpisodeError, Tool
 from grpo_cli.fast.completions import apply_template
 
 Message = dict[str, Any]
+_QUESTION: Message = {"role": "user", "content": "q"}
+_MARK = "ANSWER-8d1f"
+"""Stands for an answer."""
+_LEFT_OUT = " … [shortened] … "
 _TEMPLATE_FIX = "Fix: set `model.chat_template` to one with tools, or take a model that was trained to call tools"
 
 
@@ -77,8 +81,15 @@ class Dialogue:
                     "how the model writes calls is not known: its tokenizer has no response template, and TRL "
                     f"does not know its chat template. {_TEMPLATE_FIX}"
                 ) from error
-        if not is_chat_template_prefix_preserving(self.tokenizer):
+        if is_chat_template_prefix_preserving(self.tokenizer):
+            return
+        try:
             self._kwargs["chat_template"] = get_training_chat_template(self.tokenizer)
+        except ValueError as error:
+            raise EpisodeError(
+                "the chat template changes a call once its result follows, and TRL has no other for this model. "
+                f"{_TEMPLATE_FIX}"
+            ) from error
 
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Return the tokens of a prompt, with the schemas of its tools."""
@@ -89,27 +100,45 @@ class Dialogue:
     def encode_replies(self, replies: Sequence[Message]) -> list[int]:
         """Return the tokens from the end of an answer to the beginning of the next: messages that follow it.
 
-        Source: `GRPOTrainer._get_tool_suffix_ids` (trl 1.16): both are cut out of a short dialogue.
+        Source: `GRPOTrainer._get_tool_suffix_ids` (trl 1.16): they are cut out of a short dialogue.
 
         Raises:
-            EpisodeError: The template writes what came before in another way once messages follow.
+            EpisodeError: They cannot be cut out.
         """
-        answer: Message = {"role": "assistant", "content": "" if self.has_tools else "a"}
-        if replies[0]["role"] == "tool":
-            call = {"name": replies[0]["name"], "arguments": {}}
-            answer["tool_calls"] = [{"type": "function", "function": call}]
-        before: list[Message] = [{"role": "user", "content": "q"}, answer]
+        is_tool = replies[0]["role"] == "tool"
+        ids = self._encode_results(replies) if is_tool else self._encode_texts(replies)
+        # The model wrote it already; in some templates it begins the next message.
+        return ids[1:] if ids and ids[0] in self.stops else ids
+
+    def _encode_results(self, replies: Sequence[Message]) -> list[int]:
+        call = {"name": replies[0]["name"], "arguments": {}}
+        calls = [{"type": "function", "function": call}]
+        before = [_QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}]
         start = self._render(before, add_generation_prompt=False)
         whole = self._render([*before, *replies], add_generation_prompt=True)
         # Templates may write a line break after the end of an answer, which the model does not.
-        ends = [place for place, token in enumerate(start) if token in self.stops]
-        start = start[: ends[-1] + 1] if ends else start
+        end = next(
+            (place for place in range(len(start), 0, -1) if start[place - 1] in self.stops), 0
+        )
+        if end and not self.tokenizer.decode(start[end:]).strip():
+            start = start[:end]
         if whole[: len(start)] != start:
             raise EpisodeError(
-                "the chat template changes an answer once messages follow it, so the model would not read what it "
-                f"wrote. {_TEMPLATE_FIX}"
+                "the chat template changes a call once its result follows, so the results cannot be cut out of "
+                f"what it renders. {_TEMPLATE_FIX}"
             )
         return whole[len(start) :]
+
+    def _encode_texts(self, replies: Sequence[Message]) -> list[int]:
+        # Templates may render an earlier answer in another way than the last one: only what follows it counts.
+        messages = [_QUESTION, {"role": "assistant", "content": _MARK}, *replies]
+        options = {**self._kwargs, "tokenize": False, "add_generation_prompt": True}
+        _, mark, after = apply_template(self.tokenizer, messages, **options).partition(_MARK)
+        if not mark:
+            raise EpisodeError(
+                "the chat template leaves out the model's answers. Fix: set `model.chat_template` to another"
+            )
+        return list(self.tokenizer(after, add_special_tokens=False)["input_ids"])
 
     def _render(self, messages: Sequence[Message], **options: Any) -> list[int]:
         options = {"tokenize": True, "return_dict": True, **self._kwargs, **options}
@@ -126,24 +155,27 @@ class Dialogue:
         schemas = [dict(tool.schema) for tool in tools]
         new = getattr(self.tokenizer, "response_template", None) is not None
         options = {"prefix": list(context), "tools": schemas} if new else {}
+        end = self.tokenizer.eos_token or ""
         try:
             message = self.tokenizer.parse_response(list(token_ids), **options)
             if message is None:
                 return Answer(plain)
             calls = [_read_call(each) for each in message.get("tool_calls") or ()]
         except (ValueError, TypeError) as error:
-            return Answer(plain, fault=str(error).strip() or "it is not a call")
-        content = (message.get("content") or "").removesuffix(self.tokenizer.eos_token or "")
+            return Answer(plain, fault=str(error).replace(end, "").strip() or "it is not a call")
+        content = (message.get("content") or "").removesuffix(end)
         return Answer({**message, "role": "assistant", "content": content}, calls)
 
     def shorten(self, text: str, most: int) -> tuple[str, bool]:
         """Return a text of at most about `most` tokens, and whether its middle was left out."""
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if len(ids) <= most:
+        # A text that is far too long would take long to tokenize.
+        parts = [text] if len(text) <= 64 * most else [text[: 32 * most], text[-32 * most :]]
+        ids = [self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts]
+        if len(parts) == 1 and len(ids[0]) <= most:
             return text, False
-        half = max((most - 6) // 2, 1)
-        start, end = (self.tokenizer.decode(part) for part in (ids[:half], ids[-half:]))
-        return f"{start} … [{len(ids) - 2 * half} tokens left out] … {end}", True
+        mark = self.tokenizer(_LEFT_OUT, add_special_tokens=False)["input_ids"]
+        half = max((most - len(mark)) // 2, 1)
+        return self.tokenizer.decode([*ids[0][:half], *mark, *ids[-1][-half:]]), True
 
 
 def _read_call(entry: Any) -> Mapping[str, Any]:
@@ -152,7 +184,9 @@ def _read_call(entry: Any) -> Mapping[str, Any]:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str):
         raise ValueError(f"a call needs a name and arguments, not {json.dumps(function)[:200]}")
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments")
+    if arguments is None:
+        return {"name": name, "arguments": {}}
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(arguments, Mapping):

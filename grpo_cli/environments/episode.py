@@ -13,7 +13,7 @@ from grpo_cli.environments.dialogue import Message
 End = Literal["answer", "done", "turns", "tokens", "cut_off", "malformed", "failed"]
 """Why an episode ended: an answer without a call, the environment said so, `max_turns`, `max_completion_length`,
 `max_turn_tokens`, a call that cannot be parsed (`on_malformed_call: end`), or one that failed
-(`on_tool_error: zero`, or a late call that may still change its environment)."""
+(`on_tool_error: zero`, a late call that may still change its environment, or a reward that cannot be read)."""
 ENDS: tuple[End, ...] = ("answer", "done", "turns", "tokens", "cut_off", "malformed", "failed")
 Failure = Literal["", "failed", "late", "unknown", "malformed"]
 FAILURES: tuple[Failure, ...] = ("failed", "late", "unknown", "malformed")
@@ -63,7 +63,7 @@ class Episode:
     logprobs: list[float] | None = None
     """Of `token_ids`, 0 at tokens that are not the model's; None if the sampler returns none."""
     entropies: list[float] = field(default_factory=list)
-    """As `logprobs`; empty if the sampler returns none."""
+    """Of the model's own tokens; empty if the sampler returns none."""
     messages: list[Message] = field(default_factory=list)
     """From the first answer on."""
     turns: int = 0
@@ -74,11 +74,18 @@ class Episode:
     end: End | None = None
     reward: Reward | None = None
     """What the environment gave it at the end."""
+    is_closed: bool = False
+    """Whether its environment was closed."""
 
     @property
     def own_ids(self) -> list[int]:
         """The model's own tokens."""
         return [token for token, own in zip(self.token_ids, self.mask, strict=True) if own]
+
+    def add_call(self, tool: str, failure: Failure = "", seconds: float = 0.0) -> None:
+        """Record a call."""
+        self.calls.append(Call(tool, failure, seconds))
+        self.tool_s += seconds
 
     def as_json(self) -> dict[str, Any]:
         """Return what rewards and logs get to know of it."""

@@ -10,28 +10,36 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from grpo_cli.environments.calls import Outcome, run_calls
+from grpo_cli.environments.calls import Chain, Outcome, run_calls, run_chains, settle
 from grpo_cli.environments.contract import (
     Environment,
     EnvironmentSource,
     EpisodeError,
+    Reward,
     Tool,
 )
 from grpo_cli.environments.dialogue import Answer, Dialogue, Message
-from grpo_cli.environments.episode import Call, Episode, Failure, Sampled, Sampler
+from grpo_cli.environments.episode import Episode, Failure, Sampled, Sampler
 from grpo_cli.environments.registry import find_kind
 from grpo_cli.fast.completions import Completion
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch, completion_text
+from grpo_cli.rewards.scoring import as_float
 
 _RESET_S = 120.0
-"""Time limit of `reset` and of `close`: an environment may have to start a process."""
+"""Time limit of `reset`, `reward` and `close`: an environment may have to start a process."""
+_TRY = "Fix: try it without a model by `grpo env test RECIPE`"
+Agree = Callable[[int, int], tuple[int, int]]
+"""Returns the largest first and the largest second number over all processes."""
+
+
+def _alone(count: int, longest: int) -> tuple[int, int]:
+    return count, longest
 
 
 class Player:
@@ -66,10 +74,7 @@ class Player:
         self.waited_s = 0.0
         """Seconds spent so far on waiting for tools and environments."""
 
-    @property
-    def tool_names(self) -> list[str]:
-        """The names of the tools without a state."""
-        return [tool.name for tool, _ in self._tools]
+    # --- beginning and end ---------------------------------------------------------------------
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> list[Episode]:
         """Reset an environment for each row, and add what it says to the row's prompt.
@@ -78,228 +83,156 @@ class Player:
             EpisodeError: One cannot be made or reset; all are closed then.
         """
         batch = Batch([""] * len(rows), [""] * len(rows), columns=_columns(rows))
-        chosen = [_first(self._sources, batch, row) for row in range(len(rows))]
-        outcomes = self._run(
-            [partial(self._reset, source, row) for source, row in zip(chosen, rows, strict=True)],
-            _RESET_S,
-        )
         episodes = []
-        for number, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
-            environment, said = outcome.value or (None, None)
-            shared = [
-                tool for tool, when in self._tools if when is None or when.holds(batch, number)
-            ]
-            own = environment.tools if environment else ()
-            prompt = _append(list(row["prompt"]), said)
-            episodes.append(Episode(row, prompt, [*shared, *own], environment))
-        if faults := [outcome.fault for outcome in outcomes if outcome.fault]:
+        for number, row in enumerate(rows):
+            tools = [tool for tool, when in self._tools if _holds(when, batch, number)]
+            episodes.append(Episode(row, list(row["prompt"]), tools, None))
+        try:
+            self._reset(episodes, batch)
+            for episode in episodes:
+                episode.prompt_ids = self._dialogue.encode_prompt(episode.prompt, episode.tools)
+        except BaseException:
             self.close(episodes)
-            raise EpisodeError(
-                f"the environment cannot be reset for {len(faults)} of {len(rows)} episodes: {faults[0]}. "
-                "Fix: try it without a model by `grpo env test RECIPE`"
-            )
-        for episode in episodes:
-            episode.prompt_ids = self._dialogue.encode_prompt(episode.prompt, episode.tools)
+            raise
         return episodes
 
-    def _reset(
-        self, source: EnvironmentSource | None, row: Mapping[str, Any]
-    ) -> tuple[Environment, str | None] | None:
-        if source is None:
-            return None
-        environment = source.make()
-        try:
-            said = environment.reset(row, row_seed(row, self._seed))
-            if said is not None and not isinstance(said, str):
-                raise TypeError(f"reset() returned {type(said).__name__}, not text")
-            return environment, said
-        except BaseException:
-            environment.close()
-            raise
+    def _reset(self, episodes: Sequence[Episode], batch: Batch) -> None:
+        """Make and reset the environments of episodes, whose rows are those of `batch`."""
+        chosen = [
+            next((source for source, when in self._sources if _holds(when, batch, number)), None)
+            for number in range(len(episodes))
+        ]
+        pairs = [(each, source) for each, source in zip(episodes, chosen, strict=True) if source]
+        outcomes = self._run([partial(self._reset_one, *pair) for pair in pairs])
+        if faults := [outcome for outcome in outcomes if outcome.fault]:
+            raise EpisodeError(
+                f"the environment cannot be reset for {len(faults)} of {len(episodes)} episodes: "
+                f"{faults[0].fault}. {_TRY}"
+            ) from faults[0].error
+        for (episode, _), outcome in zip(pairs, outcomes, strict=True):
+            own = episode.environment.tools if episode.environment else ()
+            episode.prompt = _append(episode.prompt, outcome.value)
+            episode.tools = [*episode.tools, *own]
+            if name := _find_repeated(episode.tools):
+                raise EpisodeError(
+                    f"a tool and the environment both offer {name!r}. Fix: rename one"
+                )
+
+    def _reset_one(self, episode: Episode, source: EnvironmentSource) -> str:
+        # Before the reset, so that it is closed if that fails.
+        environment = episode.environment = source.make()
+        said = environment.reset(episode.row, row_seed(episode.row, self._seed))
+        if said is not None and not isinstance(said, str):
+            raise TypeError(f"reset() returned {type(said).__name__}, not text")
+        return as_text(said or "")
 
     def close(self, episodes: Sequence[Episode]) -> None:
-        """Close the environments of episodes; what that raises is ignored."""
-        environments = [each.environment for each in episodes if each.environment is not None]
-        self._run([each.close for each in environments], _RESET_S)
+        """Close the environments of episodes, each once; what that raises is ignored."""
+        opened = [each for each in episodes if each.environment is not None and not each.is_closed]
+        for episode in opened:
+            episode.is_closed = True
+        self._run([each.environment.close for each in opened if each.environment is not None])
 
-    def play(
-        self,
-        episodes: Sequence[Episode],
-        sample: Sampler,
-        widest: Callable[[int], int] = lambda count: count,
-    ) -> None:
+    def _read_rewards(self, episodes: Sequence[Episode]) -> None:
+        """Ask the environments for their rewards, but for episodes of which the state is not known.
+
+        Raises:
+            EpisodeError: None can be read, or one cannot and `on_tool_error` is `raise`.
+        """
+        read = [each for each in episodes if each.environment is not None and each.end != "failed"]
+        functions = [partial(_read_reward, each.environment) for each in read if each.environment]
+        outcomes = self._run(functions)
+        faults = [outcome for outcome in outcomes if outcome.fault]
+        if faults and (len(faults) == len(read) or self.config.on_tool_error == "raise"):
+            raise EpisodeError(
+                f"the environment's reward cannot be read for {len(faults)} of {len(read)} episodes: "
+                f"{faults[0].fault}. {_TRY}"
+            ) from faults[0].error
+        for episode, outcome in zip(read, outcomes, strict=True):
+            episode.reward = outcome.value
+            if outcome.fault:
+                episode.add_call("reward", _failure(outcome), outcome.seconds)
+                episode.end = "failed"
+
+    def _run(self, functions: Sequence[Callable[[], Any]]) -> list[Outcome]:
+        with self._waiting():
+            return run_calls(functions, parallel=self.config.parallel, timeout_s=_RESET_S)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited_s += time.perf_counter() - started
+
+    # --- turns ---------------------------------------------------------------------------------
+
+    def play(self, episodes: Sequence[Episode], sample: Sampler, agree: Agree = _alone) -> None:
         """Play episodes side by side to their ends, and close their environments.
 
         Args:
             episodes: As `begin` made them.
             sample: Samples the answers of a turn.
-            widest: Returns the largest number of episodes that any process still plays: all sample together.
+            agree: Makes all processes sample equally many answers at a time, since with vLLM all take part.
 
         Raises:
-            EpisodeError: A call failed, and `on_tool_error` is `raise`; or a reward cannot be read.
+            EpisodeError: A call failed, and `on_tool_error` is `raise`; or no reward can be read.
         """
+        active = list(episodes)
         try:
-            active = list(episodes)
-            while count := widest(len(active)):
-                # A process whose episodes have ended samples along: with vLLM's server all take part.
-                filled = [*active, *[episodes[0]] * (count - len(active))]
-                self._take_turn(active, filled, sample)
+            while True:
+                longest = max((self._room(each) for each in active), default=1)
+                count, longest = agree(len(active), longest)
+                if count == 0:
+                    break
+                contexts = [each.prompt_ids + each.token_ids for each in active]
+                # A process whose episodes have ended samples along.
+                fillers = [episodes[0].prompt_ids] * (count - len(active))
+                self._take_turn(active, contexts, sample([*contexts, *fillers], longest))
                 active = [each for each in active if each.end is None]
             self._read_rewards(episodes)
         finally:
             self.close(episodes)
 
+    def _room(self, episode: Episode) -> int:
+        """Return the most tokens of an episode's next answer."""
+        left = self._max_tokens - len(episode.token_ids)
+        return min(self.config.max_turn_tokens or left, left)
+
     def _take_turn(
-        self, active: Sequence[Episode], filled: Sequence[Episode], sample: Sampler
+        self, active: Sequence[Episode], contexts: Sequence[list[int]], sampled: Sampled
     ) -> None:
-        rooms = [self._max_tokens - len(each.token_ids) for each in active] or [1]
-        most = min(self.config.max_turn_tokens or self._max_tokens, max(rooms))
-        contexts = [each.prompt_ids + each.token_ids for each in filled]
-        sampled = sample(contexts, most)
-        answers: list[Answer] = []
-        for number, episode in enumerate(active):
-            room = rooms[number]
-            ids = sampled.token_ids[number][:room]
-            self._add_answer(episode, ids, sampled, number)
-            complete = bool(ids) and ids[-1] in self._dialogue.stops
-            read = episode.tools if complete else ()
-            answer = self._dialogue.read_answer(ids, contexts[number], read)
-            episode.messages.append(answer.message)
-            answers.append(answer)
-            if not complete:
-                episode.end = "tokens" if len(ids) >= room else "cut_off"
-        acting = [
-            (episode, answer)
-            for episode, answer in zip(active, answers, strict=True)
-            if episode.end is None
+        answers = [
+            self._add_answer(episode, contexts[number], sampled, number)
+            for number, episode in enumerate(active)
         ]
-        replies = self._act(acting)
+        acting = [pair for pair in zip(active, answers, strict=True) if pair[0].end is None]
+        chains = [self._act(*pair) for pair in acting]
+        timeout_s = self.config.tool_timeout_s
+        with self._waiting():
+            replies = run_chains(chains, parallel=self.config.parallel, timeout_s=timeout_s)
         for (episode, _), messages in zip(acting, replies, strict=True):
             self._reply(episode, messages)
 
-    def _add_answer(self, episode: Episode, ids: list[int], sampled: Sampled, number: int) -> None:
+    def _add_answer(
+        self, episode: Episode, context: list[int], sampled: Sampled, number: int
+    ) -> Answer:
+        """Append an answer's tokens and its message; one that was cut off ends the episode."""
+        ids = sampled.token_ids[number][: self._room(episode)]
         episode.turns += 1
         episode.token_ids += ids
         episode.mask += [1] * len(ids)
         if sampled.logprobs is not None:
-            before = episode.logprobs or []
-            episode.logprobs = [*before, *sampled.logprobs[number][: len(ids)]]
+            episode.logprobs = [*(episode.logprobs or []), *sampled.logprobs[number][: len(ids)]]
         if sampled.entropies is not None:
             episode.entropies += sampled.entropies[number][: len(ids)]
-
-    # --- calls ---------------------------------------------------------------------------------
-
-    def _act(self, acting: Sequence[tuple[Episode, Answer]]) -> list[list[Message]]:
-        """Run what the answers ask for; return the messages that reply to each."""
-        replies: list[list[Message]] = [[] for _ in acting]
-        for number, (episode, answer) in enumerate(acting):
-            if answer.fault:
-                episode.calls.append(Call("", "malformed"))
-                if self.config.on_malformed_call == "end":
-                    episode.end = "malformed"
-                fault = f"Error: the call cannot be read: {answer.fault}"
-                replies[number].append({"role": "tool", "name": "unknown", "content": fault})
-        rounds = max((len(answer.calls) for _, answer in acting), default=0)
-        for place in range(rounds):
-            numbers = [
-                number
-                for number, (episode, answer) in enumerate(acting)
-                if place < len(answer.calls) and episode.end is None
-            ]
-            calls = [acting[number][1].calls[place] for number in numbers]
-            self._call(
-                [acting[number][0] for number in numbers], calls, [replies[n] for n in numbers]
-            )
-        self._step(acting, replies)
-        return replies
-
-    def _call(
-        self,
-        episodes: Sequence[Episode],
-        calls: Sequence[Mapping[str, Any]],
-        replies: Sequence[list[Message]],
-    ) -> None:
-        """Run one call of each episode side by side."""
-        by_name = [{tool.name: tool for tool in episode.tools} for episode in episodes]
-        known = [number for number, call in enumerate(calls) if call["name"] in by_name[number]]
-        functions = [
-            partial(by_name[number][calls[number]["name"]].call, **calls[number]["arguments"])
-            for number in known
-        ]
-        outcomes = dict(zip(known, self._run(functions, self.config.tool_timeout_s), strict=True))
-        for number, (episode, call) in enumerate(zip(episodes, calls, strict=True)):
-            name = call["name"]
-            if number not in outcomes:
-                names = ", ".join(by_name[number])
-                self._note(episode, Call(name, "unknown"))
-                text = f"Error: there is no tool {name!r}; the tools are {names}"
-            else:
-                text = self._read_outcome(episode, name, outcomes[number])
-            replies[number].append({"role": "tool", "name": name, "content": text})
-
-    def _step(
-        self, acting: Sequence[tuple[Episode, Answer]], replies: Sequence[list[Message]]
-    ) -> None:
-        """Give answers without a call to environments that take text; other episodes end with them."""
-        numbers = []
-        for number, (episode, answer) in enumerate(acting):
-            if answer.calls or answer.fault or episode.end is not None:
-                continue
-            if episode.environment is not None and episode.environment.takes_text:
-                numbers.append(number)
-            else:
-                episode.end = "answer"
-        functions = [
-            partial(acting[number][0].environment.step, acting[number][1].message["content"])  # type: ignore[union-attr]
-            for number in numbers
-        ]
-        for number, outcome in zip(
-            numbers, self._run(functions, self.config.tool_timeout_s), strict=True
-        ):
-            episode = acting[number][0]
-            said, is_done = "", False
-            if not outcome.fault:
-                try:
-                    said, is_done = outcome.value
-                except (TypeError, ValueError):
-                    problem = (
-                        f"step() returned {outcome.value!r:.100}, not a text and whether it is over"
-                    )
-                    outcome = Outcome(error=TypeError(problem), seconds=outcome.seconds)
-            text = self._read_outcome(episode, "step", replace(outcome, value=said))
-            replies[number].append({"role": "user", "content": text})
-            if is_done and episode.end is None:
-                episode.end = "done"
-
-    def _read_outcome(self, episode: Episode, name: str, outcome: Outcome) -> str:
-        """Return what the model is told of a call; decide what a failure means."""
-        failure: Failure = "late" if outcome.is_late else "failed" if outcome.error else ""
-        self._note(episode, Call(name, failure, outcome.seconds))
-        if not failure:
-            text, was_long = self._dialogue.shorten(
-                as_text(outcome.value), self.config.max_result_tokens
-            )
-            episode.shortened += was_long
-            if episode.environment is not None and episode.environment.is_done:
-                episode.end = "done"
-            return text
-        if self.config.on_tool_error == "raise":
-            raise EpisodeError(
-                f"{name} failed: {outcome.fault}. Fix: correct it, or set `episode.on_tool_error: tell`"
-            ) from outcome.error
-        # What is late may still change its environment, at any time.
-        own = episode.environment is not None and name in {
-            "step",
-            *(tool.name for tool in episode.environment.tools),
-        }
-        if self.config.on_tool_error == "zero" or (own and outcome.is_late):
-            episode.end = "failed"
-        return f"Error: {outcome.fault}"[:2000]
-
-    @staticmethod
-    def _note(episode: Episode, call: Call) -> None:
-        episode.calls.append(call)
-        episode.tool_s += call.seconds
+        is_complete = bool(ids) and ids[-1] in self._dialogue.stops
+        if not is_complete:
+            episode.end = "tokens" if len(episode.token_ids) >= self._max_tokens else "cut_off"
+        answer = self._dialogue.read_answer(ids, context, episode.tools if is_complete else ())
+        episode.messages.append(answer.message)
+        return answer
 
     def _reply(self, episode: Episode, messages: list[Message]) -> None:
         """Append replies for the next turn, if there is one."""
@@ -318,29 +251,115 @@ class Player:
         if episode.logprobs is not None:
             episode.logprobs += [0.0] * len(ids)
 
-    def _read_rewards(self, episodes: Sequence[Episode]) -> None:
-        """Ask the environments for their rewards; 0 for episodes that end with one whose state is not known."""
-        read = [each for each in episodes if each.environment is not None and each.end != "failed"]
-        functions = [each.environment.reward for each in read if each.environment is not None]
-        for episode, outcome in zip(
-            read, self._run(functions, self.config.tool_timeout_s), strict=True
-        ):
-            if outcome.fault:
-                raise EpisodeError(
-                    f"the environment's reward cannot be read: {outcome.fault}. "
-                    "Fix: try it without a model by `grpo env test RECIPE`"
-                ) from outcome.error
-            episode.reward = outcome.value
+    # --- calls ---------------------------------------------------------------------------------
 
-    def _run(self, calls: Sequence[Callable[[], Any]], timeout_s: float) -> list[Outcome]:
-        started = time.perf_counter()
-        try:
-            return run_calls(calls, parallel=self.config.parallel, timeout_s=timeout_s)
-        finally:
-            self.waited_s += time.perf_counter() - started
+    def _act(self, episode: Episode, answer: Answer) -> Chain[list[Message]]:
+        """Run what an answer asks for; return the messages that reply to it.
+
+        An answer without a call goes to an environment that takes text, and ends every other episode.
+        """
+        if answer.fault:
+            episode.add_call("", "malformed")
+            if self.config.on_malformed_call == "end":
+                episode.end = "malformed"
+            text = self._shorten(episode, f"Error: the call cannot be read: {answer.fault}")
+            return [{"role": "tool", "name": "unknown", "content": text}]
+        replies: list[Message] = []
+        for call in answer.calls:
+            text = yield from self._call(episode, call["name"], call["arguments"])
+            replies.append({"role": "tool", "name": call["name"], "content": text})
+            if episode.end is not None:
+                return replies
+        if not answer.calls:
+            if episode.environment is None or not episode.environment.takes_text:
+                episode.end = "answer"
+                return []
+            text = yield from self._step(episode, episode.environment, answer.message["content"])
+            replies.append({"role": "user", "content": text})
+        return replies
+
+    def _call(self, episode: Episode, name: str, arguments: Mapping[str, Any]) -> Chain[str]:
+        """Call a tool; return its result as the model reads it."""
+        tools = {tool.name: tool for tool in episode.tools}
+        if name not in tools:
+            episode.add_call(name, "unknown")
+            text = f"Error: there is no tool {name!r}; the tools are {', '.join(tools)}"
+            return self._shorten(episode, text)
+        tool = tools[name]
+        outcome = yield lambda: as_text(settle(tool.call(**arguments), self._patience_s))
+        is_own = episode.environment is not None and tool in episode.environment.tools
+        return self._read_outcome(episode, name, outcome, may_change=is_own)
+
+    def _step(self, episode: Episode, environment: Environment, answer: str) -> Chain[str]:
+        """Give an answer to an environment that takes text; return what that says."""
+        outcome = yield partial(_take_step, environment, answer)
+        if not outcome.fault:
+            outcome.value, is_done = outcome.value
+            episode.end = "done" if is_done else None
+        return self._read_outcome(episode, "step", outcome, may_change=True)
+
+    @property
+    def _patience_s(self) -> float:
+        """Time after which a coroutine is cancelled: when its call was given up."""
+        return self.config.tool_timeout_s + 1
+
+    def _read_outcome(
+        self, episode: Episode, name: str, outcome: Outcome, *, may_change: bool
+    ) -> str:
+        """Return what the model is told of a call; decide what a failure means.
+
+        Args:
+            episode: In which it was called.
+            name: Of the tool, or `step`.
+            outcome: Of the call.
+            may_change: Whether it changes the environment: if it is late, that may still happen at any time.
+        """
+        failure = _failure(outcome)
+        episode.add_call(name, failure, outcome.seconds)
+        if failure and self.config.on_tool_error == "raise":
+            raise EpisodeError(
+                f"{name} failed: {outcome.fault}. Fix: correct it, or set `episode.on_tool_error: tell`"
+            ) from outcome.error
+        if failure and (self.config.on_tool_error == "zero" or (may_change and outcome.is_late)):
+            episode.end = "failed"
+        elif episode.environment is not None and episode.environment.is_done:
+            episode.end = "done"
+        return self._shorten(episode, f"Error: {outcome.fault}" if failure else outcome.value)
+
+    def _shorten(self, episode: Episode, text: str) -> str:
+        shortened, was_long = self._dialogue.shorten(text, self.config.max_result_tokens)
+        episode.shortened += was_long
+        return shortened
 
 
-def _append(prompt: list[Message], said: str | None) -> list[Message]:
+def _failure(outcome: Outcome) -> Failure:
+    return "late" if outcome.is_late else "failed" if outcome.error is not None else ""
+
+
+def _take_step(environment: Environment, answer: str) -> tuple[str, bool]:
+    result = environment.step(answer)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(f"step() returned {result!r:.100}, not a text and whether it is over")
+    said, is_done = result
+    return as_text("" if said is None else said), bool(is_done)
+
+
+def _read_reward(environment: Environment) -> Reward | None:
+    """Return an environment's reward as plain numbers."""
+    value = environment.reward()
+    if isinstance(value, Mapping):
+        return {str(name): _as_number(part) for name, part in value.items()}
+    return None if value is None else _as_number(value)
+
+
+def _as_number(value: Any) -> float:
+    number = as_float(value)
+    if number is None:
+        raise TypeError(f"reward() returned {value!r:.100}, not a number or a dict of numbers")
+    return number
+
+
+def _append(prompt: list[Message], said: str) -> list[Message]:
     """Add what an environment says first to the end of a prompt."""
     if not said:
         return prompt
@@ -353,13 +372,14 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _first(
-    sources: Sequence[tuple[EnvironmentSource, Condition | None]], batch: Batch, row: int
-) -> EnvironmentSource | None:
-    for source, when in sources:
-        if when is None or when.holds(batch, row):
-            return source
-    return None
+def _holds(when: Condition | None, batch: Batch, row: int) -> bool:
+    return when is None or when.holds(batch, row)
+
+
+def _find_repeated(tools: Sequence[Tool]) -> str | None:
+    """Return a name that two tools have."""
+    counts = Counter(tool.name for tool in tools)
+    return next((name for name, count in counts.items() if count > 1), None)
 
 
 def row_seed(row: Mapping[str, Any], seed: int) -> int:
@@ -372,12 +392,12 @@ def row_seed(row: Mapping[str, Any], seed: int) -> int:
 
 def as_text(value: Any) -> str:
     """Return a result as the model reads it: text as it is, everything else as JSON."""
-    if isinstance(value, str):
-        return value
     try:
-        return json.dumps(value, ensure_ascii=False)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
-        return str(value)
+        text = str(value)
+    # Tokenizers refuse half of a surrogate pair.
+    return text.encode("utf-8", "replace").decode()
 
 
 def open_kind(section: str, config: KindConfig) -> Any:
@@ -411,13 +431,8 @@ def open_player(
             source = open_kind("environment", config)
             stack.callback(source.close)
             sources.append((source, _condition(config)))
-        repeated = [
-            name for name, count in Counter(tool.name for tool, _ in tools).items() if count > 1
-        ]
-        if repeated:
-            raise EpisodeError(
-                f"two tools have the name {repeated[0]!r}. Fix: rename one of them", "tools"
-            )
+        if name := _find_repeated([tool for tool, _ in tools]):
+            raise EpisodeError(f"two tools have the name {name!r}. Fix: rename one", "tools")
         dialogue = Dialogue(
             tokenizer,
             has_tools=bool(tools) or any(source.has_tools for source, _ in sources),
@@ -441,7 +456,7 @@ def sample_episodes(
     *,
     samples_per_prompt: int = 1,
     batch_size: int = 32,
-    widest: Callable[[int], int] = lambda count: count,
+    agree: Agree = _alone,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[list[Completion]]:
     """Play episodes outside of training; return those of each row.
@@ -452,14 +467,14 @@ def sample_episodes(
         sample: Samples the answers of a turn.
         samples_per_prompt: Episodes of each row.
         batch_size: Episodes played side by side.
-        widest: As for `Player.play`.
+        agree: As for `Player.play`.
         on_progress: Called after each batch with the episodes played and their total.
     """
     queue = [row for row in rows for _ in range(samples_per_prompt)]
     played: list[Completion] = []
     for start in range(0, len(queue), batch_size):
         episodes = player.begin(queue[start : start + batch_size])
-        player.play(episodes, sample, widest)
+        player.play(episodes, sample, agree)
         played += [_as_completion(each) for each in episodes]
         if on_progress is not None:
             on_progress(len(played), len(queue))

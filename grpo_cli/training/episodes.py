@@ -20,6 +20,8 @@ class EpisodeRollouts:
     def __init__(self, player: Player) -> None:
         self._player = player
         self._episodes: list[Episode] = []
+        self._tools: set[str] = set()
+        """The names of all tools that were offered."""
 
     @property
     def completions(self) -> list[list[dict[str, Any]]]:
@@ -39,12 +41,12 @@ class EpisodeRollouts:
             for row, episode in zip(rows, self._episodes, strict=True)
         ]
 
+    def close(self) -> None:
+        """Close the environments that `play` did not come to."""
+        self._player.close(self._episodes)
+
     def play(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Play the episodes that `begin` began, as TRL's `rollout_func`; all processes take part."""
-        alone = trainer.accelerator.num_processes == 1
-
-        def widest(count: int) -> int:
-            return count if alone else max(gather_object([count]))
 
         def sample(prompt_ids: list[list[int]], most: int) -> Sampled:
             before = len(trainer._sampled_entropies)
@@ -56,7 +58,7 @@ class EpisodeRollouts:
             return Sampled(ids, logprobs, entropies if len(entropies) == len(ids) else None)
 
         episodes = self._episodes
-        self._player.play(episodes, sample, widest)
+        self._player.play(episodes, sample, agree_over_processes)
         trainer._sampled_entropies += [each.entropies for each in episodes if each.entropies]
         logprobs = [each.logprobs for each in episodes if each.logprobs is not None]
         return {
@@ -76,9 +78,17 @@ class EpisodeRollouts:
 
     def log_metrics(self, metrics: dict[str, list[float]]) -> None:
         """Append the means over the episodes of all processes."""
-        everyone = gather_object([episode.as_json() for episode in self._episodes])
-        for name, value in episode_metrics(everyone, self._player.tool_names).items():
+        records = gather_object([episode.as_json() for episode in self._episodes])
+        self._tools |= {tool.name for episode in self._episodes for tool in episode.tools}
+        names = sorted(set().union(*gather_object([self._tools])))
+        for name, value in episode_metrics(records, names).items():
             metrics[name].append(value)
+
+
+def agree_over_processes(count: int, longest: int) -> tuple[int, int]:
+    """Return the largest of each number over all processes."""
+    numbers = gather_object([(count, longest)])
+    return max(count for count, _ in numbers), max(longest for _, longest in numbers)
 
 
 @contextmanager

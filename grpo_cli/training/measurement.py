@@ -22,6 +22,7 @@ from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.metrics import append_record
+from grpo_cli.training.episodes import agree_over_processes
 from grpo_cli.training.session import Session
 from grpo_cli.training.vllm_generation import RunGeneration
 
@@ -134,7 +135,7 @@ class Measurer:
             padded,
             sample,
             batch_size=_VLLM_BATCH,
-            widest=lambda count: max(gather_object([count])),
+            agree=agree_over_processes,
         )
         return list(played[: len(rows)])
 

@@ -60,10 +60,8 @@ class RunTrainer(ExactResume, FastTrainer):
     def make_batch(self, inputs: list[Any], given: Scored | None = None) -> dict[str, Any]:
         """Return TRL's batch of rows; completions that are `given` are not sampled and scored again."""
         self._given = given
-        if given is None:
-            inputs = self._begin_episodes(inputs)
-        with self._early.expecting(self._early_rows(inputs), self.state):
-            batch = super()._generate_and_score_completions(inputs)
+        with self._begun(inputs) as rows, self._early.expecting(self._early_rows(rows), self.state):
+            batch = super()._generate_and_score_completions(rows)
         self._given = None
         self._clear_silent_groups(batch["advantages"])
         return batch
@@ -75,11 +73,10 @@ class RunTrainer(ExactResume, FastTrainer):
     def sample_and_score(self, inputs: list[Any]) -> Scored:
         """Sample and score rows, without making a batch of them."""
         self._sampled_entropies = []
-        begun = self._begin_episodes(inputs)
-        prompts = [row["prompt"] for row in begun]
-        with self._early.expecting(self._early_rows(begun), self.state):
+        with self._begun(inputs) as rows, self._early.expecting(self._early_rows(rows), self.state):
+            prompts = [row["prompt"] for row in rows]
             _, completion_ids, _, completions, *_ = self._generate(prompts)
-            self._calculate_rewards(begun, prompts, completions, completion_ids)
+            self._calculate_rewards(rows, prompts, completions, completion_ids)
         # TRL takes the mean of what rewards have logged when it makes a batch: add up instead.
         for values in self._pending_metrics.values():
             values[:] = [sum(values)]
@@ -119,11 +116,18 @@ class RunTrainer(ExactResume, FastTrainer):
         """Return the rows to score while sampling goes on; an episode is scored at its end."""
         return inputs if self.model.training and self._episodes is None else None
 
-    def _begin_episodes(self, inputs: list[Any]) -> list[Any]:
-        if self._episodes is None:
-            return inputs
+    @contextmanager
+    def _begun(self, inputs: list[Any]) -> Iterator[list[Any]]:
+        """Begin an episode for each row, if it is sampled and has one; close its environment at the end."""
+        if self._episodes is None or self._given is not None:
+            yield inputs
+            return
         with self._timing_tools():
-            return self._episodes.begin(inputs)
+            rows = self._episodes.begin(inputs)
+        try:
+            yield rows
+        finally:
+            self._episodes.close()
 
     @contextmanager
     def _timing_tools(self, *, out_of: str | None = None) -> Iterator[None]:

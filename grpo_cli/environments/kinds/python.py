@@ -1,13 +1,13 @@
 """The environment `python`: a class of the user's, as this project or TRL knows them."""
 
 import ast
-import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field
 
+from grpo_cli.environments.calls import settle
 from grpo_cli.environments.contract import (
     Environment,
     EnvironmentParams,
@@ -97,18 +97,18 @@ class PythonEnvironment(Environment):
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
         """Call `reset` with the arguments that it names."""
-        return _settled(call_with_known(self._instance.reset, {**row, "seed": seed}))
+        return settle(call_with_known(self._instance.reset, {**row, "seed": seed}))
 
     def step(self, text: str) -> tuple[str, bool]:
         """Call `step`."""
-        result: tuple[str, bool] = _settled(self._instance.step(text))
+        result: tuple[str, bool] = settle(self._instance.step(text))
         return result
 
     def reward(self) -> Reward | None:
         """Call `reward`, or TRL's `get_reward`."""
         for name in ("reward", "get_reward"):
             if callable(method := getattr(self._instance, name, None)):
-                value: Reward | None = _settled(method())
+                value: Reward | None = settle(method())
                 return value
         return None
 
@@ -121,11 +121,7 @@ class PythonEnvironment(Environment):
     def close(self) -> None:
         """Call `close`, if there is one."""
         if callable(method := getattr(self._instance, "close", None)):
-            _settled(method())
-
-
-def _settled(value: Any) -> Any:
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
+            settle(method())
 
 
 def call_with_known(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
