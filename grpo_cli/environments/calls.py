@@ -17,6 +17,7 @@ T = TypeVar("T")
 MOST_LEFT = 500
 """Threads of late calls that may still run; a container often allows a few thousand."""
 _left: list[threading.Thread] = []
+_loop_lock = threading.Lock()
 
 
 @dataclass
@@ -108,7 +109,9 @@ def settle(value: Any, timeout_s: float | None = None) -> Any:
     """
     if not inspect.iscoroutine(value):
         return value
-    future = asyncio.run_coroutine_threadsafe(value, _event_loop())
+    with _loop_lock:
+        loop = _event_loop()
+    future = asyncio.run_coroutine_threadsafe(value, loop)
     try:
         return future.result(timeout_s)
     except TimeoutError:
