@@ -1,17 +1,19 @@
-"""Calls of tools and environments, side by side on threads, each under a time limit."""
+"""Calls of tools and environments, side by side on threads, each under a time limit; and what they return."""
 
 import asyncio
 import ctypes
 import inspect
+import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from grpo_cli.environments.contract import EpisodeError
+from grpo_cli.environments.contract import Environment, EpisodeError, Reward
+from grpo_cli.rewards.scoring import as_float
 
 T = TypeVar("T")
 MOST_LEFT = 500
@@ -169,3 +171,37 @@ def _check_left() -> None:
             f"{len(_left)} calls that took too long still run. Fix: give what tools and environments wait for "
             "(requests, processes) a time limit of its own"
         )
+
+
+def as_text(value: Any) -> str:
+    """Return a result as the model reads it: text as it is, everything else as JSON."""
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = str(value)
+    # Tokenizers refuse half of a surrogate pair.
+    return text.encode("utf-8", "replace").decode()
+
+
+def take_step(environment: Environment, answer: str) -> tuple[str, bool]:
+    """Give an answer to an environment; return what it says as text, and whether the episode is over."""
+    result = environment.step(answer)
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(f"step() returned {result!r:.100}, not a text and whether it is over")
+    said, is_done = result
+    return as_text("" if said is None else said), bool(is_done)
+
+
+def read_reward(environment: Environment) -> Reward | None:
+    """Return an environment's reward as plain numbers."""
+    value = environment.reward()
+    if isinstance(value, Mapping):
+        return {str(name): _as_number(part) for name, part in value.items()}
+    return None if value is None else _as_number(value)
+
+
+def _as_number(value: Any) -> float:
+    number = as_float(value)
+    if number is None:
+        raise TypeError(f"reward() returned {value!r:.100}, not a number or a dict of numbers")
+    return number

@@ -5,7 +5,6 @@ the loss leaves out all others.
 """
 
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,12 +12,20 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from grpo_cli.environments.calls import Chain, Outcome, run_calls, run_chains, settle
+from grpo_cli.environments.calls import (
+    Chain,
+    Outcome,
+    as_text,
+    read_reward,
+    run_calls,
+    run_chains,
+    settle,
+    take_step,
+)
 from grpo_cli.environments.contract import (
     Environment,
     EnvironmentSource,
     EpisodeError,
-    Reward,
     Tool,
 )
 from grpo_cli.environments.dialogue import Answer, Dialogue, Message
@@ -29,7 +36,6 @@ from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch, completion_text
-from grpo_cli.rewards.scoring import as_float
 
 _RESET_S = 120.0
 """Time limit of `reset`, `reward` and `close`: an environment may have to start a process."""
@@ -140,7 +146,7 @@ class Player:
             EpisodeError: None can be read, or one cannot and `on_tool_error` is `raise`.
         """
         read = [each for each in episodes if each.environment is not None and each.end != "failed"]
-        functions = [partial(_read_reward, each.environment) for each in read if each.environment]
+        functions = [partial(read_reward, each.environment) for each in read if each.environment]
         outcomes = self._run(functions)
         faults = [outcome for outcome in outcomes if outcome.fault]
         if faults and (len(faults) == len(read) or self.config.on_tool_error == "raise"):
@@ -292,7 +298,7 @@ class Player:
 
     def _step(self, episode: Episode, environment: Environment, answer: str) -> Chain[str]:
         """Give an answer to an environment that takes text; return what that says."""
-        outcome = yield partial(_take_step, environment, answer)
+        outcome = yield partial(take_step, environment, answer)
         if not outcome.fault:
             outcome.value, is_done = outcome.value
             episode.end = "done" if is_done else None
@@ -336,29 +342,6 @@ def _failure(outcome: Outcome) -> Failure:
     return "late" if outcome.is_late else "failed" if outcome.error is not None else ""
 
 
-def _take_step(environment: Environment, answer: str) -> tuple[str, bool]:
-    result = environment.step(answer)
-    if not isinstance(result, tuple | list) or len(result) != 2:
-        raise TypeError(f"step() returned {result!r:.100}, not a text and whether it is over")
-    said, is_done = result
-    return as_text("" if said is None else said), bool(is_done)
-
-
-def _read_reward(environment: Environment) -> Reward | None:
-    """Return an environment's reward as plain numbers."""
-    value = environment.reward()
-    if isinstance(value, Mapping):
-        return {str(name): _as_number(part) for name, part in value.items()}
-    return None if value is None else _as_number(value)
-
-
-def _as_number(value: Any) -> float:
-    number = as_float(value)
-    if number is None:
-        raise TypeError(f"reward() returned {value!r:.100}, not a number or a dict of numbers")
-    return number
-
-
 def _append(prompt: list[Message], said: str) -> list[Message]:
     """Add what an environment says first to the end of a prompt."""
     if not said:
@@ -388,16 +371,6 @@ def row_seed(row: Mapping[str, Any], seed: int) -> int:
         return int(row["seed"])
     digest = hashlib.sha256(f"{seed}:{row.get('row_id', 0)}".encode()).digest()
     return int.from_bytes(digest[:4]) >> 1
-
-
-def as_text(value: Any) -> str:
-    """Return a result as the model reads it: text as it is, everything else as JSON."""
-    try:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        text = str(value)
-    # Tokenizers refuse half of a surrogate pair.
-    return text.encode("utf-8", "replace").decode()
 
 
 def open_kind(section: str, config: KindConfig) -> Any:
