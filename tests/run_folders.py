@@ -103,22 +103,20 @@ def play(turns: int = 2, result: str = "36", end: str = "answer") -> tuple[list,
     }
 
 
-def write_episodes(
-    run: RunFolder, episodes: list[tuple[list, dict]], step: int = 1, **more
-) -> None:
-    """Writes one group of a training with these episodes as its completions."""
+def write_episodes(run: RunFolder, played: list[tuple[list, dict]], step: int = 1, **more) -> None:
+    """Writes one group of a training with these episodes as its completions; `more` replaces parts of it."""
     run.completions.mkdir(exist_ok=True)
     record = {
         "step": step,
         "split": "train",
         "row": 0,
         "prompt": [{"role": "user", "content": "What is 12 * 3?"}],
-        "completions": [messages[-1]["content"] for messages, _ in episodes],
-        "tokens": [episode["tokens"] for _, episode in episodes],
-        "clipped": [False for _ in episodes],
-        "rewards": {"math": [float(place % 2) for place in range(len(episodes))]},
-        "messages": [messages for messages, _ in episodes],
-        "episodes": [episode for _, episode in episodes],
+        "completions": ["It is 36."] * len(played),
+        "tokens": [episode.get("tokens", 1) for _, episode in played],
+        "clipped": [False] * len(played),
+        "rewards": {"math": [float(place % 2) for place in range(len(played))]},
+        "messages": [messages for messages, _ in played],
+        "episodes": [episode for _, episode in played],
     }
     append_record(run.completions / "rank_0.jsonl", {**record, **more})
 

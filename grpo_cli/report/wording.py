@@ -213,15 +213,17 @@ class Turn(NamedTuple):
     """Whether the model wrote it; nothing else is learned from."""
 
 
-def list_turns(messages: Sequence[Any]) -> list[Turn]:
-    """Return the messages of an episode after its prompt."""
-    return [_read_turn(message) for message in messages if isinstance(message, Mapping)]
+def list_turns(messages: Any) -> list[Turn]:
+    """Return the messages of an episode after its prompt, without damaged ones."""
+    known = messages if isinstance(messages, list) else []
+    return [_read_turn(message) for message in known if isinstance(message, Mapping)]
 
 
 def _read_turn(message: Mapping[str, Any]) -> Turn:
     role, parts = str(message.get("role", "")), [message.get("content")]
     if role == "assistant":
-        parts = [message.get("reasoning_content"), *parts, *map(_say_call, _calls_of(message))]
+        reasoning = message.get("reasoning_content") or message.get("thinking")
+        parts = [reasoning, *parts, *map(_say_call, _calls_of(message))]
     elif message.get("name"):
         role = f"{role} {message['name']}"
     texts = [each if isinstance(each, str) else json.dumps(each) for each in parts if each]
@@ -256,7 +258,7 @@ _ENDS = {
 
 def say_episode(record: Mapping[str, Any]) -> str:
     """Return how an episode went: why it ended, its turns, its calls and how many of these failed."""
-    calls = record.get("calls") or []
+    calls = [call for call in record.get("calls") or () if isinstance(call, list) and len(call) > 1]
     failures = Counter(call[1] for call in calls if call[1])
     parts = [_ENDS.get(str(record.get("end")), str(record.get("end")))]
     parts.append(_count(record.get("turns", 0), "turn"))

@@ -100,6 +100,7 @@ def check_group(part: Any) -> dict[str, Any] | None:
         *lists, rewards, reasons, messages, episodes = _columns(part)
         lists += [*rewards.values(), *reasons.values(), *filter(None, (messages, episodes))]
         known = isinstance(part["step"], int) and isinstance(part["row"], int) and "prompt" in part
+        known = known and all(isinstance(each, dict) for each in episodes)
         complete = known and bool(lists[0]) and len(set(map(len, lists))) == 1
     except (KeyError, TypeError, AttributeError):
         return None

@@ -1,5 +1,6 @@
 """A run as rules read it: its recipe, its metrics, and its held-out answers before and after training."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from fnmatch import fnmatchcase
 from itertools import accumulate
 from math import fsum, inf, isinf, sqrt
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
@@ -18,6 +19,9 @@ from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.registry import find_kind
 from grpo_cli.runs.metrics import Metrics, Point, read_rewards
 from grpo_cli.runs.run import Run, When
+
+if TYPE_CHECKING:
+    from grpo_cli.analysis.samples import ScoredCompletion
 
 SURE = 4.0
 """Standard errors that a change must exceed: a rule is checked hundreds of times, so two would err often."""
@@ -97,9 +101,18 @@ def read_answers(run: Run, when: When) -> Answers | None:
         return None
     if not groups:
         return None
-    texts = Counter(each.text.strip() for group in groups for each in group)
+    texts = Counter(_own_text(each) for group in groups for each in group)
     commonest, count = texts.most_common(1)[0]
     return Answers(len(groups), commonest, count / texts.total(), per_prompt(groups, {}))
+
+
+def _own_text(answer: "ScoredCompletion") -> str:
+    """Return what the model wrote; of an episode all answers and calls, since many end with the same words."""
+    own = [each for each in answer.messages if each.get("role") == "assistant"]
+    if len(own) < 2:
+        return answer.text.strip()
+    parts = [part for each in own for part in (each.get("content"), each.get("tool_calls")) if part]
+    return "\n".join(part if isinstance(part, str) else json.dumps(part) for part in parts)
 
 
 class Peak(NamedTuple):

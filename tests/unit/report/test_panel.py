@@ -216,6 +216,15 @@ def test_an_episode_is_shown_turn_by_turn(tmp_path):
         assert part in shown
 
 
+@pytest.mark.parametrize("damage", [7, [3], [{"role": 5, "tool_calls": "x"}], [{"content": [1]}]])
+def test_a_damaged_episode_ends_no_view(tmp_path, damage):
+    run = make_busy_run(tmp_path)
+    write_episodes(run, [(damage, {"calls": [3, []], "end": 4, "turns": "x"})], completions=["end"])
+    assert "newest sample" in draw(read(run), 100, 40)
+    write_episodes(run, [play(1)], step=2, episodes=[7])
+    assert "newest sample · step 1" in draw(read(run), 100, 40)
+
+
 def test_samples_that_are_damaged_are_passed_over(tmp_path):
     run = make_busy_run(tmp_path)
     for record in ({"completions": []}, {"completions": [1], "rewards": None}, {"prompt": 3}):

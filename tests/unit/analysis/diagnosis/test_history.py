@@ -1,3 +1,4 @@
+import json
 import math
 from statistics import fmean
 
@@ -13,7 +14,7 @@ from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.run import Run
 from grpo_cli.runs.status import StatusFile
 from tests.histories import make_history, make_recipe
-from tests.run_folders import make_finished_run, write_samples
+from tests.run_folders import make_finished_run, play, write_samples
 
 
 def read_history(folder):
@@ -52,6 +53,19 @@ def test_answers_are_counted_by_text_and_scored_by_row(tmp_path):
     assert (found.commonest, found.share) == ("it is 0.0", 2 / 3)
     (run.evaluations / "after.jsonl").write_text(lines.replace('"failed"', '"other"'))
     assert read_history(run).answers_after is None
+
+
+def test_episodes_that_only_end_alike_are_different_answers(tmp_path):
+    run = make_finished_run(tmp_path)
+    write_samples(run, {"1": [1.0, 1.0], "2": [1.0]})
+    path = run.evaluations / "after.jsonl"
+    samples = [json.loads(line) for line in path.read_text().splitlines()]
+    for sample, (messages, episode) in zip(samples, (play(2), play(2), play(3)), strict=True):
+        sample |= {"messages": messages, "episode": episode}
+    path.write_text("".join(json.dumps(each) + "\n" for each in samples))
+    found = read_history(run).answers_after
+    assert found.share == 2 / 3
+    assert found.commonest.startswith("let me see (1)\n[{")
 
 
 def test_a_loss_that_ended_a_run_is_known_by_the_batch_it_left(tmp_path):
