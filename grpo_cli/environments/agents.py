@@ -156,9 +156,13 @@ def play_agent(
     """
     episodes = player.begin(rows)
 
+    first: list[int] = []
+
     def sample(prompts: Sequence[Any], most: int) -> Sampled:
         active = [each for each in episodes if each.end is None]
-        return Sampled([script.encode(answers(each), most) for each in active])
+        ids = [script.encode(answers(each), most) for each in active]
+        first[:] = first or ids[0]
+        return Sampled(ids)
 
     player.play(episodes, sample)
     totals = [total for total in score(episodes) if total is not None]
@@ -169,6 +173,6 @@ def play_agent(
         fmean(each.turns for each in episodes),
         dict(Counter(each.end or "" for each in episodes)),
         dict(Counter(call.failure for each in episodes for call in each.calls if call.failure)),
-        episodes[0].messages[0]["content"] if episodes[0].messages else "",
+        script.tokenizer.decode(first, skip_special_tokens=True),
     )
     return result, episodes

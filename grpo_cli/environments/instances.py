@@ -63,6 +63,8 @@ class Trial:
     """By what was called."""
     results: list[str] = field(default_factory=list)
     """What the model would be told."""
+    episodes: int = 0
+    """Begun so far."""
 
     def report(self, seen: str, fix: str, level: Level = "error", why: str = "") -> None:
         """Add an issue, unless the same was seen before."""
@@ -191,6 +193,7 @@ class _Play:
 
     def __init__(self, trial: Trial, source: EnvironmentSource, row: Row, seed: int) -> None:
         self._trial, self._row = trial, row
+        trial.episodes += 1
         self.trace = _Trace()
         self.has_gold = False
         self.taken: list[Action] = []
@@ -289,7 +292,8 @@ def try_environment(
         # The first instance loads what all use.
         first = _play(trial, source, few[0], seed, max_turns)
         tools = first.environment.tools
-        threads, shared = set(threading.enumerate()), _read_shared(first.environment)
+        threads, before = set(threading.enumerate()), trial.episodes
+        shared = _read_shared(first.environment)
         once = [_play(trial, source, row, seed, max_turns) for row in few]
         twice = [_play(trial, source, row, seed, max_turns) for row in few]
         changed = _find_changed(shared, _read_shared(first.environment))
@@ -301,7 +305,7 @@ def try_environment(
             for row, other, play in zip(few, others, once, strict=False):
                 _play_beside(trial, source, (row, other), seed, play)
         _check_end(trial, [each.trace for each in (*once, *twice)], first, max_turns)
-        _check_threads(trial, threads, len(once) + len(twice))
+        _check_threads(trial, threads, trial.episodes - before)
         if first.environment.takes_text:
             _try_odd_answers(trial, source, few[0], seed)
         _close_unused(trial, source)
@@ -400,8 +404,8 @@ def _check_threads(trial: Trial, before: set[threading.Thread], episodes: int) -
     while len(left()) >= episodes and time.monotonic() < deadline:
         time.sleep(0.02)
     if len(threads := left()) >= episodes:
-        seen = f"{len(threads)} threads still run after {episodes} episodes were closed: {threads[0].name!r}, …"
-        why = "a training plays thousands of episodes"
+        seen = f"{len(threads)} threads still run after {episodes} episodes were closed"
+        why = f"a training plays thousands of episodes; the first thread is {threads[0].name!r}"
         trial.report(seen, "end them in close(), and wait for them with join()", why=why)
 
 
@@ -420,7 +424,9 @@ def _try_odd_answers(trial: Trial, source: EnvironmentSource, row: Row, seed: in
 
 
 def _close_unused(trial: Trial, source: EnvironmentSource) -> None:
-    """Find environments that cannot be closed if `reset` was not reached."""
+    """Find environments that can only be closed after a `reset`."""
+    if any(seen.startswith("close()") for seen in trial.issues):
+        return
     environment = trial.run("the class", source.make, limit_s=RESET_S)
     name = "close() without a reset()"
     trial.run(name, environment.close, limit_s=RESET_S, level="warning")

@@ -119,7 +119,7 @@ def try_environments(
 
     Args:
         recipe: With tools or an environment.
-        rows: With `prompt` and `row_id`.
+        rows: With `prompt` and `row_id`; none if the data is not at hand.
         script: Writes what agents answer; None if there is no tokenizer, so that no agent plays.
         score: Gives the recipe's rewards for episodes.
         on_progress: Is told what is being done.
@@ -133,6 +133,8 @@ def try_environments(
     skipped = ""
     if any(problem.level == "error" for problem in problems):
         skipped = "no agent played: there are errors to correct first"
+    elif not rows:
+        skipped = "no agent played: the rows of the dataset are not on this machine"
     elif script is None:
         skipped = "no agent played, and no tokens were counted: the model's tokenizer is not on this machine"
     else:

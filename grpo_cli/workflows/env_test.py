@@ -47,9 +47,7 @@ def try_recipe(
             "Fix: add one; `grpo env list` has all kinds"
         )
     on_progress("loading the data")
-    data = read_training_rows(recipe)
-    count = min(rows or ROWS, len(data))
-    chosen = list(data.select([index * len(data) // count for index in range(count)]))
+    chosen = _choose_rows(recipe, rows or ROWS)
     on_progress("loading the rewards")
     with checked.loaded.placing_errors():
         rewards = build_rewards(recipe.rewards, reward_context(recipe))
@@ -59,6 +57,18 @@ def try_recipe(
         recipe, chosen, script=script, score=_scorer(rewards), on_progress=on_progress
     )
     return replace(result, problems=tuple(_place(checked, each) for each in result.problems))
+
+
+def _choose_rows(recipe: Recipe, most: int) -> list[dict[str, Any]]:
+    """Return rows spread evenly over the data; none if tools alone are tried, and the data is not at hand."""
+    try:
+        data = read_training_rows(recipe)
+    except SetupError:
+        if recipe.environment:
+            raise
+        return []
+    count = min(most, len(data))
+    return list(data.select([index * len(data) // count for index in range(count)]))
 
 
 def _make_script(recipe: Recipe) -> Script | None:
