@@ -26,6 +26,7 @@ TOOLS = {
 ENVIRONMENTS = {
     "python": "python.PythonEnvironmentParams",
     "reasoning_gym": "reasoning_gym.ReasoningGymEnvironmentParams",
+    "textarena": "textarena.TextArenaEnvironmentParams",
 }
 Params = type[ToolParams] | type[EnvironmentParams]
 
