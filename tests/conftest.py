@@ -62,6 +62,14 @@ def made(once):
     return once("made", _make_offline)
 
 
+@pytest.fixture(scope="session")
+def guesser(once, made):
+    """A model that answers one of the digits 1 to 9, each as often at temperature 1, and 5 at temperature 0."""
+    from tests.tiny_models import make_guesser
+
+    return once("guesser", lambda folder: make_guesser(folder, made / "tiny-guesser"))
+
+
 def _make_offline(folder: Path) -> None:
     maker = Path(__file__).parents[1] / "recipes" / "offline" / "make.py"
     subprocess.run([sys.executable, str(maker), str(folder)], check=True, capture_output=True)

@@ -218,3 +218,28 @@ def _gguf_shapes(vocabulary_size: int) -> dict[str, tuple[int, ...]]:
         "blk.0.ffn_up.weight": (64, 32),
         "blk.0.ffn_down.weight": (32, 64),
     }
+
+
+def make_guesser(folder: Path, tiny: Path) -> None:
+    """Write the offline recipes' guesser with weights by which it knows how to answer, and guesses blindly.
+
+    Its layers add nothing, so that a token depends on the one before alone: a digit, then the end of the answer.
+    """
+    model = LlamaForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny)
+    words, start, end = len(tokenizer), *tokenizer.convert_tokens_to_ids([TURN_START, TURN_END])
+    digits = tokenizer.convert_tokens_to_ids(list("123456789"))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        embedding.copy_(torch.eye(*embedding.shape))
+        head.zero_()
+        # The norm before the head makes an embedding's 1 the root of its width.
+        head[end, :words] = 10.0
+        head[end, start] = 0.0
+        head[digits, start] = 10.0
+        head[digits[4], start] += 1e-3
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

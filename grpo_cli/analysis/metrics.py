@@ -1,8 +1,8 @@
 """From scored completions to metrics: one number a prompt, then a mean or a paired difference with its interval.
 
 Names: `reward` (the weighted total), `rewards/NAME`, `accuracy/NAME` (share of right answers, for rewards that
-judge them), `pass@K/NAME`, `maj@K/NAME`, `completion_length` (tokens), `clipped` (share); of models trained on
-scored data also `accuracy/ranking` and `likelihood_gap`.
+judge them), `pass@K/NAME`, `maj@K/NAME`, `completion_length` (tokens), `clipped` (share); of episodes also
+`EPISODE_METRICS`; of models trained on scored data also `accuracy/ranking` and `likelihood_gap`.
 """
 
 import json
@@ -32,7 +32,8 @@ Group = Sequence["ScoredCompletion"]
 PerPrompt = dict[int, float]
 """Row of the data → the metric's value for its prompt; rows it does not apply to are left out."""
 RANKING, GAP = "ranking", "likelihood_gap"
-_SHARES = ("accuracy/", "pass@", "maj@", "clipped")
+_SHARES = ("accuracy/", "pass@", "maj@", "clipped", "valid_calls", "failed_calls", "cut_off_")
+_COUNTS = ("turns", "calls", "tool_seconds")
 _NO_PROMPT = "it applies to no prompt"
 
 
@@ -87,25 +88,63 @@ def per_prompt(groups: Sequence[Group], right: Mapping[str, float]) -> dict[str,
             values[f"maj@{size}/{name}"] = _majority(name, score)
     values["completion_length"] = lambda group: fmean(each.tokens for each in group)
     values["clipped"] = lambda group: fmean(each.clipped for each in group)
+    if size and groups[0][0].episode:
+        values |= {name: _of_episodes(estimate) for name, estimate in EPISODE_METRICS.items()}
     return {
         metric: {group[0].row: number for group in groups if (number := value(group)) is not None}
         for metric, value in values.items()
     }
 
 
-def metric_names(rewards: Sequence[str], right: Collection[str], size: int) -> list[str]:
+def metric_names(
+    rewards: Sequence[str], right: Collection[str], size: int, *, episodes: bool
+) -> list[str]:
     """Return the metrics that `per_prompt` gives; majority votes only if a reward can read answers.
 
     Args:
         rewards: Names of the rewards.
         right: Names of those that judge answers.
         size: Completions of each prompt.
+        episodes: Whether the completions are episodes.
     """
+    more = EPISODE_METRICS if episodes else ()
     votes = [f"maj@{size}"] if size > 2 else []
     of_answers = ["accuracy", *(f"pass@{k}" for k in _powers(size)), *votes]
     judged = [f"{metric}/{name}" for name in right for metric in of_answers]
     shared = ["reward", *(f"rewards/{name}" for name in rewards)]
-    return [*shared, *judged, "completion_length", "clipped"]
+    return [*shared, *judged, "completion_length", "clipped", *more]
+
+
+Record = Mapping[str, Any]
+"""What became of an episode, as `Episode.as_json` gives it."""
+
+
+def _share_of_calls(*failures: str) -> Callable[[Sequence[Record]], float | None]:
+    def estimate(records: Sequence[Record]) -> float | None:
+        calls = [failure for record in records for _, failure, _ in record["calls"]]
+        return fmean(failure in failures for failure in calls) if calls else None
+
+    return estimate
+
+
+EPISODE_METRICS: dict[str, Callable[[Sequence[Record]], float | None]] = {
+    "turns": lambda records: fmean(each["turns"] for each in records),
+    "calls": lambda records: fmean(len(each["calls"]) for each in records),
+    # Of all calls: those that could be read and named a tool, and those that raised or were late.
+    "valid_calls": _share_of_calls("", "failed", "late"),
+    "failed_calls": _share_of_calls("failed", "late"),
+    # Of episodes: those that end because a turn, or all of them, had too many tokens.
+    "cut_off_turns": lambda records: fmean(each["end"] == "cut_off" for each in records),
+    "cut_off_episodes": lambda records: fmean(each["end"] == "tokens" for each in records),
+    "tool_seconds": lambda records: fmean(each["tool_s"] for each in records),
+}
+"""Metrics of the episodes of a prompt: means over episodes, and shares of calls or episodes."""
+
+
+def _of_episodes(
+    estimate: Callable[[Sequence[Record]], float | None],
+) -> Callable[[Group], float | None]:
+    return lambda group: estimate([each.episode for each in group if each.episode])
 
 
 def _known(name: str, group: Group) -> list[float]:
@@ -155,7 +194,7 @@ def _mean(name: str, values: list[float], size: int, seed: int) -> Metric:
     if not values:
         return Metric(None, None, None, 0, _NO_PROMPT)
     # Such as the mean of 0/1 scores.
-    shares = all(
+    shares = name not in _COUNTS and all(
         0 <= value <= 1 and abs(value * size - round(value * size)) < 1e-9 for value in values
     )
     if name.startswith(_SHARES) or shares:

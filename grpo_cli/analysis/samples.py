@@ -107,6 +107,7 @@ def as_scored(record: dict[str, Any]) -> ScoredCompletion:
     Raises:
         KeyError: It was written by another version.
     """
+    record = {**record, "messages": tuple(record.get("messages", ()))}
     optional = {field.name for field in fields(ScoredCompletion) if field.default is not MISSING}
     return ScoredCompletion(
         **{

@@ -22,7 +22,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import name_rewards
 from grpo_cli.rewards.conditions import Condition
-from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams
+from grpo_cli.rewards.contract import EPISODE, Batch, RewardContext, RewardParams
 from grpo_cli.rewards.registry import find_kind, kind_names
 from grpo_cli.rewards.scoring import clip_score
 from grpo_cli.templating import is_unreadable
@@ -169,7 +169,8 @@ def check_data(
         available = seen.columns | own
         names = seen.train.names if seen.train else RowNames("training")
         batch = _check_split(dataset, seen.columns, seen.sample, names, available, problems)
-        problems += _check_reward_columns(params, available)
+        episodes = loaded.recipe is not None and loaded.recipe.has_episodes
+        problems += _check_reward_columns(params, available | ({EPISODE} if episodes else set()))
         problems += _check_conditions(loaded, available, batch)
         golds = list(_check_golds(loaded, params, batch, "rows"))
         problems += golds or _check_empty(loaded, params, seen.train)

@@ -21,6 +21,7 @@ from grpo_cli.cli.output import (
     stdout_to_stderr,
 )
 from grpo_cli.errors import ExitCode
+from grpo_cli.rewards.contract import text_of
 from grpo_cli.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def _print_probe(probe: "Probe") -> None:
         ("rewards", _rewards(probe)),
         ("samples", _samples(probe.samples)),
         ("signal", _signal(probe)),
+        ("episodes", _episodes(probe)),
         ("length", _lengths(probe)),
         ("cost", _cost(probe)),
     ):
@@ -165,10 +167,21 @@ def _samples(samples: "list[ScoredCompletion]") -> Iterator[Text]:
         cut = ", cut off" if sample.clipped else ""
         head = f"{name}, row {sample.row + 1}: total {sample.total:.3g} ({scores}), {sample.tokens} tokens{cut}"
         yield Text(head, style="bold")
-        text = sample.text[:_SHOWN_COMPLETION]
-        yield Text(text + (" …" if len(sample.text) > _SHOWN_COMPLETION else ""), style="cyan")
+        text = _transcribe(sample)
+        more = " …" if len(text) > _SHOWN_COMPLETION else ""
+        yield Text(text[:_SHOWN_COMPLETION] + more, style="cyan")
         for reward, reason in sample.reasons.items():
             yield Text(f"  {reward}: {reason}", style="dim")
+
+
+def _transcribe(sample: "ScoredCompletion") -> str:
+    """Return what was sampled; of an episode all messages, with what was asked first."""
+    if not sample.messages:
+        return sample.text
+    return "\n".join(
+        f"{message['role']}: {text_of([message])}"
+        for message in (*sample.prompt[-1:], *sample.messages)
+    )
 
 
 def _signal(probe: "Probe") -> Iterator[Table | Text]:
@@ -199,6 +212,29 @@ def _rate(rate: "PassRate") -> Text:
         f"right by {rate.reward}: {rate.rate:.0%} (95 % interval {rate.low:.0%} to {rate.high:.0%}); "
         f"prompts: {rate.too_hard} never right, {rate.learnable} sometimes, {rate.too_easy} always"
     )
+
+
+_SHOWN_SHARES = {
+    "valid_calls": "of calls valid",
+    "failed_calls": "of calls failed or late",
+    "cut_off_turns": "of episodes end with a turn that is cut off",
+    "cut_off_episodes": "of episodes are cut off themselves",
+}
+
+
+def _episodes(probe: "Probe") -> Iterator[Text]:
+    """Yield what became of the episodes, with 95 % intervals."""
+    for name, metric in (probe.episodes or {}).items():
+        if metric.value is None:
+            continue
+        percent = name in _SHOWN_SHARES
+        form = "{:.0%}" if percent else "{:.3g}"
+        interval = ""
+        if metric.low is not None and metric.high is not None:
+            low, high = form.format(metric.low), form.format(metric.high)
+            interval = f" (95 % interval {low} to {high})"
+        what = _SHOWN_SHARES.get(name, f"{name.replace('_', ' ')} an episode")
+        yield Text(f"{form.format(metric.value)} {what}{interval}")
 
 
 def _lengths(probe: "Probe") -> Iterator[Text]:

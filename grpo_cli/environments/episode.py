@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from grpo_cli.environments.contract import Environment, Reward, Tool
 from grpo_cli.environments.dialogue import Message
+from grpo_cli.rewards.contract import EPISODE
 
 End = Literal["answer", "done", "turns", "tokens", "cut_off", "malformed", "failed"]
 """Why an episode ended: an answer without a call, the environment said so, `max_turns`, `max_completion_length`,
@@ -113,6 +114,13 @@ def count_repeats(messages: Sequence[Message]) -> int:
             exchange = [asked.pop(0), message.get("content")]
             exchanges.append(json.dumps(exchange, sort_keys=True, default=str))
     return len(exchanges) - len(set(exchanges))
+
+
+def add_empty_records(data: Any) -> Any:
+    """Return a dataset with the record of an episode of one answer in each row, for rewards that read it."""
+    record = Episode({}, [], (), None, turns=1, end="answer").as_json()
+    others = [name for name in data.column_names if name != EPISODE]
+    return data.select_columns(others).add_column(EPISODE, [record] * len(data))
 
 
 def episode_metrics(records: Sequence[Mapping[str, Any]], tools: Sequence[str]) -> dict[str, float]:

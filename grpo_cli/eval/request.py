@@ -246,11 +246,9 @@ def _hash_inputs(recipe: Recipe, subjects: Iterable[Subject]) -> dict[str, str]:
     paths = {Path(subject.adapter) for subject in subjects if subject.adapter}
     sources = [resolve_source(subject.model) for subject in subjects]
     paths |= {Path(source.location) for source in sources if source.kind != "hub"}
-    rewards = [reward.model_dump(mode="json") for reward in recipe.rewards]
-    texts = [
-        recipe.model.chat_template or "",
-        *re.findall(r'"([^"\\]+)"', json.dumps(rewards, ensure_ascii=False)),
-    ]
+    parts = [*recipe.rewards, *recipe.tools, *recipe.environment]
+    dumped = json.dumps([each.model_dump(mode="json") for each in parts], ensure_ascii=False)
+    texts = [recipe.model.chat_template or "", *re.findall(r'"([^"\\]+)"', dumped)]
     # Code is named as `file:function`.
     names = (name for text in texts for name in (text, text.rpartition(":")[0]))
     paths |= {path for name in names if (path := _find_file(name))}

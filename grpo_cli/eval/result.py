@@ -278,7 +278,12 @@ def _prompts(measured: Measured) -> dict[int, str]:
 def known_metrics(request: EvalRequest) -> list[str]:
     """Return the metrics that the result may hold."""
     rewards = request.recipe.rewards
-    return metric_names(name_rewards(rewards), right_scores(rewards), request.samples)
+    return metric_names(
+        name_rewards(rewards),
+        right_scores(rewards),
+        request.samples,
+        episodes=request.recipe.has_episodes,
+    )
 
 
 def check_floors(

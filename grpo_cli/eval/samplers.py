@@ -1,15 +1,19 @@
 """What samples completions for an evaluation: transformers, or vLLM."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from grpo_cli.environments.episode import Sampled
+from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.eval.request import EvalRequest, Subject
 from grpo_cli.fast.completions import Completion, all_eos_token_ids, sample_completions
+from grpo_cli.fast.completions import open_sampler as open_token_sampler
 from grpo_cli.machine import pick_device
 from grpo_cli.models.loading import (
     find_prompt_ties,
@@ -21,8 +25,10 @@ from grpo_cli.models.loading import (
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import engine_settings
 
-Sample = Callable[[Sequence[Any], int], list[list[Completion]]]
-"""Samples prompts with a seed: the completions of each."""
+Sample = Callable[[Any, int], list[list[Completion]]]
+"""Samples the rows of a dataset with a seed: the completions of each."""
+_EPISODES = 256
+"""Episodes that are played side by side with vLLM."""
 
 
 @contextmanager
@@ -34,6 +40,11 @@ def open_sampler(request: EvalRequest, subject: Subject, device: Any) -> Iterato
         subject: The model.
         device: A `torch.device`, for transformers.
     """
+    tokenizer = load_tokenizer(subject.model)
+    if request.recipe.has_episodes:
+        with _open_player(request, subject, tokenizer, device) as play:
+            yield play
+        return
     generation = request.recipe.generation
     settings: dict[str, Any] = {
         "max_new_tokens": generation.max_completion_length,
@@ -42,21 +53,59 @@ def open_sampler(request: EvalRequest, subject: Subject, device: Any) -> Iterato
         "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
     }
     if request.backend == "vllm":
-        with _open_vllm(request, subject) as engine:
-            yield lambda prompts, seed: engine.sample(prompts, seed=seed, **settings)
+        with _open_vllm(request, subject, tokenizer) as engine:
+            yield lambda rows, seed: engine.sample(list(rows["prompt"]), seed=seed, **settings)
         return
     settings["batch_size"] = request.batch_size
     settings["fast"] = request.recipe.training.fast
-    tokenizer = load_tokenizer(subject.model)
     model = _load_model(subject, tokenizer, device)
-    yield lambda prompts, seed: sample_completions(model, tokenizer, prompts, seed=seed, **settings)
+    yield lambda rows, seed: sample_completions(
+        model, tokenizer, list(rows["prompt"]), seed=seed, **settings
+    )
 
 
-def _open_vllm(request: EvalRequest, subject: Subject) -> Any:
+@contextmanager
+def _open_player(
+    request: EvalRequest, subject: Subject, tokenizer: Any, device: Any
+) -> Iterator[Sample]:
+    """Load a subject, and yield the function that plays episodes with it."""
+    recipe, size = request.recipe, request.batch_size
+    stops = all_eos_token_ids(load_generation_config(subject.model), tokenizer)
+    with ExitStack() as stack:
+        # Before the model, which takes longer: a tool that is missing ends it at once.
+        player = stack.enter_context(open_player(recipe, tokenizer, stops=stops))
+        if request.backend == "vllm":
+            engine, size = stack.enter_context(_open_vllm(request, subject, tokenizer)), _EPISODES
+
+            def open_draw(seed: int) -> Any:
+                return nullcontext(engine.open_sampler(temperature=request.temperature, seed=seed))
+        else:
+            open_draw = partial(
+                open_token_sampler,
+                _load_model(subject, tokenizer, device),
+                tokenizer,
+                temperature=request.temperature,
+                batch_size=size,
+                fast=recipe.training.fast,
+            )
+
+        def play(rows: Any, seed: int) -> list[list[Completion]]:
+            with open_draw(seed=seed) as draw:
+                return sample_episodes(
+                    player,
+                    rows.to_list(),
+                    lambda ids, most: Sampled(draw(ids, most)),
+                    samples_per_prompt=request.samples,
+                    batch_size=size,
+                )
+
+        yield play
+
+
+def _open_vllm(request: EvalRequest, subject: Subject, tokenizer: Any) -> Any:
     """Return an engine of the subject's own: vLLM cannot change its weights without a trainer."""
     from grpo_cli.fast.vllm_completions import open_vllm
 
-    tokenizer = load_tokenizer(subject.model)
     recipe = request.recipe.model_copy(update={"model": subject.model})
     return open_vllm(
         model_folder_or_id(subject.model),

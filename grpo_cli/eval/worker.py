@@ -77,7 +77,7 @@ def measure(
                 tell(subject.name, (total - left) * request.samples, total * request.samples)
                 rows = plan.rows.select(list(chunk.places))
                 started = time.perf_counter()
-                sampled = sample(list(rows["prompt"]), chunk.seed)
+                sampled = sample(rows, chunk.seed)
                 seconds = time.perf_counter() - started
                 scored = score_samples(rewards, rows.to_dict(), sampled, chunk.seed)
                 first = chunk is to_do[0]

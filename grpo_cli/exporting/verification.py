@@ -23,6 +23,7 @@ from transformers import AutoTokenizer
 
 from grpo_cli.data.build import build_datasets
 from grpo_cli.data.sources import has_eval
+from grpo_cli.environments.player import open_player
 from grpo_cli.exporting.exporting import PROGRESS
 from grpo_cli.exporting.formats import load_base, load_exact, load_trained
 from grpo_cli.exporting.request import ExportRequest
@@ -147,7 +148,14 @@ def _read_prompts(request: ExportRequest, tokenizer: Any) -> list[Any]:
     chat = bool(tokenizer.chat_template)
     data = build_datasets(recipe, has_chat_template=chat, count_tokens=None)
     rows = data.train if data.eval is None or not len(data.eval) else data.eval
-    return list(rows.select(range(min(PROMPTS, len(rows))))["prompt"])
+    rows = rows.select(range(min(PROMPTS, len(rows))))
+    if not recipe.environment:
+        return list(rows["prompt"])
+    # What an environment says first belongs to the prompt: without it, that may be empty.
+    with open_player(recipe, tokenizer) as player:
+        episodes = player.begin(rows.to_list())
+        player.close(episodes)
+    return [episode.prompt for episode in episodes]
 
 
 def _run(

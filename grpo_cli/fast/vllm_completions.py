@@ -3,7 +3,8 @@
 Source: vLLM 0.31, `LLM`, `LoRARequest` and `SamplingParams`; trl 1.16, `VLLMGeneration` (its settings).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from grpo_cli.fast.completions import Completion, Prompt, encode_prompt
 from grpo_cli.models.folder import read_vllm_rank
 
 _OPTIONS = ("top_p", "top_k", "min_p", "repetition_penalty")
+_APART = 1_000_003
+"""Between the seeds of two calls of one sampler: more than prompts of one call."""
 
 
 class VllmSampler:
@@ -42,28 +45,49 @@ class VllmSampler:
         Each prompt has its own seed, so that its completions do not depend on the other prompts.
         """
         distinct = samples_per_prompt if temperature > 0 else 1
-        values = {name: (options or {}).get(name) for name in _OPTIONS}
-        narrowed = {name: value for name, value in values.items() if value is not None}
-        params = [
-            SamplingParams(
-                n=distinct,
-                max_tokens=max_new_tokens,
-                temperature=temperature,
-                stop_token_ids=self._stops,
-                seed=None if seed is None else (seed + number) % 2**31,
-                **narrowed,
-            )
-            for number in range(len(prompts))
-        ]
         encoded = [
-            {"prompt_token_ids": encode_prompt(self._tokenizer, prompt, chat_template_kwargs)}
-            for prompt in prompts
+            encode_prompt(self._tokenizer, prompt, chat_template_kwargs) for prompt in prompts
         ]
-        answers = self._llm.generate(encoded, params, use_tqdm=False, lora_request=self._adapter)
+        params = {"n": distinct, "max_tokens": max_new_tokens, "temperature": temperature}
+        answers = self._generate(encoded, params, seed, options)
         repeats = samples_per_prompt // distinct
         return [
             [self._as_completion(each) for each in answer.outputs] * repeats for answer in answers
         ]
+
+    def open_sampler(
+        self, *, temperature: float, seed: int, options: Mapping[str, Any] | None = None
+    ) -> Callable[[list[list[int]], int], list[list[int]]]:
+        """Return a function as `completions.open_sampler` yields it; each of its calls has other seeds."""
+        calls = itertools.count()
+
+        def sample(prompt_ids: list[list[int]], most: int) -> list[list[int]]:
+            params = {"max_tokens": most, "temperature": temperature}
+            answers = self._generate(prompt_ids, params, seed + next(calls) * _APART, options)
+            return [list(answer.outputs[0].token_ids) for answer in answers]
+
+        return sample
+
+    def _generate(
+        self,
+        encoded: Sequence[list[int]],
+        params: Mapping[str, Any],
+        seed: int | None,
+        options: Mapping[str, Any] | None,
+    ) -> list[Any]:
+        values = {name: (options or {}).get(name) for name in _OPTIONS}
+        narrowed = {name: value for name, value in values.items() if value is not None}
+        each = [
+            SamplingParams(
+                stop_token_ids=self._stops,
+                seed=None if seed is None else (seed + number) % 2**31,
+                **params,
+                **narrowed,
+            )
+            for number in range(len(encoded))
+        ]
+        prompts = [{"prompt_token_ids": ids} for ids in encoded]
+        return list(self._llm.generate(prompts, each, use_tqdm=False, lora_request=self._adapter))
 
     def _as_completion(self, output: Any) -> Completion:
         tokens = tuple(output.token_ids)

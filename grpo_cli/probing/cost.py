@@ -11,6 +11,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 
 _BESIDE, _INSIDE = "measuring before and after", "evaluation while training"
+_TOOLS = "tools and environments"
 _TOO_MUCH = 0.5
 """Share of the time beyond which scoring, or measuring, is worth a warning."""
 _LARGE_DISK = 100 * 2**30
@@ -32,6 +33,8 @@ class Timings:
     """For one micro-step's forward and backward pass, over all of its tokens."""
     update_s: float
     """For one update of the weights."""
+    tools_s: float = 0.0
+    """For one episode, of the time in which the model waits for tools and environments."""
     score_s: float = 0.0
     """For one completion, by all rewards."""
     learned: float = 1.0
@@ -91,6 +94,9 @@ def _steps(recipe: Recipe, plan: BatchPlan, timings: Timings, steps: int) -> Ite
         count += f" ({timings.resampled:.0%} more by dynamic sampling)"
     sample_s, score_s = timings.sample_s, timings.score_s
     yield TimePart("sampling", sampled * sample_s, f"{count} × {sample_s:.3g} s")
+    if timings.tools_s:
+        seconds, formula = sampled * timings.tools_s, f"{count} × {timings.tools_s:.3g} s"
+        yield TimePart(_TOOLS, seconds, formula)
     yield TimePart("scoring", sampled * score_s, f"{count} × {score_s:.3g} s")
     if extra := _extra_passes(recipe, plan):
         micro = accumulation / iterations
@@ -127,7 +133,7 @@ def _evaluations(
         # Greedy completions of a prompt are all the same, and sampled once.
         samples = 1 if evaluation.temperature == 0 else evaluation.samples_per_prompt
         times = f" × {samples} completions" if samples > 1 else ""
-        each = timings.measure_s + timings.score_s
+        each = timings.measure_s + timings.tools_s + timings.score_s
         formula = f"twice {rows} prompts{times} × {each:.3g} s"
         yield TimePart(_BESIDE, 2 * rows * samples / plan.num_processes * each, formula)
     if plan.eval_completions:
@@ -135,7 +141,7 @@ def _evaluations(
         rounds = count_events(every, steps)
         if recipe.training.eval_strategy == "epoch":
             rounds = max(steps // max(plan.optimizer_steps_per_epoch or steps, 1), 1)
-        each = timings.sample_s + timings.score_s
+        each = timings.sample_s + timings.tools_s + timings.score_s
         formula = f"{rounds} × {plan.eval_completions} completions × {each:.3g} s"
         seconds = rounds * plan.eval_completions / plan.num_processes * each
         yield TimePart(_INSIDE, seconds, formula)
@@ -164,6 +170,16 @@ def judge_time(recipe: Recipe, time: TimeEstimate) -> Iterator[Issue]:
             "rows it sees"
         )
         yield Issue(seen, fix, "rewards", level="warning", subject=subject, why=why)
+    tools = time.share(_TOOLS)
+    if tools > _TOO_MUCH:
+        yield Issue(
+            f"tools and environments take {tools:.0%} of the time",
+            f"raise `episode.parallel` (now {recipe.episode.parallel}), or make the slow one faster",
+            "episode.parallel",
+            level="warning",
+            subject="cost: tools",
+            why="the model waits while calls run",
+        )
     measuring = time.share(_BESIDE) + time.share(_INSIDE)
     if measuring > _TOO_MUCH and time.total_s > _UNSAVED_S:
         path, fix = "training.eval_steps", f"raise `eval_steps` (now {_eval_interval(recipe):g})"

@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +12,14 @@ from transformers.utils.logging import disable_progress_bar
 from trl.trainer import add_fused_lm_head
 
 from grpo_cli.checks.settings import read_setting, settle_fast
+from grpo_cli.environments.episode import Sampled
+from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.errors import GrpoError, RunError
 from grpo_cli.fast.completions import (
     Completion,
     all_eos_token_ids,
     encode_prompt,
+    open_sampler,
     reads_prompts_once,
     sample_completions,
 )
@@ -44,23 +48,37 @@ class ModelRun(NamedTuple):
     """None if no training step was taken."""
     step_tokens: int
     """Of the micro-batch that was timed, with its padding."""
+    mean_tokens: float
+    """Of a completion; of an episode with the results of its calls."""
+
+
+class _Sampled(NamedTuple):
+    groups: list[list[Completion]]
+    seconds: float
+    """In which the model sampled."""
+    tools_s: float = 0.0
+    """In which it waited for tools and environments."""
+
+    @property
+    def completions(self) -> int:
+        return sum(map(len, self.groups))
 
 
 def run_model(
     recipe: Recipe,
     tokenizer: Any,
-    prompts: Sequence[Any],
+    rows: Sequence[Mapping[str, Any]],
     *,
     batch_size: int,
     takes_step: bool,
     tell: Callable[[str], None],
 ) -> ModelRun:
-    """Sample a group for each prompt, and take one training step.
+    """Sample a group for each row, and take one training step.
 
     Args:
         recipe: The recipe.
         tokenizer: Its tokenizer.
-        prompts: Texts or lists of messages.
+        rows: With `prompt`: text, or messages.
         batch_size: Completions sampled at a time.
         takes_step: Whether to take the step.
         tell: Told what is being done.
@@ -74,32 +92,50 @@ def run_model(
     if recipe.generation.backend == "vllm":
         tell("starting vLLM")
         with _explained("sampling", recipe):
-            sampled, seconds = _sample_with_vllm(recipe, tokenizer, prompts)
+            sampled = _sample_with_vllm(recipe, tokenizer, rows, batch_size, tell)
     else:
         tell("loading the model")
         with _explained("loading the model", recipe):
             model = _load(recipe, tokenizer)
         with _explained("sampling", recipe):
-            sampled, seconds = _sample(recipe, model, tokenizer, prompts, batch_size, tell)
+            sampled = _sample(recipe, model, tokenizer, rows, batch_size, tell)
+    sequences = _list_sequences(recipe, tokenizer, rows, sampled.groups)
+    mean_tokens = fmean(len(completion) for _, completion in sequences)
     if not takes_step:
-        return ModelRun(sampled, None, 0)
-    reading, each = (0.0, 0.0), seconds / sum(map(len, sampled))
-    if model is not None:
+        return ModelRun(sampled.groups, None, 0, mean_tokens)
+    reading, each = (0.0, 0.0), sampled.seconds / sampled.completions
+    # The turns of an episode have no prompt in common but the first.
+    if model is not None and not recipe.has_episodes:
         tell("timing the reading of prompts")
         with _explained("reading prompts", recipe):
+            prompts = [row["prompt"] for row in rows]
             reading = _time_reading(recipe, model, tokenizer, prompts, batch_size)
     tell("taking one training step")
-    kwargs = recipe.generation.extras.get("chat_template_kwargs")
-    sequences = [
-        (encode_prompt(tokenizer, prompt, kwargs), completion.token_ids)
-        for prompt, group in zip(prompts, sampled, strict=True)
-        for completion in group
-    ]
     with _explained("a training step", recipe):
         model = model or _load(recipe, tokenizer)
         steps, tokens = _time_step(recipe, model, tokenizer.pad_token_id, sequences)
-    timings = Timings(sample_s=each + reading[0], measure_s=each + reading[1], **steps)
-    return ModelRun(sampled, timings, tokens)
+    timings = Timings(
+        sample_s=each + reading[0],
+        measure_s=each + reading[1],
+        tools_s=sampled.tools_s / sampled.completions,
+        **steps,
+    )
+    return ModelRun(sampled.groups, timings, tokens, mean_tokens)
+
+
+def _list_sequences(
+    recipe: Recipe,
+    tokenizer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    groups: list[list[Completion]],
+) -> _Sequences:
+    kwargs = recipe.generation.extras.get("chat_template_kwargs")
+    return [
+        completion.sequence
+        or (encode_prompt(tokenizer, row["prompt"], kwargs), completion.token_ids)
+        for row, group in zip(rows, groups, strict=True)
+        for completion in group
+    ]
 
 
 @contextmanager
@@ -153,14 +189,29 @@ def _sample(
     recipe: Recipe,
     model: Any,
     tokenizer: Any,
-    prompts: Sequence[Any],
+    rows: Sequence[Mapping[str, Any]],
     batch_size: int,
     tell: Callable[[str], None],
-) -> tuple[list[list[Completion]], float]:
-    """Sample with transformers; return the completions and the seconds that they took."""
+) -> _Sampled:
+    """Sample with transformers."""
     settings = {**_settings(recipe), "fast": settle_fast(recipe)}
+    prompts = [row["prompt"] for row in rows]
     # The first call makes ready what the others use.
     sample_completions(model, tokenizer, prompts[:1], **{**settings, **_WARM_UP})
+    report = _report_progress(tell, recipe.generation.num_generations * len(prompts))
+    if recipe.has_episodes:
+        shared = {name: settings[name] for name in ("temperature", "seed", "options", "fast")}
+        with open_sampler(model, tokenizer, batch_size=batch_size, **shared) as draw:
+            return _play(recipe, tokenizer, rows, draw, batch_size, report)
+    started = time.perf_counter()
+    sampled = sample_completions(
+        model, tokenizer, prompts, batch_size=batch_size, on_progress=report, **settings
+    )
+    return _Sampled(sampled, time.perf_counter() - started)
+
+
+def _report_progress(tell: Callable[[str], None], total: int) -> Callable[[int, int], None]:
+    """Tell how much is sampled, from now on; return what is called with completions and their total."""
     started = time.perf_counter()
 
     def report(done: int, total: int) -> None:
@@ -168,16 +219,49 @@ def _sample(
         more = f", about {format_duration(left)} left" if left else ""
         tell(f"sampling: {done} of {total} completions{more}")
 
-    report(0, recipe.generation.num_generations * len(prompts))
-    sampled = sample_completions(
-        model, tokenizer, prompts, batch_size=batch_size, on_progress=report, **settings
-    )
-    return sampled, time.perf_counter() - started
+    report(0, total)
+    return report
+
+
+def _play(
+    recipe: Recipe,
+    tokenizer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    draw: Callable[[list[list[int]], int], list[list[int]]],
+    batch_size: int,
+    report: Callable[[int, int], None],
+) -> _Sampled:
+    """Play a group of episodes for each row."""
+    model_s = 0.0
+
+    def sample(prompt_ids: list[list[int]], most: int) -> Sampled:
+        nonlocal model_s
+        began = time.perf_counter()
+        token_ids = draw(prompt_ids, most)
+        model_s += time.perf_counter() - began
+        return Sampled(token_ids)
+
+    stops = all_eos_token_ids(load_generation_config(recipe.model), tokenizer)
+    with open_player(recipe, tokenizer, stops=stops) as player:
+        started = time.perf_counter()
+        groups = sample_episodes(
+            player,
+            rows,
+            sample,
+            samples_per_prompt=recipe.generation.num_generations,
+            batch_size=batch_size,
+            on_progress=report,
+        )
+        return _Sampled(groups, model_s, time.perf_counter() - started - model_s)
 
 
 def _sample_with_vllm(
-    recipe: Recipe, tokenizer: Any, prompts: Sequence[Any]
-) -> tuple[list[list[Completion]], float]:
+    recipe: Recipe,
+    tokenizer: Any,
+    rows: Sequence[Mapping[str, Any]],
+    batch_size: int,
+    tell: Callable[[str], None],
+) -> _Sampled:
     """Sample with an engine of the recipe's settings; in server mode too, since it ends with the probe."""
     from grpo_cli.fast.vllm_completions import open_vllm
 
@@ -188,8 +272,14 @@ def _sample_with_vllm(
         seed=recipe.seed,
         engine=engine_settings(recipe, pick_device(recipe.launch)),
     ) as engine:
-        started = time.perf_counter()
-        return engine.sample(prompts, **_settings(recipe)), time.perf_counter() - started
+        settings, started = _settings(recipe), time.perf_counter()
+        if not recipe.has_episodes:
+            sampled = engine.sample([row["prompt"] for row in rows], **settings)
+            return _Sampled(sampled, time.perf_counter() - started)
+        report = _report_progress(tell, recipe.generation.num_generations * len(rows))
+        shared = {name: settings[name] for name in ("temperature", "seed", "options")}
+        draw = engine.open_sampler(**shared)
+        return _play(recipe, tokenizer, rows, draw, batch_size, report)
 
 
 def _time_reading(

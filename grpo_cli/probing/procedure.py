@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_cli.analysis.metrics import Metric
 from grpo_cli.analysis.samples import ScoredCompletion, score_samples
 from grpo_cli.batch import BatchPlan
 from grpo_cli.checks.settings import read_setting, settle_fast
@@ -22,6 +23,7 @@ from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import usable_cpus
 from grpo_cli.models.shape import ModelShape
 from grpo_cli.probing.cost import DiskEstimate, TimeEstimate, estimate_time, judge_time
+from grpo_cli.probing.episodes import judge_episodes, read_episodes
 from grpo_cli.probing.memory import MemoryEstimate
 from grpo_cli.probing.prompts import PromptSample
 from grpo_cli.probing.signal import Lengths, Signal, judge, read_lengths, read_signal
@@ -59,6 +61,8 @@ class Probe:
     time: TimeEstimate | None = None
     """None if nothing was sampled, or the number of steps is not known."""
     signal: Signal | None = None
+    episodes: dict[str, Metric] | None = None
+    """What became of the episodes, by the names of `EPISODE_METRICS`; None if there were none."""
     lengths: Lengths | None = None
     samples: list[ScoredCompletion] = field(default_factory=list)
     quick: bool = False
@@ -87,6 +91,9 @@ class Probe:
             "findings": [finding.as_json() for finding in self.sorted_findings],
             "prompts": self.prompts.as_json() if self.prompts else None,
             "signal": asdict(self.signal) if self.signal else None,
+            "episodes": {name: each.as_json() for name, each in self.episodes.items()}
+            if self.episodes
+            else None,
             "completion_lengths": asdict(self.lengths) if self.lengths else None,
             "reward_test": self.trial.as_json() if self.trial else None,
             "memory": self.memory.as_json() if self.memory else None,
@@ -108,6 +115,8 @@ class Session:
     tokenizer: Any = None
     data: Any = None
     """`BuiltData`."""
+    prompts_sampled: int = PROMPTS
+    """Prompts to sample completions for."""
     plan: BatchPlan | None = None
     rewards: tuple[Reward, ...] = ()
     shape: ModelShape | None = None
@@ -135,6 +144,11 @@ class Session:
             why = why or "the same error would end the training"
             seen = first if last in first else f"{first} {last}"
             self.add([replace(issue, seen=seen, fix=fix, why=why)])
+
+    @property
+    def prompt_limit(self) -> int | None:
+        """The longest prompt that is not dropped; None if none is, or what an environment adds is not counted."""
+        return None if self.recipe.has_episodes else self.recipe.dataset.max_prompt_length
 
     @property
     def chat_kwargs(self) -> dict[str, Any] | None:
@@ -170,16 +184,17 @@ def probe_recipe(
         GrpoError: The model, the data or a reward cannot be loaded.
     """
     started = time.monotonic()
-    session = Session(recipe, Probe(str(source or recipe.name), quick=quick), on_progress)
+    probe = Probe(str(source or recipe.name), quick=quick)
+    session = Session(recipe, probe, on_progress, prompts_sampled=prompts_sampled)
     check_statically(session, runs, costly=not quick)
     if not quick and recipe.is_sampled:
-        _sample_and_judge(session, prompts_sampled)
-    session.probe.seconds = time.monotonic() - started
-    return session.probe
+        _sample_and_judge(session)
+    probe.seconds = time.monotonic() - started
+    return probe
 
 
-def _sample_and_judge(session: Session, count: int) -> None:
-    """Sample completions of `count` prompts with the real model, and take one training step if that fits."""
+def _sample_and_judge(session: Session) -> None:
+    """Sample completions of some prompts with the real model, and take one training step if that fits."""
     available, shape, memory = session.probe.memory_available, session.shape, session.probe.memory
     if shape and available is not None and shape.weight_bytes > available:
         seen = "nothing was sampled: the weights alone do not fit into this machine's memory"
@@ -187,7 +202,7 @@ def _sample_and_judge(session: Session, count: int) -> None:
         session.add([Issue(seen, fix, level="note", subject="signal")])
         return
     session.add(_check_load())
-    rows = _choose_rows(session, count)
+    rows = _choose_rows(session)
     if rows is None:
         # The static checks have said which prompts do not fit.
         return
@@ -198,7 +213,7 @@ def _sample_and_judge(session: Session, count: int) -> None:
         run = run_model(
             session.recipe,
             session.tokenizer,
-            list(rows["prompt"]),
+            rows.to_list(),
             batch_size=session.sampled_at_once(),
             takes_step=not memory or available is None or memory.peak_bytes <= available,
             tell=session.tell,
@@ -227,18 +242,19 @@ def _check_load() -> Iterator[Issue]:
         yield Issue(seen, fix, level="note", subject="cost: time", why=why)
 
 
-def _choose_rows(session: Session, count: int) -> Any:
+def _choose_rows(session: Session) -> Any:
     """Return rows spread evenly over those whose prompts are neither dropped nor too long to be answered."""
     train, sample = session.data.train, session.probe.prompts
     if sample is None:
         return None
-    limits = [sample.longest, session.recipe.dataset.max_prompt_length]
+    limits = [sample.longest, session.prompt_limit]
     if session.shape is not None and session.shape.context is not None:
         limits.append(session.shape.context - session.recipe.generation.max_completion_length)
     longest = min(limit for limit in limits if limit is not None)
     pairs = zip(sample.places, sample.lengths, strict=True)
     kept = [place for place, length in pairs if length <= longest]
-    return train.select([kept[index] for index in spread(len(kept), count)]) if kept else None
+    chosen = [kept[index] for index in spread(len(kept), session.prompts_sampled)]
+    return train.select(chosen) if kept else None
 
 
 def _judge_signal(session: Session, scored: list[ScoredCompletion]) -> None:
@@ -249,10 +265,13 @@ def _judge_signal(session: Session, scored: list[ScoredCompletion]) -> None:
     probe.lengths = read_lengths(scored, recipe.generation.max_completion_length)
     masked = bool(read_setting(recipe, "mask_truncated_completions"))
     context, room = session.shape.context if session.shape else None, None
-    kept = probe.prompts.kept(recipe.dataset.max_prompt_length) if probe.prompts else []
+    kept = probe.prompts.kept(session.prompt_limit) if probe.prompts else []
     if context is not None and kept:
         room = max(context - max(kept), 1)
     session.add(judge(probe.signal, probe.lengths, masked=masked, room=room))
+    if recipe.has_episodes:
+        probe.episodes = read_episodes(scored)
+        session.add(judge_episodes(probe.episodes, recipe.episode))
 
 
 def _judge_time(session: Session, run: "ModelRun", score_s: float) -> None:
@@ -263,24 +282,23 @@ def _judge_time(session: Session, run: "ModelRun", score_s: float) -> None:
     silent = probe.signal.frac_reward_zero_std if probe.signal else 0.0
     # Groups without signal after each time of sampling, as shares of those that are learned from.
     shares = [silent ** (n + 1) for n in range((dynamic.max_resample if dynamic else 0) + 1)]
-    learned = _learned_share(session, run.step_tokens, shares[-1])
+    learned = _learned_share(session, run, shares[-1])
     timings = replace(run.timings, score_s=score_s, learned=learned, resampled=sum(shares[:-1]))
     probe.time = estimate_time(recipe, plan, timings, session.data.report.eval_rows or 0)
     if probe.time is not None:
         session.add(judge_time(recipe, probe.time))
 
 
-def _learned_share(session: Session, padded: int, silent: float) -> float:
+def _learned_share(session: Session, run: "ModelRun", silent: float) -> float:
     """Return the share of a micro-batch's tokens that is computed, going by the completions sampled."""
-    recipe, samples, prompts = session.recipe, session.probe.samples, session.probe.prompts
+    recipe, prompts = session.recipe, session.probe.prompts
     fast = settle_fast(recipe)
     share = 1 - silent if fast.no_signal else 1.0
-    if not fast.shared_prompts or not samples or prompts is None:
+    if not fast.shared_prompts or prompts is None:
         return share
     prompt = sum(prompts.lengths) / len(prompts.lengths) / recipe.generation.num_generations
-    completion = sum(each.tokens for each in samples) / len(samples)
     size = recipe.training.per_device_train_batch_size
-    return share * min(size * (prompt + completion) / padded, 1.0)
+    return share * min(size * (prompt + run.mean_tokens) / run.step_tokens, 1.0)
 
 
 def probe_run(run: Path, source: Path | None = None) -> dict[str, Any]:

@@ -288,7 +288,7 @@ def check_opening(
 
     Args:
         rendered: A prompt as the model sees it.
-        rewards: The recipe's; costly ones are not tried.
+        rewards: The recipe's; costly ones, and those of episodes, are not tried.
         row: A batch of one row, whose completions are replaced.
         encode: Gives a text's token ids.
     """
@@ -299,7 +299,7 @@ def check_opening(
     inside = f"a thought\n</{tag}>"
     inside += "" if tag == "answer" else "\n<answer>\nan answer\n</answer>"
     for index, reward in enumerate(rewards):
-        if reward.params.costly:
+        if reward.params.costly or reward.params.needs_episode:
             continue
         texts = (inside, f"<{tag}>\n{inside}")
         without, written = (_score(reward, row, text, encode(text)) for text in texts)

@@ -103,7 +103,8 @@ def read_lengths(scored: Sequence[ScoredCompletion], limit: int) -> Lengths:
     """Return percentiles of lengths; `limit` is `max_completion_length`."""
     ordered = sorted(completion.tokens for completion in scored)
     median, p95 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
-    clipped = fmean(completion.clipped for completion in scored)
+    # An episode may also end with a turn that is cut off, which `episodes.py` judges.
+    clipped = fmean(c.episode["end"] == "tokens" if c.episode else c.clipped for c in scored)
     return Lengths(median, p95, ordered[-1], clipped, limit)
 
 

@@ -12,6 +12,7 @@ from grpo_cli.batch import plan_batch
 from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.checks.contents import reward_context
 from grpo_cli.checks.settings import read_setting
+from grpo_cli.environments.episode import Episode, add_empty_records
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import pick_device, read_hardware
 from grpo_cli.models.source import check_model_data
@@ -131,16 +132,16 @@ def _check_scored(session: "Session") -> Iterator[Issue]:
 
 
 def _check_prompts(session: "Session") -> None:
-    from grpo_cli.fast.completions import count_prompt_tokens, declared_eos_token_ids
+    from grpo_cli.fast.completions import declared_eos_token_ids
     from grpo_cli.models.loading import load_config, load_generation_config
 
-    session.tell("looking at the prompts")
+    session.tell("beginning episodes" if session.recipe.has_episodes else "looking at the prompts")
     recipe, train, tokenizer = session.recipe, session.data.train, session.tokenizer
-    kwargs, limit = session.chat_kwargs, recipe.dataset.max_prompt_length
-    places = _choose_places(train)
-    chosen = list(train.select(places)["prompt"])
-    rendered = [prompts.render(tokenizer, prompt, kwargs) for prompt in chosen]
-    lengths = [count_prompt_tokens(tokenizer, each, chat_template_kwargs=kwargs) for each in chosen]
+    kwargs, limit = session.chat_kwargs, session.prompt_limit
+    places = _choose_places(session)
+    chosen, rendered, lengths = _read_prompts(session, places)
+    if not chosen:
+        return
     sample = prompts.PromptSample(
         rendered[0][:_SHOWN_LENGTH], tuple(lengths), tuple(places), len(train)
     )
@@ -160,7 +161,8 @@ def _check_prompts(session: "Session") -> None:
     )
     declared = declared_eos_token_ids(load_generation_config(recipe.model))
     own_pad = tokenizer.init_kwargs.get("pad_token") is not None
-    session.add(prompts.check_differ(rendered))
+    if not recipe.environment:
+        session.add(prompts.check_differ(rendered))
     session.add(replace(problem, subject="batch") for problem in session.plan.problems)
     session.add(fits)
     session.add(prompts.check_stop_tokens(tokenizer, declared, chosen, kwargs))
@@ -168,11 +170,45 @@ def _check_prompts(session: "Session") -> None:
     session.add(prompts.check_padding(tokenizer, own_pad))
 
 
-def _choose_places(train: Any) -> list[int]:
-    """Return rows spread evenly over the data, and those with the longest prompts."""
+def _choose_places(session: "Session") -> list[int]:
+    """Return rows spread evenly over the data, and those with the longest prompts.
+
+    Where an environment begins an episode in each row, they are as many as will be sampled.
+    """
+    train = session.data.train
+    if session.recipe.has_episodes:
+        return spread(len(train), session.prompts_sampled)
     sizes = [len(text_of(prompt)) for prompt in train["prompt"]]
     longest = sorted(range(len(train)), key=lambda place: -sizes[place])[:_LONGEST]
     return sorted({*spread(len(train), _ROWS), *longest})
+
+
+def _read_prompts(
+    session: "Session", places: Sequence[int]
+) -> tuple[list[Any], list[str], list[int]]:
+    """Return the prompts of some rows, these as the model reads them, and their tokens.
+
+    All are empty if episodes cannot begin, which is a finding.
+    """
+    from grpo_cli.environments.player import open_player
+    from grpo_cli.fast.completions import count_prompt_tokens
+
+    rows, tokenizer, kwargs = (
+        session.data.train.select(places),
+        session.tokenizer,
+        session.chat_kwargs,
+    )
+    if not session.recipe.has_episodes:
+        chosen = list(rows["prompt"])
+        rendered = [prompts.render(tokenizer, prompt, kwargs) for prompt in chosen]
+        return chosen, rendered, [count_prompt_tokens(tokenizer, each, kwargs) for each in chosen]
+    episodes: list[Episode] = []
+    path = "environment" if session.recipe.environment else "tools"
+    with session.failing("episodes", path), open_player(session.recipe, tokenizer) as player:
+        episodes = player.begin(rows.to_list())
+        player.close(episodes)
+    ids = [each.prompt_ids for each in episodes]
+    return [each.prompt for each in episodes], list(map(tokenizer.decode, ids)), list(map(len, ids))
 
 
 def _encode(session: "Session", text: str) -> list[int]:
@@ -251,13 +287,19 @@ def _score_group(session: "Session", rewards: Sequence[Reward]) -> None:
 
     texts = [f"The answer is {n}." for n in range(session.recipe.generation.num_generations)]
     group = [Completion(text, tuple(_encode(session, text)), clipped=False) for text in texts]
-    score_samples(rewards, session.data.train.select([0]).to_dict(), [group])
+    score_samples(rewards, _trial_rows(session, [0]).to_dict(), [group])
+
+
+def _trial_rows(session: "Session", places: Sequence[int] | None = None) -> Any:
+    """Return rows for answers that nobody sampled; all by default."""
+    train = session.data.train if places is None else session.data.train.select(places)
+    return add_empty_records(train) if session.recipe.has_episodes else train
 
 
 def _check_opening(session: "Session") -> Iterable[Issue]:
     if session.probe.prompts is None:
         return []
-    first = session.data.train.select([0]).to_dict()
+    first = _trial_rows(session, [0]).to_dict()
     state = {"trainer_state": NO_TRAINER}
     row = Batch([first.pop("prompt")[0]], [""], columns=first, extra=state)
     rendered = session.probe.prompts.rendered
@@ -265,9 +307,11 @@ def _check_opening(session: "Session") -> Iterable[Issue]:
 
 
 def _try_rewards(session: "Session", budget_s: float | None) -> None:
+    if all(reward.params.needs_episode for reward in session.rewards):
+        return
     trial = try_rewards(
         session.rewards,
-        session.data.train,
+        _trial_rows(session),
         longest=session.recipe.generation.max_completion_length,
         encode=partial(_encode, session),
         budget_s=budget_s,
@@ -290,7 +334,7 @@ def _estimate(session: "Session", runs: Path) -> None:
     if plan is None or sample is None:
         return
     device = find_device(recipe)
-    longest = min(sample.longest, recipe.dataset.max_prompt_length or sample.longest)
+    longest = min(sample.longest, session.prompt_limit or sample.longest)
     shape = read_shape(
         recipe.model,
         batch=recipe.training.per_device_train_batch_size,

@@ -129,6 +129,8 @@ class RewardParams(Section):
     """Whether a kind that judges answers gives no score if `gold` is None."""
     costly: ClassVar[bool] = False
     """Whether each score takes seconds or money."""
+    needs_episode: ClassVar[bool] = False
+    """Whether it scores what happened in an episode, of which made-up answers know nothing."""
 
     @classmethod
     def default_name(cls, params: Mapping[str, Any]) -> str:

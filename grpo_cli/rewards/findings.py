@@ -284,7 +284,7 @@ def _compare_custom(table: "Table", name: str, scores: "Scores", gold: "Scores")
 
 def _check_variety(table: "Table", index: int, scores: list[Score]) -> Iterator[Issue]:
     reward, values = table.rewards[index], {score.value for score in scores}
-    if any(score.failed for score in scores):
+    if reward.params.needs_episode or any(score.failed for score in scores):
         return
     level: Level = "warning"
     if values == {None}:

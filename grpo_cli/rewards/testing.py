@@ -125,7 +125,7 @@ def try_rewards(
 
     Args:
         rewards: The recipe's, built.
-        data: Its training split.
+        data: Its training split. Rewards that need an episode are left out.
         longest: `max_completion_length`.
         encode: Gives completions token ids, for rewards that read them.
         rows: How many rows; None for `ROWS`, or `COSTLY_ROWS` if scores are costly.
@@ -421,8 +421,9 @@ class Table:
             completion_ids=[self._encode(text) for text in written] if self._encode else None,
             positions=None,
         )
+        skipped = {*skip, *(n for n, each in enumerate(self.rewards) if each.params.needs_episode)}
         by_reward = [
-            [Score(None)] * len(rows) if index in skip else self._score_one(index, batch, what)
+            [Score(None)] * len(rows) if index in skipped else self._score_one(index, batch, what)
             for index in range(len(self.rewards))
         ]
         return dict(zip(rows, map(list, zip(*by_reward, strict=True)), strict=True))

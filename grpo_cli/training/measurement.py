@@ -100,10 +100,13 @@ class Measurer:
         self, player: Player, when: When, rows: Dataset, model: Any, tokenizer: Any, seed: int
     ) -> list[list[Completion]]:
         evaluation, vllm = self.session.recipe.evaluation, self.vllm
+        # As everywhere, greedy samples of a prompt are one and the same.
+        count = evaluation.samples_per_prompt if evaluation.temperature > 0 else 1
+        repeats = evaluation.samples_per_prompt // count
         play = partial(
             sample_episodes,
             player,
-            samples_per_prompt=evaluation.samples_per_prompt,
+            samples_per_prompt=count,
             on_progress=lambda done, total: self._report(when, f"{done}/{total} episodes"),
         )
         if vllm is None:
@@ -115,11 +118,12 @@ class Measurer:
                 seed=seed,
                 fast=self.session.recipe.training.fast,
             ) as draw:
-                return play(
+                played = play(
                     rows.to_list(),
                     lambda ids, most: Sampled(draw(ids, most)),
                     batch_size=evaluation.batch_size,
                 )
+            return [group * repeats for group in played]
         vllm.sync_weights()
         # Each process plays equally many.
         share = math.ceil(len(self.rows) / self.session.processes.num_processes)
@@ -137,7 +141,7 @@ class Measurer:
             batch_size=_VLLM_BATCH,
             agree=agree_over_processes,
         )
-        return list(played[: len(rows)])
+        return [group * repeats for group in played[: len(rows)]]
 
     def _measure_more(self, when: When, model: Any) -> dict[str, Any]:
         """More entries of the result."""
@@ -151,11 +155,14 @@ class Measurer:
         groups = group_by_row(scored)
         right = right_scores(self.session.recipe.rewards, (each.rewards for each in scored))
         values = per_prompt(groups, right)
-        prompts = canonical_json(list(self.rows["prompt"])).encode("utf-8", "surrogatepass")
+        # Environments ask by other columns than the prompt, such as `seed`.
+        own = self.session.recipe.environment
+        asked = self.rows.to_list() if own else list(self.rows["prompt"])
+        held_out = canonical_json(asked).encode("utf-8", "surrogatepass")
         rewards = [reward.name for reward in self.rewards]
         return {
             "schema_version": SCHEMA_VERSION,
-            "held_out": hashlib.sha256(prompts).hexdigest()[:16],
+            "held_out": hashlib.sha256(held_out).hexdigest()[:16],
             "prompts": len(groups),
             "completions": len(scored),
             "reward": _mean(values["reward"]),
@@ -163,6 +170,7 @@ class Measurer:
             "accuracy": {name: _mean(values[f"accuracy/{name}"]) for name in right},
             "completion_length": _mean(values["completion_length"]),
             "clipped": _mean(values["clipped"]),
+            **{name: _mean(values[name]) for name in ("turns", "calls") if name in values},
             "temperature": self.session.recipe.evaluation.temperature,
             "backend": "transformers" if self.vllm is None else "vllm",
             "seconds": round(seconds, 2),

@@ -6,6 +6,7 @@ from typing import Any
 
 from grpo_cli.checks.contents import reward_context
 from grpo_cli.checks.recipe_checks import CheckedRecipe
+from grpo_cli.environments.episode import add_empty_records
 from grpo_cli.errors import UsageError
 from grpo_cli.models.source import known_chat_template, resolve_source
 from grpo_cli.recipe.recipe import Recipe
@@ -29,7 +30,7 @@ def try_recipe(
         on_progress: Called with what is being done.
 
     Raises:
-        UsageError: The recipe has no rewards; its data holds the scores.
+        UsageError: The recipe has no rewards, as its data holds the scores; or none that score answers.
         GrpoError: The data or a reward cannot be loaded, or a reward fails.
     """
     recipe = checked.recipe
@@ -40,9 +41,16 @@ def try_recipe(
         )
     on_progress("loading the data")
     data = read_training_rows(recipe)
+    if recipe.has_episodes:
+        data = add_empty_records(data)
     on_progress("loading the rewards")
     with checked.loaded.placing_errors():
         rewards = build_rewards(recipe.rewards, reward_context(recipe))
+    if all(reward.params.needs_episode for reward in rewards):
+        raise UsageError(
+            "there is nothing to test: the rewards score whole episodes, not answers. "
+            "Fix: use `grpo env test`, which plays some without a model"
+        )
     result = try_rewards(
         rewards,
         data,

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,6 +15,8 @@ from grpo_cli.errors import install_extra
 from tests.integration.conftest import RECIPE, Workshop, with_held_out_rows
 from tests.nightly import nightly
 from tests.tiny_models import make_tiny_model
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @pytest.fixture(scope="module")
@@ -367,3 +370,78 @@ def test_a_comparison_wants_one_model_of_each_result(trained):
     evaluate(trained, other, "--model", trained.run, "--out", "golds")
     noted = trained.grpo("eval", "compare", "last", "golds").stdout
     assert "note: data (prompts alike, other columns or rows) of the two differ" in noted
+
+
+PLAYED = """\
+name: played
+seed: 3
+model: {{path: {model}, dtype: float32}}
+dataset: {{kind: environment, size: 16, eval_size: 24}}
+environment: {{kind: python, path: GAME}}
+episode: {{max_turns: 3, max_turn_tokens: 2}}
+rewards:
+  - {{kind: environment}}
+generation: {{num_generations: 4, max_completion_length: 16}}
+training: {{per_device_train_batch_size: 4, max_steps: 1, learning_rate: 1e-6, save_strategy: "no"}}
+evaluation: {{temperature: 0, samples_per_prompt: 2}}
+launch: {{use_cpu: true}}
+"""
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory, guesser):
+    """A workshop in which a model that always guesses 5 was trained for a step."""
+    workshop = Workshop(tmp_path_factory.mktemp("played"), guesser)
+    game = RECIPES / "offline" / "higher_lower.py"
+    done = workshop.grpo("train", workshop.write(PLAYED.replace("GAME", f"{game}:HigherLower")))
+    assert done.returncode == 0, done.stderr
+    return workshop
+
+
+def test_episodes_are_measured_before_and_after_and_again(played):
+    before = logged(played, "before")
+    samples = [
+        json.loads(line) for line in (played.run / "eval" / "before.jsonl").read_text().splitlines()
+    ]
+    won = [sample["episode"]["turns"] == 1 for sample in samples]
+    assert 0 < sum(won) < len(won) == 48
+    assert all(
+        (sample["rewards"]["environment"], sample["episode"]["end"], len(sample["messages"]))
+        == ((1, "done", 2) if right else (0, "turns", 6))
+        for sample, right in zip(samples, won, strict=True)
+    )
+    assert before["accuracy"] == {"environment": sum(won) / 48}
+    assert before["turns"] == before["calls"] == 3 - 2 * sum(won) / 48
+    result = evaluate(played, played.run, "--samples", "1", "--temperature", "0")
+    metrics = result["subjects"]["base"]["metrics"]
+    again = {name: metrics[name]["value"] for name in ("accuracy/environment", "turns", "calls")}
+    assert again == {
+        "accuracy/environment": before["accuracy"]["environment"],
+        "turns": before["turns"],
+        "calls": before["calls"],
+    }
+    assert metrics["valid_calls"]["value"] == 1
+    assert metrics["failed_calls"]["value"] == metrics["cut_off_turns"]["value"] == 0
+    assert "accuracy/environment is the same for final and base" in result["verdicts"]["final"]
+
+
+def test_other_held_out_episodes_are_told_apart_though_all_prompts_are_empty(played, tmp_path):
+    other = Workshop(tmp_path, played.model)
+    path = other.folder / "recipe.yaml"
+    path.write_text((played.folder / "recipe.yaml").read_text())
+    done = other.grpo("train", path, "--set", "dataset.eval_seed=9")
+    assert done.returncode == 0, done.stderr
+    assert logged(other, "before")["held_out"] != logged(played, "before")["held_out"]
+
+
+def test_guesses_at_temperature_1_win_as_often_as_blind_ones_do_and_have_pass_at_k(played):
+    flags = ["--samples", "8", "--temperature", "1", "--baseline", "none", "--out", "warm"]
+    found = evaluate(played, played.run, *flags, "--fail-under", "turns=1")
+    metrics = found["subjects"]["final"]["metrics"]
+    won, blind = metrics["accuracy/environment"], 1 - (8 / 9) ** 3
+    assert won["low"] < blind < won["high"]
+    assert metrics["pass@8/environment"]["value"] > won["value"]
+    lines = (played.folder / "warm" / "samples" / "final.0.jsonl").read_text().splitlines()
+    (first, *_), chunk = json.loads(lines[0])["messages"], json.loads(lines[0])["chunk_size"]
+    assert (first["role"], len(lines)) == ("assistant", 192)
+    assert chunk < 192

@@ -19,6 +19,7 @@ from grpo_cli.models.counting import read_shape
 from grpo_cli.probing import memory as memory_module
 from grpo_cli.probing import model_run
 from grpo_cli.probing.procedure import probe_recipe
+from grpo_cli.user_code import load_file
 from tests.nightly import nightly
 from tests.tiny_models import CHAT_TEMPLATE, END_OF_TEXT, make_tiny_model
 
@@ -553,3 +554,100 @@ def test_a_healthy_recipe_comes_back_clean(name, probe):
     assert found.signal.prompts == fewer.get("prompts_sampled", 16)
     assert found.time.total_s > 0
     assert found.signal.frac_reward_zero_std < 1
+
+
+GAME = """
+import random
+
+opened, closed = [], []
+
+
+class Game:
+    def reset(self, seed):
+        opened.append(seed)
+        self.number, self.won = random.Random(seed).randint(1, 9), False
+        return "guess"
+
+    def step(self, text):
+        self.won = text.strip() == str(self.number)
+        return "higher", self.won
+
+    def reward(self):
+        return float(self.won)
+
+    def close(self):
+        closed.append(self.number)
+
+
+def short(completions, episode, **columns):
+    return [-len(each[-1]["content"]) * record["turns"] for each, record in zip(completions, episode)]
+"""
+
+
+@pytest.fixture
+def game(guesser, tmp_path):
+    """A recipe whose environment gives the prompts, and the module of that environment."""
+    file = tmp_path / "game.py"
+    file.write_text(GAME)
+    recipe = changed(
+        model={"path": str(guesser), "dtype": "float32"},
+        dataset={"kind": "environment", "size": 40, "eval_size": 8},
+        environment={"kind": "python", "path": f"{file}:Game"},
+        episode={"max_turns": 3, "max_turn_tokens": 2},
+        rewards=[{"kind": "environment"}, {"kind": "python", "path": f"{file}:short"}],
+        generation={"num_generations": 8, "max_completion_length": 12},
+        training=PLAIN["training"] | {"learning_rate": 1e-6},
+    )
+    return recipe, load_file(file)
+
+
+def test_the_quick_probe_begins_episodes_and_tries_only_rewards_that_score_answers(probe, game):
+    recipe, module = game
+    found = probe(recipe, quick=True)
+    assert not [str(each) for each in found.findings if each.level in ("error", "warning")]
+    assert found.prompts.rendered == "guess <|im_start|>"
+    assert len(module.opened) == len(module.closed) == len(found.prompts.lengths) == 16
+    scores = {result.name: result.rewards for result in found.trial.results}
+    assert scores["empty"] == {"environment": None, "short": 0}
+    assert scores["tags alone"]["short"] < 0
+
+
+def test_a_probe_plays_whole_episodes_and_counts_what_became_of_them(probe, game):
+    recipe, module = game
+    found = probe(recipe, prompts_sampled=12)
+    assert not [str(each) for each in found.findings if each.level in ("error", "warning")]
+    assert len(module.opened) == len(module.closed) == 12 + 12 * 8
+    assert {"turns", "calls", "tool_seconds"} < found.episodes.keys()
+    turns, blind = found.episodes["turns"], 1 + 8 / 9 + (8 / 9) ** 2
+    assert turns.low < turns.value == found.episodes["calls"].value < turns.high
+    assert turns.low - 0.1 < blind < turns.high + 0.1
+    assert found.episodes["valid_calls"].value == 1
+    assert found.episodes["cut_off_turns"].value == found.lengths.clipped == 0
+    (rate,) = found.signal.pass_rates
+    assert rate.low < 1 - (8 / 9) ** 3 < rate.high
+    assert {len(sample.messages) for sample in found.samples} == {2, 4, 6}
+    assert "tools and environments" in [part.name for part in found.time.parts]
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject"),
+    [
+        ({"episode__max_turn_tokens": 1}, ("episodes: cut off", "warning")),
+        ({"generation__max_completion_length": 2}, ("length: cut off", "note")),
+        ({"environment__path": "GAME:Broken"}, ("episodes", "error")),
+        ({"environment__path": "GAME:Failing"}, ("episodes: calls", "warning")),
+    ],
+)
+def test_a_probe_says_what_is_wrong_with_episodes(probe, game, tmp_path, changes, subject):
+    recipe, _ = game
+    file = tmp_path / "other.py"
+    file.write_text(
+        f"{GAME}\n\nclass Broken(Game):\n    def reset(self, seed):\n        raise KeyError(seed)\n"
+        "\n\nclass Failing(Game):\n    def step(self, text):\n        raise KeyError(text)\n"
+    )
+    for name, value in changes.items():
+        section, key = name.split("__")
+        recipe[section][key] = (
+            str(value).replace("GAME", str(file)) if section == "environment" else value
+        )
+    assert subject in seen(probe(recipe, prompts_sampled=8))

@@ -19,6 +19,7 @@ class EnvironmentParams(RewardParams):
     """
 
     kind: ClassVar[str] = "environment"
+    needs_episode: ClassVar[bool] = True
 
     def score(self, batch: Batch, row: int) -> Score:
         """Return the environment's score."""
@@ -40,6 +41,7 @@ class ToolUseParams(RewardParams):
     """
 
     kind: ClassVar[str] = "tool_use"
+    needs_episode: ClassVar[bool] = True
     highest: ClassVar[float | None] = 1.0
 
     def score(self, batch: Batch, row: int) -> Score:

@@ -57,7 +57,7 @@ def test_every_metric_is_the_mean_over_prompts():
 
 
 def test_the_names_of_metrics_are_known_beforehand():
-    assert metric_names(["math", "style"], {"math": 1.0}, 4) == list(means())
+    assert metric_names(["math", "style"], {"math": 1.0}, 4, episodes=False) == list(means())
 
 
 def test_a_mean_of_right_and_wrong_has_the_interval_of_a_share():
