@@ -48,6 +48,8 @@ _LONGEST_TEXT = 4_000
 """Characters of a sample; a terminal has room for no more."""
 _LAST_LINES = 2
 """Of an answer that does not fit: they hold what is scored most often."""
+_RESULT_LINES = 3
+"""Of what the model was told in an episode."""
 _PROMPT_SHARE = 3
 """A prompt may have one line in so many."""
 _BARS = "▁▂▃▄▅▆▇█"
@@ -316,8 +318,10 @@ def _draw_answer(group: Mapping[str, Any], place: int, console: Console, width: 
         return _wrap(f"« {group['completions'][place]}", console, width)
     lines = []
     for turn in list_turns(group["messages"][place]):
-        text, style = (f"« {turn.text}", "") if turn.is_own else (f"» {turn.text}", "dim")
-        lines += [Text(line.plain, style=style) for line in _wrap(text, console, width)]
+        wrapped = _wrap(f"{'«' if turn.is_own else '»'} {turn.text}", console, width)
+        if not turn.is_own:
+            wrapped = [Text(line.plain, "dim") for line in _shorten(wrapped, _RESULT_LINES)]
+        lines += wrapped
     return lines
 
 
