@@ -1,7 +1,7 @@
 """Data and rewards: their columns, templates, conditions and gold answers on the first rows."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -151,9 +151,19 @@ def reward_context(recipe: Recipe, device: str = "cpu") -> RewardContext:
 
 
 def check_data(
-    loaded: LoadedRecipe, params: dict[int, RewardParams], problems: list[Issue]
+    loaded: LoadedRecipe,
+    params: dict[int, RewardParams],
+    kinds: Mapping[str, Any],
+    problems: list[Issue],
 ) -> Preview | None:
-    """Look at the data, and compare its columns with what prompts and rewards need."""
+    """Look at the data, and compare its columns with what prompts, rewards and environments need.
+
+    Args:
+        loaded: The recipe.
+        params: Of rewards, by index.
+        kinds: Parameters of tools and environments, by path.
+        problems: What is wrong is added to them.
+    """
     dataset = loaded.recipe.dataset if loaded.recipe else _dataset_alone(loaded)
     if dataset is None:
         return None
@@ -170,7 +180,9 @@ def check_data(
         names = seen.train.names if seen.train else RowNames("training")
         batch = _check_split(dataset, seen.columns, seen.sample, names, available, problems)
         episodes = loaded.recipe is not None and loaded.recipe.has_episodes
-        problems += _check_reward_columns(params, available | ({EPISODE} if episodes else set()))
+        rewards = {f"rewards.{index}": reward for index, reward in params.items()}
+        needed = available | ({EPISODE} if episodes else set())
+        problems += _check_needed_columns({**rewards, **kinds}, needed)
         problems += _check_conditions(loaded, available, batch)
         golds = list(_check_golds(loaded, params, batch, "rows"))
         problems += golds or _check_empty(loaded, params, seen.train)
@@ -276,14 +288,12 @@ def _templates(dataset: Any) -> list[tuple[str, str]]:
     return [(key, text) for key, text in keyed if text is not None]
 
 
-def _check_reward_columns(
-    params: dict[int, RewardParams], available: frozenset[str]
-) -> Iterator[Issue]:
-    for index, reward in params.items():
-        for name in reward.required_columns():
+def _check_needed_columns(kinds: Mapping[str, Any], available: frozenset[str]) -> Iterator[Issue]:
+    for path, params in kinds.items():
+        who = f"the {'reward' if path.startswith('rewards') else 'environment'} needs"
+        for name in () if path.startswith("tools") else params.required_columns():
             if name not in available:
-                path = f"rewards.{index}"
-                yield _missing_column(name, available - _ADDED, path, "the reward needs")
+                yield _missing_column(name, available - _ADDED, path, who)
 
 
 def _check_conditions(

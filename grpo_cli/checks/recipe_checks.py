@@ -121,7 +121,7 @@ def check_recipe(
     problems, recipe = [*notes], loaded.recipe
     params = check_rewards(loaded, problems)
     kinds = check_kinds(loaded, problems)
-    seen = check_data(loaded, params, problems)
+    seen = check_data(loaded, params, kinds, problems)
     batch, processes = None, 1
     unseen: tuple[str, ...] = ()
     if recipe is not None:

@@ -1,7 +1,5 @@
 """Tools and environments tried one by one, without a model or its tokenizer: what they return, keep and leave."""
 
-import asyncio
-import inspect
 import os
 import sys
 import tempfile
@@ -16,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.environments.calls import Outcome, run_calls
+from grpo_cli.environments.calls import Outcome, run_calls, settle
 from grpo_cli.environments.contract import Environment, EnvironmentSource, Tool
 from grpo_cli.environments.player import as_text, row_seed
 from grpo_cli.issues import Issue, Level
@@ -78,7 +76,7 @@ class Trial:
         Raises:
             _FaultError: It failed.
         """
-        [outcome] = run_calls([partial(_settle, function)], parallel=1, timeout_s=limit_s)
+        [outcome] = run_calls([lambda: settle(function())], parallel=1, timeout_s=limit_s)
         if outcome.fault:
             self._report_fault(name, outcome, level)
             raise _FaultError
@@ -99,11 +97,6 @@ class Trial:
             self.report(f"{name} calls exit(){at}", fix, why=why)
         else:
             self.report(f"{name} raised {outcome.fault}{at}", f"correct {where or name}", level)
-
-
-def _settle(function: Callable[[], Any]) -> Any:
-    value = function()
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
 def find_place(error: BaseException | None) -> str:

@@ -192,8 +192,8 @@ def _open(trial: Trial, section: str, config: KindConfig, stack: ExitStack) -> _
     try:
         source = open_kind(section, config)
     except GrpoError as error:
-        issue = error.as_issue(trial.path)
-        trial.report(issue.seen, issue.fix)
+        issue = error.as_issue(f"{trial.path}.{error.path}".rstrip("."))
+        trial.issues[issue.seen] = issue
         return entry
     except (Exception, SystemExit) as error:  # a user's module raises anything
         where = find_place(error) or "what it imports"

@@ -18,7 +18,7 @@ from grpo_cli.environments.contract import (
 )
 from grpo_cli.environments.kinds.function import find_signature_faults, make_tool
 from grpo_cli.issues import Issue
-from grpo_cli.user_code import Function, SourceError, find_name, load_name
+from grpo_cli.user_code import Function, SourceError, find_name, load_name, signature_of
 
 _OWN = frozenset({"reset", "step", "reward", "get_reward", "gold", "close"})
 """Methods that are no tools."""
@@ -55,6 +55,19 @@ class PythonEnvironmentParams(EnvironmentParams):
         except SourceError as error:
             return [Issue(error.seen, error.fix, "path")]
         return list(_find_faults(node)) if isinstance(node, ast.ClassDef) else []
+
+    def required_columns(self) -> tuple[str, ...]:
+        """Return the arguments of `reset` that have no default."""
+        node = find_name(self.path)
+        reset = _definitions(node).get("reset") if isinstance(node, ast.ClassDef) else None
+        parameters = list(signature_of(reset).parameters.values())[1:]
+        return tuple(
+            each.name
+            for each in parameters
+            if each.default is each.empty
+            and each.name != "seed"
+            and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        )
 
     def tool_names(self) -> list[str] | None:
         """Return the methods that are tools; none of a text environment."""
