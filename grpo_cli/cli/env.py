@@ -116,7 +116,7 @@ def _print_result(result: "EnvironmentTestResult") -> None:
     if times:
         console.print(Text(f"time of a call: {', '.join(times)}", style="dim"))
     if tokens := result.result_tokens:
-        lengths = f"a result has {tokens.median:g} tokens (median of {tokens.results}), at most {tokens.longest}"
+        lengths = f"tokens of a result: {tokens.median:g} (median of {tokens.results}), at most {tokens.longest}"
         console.print(Text(lengths, style="dim"))
     rows = f"{count_noun(result.rows, 'row')}, an episode of each"
     console.print(Text(result.skipped or rows, style="dim"))
