@@ -181,8 +181,8 @@ def check_data(
         batch = _check_split(dataset, seen.columns, seen.sample, names, available, problems)
         episodes = loaded.recipe is not None and loaded.recipe.has_episodes
         rewards = {f"rewards.{index}": reward for index, reward in params.items()}
-        needed = available | ({EPISODE} if episodes else set())
-        problems += _check_needed_columns({**rewards, **kinds}, needed)
+        problems += _check_needed_columns(rewards, available | ({EPISODE} if episodes else set()))
+        problems += _check_needed_columns(kinds, available)
         problems += _check_conditions(loaded, available, batch)
         golds = list(_check_golds(loaded, params, batch, "rows"))
         problems += golds or _check_empty(loaded, params, seen.train)
