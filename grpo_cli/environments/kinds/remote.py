@@ -1,0 +1,126 @@
+"""Environments in a process with packages of its own; a request and a reply are a line of JSON each."""
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.environments.contract import EpisodeError
+from grpo_cli.processes import reaped_stdio
+
+_LONGEST_LINE = 4096
+_CLOSE_S = 5.0
+
+
+class LastLine:
+    """Takes what a process writes to stderr, and keeps its last line: servers log every call."""
+
+    def __init__(self) -> None:
+        read, write = os.pipe()
+        self.file = os.fdopen(write, "w")
+        self._line = ""
+        self._thread = threading.Thread(target=self._read, args=(read,), daemon=True)
+        self._thread.start()
+
+    def _read(self, read: int) -> None:
+        with os.fdopen(read, errors="replace") as lines:
+            for line in iter(lambda: lines.readline(_LONGEST_LINE), ""):
+                self._line = line.strip() or self._line
+
+    def get(self) -> str:
+        """Return the last line, once all who write have ended."""
+        self._thread.join(1.0)
+        return self._line
+
+
+class RemoteProcess:
+    """A script of ours in another interpreter, which answers requests of any thread in any order.
+
+    A request is `{"id", "session", "do", …}`, its reply `{"id", "result"}` or `{"id", "error"}`. The process and
+    all that it starts end with this one.
+    """
+
+    def __init__(self, python: str, script: Path, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._waiting: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._count = 0
+        self._has_ended = False
+        self._stderr = LastLine()
+        with self._stderr.file as stderr:
+            self._process = subprocess.Popen(
+                reaped_stdio([python, str(script)]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+            )
+        self._stdin: Any = self._process.stdin
+        self._stdout: Any = self._process.stdout
+        threading.Thread(target=self._read, name="grpo-remote", daemon=True).start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it answers no more."""
+        return self._has_ended
+
+    def ask(self, session: int, do: str, **arguments: Any) -> Any:
+        """Send a request, and return its result.
+
+        Raises:
+            EpisodeError: It failed, took too long, or the process has ended.
+        """
+        reply: Future[Any] = Future()
+        with self._lock:
+            self._count += 1
+            number = self._count
+            request = {"id": number, "session": session, "do": do, **arguments}
+            self._waiting[number] = reply
+            try:
+                self._stdin.write(json.dumps(request, default=str) + "\n")
+                self._stdin.flush()
+            except (OSError, ValueError):
+                self._has_ended = True
+        if self._has_ended:
+            self._fail_all()
+        try:
+            return reply.result(self._timeout_s)
+        except TimeoutError:
+            raise EpisodeError(f"`{do}` has not returned in {self._timeout_s:g} s") from None
+
+    def _read(self) -> None:
+        with self._stdout:
+            for line in self._stdout:
+                reply = json.loads(line)
+                with self._lock:
+                    waiting = self._waiting.pop(reply["id"])
+                if "error" in reply:
+                    waiting.set_exception(EpisodeError(reply["error"]))
+                else:
+                    waiting.set_result(reply["result"])
+        self._has_ended = True
+        self._process.wait()
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        line = self._stderr.get()
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for each in waiting.values():
+            why = f": {line}" if line else ""
+            each.set_exception(EpisodeError(f"the environment's process has ended{why}"))
+
+    def close(self) -> None:
+        """End it."""
+        with self._lock, contextlib.suppress(OSError):
+            self._stdin.close()
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            self._process.wait()
