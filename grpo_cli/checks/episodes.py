@@ -85,6 +85,7 @@ def check_episodes(recipe: Recipe, kinds: Kinds, preview: Preview | None) -> Ite
         seen = "is for sampled completions, and with `dataset.kind: scored` nothing is sampled"
         yield Issue(seen, "remove it", "tools")
     yield from _check_budget(recipe)
+    yield from _check_time(recipe, kinds)
     yield from _check_style(recipe, preview)
     yield from _check_template(recipe, kinds)
 
@@ -130,6 +131,20 @@ def _check_budget(recipe: Recipe) -> Iterator[Issue]:
         seen = f"an episode ends at {most:,} tokens; {own}{turns - 1} results of {result} tokens are {needed:,}"
         fix = "unless results are short, raise it, or lower `max_turns` or `max_result_tokens`"
         yield Issue(seen, fix, "generation.max_completion_length", level="note")
+
+
+def _check_time(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
+    """Find time limits of calls that another one comes before."""
+    most = recipe.episode.tool_timeout_s
+    for path, params in kinds.items():
+        # Only a limit that is written; the defaults of kinds are longer than that of an episode.
+        own = params.timeout_s if "timeout_s" in params.model_fields_set else 0.0
+        if own > most:
+            seen = (
+                f"{own:g} is never reached: `episode.tool_timeout_s` ends a call after {most:g} s"
+            )
+            fix = f"set `episode: {{tool_timeout_s: {own + 1:g}}}`, or lower it"
+            yield Issue(seen, fix, f"{path}.timeout_s", level="warning")
 
 
 def _check_style(recipe: Recipe, preview: Preview | None) -> Iterator[Issue]:

@@ -1,5 +1,6 @@
 """Tools and environments tried one by one, without a model or its tokenizer: what they return, keep and leave."""
 
+import math
 import os
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.environments.calls import Outcome, run_calls, settle
+from grpo_cli.environments.calls import Outcome, read_reward, run_calls, settle
 from grpo_cli.environments.contract import Environment, EnvironmentSource, Tool
 from grpo_cli.environments.player import as_text, row_seed
 from grpo_cli.issues import Issue, Level
@@ -26,6 +27,8 @@ RESET_S = 120.0
 """Time limit of what begins and ends an episode, as in training."""
 _ROWS = 4
 """Rows whose episodes are played twice, and beside another one."""
+_SLOW_S = 5.0
+"""Time of an episode from which only one row's is."""
 _GRACE_S = 1.0
 """Time that threads have to end after `close`."""
 WRONG = "1"
@@ -255,11 +258,20 @@ class _Play:
     def finish(self) -> _Trace:
         """Read the reward, and close the instance."""
         try:
-            environment = self.environment
-            self.trace.reward = self._trial.run("reward()", environment.reward, limit_s=RESET_S)
+            read = partial(read_reward, self.environment)
+            self.trace.reward = self._trial.run("reward()", read, limit_s=RESET_S)
+            self._check_reward()
             return self.trace
         finally:
             self.close("close()")
+
+    def _check_reward(self) -> None:
+        reward = self.trace.reward
+        parts = reward.values() if isinstance(reward, Mapping) else [reward or 0.0]
+        if not all(map(math.isfinite, parts)):
+            fix = "let it return finite numbers; 0 for an episode that cannot be scored"
+            self._trial.report(f"reward() returned {reward!r:.60}", fix)
+            raise _FaultError
 
     def close(self, name: str) -> None:
         """Close the instance; an error is reported."""
@@ -285,6 +297,7 @@ def try_environment(
         # The first instance loads what all use.
         first = _play(trial, source, few[0], seed, max_turns)
         tools = first.environment.tools
+        few = few if sum(map(sum, trial.seconds.values())) < _SLOW_S else few[:1]
         threads, before = set(threading.enumerate()), trial.episodes
         shared = _read_shared(first.environment)
         once = [_play(trial, source, row, seed, max_turns) for row in few]

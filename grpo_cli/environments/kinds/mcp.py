@@ -84,6 +84,10 @@ class McpToolParams(ToolParams):
         first, *others = self.command
         return [sys.executable if first == "python" else first, *others]
 
+    def tool_names(self) -> list[str] | None:
+        """Return the tools that are offered, if they are listed; the server has the names of all."""
+        return list(self.allow) or None
+
     def open(self) -> ToolSource:
         """Start the server, or connect to it, and list its tools."""
         import_optional("mcp", "mcp", "mcp")

@@ -31,6 +31,7 @@ def find(folder, text):
             "rewards.0.reads",
             "warning",
         ),
+        ("tools: [{kind: python_code, timeout_s: 30}]\n", "tools.0.timeout_s", "warning"),
         (GAME, "generation.max_completion_length", "note"),
     ],
 )

@@ -87,6 +87,11 @@ class Stuck(Game):
         raise OSError("no such board")
 
 
+class Praising(Game):
+    def reward(self):
+        return "well played"
+
+
 class Unready(Game):
     def close(self):
         del self.number
@@ -125,6 +130,7 @@ def test_a_right_environment_gets_no_issue(owner):
         (Bare, "error", "step() returned 'no', not (text, done)"),
         (Hanging, "error", "step() on an empty answer did not return within 1 s"),
         (Fragile, "warning", "step() on an empty answer raised KeyError: ''"),
+        (Praising, "error", "reward() raised TypeError: reward() returned 'well played', not a number"),
         (Stuck, "error", "close() raised OSError: no such board"),
         (Unready, "warning", "close() without a reset() raised AttributeError"),
     ],
