@@ -323,6 +323,10 @@ def _check_async_needs(recipe: Recipe) -> Iterator[Issue]:
         fix = f"set `generation.backend: vllm` and `generation.vllm.mode: server`, {_SYNC}"
         path = "generation.backend" if generation.backend != "vllm" else "generation.vllm.mode"
         yield Issue("asynchronous training samples from a vLLM server", fix, path)
+    if recipe.has_episodes:
+        seen = "asynchronous training samples one answer to a prompt, and cannot play episodes"
+        path = "tools" if recipe.tools else "environment"
+        yield Issue(seen, "set `training.mode: sync`, or remove it", path)
     if recipe.training.max_steps < 1:
         seen = "asynchronous training ends after a number of steps"
         fix = (
