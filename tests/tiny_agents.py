@@ -1,4 +1,4 @@
-"""A tiny model of eight tokens that calls tools and answers at random, and a room for it to act in."""
+"""A tiny model of nine tokens that calls tools and answers at random, and a room for it to act in."""
 
 from pathlib import Path
 
@@ -10,7 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 WRONG = '<tool_call>{"name": "sub", "arguments": {}}</tool_call>'
 MALFORMED = "<tool_call>add</tool_call>"
-WORDS = ["<|pad|>", "<|im_end|>", "other", CALL, WRONG, MALFORMED, "a", "1"]
+HEADER = "<|im_start|>assistant\n"
+"""By which the parser of answers finds where one begins."""
+WORDS = ["<|pad|>", "<|im_end|>", "other", CALL, WRONG, MALFORMED, HEADER, "a", "1"]
 # The worker ends by SIGKILL in the middle of an episode, once, if `die` names after how many steps of rooms. Each
 # room has a process of its own.
 ROOM = """\
@@ -75,10 +77,10 @@ launch: {{use_cpu: true}}
 
 def make_agent(folder: Path, hidden_size: int = 32) -> Path:
     """Write the model and its tokenizer, with Qwen's chat template, into `folder`."""
-    backend = Tokenizer(models.WordLevel(dict(zip(WORDS, range(8), strict=True)), "other"))
+    backend = Tokenizer(models.WordLevel(dict(zip(WORDS, range(9), strict=True)), "other"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(WORDS[:2])
-    backend.add_tokens(WORDS[3:6])
+    backend.add_tokens(WORDS[3:7])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token=WORDS[0], eos_token=WORDS[1], unk_token="other"
     )

@@ -17,6 +17,7 @@ from tests.integration.vllm_runs import (
     NEEDS_VLLM,
     SPREAD,
     assert_dynamic_adapter_run,
+    assert_episodes_run,
     differences,
     sets,
     train,
@@ -114,3 +115,7 @@ def test_colocated_vllm_has_an_adapter_and_replaced_groups(tmp_path, wide_model)
     assert_dynamic_adapter_run(
         train_dynamic(tmp_path / "run", wide_model, "mode: colocate", **EAGER)
     )
+
+
+def test_colocated_vllm_plays_episodes(tmp_path):
+    assert_episodes_run(tmp_path, "mode: colocate", **EAGER)

@@ -16,6 +16,7 @@ from tests.integration.vllm_runs import (
     NEEDS_VLLM,
     SPREAD,
     assert_ended,
+    assert_episodes_run,
     descendants,
     differences,
     is_alive,
@@ -187,3 +188,7 @@ def test_a_managed_server_that_dies_is_started_again_with_the_weights(run_with_d
         assert len(family) >= 3
         assert not identities & {tuple(each) for each in family}
     assert not (workshop.run / "launch" / "weights").exists()
+
+
+def test_a_managed_server_plays_episodes(tmp_path):
+    assert_episodes_run(tmp_path, MANAGED)

@@ -275,3 +275,52 @@ def assert_dynamic_adapter_run(workshop: Workshop) -> None:
         assert (measured["backend"], measured["prompts"]) == ("vllm", 2)
     assert sum(each["dynamic_sampling/resampled_groups"] for each in records) > 0
     assert records[-1]["dynamic_sampling/prompts_seen"] == len(groups_of(workshop))
+
+
+# By batch: the log-probabilities and the correction of tokens that are not the model's, and how many tokens are.
+WATCHED = """\
+import json
+from pathlib import Path
+from grpo_cli.training.trainer import RunTrainer
+
+make_batch = RunTrainer.make_batch
+
+def keep(self, *arguments):
+    batch = make_batch(self, *arguments)
+    others = (batch["completion_mask"] * (1 - batch["tool_mask"])).bool()
+    found = [
+        batch["sampling_per_token_logps"][others].tolist(),
+        batch["importance_sampling_ratio"][others].tolist(),
+        (batch["completion_mask"] * batch["tool_mask"]).sum(1).tolist(),
+    ]
+    with Path(__file__).with_name("others.jsonl").open("a") as file:
+        file.write(json.dumps(found) + "\\n")
+    return batch
+
+RunTrainer.make_batch = keep
+"""
+
+
+def assert_episodes_run(folder: Path, vllm: str, **environment: str) -> None:
+    """Train a tiny agent with vLLM; fail if its log-probabilities are not those of its own tokens."""
+    from tests.tiny_agents import RECIPE as AGENT
+    from tests.tiny_agents import ROOM, make_agent
+
+    workshop = Workshop(folder, make_agent(folder / "agent", hidden_size=128))
+    (folder / "room.py").write_text(WATCHED + ROOM)
+    more = "max_model_length: 512, importance_sampling_mode: token_truncate"
+    settings = f"{{{{gpu_memory_utilization: 0.05, {more}, {vllm}}}}}"
+    text = AGENT.replace("generation: {{", f"generation: {{{{backend: vllm, vllm: {settings}, ")
+    workshop.write(text.replace("dtype: float32", "dtype: bfloat16"))
+    train(workshop, *sets(3, "1e-4"), **environment)
+    steps = workshop.records("train")
+    assert len(steps) == 3
+    assert max(differences(workshop)) < AGREEMENT
+    assert all(step["episode/turns"] > 1 and step["grad_norm"] > 0 for step in steps)
+    lines = (folder / "others.jsonl").read_text().splitlines()
+    for log_probs, ratios, own in map(json.loads, lines):
+        assert len(log_probs) > 0
+        assert set(log_probs) == {0.0}
+        assert set(ratios) == {1.0}
+        # Four turns of at most eight tokens.
+        assert 1 <= min(own) <= max(own) <= 32
