@@ -139,6 +139,8 @@ def check_vllm(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:
         )
         fix = f"set it to {completion} and the tokens of the longest prompt, or remove it"
         yield Issue(seen, fix, "generation.vllm.max_model_length")
+    if recipe.has_episodes and length is not None and completion < length:
+        yield from _check_episode_length(recipe, length)
     prompt = recipe.dataset.max_prompt_length
     if length is not None and prompt is not None and completion < length < prompt + completion:
         seen = (
@@ -166,6 +168,23 @@ def check_vllm(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:
         yield Issue(seen, fix, path)
     elif recipe.generation.backend == "vllm":
         yield from _check_sharing(recipe, hardware)
+
+
+def _check_episode_length(recipe: Recipe, length: int) -> Iterator[Issue]:
+    """Check for a server, which refuses requests that might become too long, that there is room for another turn.
+
+    Source: vLLM 0.31, `/v1/completions`. The turns of many episodes are sampled at once, each for as many tokens
+    as the shortest of them has left.
+    """
+    completion, turn = recipe.generation.max_completion_length, recipe.episode.max_turn_tokens
+    needed = completion + (turn or completion)
+    if recipe.generation.vllm.mode == "server" and length <= needed:
+        seen = (
+            f"a server that holds {length} tokens refuses turns near the end of an episode of {completion}: with "
+            f"the longest answer they may come to {needed}, and there is the prompt"
+        )
+        fix = f"set it to {needed} and the tokens of the longest prompt, or remove it"
+        yield Issue(seen, fix, "generation.vllm.max_model_length", level="warning")
 
 
 def _check_sharing(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:

@@ -38,18 +38,16 @@ def model_length(recipe: Recipe) -> int:
     """Return the tokens of the longest sequence that the engine must hold, prompt and completion.
 
     That is `generation.vllm.max_model_length`, or what the lengths of prompts and completions come to.
-    `AUTOMATIC` if prompts have no limit: a model's own 32k or 128k may not fit beside the training.
+    `AUTOMATIC` if prompts have no limit: a model's own 32k or 128k may not fit beside the training. So too with
+    episodes, whose prompts grow by the schemas of tools and by what an environment says first.
     """
     length = recipe.generation.vllm.extras.get("max_model_length")
     if length is not None:
         return int(length)
     prompt = recipe.dataset.max_prompt_length
-    if prompt is None:
+    if prompt is None or recipe.has_episodes:
         return AUTOMATIC
-    longest = recipe.generation.max_completion_length
-    # The last turn of an episode may ask for more tokens than are left.
-    more = (recipe.episode.max_turn_tokens or longest) if recipe.has_episodes else 0
-    return prompt + longest + more
+    return prompt + recipe.generation.max_completion_length
 
 
 def adapter_rank(recipe: Recipe, device: Device) -> int | None:

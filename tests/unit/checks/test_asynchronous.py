@@ -72,6 +72,13 @@ def test_what_it_cannot_do_is_refused_by_name(section, given, path):
     assert problem.fix
 
 
+def test_it_plays_no_episodes():
+    kinds = [{"kind": "python", "path": "room.py:Room"}]
+    for section in ("tools", "environment"):
+        _, problem = check(**{section: kinds})
+        assert (problem.level, problem.path) == ("error", section)
+
+
 def test_a_section_that_nothing_reads_is_told():
     (problem,) = check(training={"mode": "sync", "asynchronous": {"max_staleness": 1}})
     assert (problem.level, problem.path) == ("warning", "training.asynchronous")

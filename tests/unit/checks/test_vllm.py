@@ -5,6 +5,7 @@ from grpo_cli.checks.devices import check_gpus
 from grpo_cli.checks.sampling import check_vllm
 from grpo_cli.errors import RecipeError
 from grpo_cli.machine import Hardware
+from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -134,3 +135,17 @@ def test_the_arithmetic_alone_refuses_processes_without_a_gpu_too(tmp_path):
     plan = plan_from_flags(write_recipe(tmp_path), ["launch.num_processes=8"], {}, gpus=4)
     assert not plan.valid
     assert plan.problems[-1].path == "launch.num_processes"
+
+
+@pytest.mark.parametrize(("length", "count"), [(132, 1), (133, 0)])
+def test_a_server_needs_room_for_a_turn_after_the_last(tmp_path, length, count):
+    recipe = load(
+        tmp_path, f"mode: server, base_url: 'http://127.0.0.1:1', max_model_length: {length}"
+    )
+    tools = {"kind": "function", "path": "tools.py:add"}
+    generation = recipe.generation.model_copy(update={"max_completion_length": 128})
+    episode = recipe.episode.model_copy(update={"max_turn_tokens": 4})
+    changes = {"tools": (KindConfig(**tools),), "generation": generation, "episode": episode}
+    problems = list(check_vllm(recipe.model_copy(update=changes), GPUS))
+    assert len(problems) == count
+    assert all("refuses turns" in problem.seen for problem in problems)

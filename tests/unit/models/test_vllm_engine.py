@@ -64,6 +64,7 @@ def test_vllm_samples_in_the_precision_that_training_computes_in(tmp_path, flags
     [
         (["dataset.max_prompt_length=100", "generation.max_completion_length=50"], 150),
         (["generation.max_completion_length=50"], AUTOMATIC),
+        (["dataset.max_prompt_length=100", "tools=[{kind: function, path: 'a.py:f'}]"], AUTOMATIC),
         (["dataset.max_prompt_length=100", "generation.vllm.max_model_length=99"], 99),
     ],
 )
