@@ -33,6 +33,8 @@ app = typer.Typer(
 _QUICK = ("the class", "gold()", "reward()", "close()")
 """Calls whose times are printed only if one is slow."""
 _SLOW_S = 0.1
+_WIDTH = 74
+"""Columns of the agents' table without their answers."""
 _TITLES = {"tools": "tools", "environment": "environments"}
 
 
@@ -106,7 +108,7 @@ def _print_result(result: "EnvironmentTestResult") -> None:
     if result.tools:
         console.print()
     if result.agents:
-        console.print(_agents_table(result.agents))
+        console.print(_agents_table(result.agents, min(max(console.width - _WIDTH, 8), 60)))
         console.print()
     times = [
         f"{name} {_milliseconds(each.median)} (worst {_milliseconds(each.worst)})"
@@ -127,13 +129,14 @@ def _print_result(result: "EnvironmentTestResult") -> None:
         console.print(f"[green]✓[/] {verdict}")
 
 
-def _agents_table(agents: "tuple[AgentResult, ...]") -> Table:
+def _agents_table(agents: "tuple[AgentResult, ...]", width: int) -> Table:
+    """Return a table of the agents, with so many characters of an answer."""
     table = Table(box=None, padding=(0, 2), pad_edge=False)
-    table.add_column("agent", style="bold")
+    table.add_column("agent", style="bold", no_wrap=True)
     for name in ("reward", "turns"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for name in ("ended by", "failed calls"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     table.add_column("first answer", no_wrap=True, overflow="ellipsis", style="dim")
     for agent in agents:
         table.add_row(
@@ -142,7 +145,7 @@ def _agents_table(agents: "tuple[AgentResult, ...]") -> Table:
             f"{agent.turns:.1f}",
             _counts(agent.ends),
             _counts(agent.failures),
-            Text(" ".join(agent.answer.split())[:60]),
+            Text(" ".join(agent.answer.split())[:width]),
         )
     return table
 

@@ -343,6 +343,9 @@ def _judge(
             fix = "add `def gold(self)`, which returns the answers that win after reset()"
             yield Issue(seen, fix, path, level="note")
         return
+    if gold.failures:
+        seen = f"{sum(gold.failures.values())} calls of the gold fail"
+        yield Issue(seen, "correct the tool, or gold()", path, level="warning")
     better = [each for each in results if each.name != GOLD and _is_as_good(each, gold)]
     ends = {end for end, count in gold.ends.items() if count == gold.episodes}
     for end, (limited, limit) in _limits(recipe).items():

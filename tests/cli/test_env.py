@@ -237,6 +237,13 @@ def test_an_agent_that_plays_wrong_and_wins_is_an_error(try_code):
     assert "2 rows, an episode of each" in done.stdout
 
 
+def test_a_call_of_the_gold_that_fails_is_a_warning(try_code):
+    status, out, _ = try_code(LIBRARY.replace("return self.word if", "return 1 / 0 if"))
+    warnings = [each["seen"] for each in json.loads(out)["problems"] if each["level"] == "warning"]
+    assert status == 0
+    assert warnings == ["16 calls of the gold fail"]
+
+
 def test_tools_without_an_environment_are_called_once(try_code):
     done = try_code(SEARCH, TOOLS, "--rows", "2")
     assert done.returncode == 0, done.stderr
