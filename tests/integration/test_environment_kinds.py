@@ -12,7 +12,11 @@ import psutil
 import pytest
 
 from grpo_cli.environments.contract import EpisodeError
+from grpo_cli.environments.dialogue import Dialogue
+from grpo_cli.environments.player import Player
 from grpo_cli.environments.registry import find_kind
+from grpo_cli.recipe.episode import EpisodeConfig
+from tests.unit.environments.scripted import QWEN, Script, call, play
 
 pytestmark = pytest.mark.slow
 
@@ -171,6 +175,34 @@ def test_an_mcp_server_elsewhere(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_kinds_of_tools_in_the_loop_of_an_episode(tmp_path):
+    source, _ = open_mcp(command=["python", str(write_server(tmp_path))])
+    code = find_kind("tools", "python_code")().open()
+    shared = [(tool, None) for tool in (*source.tools, *code.tools)]
+    dialogue = Dialogue(QWEN, has_tools=True)
+    config = EpisodeConfig(tool_timeout_s=60)
+    player = Player(config, dialogue, shared, [], max_tokens=4000, seed=3)
+    script = Script(
+        one=[call("add", a=1, b=2), call("python_code", code="print(2 ** 10)"), "3 and 1024"],
+        two=[call("python_code", code="while True: pass"), call("add", a="x", b=2), "no"],
+        three=[call("wait", seconds=0.1) + "\n" + call("add", a=4, b=4), "8"],
+    )
+    try:
+        one, two, three = play(script, player)
+    finally:
+        source.close()
+    told = [
+        [message["content"] for message in episode.messages if message["role"] == "tool"]
+        for episode in (one, two, three)
+    ]
+    assert told[0] == ["3", "1024"]
+    assert told[1][0] == "Error: took longer than 5 s"
+    assert told[1][1].startswith("Error: ServerError: ")
+    assert told[2] == ["unset", "8"]
+    assert [each.failure for each in two.calls] == ["", "failed"]
+    assert {episode.end for episode in (one, two, three)} == {"answer"}
 
 
 OPENENV = """\
