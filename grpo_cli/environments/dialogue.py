@@ -1,5 +1,6 @@
 """An episode's messages as tokens: what follows an answer, and the calls that an answer makes."""
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class Dialogue:
         """Check that the chat template will do.
 
         Args:
-            tokenizer: With a chat template; gets TRL's response template, if it has none and needs one.
+            tokenizer: With a chat template; of its response template, if it has none, TRL's takes the place.
             has_tools: Whether the model may call tools.
             template_kwargs: More variables for the chat template.
             stops: Tokens that end an answer; None for the tokenizer's.
@@ -49,7 +50,8 @@ class Dialogue:
         Raises:
             EpisodeError: The template cannot render a dialogue, or tools.
         """
-        self.tokenizer = tokenizer
+        # A response template of TRL's is not for the trainer: it would parse whole episodes as one answer.
+        self.tokenizer = copy.copy(tokenizer)
         self.has_tools = has_tools
         self._kwargs = dict(template_kwargs or {})
         self.stops = frozenset(stops if stops is not None else [tokenizer.eos_token_id])

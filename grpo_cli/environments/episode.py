@@ -124,7 +124,7 @@ def add_empty_records(data: Any) -> Any:
 
 
 def episode_metrics(records: Sequence[Mapping[str, Any]], tools: Sequence[str]) -> dict[str, float]:
-    """Return the means over episodes that training logs; always the same names.
+    """Return the means over episodes that training logs: the same names for the same tools.
 
     Args:
         records: What `Episode.as_json` gave.

@@ -80,6 +80,11 @@ class Player:
         self.waited_s = 0.0
         """Seconds spent so far on waiting for tools and environments."""
 
+    @property
+    def tool_names(self) -> list[str]:
+        """The names of the tools without a state."""
+        return [tool.name for tool, _ in self._tools]
+
     # --- beginning and end ---------------------------------------------------------------------
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> list[Episode]:

@@ -20,8 +20,6 @@ class EpisodeRollouts:
     def __init__(self, player: Player) -> None:
         self._player = player
         self._episodes: list[Episode] = []
-        self._tools: set[str] = set()
-        """The names of all tools that were offered."""
 
     @property
     def completions(self) -> list[list[dict[str, Any]]]:
@@ -79,9 +77,9 @@ class EpisodeRollouts:
     def log_metrics(self, metrics: dict[str, list[float]]) -> None:
         """Append the means over the episodes of all processes."""
         records = gather_object([episode.as_json() for episode in self._episodes])
-        self._tools |= {tool.name for episode in self._episodes for tool in episode.tools}
-        names = sorted(set().union(*gather_object([self._tools])))
-        for name, value in episode_metrics(records, names).items():
+        offered = {tool.name for episode in self._episodes for tool in episode.tools}
+        names = set(self._player.tool_names).union(*gather_object([offered]))
+        for name, value in episode_metrics(records, sorted(names)).items():
             metrics[name].append(value)
 
 
