@@ -65,9 +65,12 @@ def made(once):
 @pytest.fixture(scope="session")
 def guesser(once, made):
     """A model that answers one of the digits 1 to 9, each as often at temperature 1, and 5 at temperature 0."""
+    from transformers import AutoTokenizer
+
     from tests.tiny_models import make_guesser
 
-    return once("guesser", lambda folder: make_guesser(folder, made / "tiny-guesser"))
+    tokenizer = AutoTokenizer.from_pretrained(made / "tiny-guesser")
+    return once("guesser", lambda folder: make_guesser(folder, tokenizer))
 
 
 def _make_offline(folder: Path) -> None:

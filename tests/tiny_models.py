@@ -220,13 +220,17 @@ def _gguf_shapes(vocabulary_size: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def make_guesser(folder: Path, tiny: Path) -> None:
-    """Write the offline recipes' guesser with weights by which it knows how to answer, and guesses blindly.
+def make_guesser(folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write a model that knows how to answer the game of the offline recipes, and guesses blindly.
 
     Its layers add nothing, so that a token depends on the one before alone: a digit, then the end of the answer.
+
+    Args:
+        folder: Where to.
+        tokenizer: Of the recipes' `tiny-guesser`.
     """
-    model = LlamaForCausalLM.from_pretrained(tiny, dtype=torch.float32)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny)
+    # vLLM's kernels require heads of 32 and more.
+    model = _make_model("llama", tokenizer, 128, 256)
     words, start, end = len(tokenizer), *tokenizer.convert_tokens_to_ids([TURN_START, TURN_END])
     digits = tokenizer.convert_tokens_to_ids(list("123456789"))
     with torch.no_grad():

@@ -377,7 +377,7 @@ name: played
 seed: 3
 model: {{path: {model}, dtype: float32}}
 dataset: {{kind: environment, size: 16, eval_size: 24}}
-environment: {{kind: python, path: GAME}}
+environment: {{kind: python, path: "GAMES/offline/higher_lower.py:HigherLower"}}
 episode: {{max_turns: 3, max_turn_tokens: 2}}
 rewards:
   - {{kind: environment}}
@@ -385,15 +385,14 @@ generation: {{num_generations: 4, max_completion_length: 16}}
 training: {{per_device_train_batch_size: 4, max_steps: 1, learning_rate: 1e-6, save_strategy: "no"}}
 evaluation: {{temperature: 0, samples_per_prompt: 2}}
 launch: {{use_cpu: true}}
-"""
+""".replace("GAMES", str(RECIPES))
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory, guesser):
     """A workshop in which a model that always guesses 5 was trained for a step."""
     workshop = Workshop(tmp_path_factory.mktemp("played"), guesser)
-    game = RECIPES / "offline" / "higher_lower.py"
-    done = workshop.grpo("train", workshop.write(PLAYED.replace("GAME", f"{game}:HigherLower")))
+    done = workshop.grpo("train", workshop.write(PLAYED))
     assert done.returncode == 0, done.stderr
     return workshop
 

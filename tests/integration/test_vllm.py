@@ -8,6 +8,8 @@ import json
 import pytest
 import yaml
 
+from tests.integration.conftest import Workshop
+from tests.integration.test_eval import PLAYED
 from tests.integration.test_probe import changed
 from tests.integration.vllm_runs import (
     AGREEMENT,
@@ -92,6 +94,28 @@ def test_the_probe_samples_with_vllm(tmp_path, wide_model):
     report = json.loads(done.stdout)
     assert report["signal"]["completions"] == 8
     assert report["time"]["total_s"] > 0
+
+
+def test_episodes_are_played_with_vllm(tmp_path, guesser):
+    """Greedy as transformers plays them; at temperature 1 as often won as by blind guesses."""
+    workshop = Workshop(tmp_path, guesser)
+    path = workshop.write(PLAYED)
+    found = {}
+    for name, backend, more in (
+        ("transformers", "transformers", ["--samples", "1", "--temperature", "0"]),
+        ("greedy", "vllm", ["--samples", "1", "--temperature", "0"]),
+        ("warm", "vllm", ["--samples", "16", "--temperature", "1"]),
+    ):
+        flags = ["--backend", backend, "--out", name, "--json", *more]
+        flags += ["--set", f"generation.vllm={json.dumps({**VLLM, 'max_model_length': 256})}"]
+        done = workshop.process("eval", path, *flags, **ENVIRONMENT, **EAGER)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[name] = json.loads(done.stdout)["subjects"]["model"]["metrics"]
+    for name in ("accuracy/environment", "turns", "calls", "completion_length"):
+        assert found["greedy"][name]["value"] == found["transformers"][name]["value"]
+    won = found["warm"]["accuracy/environment"]
+    assert won["low"] < 1 - (8 / 9) ** 3 < won["high"]
+    assert found["warm"]["cut_off_turns"]["value"] == 0
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["all weights", "lora"])
