@@ -173,14 +173,13 @@ def _check_prompts(session: "Session") -> None:
 def _choose_places(session: "Session") -> list[int]:
     """Return rows spread evenly over the data, and those with the longest prompts.
 
-    Where an environment begins an episode in each row, they are as many as will be sampled.
+    Where an environment begins an episode in each row, they are few.
     """
     train = session.data.train
-    if session.recipe.has_episodes:
-        return spread(len(train), session.prompts_sampled)
+    count = session.prompts_sampled if session.recipe.environment else _ROWS
     sizes = [len(text_of(prompt)) for prompt in train["prompt"]]
     longest = sorted(range(len(train)), key=lambda place: -sizes[place])[:_LONGEST]
-    return sorted({*spread(len(train), _ROWS), *longest})
+    return sorted({*spread(len(train), count), *longest})
 
 
 def _read_prompts(

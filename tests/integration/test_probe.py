@@ -606,7 +606,7 @@ def test_the_quick_probe_begins_episodes_and_tries_only_rewards_that_score_answe
     found = probe(recipe, quick=True)
     assert not [str(each) for each in found.findings if each.level in ("error", "warning")]
     assert found.prompts.rendered == "guess <|im_start|>"
-    assert len(module.opened) == len(module.closed) == len(found.prompts.lengths) == 16
+    assert 16 <= len(module.opened) == len(module.closed) == len(found.prompts.lengths) < 40
     scores = {result.name: result.rewards for result in found.trial.results}
     assert scores["empty"] == {"environment": None, "short": 0}
     assert scores["tags alone"]["short"] < 0
@@ -616,7 +616,7 @@ def test_a_probe_plays_whole_episodes_and_counts_what_became_of_them(probe, game
     recipe, module = game
     found = probe(recipe, prompts_sampled=12)
     assert not [str(each) for each in found.findings if each.level in ("error", "warning")]
-    assert len(module.opened) == len(module.closed) == 12 + 12 * 8
+    assert len(module.opened) == len(module.closed) == len(found.prompts.lengths) + 12 * 8
     assert {"turns", "calls", "tool_seconds"} < found.episodes.keys()
     turns, blind = found.episodes["turns"], 1 + 8 / 9 + (8 / 9) ** 2
     assert turns.low < turns.value == found.episodes["calls"].value < turns.high
