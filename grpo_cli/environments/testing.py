@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_cli.environments.agents import (
     GOLD,
+    REPEATING,
     AgentResult,
     Answers,
     Gold,
@@ -336,12 +337,14 @@ def _judge(
         seen = "reward() returns nothing, so the reward `environment` never applies"
         yield Issue(seen, "let it return a number, or a dict of named ones", path)
         return
+    yield from _check_call_fits(recipe, results)
     gold = next((each for each in results if each.name == GOLD), None)
     if gold is None:
         if recipe.environment:
             seen = "whether playing right wins was not tried: there is no gold()"
+            is_own = any(config.kind == "python" for config in recipe.environment)
             fix = "add `def gold(self)`, which returns the answers that win after reset()"
-            yield Issue(seen, fix, path, level="note")
+            yield Issue(seen, fix if is_own else "", path, level="note")
         return
     if gold.failures:
         seen = f"{sum(gold.failures.values())} calls of the gold fail"
@@ -357,6 +360,15 @@ def _judge(
         seen = f"the agent {each.name!r} gets {each.reward:.3g} on average, and the gold {gold.reward:.3g}"
         fix = "let reward() give more for playing right, or correct gold()"
         yield Issue(seen, fix, path, why="a model would learn to play like it")
+
+
+def _check_call_fits(recipe: Recipe, results: Sequence[AgentResult]) -> Iterator[Issue]:
+    """Find limits of an answer that not even the shortest call fits in."""
+    repeating = next(each for each in results if each.name == REPEATING)
+    if repeating.turns == 1 and repeating.ends.get("cut_off") == repeating.episodes:
+        limit = recipe.episode.max_turn_tokens
+        seen = f"{limit} cuts off an answer as short as {repeating.answer!r:.80}"
+        yield Issue(seen, "raise it", "episode.max_turn_tokens")
 
 
 def _is_as_good(result: AgentResult, gold: AgentResult) -> bool:

@@ -244,6 +244,15 @@ def test_a_call_of_the_gold_that_fails_is_a_warning(try_code):
     assert warnings == ["16 calls of the gold fail"]
 
 
+def test_a_limit_that_no_call_fits_in_is_an_error(try_code):
+    recipe = TOOLS.replace("max_turn_tokens: 200", "max_turn_tokens: 20")
+    status, out, _ = try_code(SEARCH, recipe)
+    [problem] = json.loads(out)["problems"]
+    assert status == 1
+    assert problem["path"] == "episode.max_turn_tokens"
+    assert problem["seen"].startswith("20 cuts off an answer as short as '<tool_call>")
+
+
 def test_tools_without_an_environment_are_called_once(try_code):
     done = try_code(SEARCH, TOOLS, "--rows", "2")
     assert done.returncode == 0, done.stderr
