@@ -41,7 +41,8 @@ class EpisodeConfig(Section):
     max_result_tokens: Integer = Field(default=256, ge=8)
     """Longest result of a call, or observation, in tokens; of a longer one the middle is left out."""
     tool_timeout_s: Number = Field(default=10.0, gt=0)
-    """Time limit of a call, in seconds."""
+    """Time limit of a call, in seconds. A late call of an environment may still change it, so it ends the episode
+    with a score of 0."""
     on_tool_error: Literal["tell", "zero", "raise"] = "tell"
     """What happens if a call fails or takes too long: `tell` gives the model the error as the call's result,
     `zero` ends the episode with a score of 0 from every reward, `raise` ends the run."""

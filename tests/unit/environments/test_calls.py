@@ -4,7 +4,11 @@ import asyncio
 import threading
 import time
 
+import pytest
+
+from grpo_cli.environments import calls
 from grpo_cli.environments.calls import run_calls, run_chains, settle
+from grpo_cli.environments.contract import EpisodeError
 
 
 def test_calls_run_side_by_side_and_those_of_a_chain_in_order():
@@ -46,6 +50,16 @@ def test_a_late_call_is_left_behind_and_asked_to_end():
     assert (late.is_late, late.fault) == (True, "it took longer than 0.1 s")
     assert (right.value, right.fault) == (5, "")
     assert ended.wait(60)
+
+
+def test_a_run_with_too_many_late_calls_ends_with_advice(monkeypatch):
+    monkeypatch.setattr(calls, "MOST_LEFT", 0)
+    over = threading.Event()
+    (outcome,) = run_calls([lambda: over.wait(600)], parallel=1, timeout_s=0.05)
+    assert outcome.is_late
+    with pytest.raises(EpisodeError, match="calls that took too long still run"):
+        run_calls([lambda: 5], parallel=1, timeout_s=60)
+    over.set()
 
 
 def test_coroutines_share_a_loop_and_are_cancelled():
