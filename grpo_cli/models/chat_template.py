@@ -20,7 +20,7 @@ _NAME, _KEY, _VALUE, _RESULT = "name_a8f3e2", "key_b9d4f5", "value_d6e7a9", "res
 """Stand for the parts of a call and its result; a template that renders calls writes all four."""
 _QUESTION: Message = {"role": "user", "content": "question"}
 _TOLD: Message = {"role": "tool", "name": _NAME, "content": _RESULT}
-_ANSWER: Message = {"role": "assistant", "content": "answer"}
+_ANSWER: Message = {"role": "assistant", "content": "answer_e5b0c1"}
 _REPLY: Message = {"role": "user", "content": _RESULT}
 _SCHEMA = {
     "type": "function",
@@ -30,18 +30,19 @@ _SCHEMA = {
         "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}},
     },
 }
-_CHANGED = "changes an answer once messages follow it, so the model would not read what it wrote"
+_CHANGED = "changes a call once its result follows, so the model would not read what it wrote"
 
 
 def read_special_tokens(source: ModelSource) -> dict[str, str]:
-    """Return the special tokens that templates may name, as far as the model's folder tells them."""
+    """Return the special tokens that templates may name, those of the model's folder if it has some."""
     settings = _read_tokenizer_config(source)
     tokens = {name: settings.get(name) for name in _TOKENS}
     texts = {
         name: token.get("content") if isinstance(token, dict) else token
         for name, token in tokens.items()
     }
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+    # Those of a model on the hub are not known here; templates join them to other texts.
+    return {name: text if isinstance(text, str) else f"<{name}>" for name, text in texts.items()}
 
 
 def has_response_template(source: ModelSource) -> bool:
@@ -64,15 +65,13 @@ def find_dialogue_fault(template: str, variables: Mapping[str, Any]) -> str:
         variables: What it may name: special tokens, and `chat_template_kwargs` of the recipe.
     """
     try:
-        start = render(template, [_QUESTION, _ANSWER], variables)
-        whole = render(template, [_QUESTION, _ANSWER, _REPLY], variables)
+        text = render(template, [_QUESTION, _ANSWER, _REPLY], variables)
     except Exception as error:  # a template is code: it raises anything
         return f"cannot render an answer and a reply to it: {_reason(error)}"
-    if _RESULT not in whole:
-        return "leaves out a reply to an answer"
-    # What stands after the end of an answer, such as a line break, the model does not write.
-    answer, end, _ = start.rpartition(variables.get("eos_token") or "\0")
-    return "" if whole.startswith(answer + end or start) else _CHANGED
+    _, answer, after = text.partition(_ANSWER["content"])
+    if not answer:
+        return "leaves out the model's answers"
+    return "" if _RESULT in after else "leaves out a reply to an answer"
 
 
 def find_tool_fault(template: str, variables: Mapping[str, Any]) -> str:
