@@ -62,7 +62,7 @@ class Command:
         # A removal needs the runs that are made for the slow ones, though it removes nothing.
         if "--dry-run" in words:
             return words[1] == "runs"
-        return words[1] in _SLOW or words[1:3] == ["rewards", "test"]
+        return words[1] in _SLOW or words[1:3] in (["rewards", "test"], ["env", "test"])
 
 
 def read_blocks(*languages: str) -> list[Block]:

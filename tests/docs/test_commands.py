@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.environments.kinds.function import make_tool
+from grpo_cli.environments.kinds.python import PythonEnvironment
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.rewards.contract import Batch, RewardParams
 from tests.docs.pages import ROOT, read_blocks, read_commands
@@ -32,6 +34,7 @@ NOT_RUN = {
     'pip install "grpo-cli[vllm,judge] @ git+<this repository>"': "`make setup` installs extras",
     "grpo train recipes/quickstart.yaml": "five minutes: tests/integration/test_quickstart.py trains it",
     "grpo train first.yaml": "five minutes; the same training, as a test below shows",
+    "grpo train game.yaml": "ten minutes: tests/integration/test_episodes.py trains a smaller model in its way",
     f"grpo diagnose {RUN}": (
         "its answers are cut off here, an error: tests/integration/test_diagnosis.py looks at such runs"
     ),
@@ -170,7 +173,12 @@ def test_functions_that_are_shown_work(block):
         for each in names.values()
         if inspect.isclass(each) and issubclass(each, RewardParams) and each is not RewardParams
     ]
-    assert rewards or kinds, "a page shows Python that is no reward: test it here"
+    is_episode = block.page == "docs/environments.md"
+    if is_episode:
+        (shown,) = [each for each in names.values() if callable(each)]
+        made = PythonEnvironment(shown()).takes_text if inspect.isclass(shown) else make_tool(shown)
+        assert made
+    assert rewards or kinds or is_episode, "a page shows Python that is no reward: test it here"
     for kind in kinds:
         assert kind().score(Batch(["q"], ["AB"]), 0).value == 0.2
     for reward in rewards:

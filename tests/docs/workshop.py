@@ -135,6 +135,11 @@ class Workshop:
         }
         (self.folder / "gsm8k.yaml").write_text(readme["yaml"])
         (self.folder / "my_rewards.py").write_text(readme["python"])
+        # A function and a class, of which the recipes of that page name several.
+        own = [each for each in read_blocks("python") if each.page == "docs/environments.md"]
+        (self.folder / "tools.py").write_text(own[0].text)
+        (self.folder / "game.py").write_text(f"{own[1].text}\n\nSums = Game\n")
+        (self.folder / "server.py").touch()
         (self.folder / "broken.yaml").write_text(BROKEN)
         (self.folder / "train.py").write_text(SCRIPT)
         launch = next(block.text for block in read_blocks("yaml") if "machine 0" in block.text)
