@@ -21,7 +21,6 @@ from grpo_cli.cli.output import (
     stdout_to_stderr,
 )
 from grpo_cli.errors import ExitCode
-from grpo_cli.rewards.contract import text_of
 from grpo_cli.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -176,6 +175,8 @@ def _samples(samples: "list[ScoredCompletion]") -> Iterator[Text]:
 
 def _transcribe(sample: "ScoredCompletion") -> str:
     """Return what was sampled; of an episode all messages, with what was asked first."""
+    from grpo_cli.rewards.contract import text_of
+
     if not sample.messages:
         return sample.text
     return "\n".join(
