@@ -39,7 +39,10 @@ class Outcome:
         if self.is_late:
             return f"it took longer than {self.seconds:g} s"
         if self.error is not None:
-            text = str(self.error).strip() or "no message"
+            try:
+                text = as_text(str(self.error)).strip() or "no message"
+            except Exception:  # a user's class of errors
+                text = "its message cannot be read"
             return f"{type(self.error).__name__}: {text}"
         return ""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_cli.environments.calls import as_text
 from grpo_cli.environments.contract import EpisodeError, Tool
 from grpo_cli.fast.completions import apply_template
 
@@ -162,7 +163,10 @@ class Dialogue:
             message = self.tokenizer.parse_response(list(token_ids), **options)
             if message is None:
                 return Answer(plain)
+            message = _repair(message)
             calls = [_read_call(each) for each in message.get("tool_calls") or ()]
+        except RecursionError:
+            return Answer(plain, fault="it is nested too deeply")
         except (ValueError, TypeError) as error:
             return Answer(plain, fault=str(error).replace(end, "").strip() or "it is not a call")
         content = (message.get("content") or "").removesuffix(end)
@@ -180,6 +184,15 @@ class Dialogue:
         return self.tokenizer.decode([*ids[0][:half], *mark, *ids[-1][-half:]]), True
 
 
+def _repair(value: Any) -> Any:
+    """Return JSON without halves of surrogate pairs, which tokenizers and files refuse."""
+    if isinstance(value, Mapping):
+        return {_repair(key): _repair(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_repair(each) for each in value]
+    return as_text(value) if isinstance(value, str) else value
+
+
 def _read_call(entry: Any) -> Mapping[str, Any]:
     """Return a call's name and arguments; raises ValueError if they have another form."""
     function = entry.get("function") if isinstance(entry, Mapping) else None
@@ -190,7 +203,7 @@ def _read_call(entry: Any) -> Mapping[str, Any]:
     if arguments is None:
         return {"name": name, "arguments": {}}
     if isinstance(arguments, str):
-        arguments = json.loads(arguments)
+        arguments = _repair(json.loads(arguments))
     if not isinstance(arguments, Mapping):
         raise ValueError(
             f"the arguments of {name} should be an object, not {json.dumps(arguments)[:200]}"

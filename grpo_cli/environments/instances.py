@@ -1,5 +1,6 @@
 """Tools and environments tried one by one, without a model or its tokenizer: what they return, keep and leave."""
 
+import copy
 import math
 import os
 import sys
@@ -195,7 +196,8 @@ class _Play:
         self.taken: list[Action] = []
         self.environment: Environment = trial.run("the class", source.make, limit_s=RESET_S)
         try:
-            reset = partial(self.environment.reset, row, row_seed(row, seed))
+            # A copy, as in training: an environment may change its lists.
+            reset = partial(self.environment.reset, copy.deepcopy(dict(row)), row_seed(row, seed))
             self.trace.first = trial.run("reset()", reset, limit_s=RESET_S)
             self._check_first()
         except _FaultError:

@@ -4,6 +4,7 @@ Token in, token out: what the model wrote is never tokenized again. A mask says 
 the loss leaves out all others.
 """
 
+import copy
 import hashlib
 import time
 from collections import Counter
@@ -132,7 +133,9 @@ class Player:
     def _reset_one(self, episode: Episode, source: EnvironmentSource) -> str:
         # Before the reset, so that it is closed if that fails.
         environment = episode.environment = source.make()
-        said = environment.reset(episode.row, row_seed(episode.row, self._seed))
+        # A copy: other episodes of the row begin with it too, and an environment may change its lists.
+        row = copy.deepcopy(dict(episode.row))
+        said = environment.reset(row, row_seed(row, self._seed))
         if said is not None and not isinstance(said, str):
             raise TypeError(f"reset() returned {type(said).__name__}, not text")
         return as_text(said or "")

@@ -81,6 +81,53 @@ def test_the_tokens_are_those_of_the_dialogue_and_only_the_models_count():
     assert episode.logprobs == [-1.0 if own else 0.0 for own in episode.mask]
 
 
+def test_whatever_text_a_call_or_an_error_is_made_of_does_not_end_the_run():
+    def break_off(how: str) -> str:
+        """Break off.
+
+        Args:
+            how: The way.
+        """
+
+        class UnreadableError(Exception):
+            def __str__(self):
+                raise RuntimeError
+
+        raise UnreadableError if how == "unreadable" else ValueError("file \udc80")
+
+    half = '<tool_call>\n{"name": "%s", "arguments": {"text": "\\ud800"}}\n</tool_call>'
+    deep = '<tool_call>\n{"name": "shout", "arguments": {"text": %s}}\n</tool_call>'
+    script = Script(
+        argument=[half % "shout"],
+        name=[half % "sh\\ud800"],
+        deep=[deep % ("[" * 3000)],
+        error=[call("break_off", how="")],
+        unreadable=[call("break_off", how="unreadable")],
+    )
+    episodes = play(script, player_of([shout, break_off], max_tokens=20_000))
+    assert [contents(episode, "tool")[0] for episode in episodes] == [
+        "?",
+        "Error: there is no tool 'sh?'; the tools are shout, break_off",
+        "Error: the call cannot be read: it is nested too deeply",
+        "Error: ValueError: file ?",
+        "Error: UnreadableError: its message cannot be read",
+    ]
+    for episode in episodes:
+        assert "\ud800" not in repr(episode.messages)
+
+
+def test_an_environment_that_changes_its_row_changes_it_for_itself_only():
+    class Deck(Game):
+        def reset(self, row, seed):
+            return f"the card {row['cards'].pop()}"
+
+    (row,) = rows_of(["one"])
+    row["cards"] = [1, 2, 3]
+    episodes = player_of(environment=Deck).begin([row, row])
+    assert [each.prompt[-1]["content"] for each in episodes] == ["episode one\n\nthe card 3"] * 2
+    assert row["cards"] == [1, 2, 3]
+
+
 def test_a_failing_call_is_told_and_counted_and_the_episode_goes_on():
     script = Script(
         raised=[call("fail", how="raise")],
