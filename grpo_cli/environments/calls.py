@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import inspect
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -186,11 +187,17 @@ def as_text(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+class BrokenEnvironmentError(TypeError):
+    """A method of an environment returned what it may not: no failed call, but a mistake in its code."""
+
+
 def take_step(environment: Environment, answer: str) -> tuple[str, bool]:
     """Give an answer to an environment; return what it says as text, and whether the episode is over."""
     result = environment.step(answer)
     if not isinstance(result, tuple | list) or len(result) != 2:
-        raise TypeError(f"step() returned {result!r:.100}, not a text and whether it is over")
+        raise BrokenEnvironmentError(
+            f"step() returned {result!r:.100}, not a text and whether it is over"
+        )
     said, is_done = result
     return as_text("" if said is None else said), bool(is_done)
 
@@ -207,4 +214,6 @@ def _as_number(value: Any) -> float:
     number = as_float(value)
     if number is None:
         raise TypeError(f"reward() returned {value!r:.100}, not a number or a dict of numbers")
+    if not math.isfinite(number):
+        raise ValueError(f"reward() returned {number}")
     return number

@@ -349,7 +349,7 @@ def _compare_twice(
         one, two = (f"{trace.first!r:.60}" for trace in differing)
         seen = f"reset() does not follow from the seed: the same one gives {one}, then {two}"
         why = "completions of one prompt are compared, and would have different tasks"
-        trial.report(seen, fix, "warning", why)
+        trial.report(seen, fix, "error", why)
     else:
         seen = "what an environment says to the same answers does not follow from the seed"
         trial.report(seen, f"if it should, {fix}", "note")

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from grpo_cli.environments.calls import (
+    BrokenEnvironmentError,
     Chain,
     Outcome,
     as_text,
@@ -38,8 +39,8 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch, completion_text
 
-_RESET_S = 120.0
-"""Time limit of `reset`, `reward` and `close`: an environment may have to start a process."""
+_RESET_S, _CLOSE_S = 120.0, 10.0
+"""Time limits of `reset` and `reward`, since an environment may have to start a process, and of `close`."""
 _TRY = "Fix: try it without a model by `grpo env test RECIPE`"
 Agree = Callable[[int, int], tuple[int, int]]
 """Returns the largest first and the largest second number over all processes."""
@@ -124,6 +125,8 @@ class Player:
         for (episode, _), outcome in zip(pairs, outcomes, strict=True):
             own = episode.environment.tools if episode.environment else ()
             episode.prompt = _append(episode.prompt, outcome.value)
+            if not str(episode.prompt[-1]["content"]).strip():
+                raise EpisodeError(f"reset() returned no text, so the prompt is empty. {_TRY}")
             episode.tools = [*episode.tools, *own]
             if name := _find_repeated(episode.tools):
                 raise EpisodeError(
@@ -141,11 +144,14 @@ class Player:
         return as_text(said or "")
 
     def close(self, episodes: Sequence[Episode]) -> None:
-        """Close the environments of episodes, each once; what that raises is ignored."""
+        """Close the environments of episodes, each once; one that fails is counted, and changes nothing else."""
         opened = [each for each in episodes if each.environment is not None and not each.is_closed]
         for episode in opened:
             episode.is_closed = True
-        self._run([each.environment.close for each in opened if each.environment is not None])
+        closers = [each.environment.close for each in opened if each.environment is not None]
+        for episode, outcome in zip(opened, self._run(closers, _CLOSE_S), strict=True):
+            if outcome.fault:
+                episode.add_call("close", _failure(outcome), outcome.seconds)
 
     def _read_rewards(self, episodes: Sequence[Episode]) -> None:
         """Ask the environments for their rewards, but for episodes of which the state is not known.
@@ -168,9 +174,11 @@ class Player:
                 episode.add_call("reward", _failure(outcome), outcome.seconds)
                 episode.end = "failed"
 
-    def _run(self, functions: Sequence[Callable[[], Any]]) -> list[Outcome]:
+    def _run(
+        self, functions: Sequence[Callable[[], Any]], timeout_s: float = _RESET_S
+    ) -> list[Outcome]:
         with self._waiting():
-            return run_calls(functions, parallel=self.config.parallel, timeout_s=_RESET_S)
+            return run_calls(functions, parallel=self.config.parallel, timeout_s=timeout_s)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -330,6 +338,8 @@ class Player:
         """
         failure = _failure(outcome)
         episode.add_call(name, failure, outcome.seconds)
+        if isinstance(outcome.error, BrokenEnvironmentError):
+            raise EpisodeError(f"{outcome.error}. {_TRY}") from outcome.error
         if failure and self.config.on_tool_error == "raise":
             raise EpisodeError(
                 f"{name} failed: {outcome.fault}. Fix: correct it, or set `episode.on_tool_error: tell`"

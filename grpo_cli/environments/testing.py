@@ -334,8 +334,8 @@ def _judge(
     episodes = [each for several in played.values() for each in several]
     silent = recipe.environment and all(each.reward is None for each in episodes)
     if silent and any(reward.kind == "environment" for reward in recipe.rewards):
-        seen = "reward() returns nothing, so the reward `environment` never applies"
-        yield Issue(seen, "let it return a number, or a dict of named ones", path)
+        seen = "the environment has no reward(), or it returns None, so the reward `environment` never applies"
+        yield Issue(seen, "write reward(), which returns a number or a dict of named ones", path)
         return
     yield from _check_call_fits(recipe, results)
     gold = next((each for each in results if each.name == GOLD), None)
@@ -367,8 +367,10 @@ def _check_call_fits(recipe: Recipe, results: Sequence[AgentResult]) -> Iterator
     repeating = next(each for each in results if each.name == REPEATING)
     if repeating.turns == 1 and repeating.ends.get("cut_off") == repeating.episodes:
         limit = recipe.episode.max_turn_tokens
-        seen = f"{limit} cuts off an answer as short as {repeating.answer!r:.80}"
-        yield Issue(seen, "raise it", "episode.max_turn_tokens")
+        seen = (
+            f"{limit} tokens cut off even the shortest call, which begins {repeating.answer!r:.60}"
+        )
+        yield Issue(seen, f"try {4 * (limit or 16)}", "episode.max_turn_tokens")
 
 
 def _is_as_good(result: AgentResult, gold: AgentResult) -> bool:

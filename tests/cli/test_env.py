@@ -250,7 +250,7 @@ def test_a_limit_that_no_call_fits_in_is_an_error(try_code):
     [problem] = json.loads(out)["problems"]
     assert status == 1
     assert problem["path"] == "episode.max_turn_tokens"
-    assert problem["seen"].startswith("20 cuts off an answer as short as '<tool_call>")
+    assert problem["seen"].startswith("20 tokens cut off even the shortest call")
 
 
 def test_tools_without_an_environment_are_called_once(try_code):

@@ -122,7 +122,7 @@ def test_a_right_environment_gets_no_issue(owner):
 @pytest.mark.parametrize(
     ("owner", "level", "seen"),
     [
-        (Random, "warning", "reset() does not follow from the seed"),
+        (Random, "error", "reset() does not follow from the seed"),
         (Noisy, "note", "what an environment says to the same answers does not follow from the seed"),
         (Counting, "error", "instances share state: `Counting.played` changed"),
         (Silent, "error", "reset() returns no text"),
