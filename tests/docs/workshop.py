@@ -135,11 +135,6 @@ class Workshop:
         }
         (self.folder / "gsm8k.yaml").write_text(readme["yaml"])
         (self.folder / "my_rewards.py").write_text(readme["python"])
-        # A function and a class, of which the recipes of that page name several.
-        own = [each for each in read_blocks("python") if each.page == "docs/environments.md"]
-        (self.folder / "tools.py").write_text(own[0].text)
-        (self.folder / "game.py").write_text(f"{own[1].text}\n\nSums = Game\n")
-        (self.folder / "server.py").touch()
         (self.folder / "broken.yaml").write_text(BROKEN)
         (self.folder / "train.py").write_text(SCRIPT)
         launch = next(block.text for block in read_blocks("yaml") if "machine 0" in block.text)
@@ -147,6 +142,13 @@ class Workshop:
         written = {"recipe": TINY, "served": SERVED, "machines": machines, "trl": OF_TRL}
         for name, recipe in written.items():
             (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+
+    def write_episodes(self) -> None:
+        """Write the function and the class that pages show of tools and environments, and their recipes name."""
+        own = [each for each in read_blocks("python") if each.page == "docs/environments.md"]
+        (self.folder / "tools.py").write_text(own[0].text)
+        (self.folder / "game.py").write_text(f"{own[1].text}\n\nSums = Game\n")
+        (self.folder / "server.py").touch()
 
     def train(self) -> None:
         """Makes the finished runs that the pages speak of; the first under both of its names."""

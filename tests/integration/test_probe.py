@@ -615,7 +615,9 @@ def test_the_quick_probe_begins_episodes_and_tries_only_rewards_that_score_answe
 def test_a_probe_plays_whole_episodes_and_counts_what_became_of_them(probe, game):
     recipe, module = game
     found = probe(recipe, prompts_sampled=12)
-    assert not [str(each) for each in found.findings if each.level in ("error", "warning")]
+    loud = [each for each in found.findings if each.level in ("error", "warning")]
+    # How long calls take depends on what else the machine does.
+    assert not [str(each) for each in loud if each.path != "episode.parallel"]
     assert len(module.opened) == len(module.closed) == len(found.prompts.lengths) + 12 * 8
     assert {"turns", "calls", "tool_seconds"} < found.episodes.keys()
     turns = found.episodes["turns"]

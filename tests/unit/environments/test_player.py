@@ -235,13 +235,13 @@ def test_a_late_step_ends_the_episode_and_its_thread():
             while True:
                 time.sleep(0.001)
 
+    before = {*threading.enumerate()}
     (episode,) = play(Script(one=["a", "b"]), player_of((), Slow, tool_timeout_s=0.1))
     assert (episode.end, episode.turns, episode.reward) == ("failed", 1, None)
     assert Slow.made[0].closed == 1
-    for thread in threading.enumerate():
-        if thread.name == "grpo-call":
-            thread.join(60)
-            assert not thread.is_alive()
+    for thread in {*threading.enumerate()} - before:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 class Fragile(Game):
