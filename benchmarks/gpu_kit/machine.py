@@ -63,7 +63,7 @@ def _try_varlen(bench: Bench) -> str:
     ends = torch.tensor([0, 64, 128], dtype=torch.int32, device=bench.device)
     try:
         attend = import_module("torch.nn.attention.varlen").varlen_attn
-        # Newer versions take grouped heads only if they are told.
+        # Newer versions take grouped heads only with `enable_gqa`.
         named = {"enable_gqa": True} if "enable_gqa" in signature(attend).parameters else {}
         output = attend(query, key, key, ends, ends, 64, 64, window_size=(-1, 0), **named)
         output.sum().backward()

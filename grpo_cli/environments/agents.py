@@ -65,7 +65,7 @@ class Script:
         return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        """Return a call as the chat template writes it; None if it cannot be told from what is around it."""
+        """Return a call as the chat template writes it; None if it cannot be cut out of the dialogue."""
         call = {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
         question = {"role": "user", "content": "q"}
         calling = {"role": "assistant", "content": "", "tool_calls": [call]}

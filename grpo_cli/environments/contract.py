@@ -73,7 +73,7 @@ class _KindParams(Section):
         return []
 
     def tool_names(self) -> list[str] | None:
-        """Return the names of its tools, as far as the disk tells them; None if only opening it does."""
+        """Return the names of its tools; None if they are known only once it is opened."""
         return None
 
 

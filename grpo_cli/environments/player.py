@@ -6,6 +6,7 @@ the loss leaves out all others.
 
 import copy
 import hashlib
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,8 +39,9 @@ from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch, completion_text
+from grpo_cli.runs.metrics import STEP
 
-_RESET_S, _CLOSE_S = 120.0, 10.0
+RESET_S, _CLOSE_S = 120.0, 10.0
 """Time limits of `reset` and `reward`, since an environment may have to start a process, and of `close`."""
 _TRY = "Fix: try it without a model by `grpo env test RECIPE`"
 Agree = Callable[[int, int], tuple[int, int]]
@@ -79,6 +81,7 @@ class Player:
         self._sources = sources
         self._max_tokens = max_tokens
         self._seed = seed
+        self._has_warned = False
         self.waited_s = 0.0
         """Seconds spent so far on waiting for tools and environments."""
 
@@ -144,14 +147,15 @@ class Player:
         return as_text(said or "")
 
     def close(self, episodes: Sequence[Episode]) -> None:
-        """Close the environments of episodes, each once; one that fails is counted, and changes nothing else."""
+        """Close the environments of episodes, each once; only the first failure is printed."""
         opened = [each for each in episodes if each.environment is not None and not each.is_closed]
         for episode in opened:
             episode.is_closed = True
         closers = [each.environment.close for each in opened if each.environment is not None]
-        for episode, outcome in zip(opened, self._run(closers, _CLOSE_S), strict=True):
-            if outcome.fault:
-                episode.add_call("close", _failure(outcome), outcome.seconds)
+        faults = [each.fault for each in self._run(closers, _CLOSE_S) if each.fault]
+        if faults and not self._has_warned:
+            self._has_warned = True
+            print(f"warning: an environment's close() failed: {faults[0]}", file=sys.stderr)
 
     def _read_rewards(self, episodes: Sequence[Episode]) -> None:
         """Ask the environments for their rewards, but for episodes of which the state is not known.
@@ -175,7 +179,7 @@ class Player:
                 episode.end = "failed"
 
     def _run(
-        self, functions: Sequence[Callable[[], Any]], timeout_s: float = _RESET_S
+        self, functions: Sequence[Callable[[], Any]], timeout_s: float = RESET_S
     ) -> list[Outcome]:
         with self._waiting():
             return run_calls(functions, parallel=self.config.parallel, timeout_s=timeout_s)
@@ -318,7 +322,7 @@ class Player:
         if not outcome.fault:
             outcome.value, is_done = outcome.value
             episode.end = "done" if is_done else None
-        return self._read_outcome(episode, "step", outcome, may_change=True)
+        return self._read_outcome(episode, STEP, outcome, may_change=True)
 
     @property
     def _patience_s(self) -> float:
@@ -328,7 +332,7 @@ class Player:
     def _read_outcome(
         self, episode: Episode, name: str, outcome: Outcome, *, may_change: bool
     ) -> str:
-        """Return what the model is told of a call; decide what a failure means.
+        """Return what the model reads of a call; decide what a failure means.
 
         Args:
             episode: In which it was called.

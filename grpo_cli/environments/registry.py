@@ -29,7 +29,6 @@ ENVIRONMENTS = {
     "textarena": "textarena.TextArenaEnvironmentParams",
     "openenv": "openenv.OpenEnvEnvironmentParams",
 }
-Params = type[ToolParams] | type[EnvironmentParams]
 
 
 def find_kind(section: str, name: str) -> Any:

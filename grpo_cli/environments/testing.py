@@ -123,7 +123,7 @@ def try_environments(
         rows: With `prompt` and `row_id`; none if the data is not at hand.
         script: Writes what agents answer; None if there is no tokenizer, so that no agent plays.
         score: Gives the recipe's rewards for episodes.
-        on_progress: Is told what is being done.
+        on_progress: Called with a description of each part before it begins.
     """
     entries = _try_entries(recipe, rows, on_progress)
     trials = [entry.trial for entry in entries]

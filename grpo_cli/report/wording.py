@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
-from grpo_cli.runs.metrics import PHASES, Step, read_rewards
+from grpo_cli.runs.metrics import PHASES, STEP, Step, read_rewards
 from grpo_cli.units import format_duration
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def say_episode(record: Mapping[str, Any]) -> str:
     parts = [_ENDS.get(str(record.get("end")), str(record.get("end")))]
     parts.append(_count(record.get("turns", 0), "turn"))
     # Each answer to a text environment is a call of `step`, which the turns tell already.
-    if not calls or any(call[0] != "step" for call in calls):
+    if not calls or any(call[0] != STEP for call in calls):
         parts.append(_count(len(calls), "call"))
     parts += [f"{count} {failure}" for failure, count in failures.items()]
     if record.get("shortened"):

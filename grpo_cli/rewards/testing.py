@@ -133,7 +133,7 @@ def try_rewards(
         budget_s: Seconds that all rewards together may take: fewer rows are tried, and a note says if
             answers are left.
         recipe: The recipe's path, for that note.
-        on_progress: Is told what is being done.
+        on_progress: Called with a description of each part before it begins.
 
     Raises:
         RewardError: A reward fails.

@@ -11,6 +11,9 @@ from typing import Any, BinaryIO
 
 from grpo_cli.runs.files import SCHEMA_VERSION, finite, parse_json
 
+STEP = "step"
+"""The name under which an episode's record counts an answer to a text environment, which is no call of a tool."""
+
 PHASES = ("sampling", "tools", "sync", "scoring", "learning")
 """What a training step spends its time on, in that order; `time/PHASE` in `metrics.jsonl`, in seconds."""
 Point = tuple[int, float | None]

@@ -14,7 +14,7 @@ class FunctionToolParams(ToolParams):
     """Offers a function of yours, as TRL's `tools` take it.
 
     The model sees its name, the type hints of its arguments, and its docstring: what it does, and under `Args:`
-    a line for each argument. What it returns is told to the model, as text or as JSON. It may be `async`, and runs
+    a line for each argument. The model reads what it returns, as text or as JSON. It may be `async`, and runs
     on a thread beside others: it must not keep a state.
 
     Source: `transformers.utils.get_json_schema` (transformers 5.17), which makes the schema.

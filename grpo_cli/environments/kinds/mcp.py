@@ -38,8 +38,8 @@ class McpToolParams(ToolParams):
 
     With `command` the server is started once in each process that plays episodes, and ends with it, however that
     ends; with `url` it runs elsewhere. The model sees the server's names, descriptions and schemas, and the text
-    of its results. Calls of several episodes reach the server at the same time. If the server dies, the model is
-    told so as the call's result, and the next call starts it again. A server that keeps a state shares it
+    of its results. Calls of several episodes reach the server at the same time. If the server dies, the
+    call's result says so, and the next call starts it again. A server that keeps a state shares it
     between episodes: use it for reading.
 
     Source: MCP's Python SDK, `mcp.Client` (mcp 2.3).

@@ -108,7 +108,7 @@ class ReasoningGymEnvironment(Environment):
         return score.value or 0.0
 
     def step(self, text: str) -> tuple[str, bool]:
-        """Score a try; return what the model is told, and whether it was the last."""
+        """Score a try; return what the model reads next, and whether it was the last."""
         self._tries += 1
         self._score = self._judge(text)
         if self._score >= _RIGHT:

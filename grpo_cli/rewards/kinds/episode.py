@@ -13,6 +13,7 @@ from grpo_cli.rewards.contract import (
     Scorer,
     score_rows,
 )
+from grpo_cli.runs.metrics import STEP
 
 
 class EnvironmentParams(RewardParams):
@@ -69,7 +70,7 @@ class ToolUseParams(RewardParams):
 
     def score(self, batch: Batch, row: int) -> Score:
         """Return the share of well-formed calls."""
-        calls = _read(batch, row)["calls"]
+        calls = [call for call in _read(batch, row)["calls"] if call[0] != STEP]
         formed = sum(failure not in ("malformed", "unknown") for _, failure, _ in calls)
         return Score(formed / max(len(calls), 1), f"{formed} of {len(calls)} calls")
 
