@@ -14,7 +14,7 @@ HEADER = "<|im_start|>assistant\n"
 """By which the parser of answers finds where one begins."""
 WORDS = ["<|pad|>", "<|im_end|>", "other", CALL, WRONG, MALFORMED, HEADER, "a", "1"]
 # The worker ends by SIGKILL in the middle of an episode, once, if `die` names after how many steps of rooms. Each
-# room has a process of its own.
+# room has a process of its own. Every fourth room gives all episodes 0.
 ROOM = """\
 import os
 import signal
@@ -36,6 +36,7 @@ class Room:
     def reset(self, seed):
         self.process = subprocess.Popen(["sleep", "1789"])
         self.turns, self.said, self.needed = 0, [], 1 + seed % 3
+        self.pays = seed % 4 > 0
         return "a 1"
 
     def step(self, text):
@@ -49,7 +50,7 @@ class Room:
         return "1 " * self.turns, self.turns == self.needed
 
     def reward(self):
-        return {"as": 0.25 * self.said.count("a"), "turns": self.turns}
+        return {"as": self.pays * 0.25 * self.said.count("a"), "turns": self.pays * self.turns}
 
     def close(self):
         self.process.kill()

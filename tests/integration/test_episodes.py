@@ -105,10 +105,11 @@ def test_the_gradient_of_episodes_is_trls_and_every_fast_part_stays_on(
 def test_a_run_killed_within_an_episode_goes_on_the_same_and_leaves_no_process(tmp_path, agent):
     dynamic = "generation.dynamic_sampling={max_resample: 2}"
     values = ["training.max_steps=5", "training.save_steps=2", dynamic]
+    values.append("rewards=[{kind: environment}]")
     unbroken = workshop_of(tmp_path / "unbroken", agent)
     train(unbroken, *values)
     assert rooms() == []
-    broken = workshop_of(tmp_path / "broken", agent, die_at=60)
+    broken = workshop_of(tmp_path / "broken", agent, die_at=130)
     done = train(broken, *values, code=1)
     assert "was killed (signal 9)" in done.stderr
     assert rooms() == []
