@@ -5,13 +5,11 @@ entry-point group `grpo.environments`. A kind is imported when a recipe names it
 """
 
 import importlib
-import inspect
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.environments.contract import EnvironmentParams, EpisodeError, ToolParams
 from grpo_cli.errors import UsageError, nearest
-from grpo_cli.recipe.kinds import KindDescription, describe
+from grpo_cli.recipe.kinds import KindDescription, added_kinds, describe, load_kind
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -45,14 +43,19 @@ def find_kind(section: str, name: str) -> Any:
     if name in built_in:
         module, _, owner = built_in[name].partition(".")
         return getattr(importlib.import_module(f"grpo_cli.environments.kinds.{module}"), owner)
-    params = _load(_entry_points()[name]) if name in _entry_points() else None
+    entry = added_kinds(ENTRY_POINT_GROUP).get(name)
+    params = _load(entry) if entry is not None else None
     return params if params is not None and issubclass(params, base) else None
 
 
 def kind_names(section: str) -> list[str]:
     """Return the names of all kinds of a section; imports none that is built in."""
     built_in, base = _of(section)
-    added = [name for name, entry in _entry_points().items() if issubclass(_load(entry), base)]
+    added = [
+        name
+        for name, entry in added_kinds(ENTRY_POINT_GROUP).items()
+        if issubclass(_load(entry), base)
+    ]
     return [*built_in, *added]
 
 
@@ -81,24 +84,5 @@ def _of(section: str) -> tuple[dict[str, str], Any]:
     return (TOOLS, ToolParams) if section == "tools" else (ENVIRONMENTS, EnvironmentParams)
 
 
-@cache
-def _entry_points() -> dict[str, "EntryPoint"]:
-    # Imported late: it is slow, and recipes of built-in kinds do not need it.
-    from importlib import metadata
-
-    return {each.name: each for each in metadata.entry_points(group=ENTRY_POINT_GROUP)}
-
-
 def _load(entry: "EntryPoint") -> Any:
-    source = f"kind {entry.name!r} ({entry.value})"
-    try:
-        params = entry.load()
-    except Exception as error:  # a package's own code raises anything
-        raise EpisodeError(
-            f"{source} cannot be imported: {error!r:.300}. Fix: update or remove that package"
-        ) from error
-    if not (inspect.isclass(params) and issubclass(params, ToolParams | EnvironmentParams)):
-        raise EpisodeError(
-            f"{source} is neither a ToolParams nor an EnvironmentParams. Fix: name a subclass of one there"
-        )
-    return params
+    return load_kind(entry, "kind", (ToolParams, EnvironmentParams), EpisodeError)

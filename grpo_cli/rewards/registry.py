@@ -5,16 +5,14 @@ one through the entry-point group `grpo.rewards`. A kind is imported when a reci
 """
 
 import importlib
-import inspect
 import json
 import os
 import sys
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from grpo_cli.errors import RewardError, UsageError, nearest
-from grpo_cli.recipe.kinds import KindDescription, describe
+from grpo_cli.recipe.kinds import KindDescription, added_kinds, describe, load_kind
 from grpo_cli.rewards.contract import RewardParams
 
 if TYPE_CHECKING:
@@ -66,14 +64,16 @@ def find_kind(name: str) -> type[RewardParams] | None:
     if name not in _registered:
         if name in _inherited():
             _registered[name] = _import_inherited(name)
-        elif name in _entry_points():
-            _registered[name] = _load(_entry_points()[name])
+        elif (entry := added_kinds(ENTRY_POINT_GROUP).get(name)) is not None:
+            _registered[name] = _load(entry)
     return _registered.get(name)
 
 
 def kind_names() -> list[str]:
     """Return the names of all kinds; imports none."""
-    return list(dict.fromkeys([*BUILT_IN, *_registered, *_inherited(), *_entry_points()]))
+    return list(
+        dict.fromkeys([*BUILT_IN, *_registered, *_inherited(), *added_kinds(ENTRY_POINT_GROUP)])
+    )
 
 
 def load_kinds() -> dict[str, type[RewardParams]]:
@@ -98,26 +98,12 @@ def register_reward(params: Params) -> Params:
     return params
 
 
-@cache
-def _entry_points() -> dict[str, "EntryPoint"]:
-    # Imported late: it is slow, and recipes of built-in kinds do not need it.
-    from importlib import metadata
-
-    return {each.name: each for each in metadata.entry_points(group=ENTRY_POINT_GROUP)}
-
-
 def _load(entry: "EntryPoint") -> type[RewardParams]:
-    source = f"reward kind {entry.name!r} ({entry.value})"
-    try:
-        params = entry.load()
-    except Exception as error:  # a package's own code raises anything
-        raise RewardError(
-            f"{source} cannot be imported: {error!r:.300}. Fix: update or remove that package"
-        ) from error
-    if not (inspect.isclass(params) and issubclass(params, RewardParams)):
-        raise RewardError(f"{source} is not a RewardParams. Fix: name a subclass of it there")
+    params = load_kind(entry, "reward kind", (RewardParams,), RewardError)
     if getattr(params, "kind", None) != entry.name:
-        raise RewardError(f"{source} has another `kind`. Fix: set it to {entry.name!r}")
+        raise RewardError(
+            f"reward kind {entry.name!r} ({entry.value}) has another `kind`. Fix: set it to {entry.name!r}"
+        )
     return params
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.rewards import registry
+from grpo_cli.recipe.kinds import added_kinds
 from tests.judge_server import JudgeServer, judge_by
 from tests.tiny_models import make_tiny_classifier
 
@@ -28,10 +28,10 @@ def count_letters(text):
 def package(monkeypatch):
     """A package is installed that adds the kind `shout`."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "reward_package"))
-    registry._entry_points.cache_clear()
+    added_kinds.cache_clear()
     yield
     monkeypatch.undo()
-    registry._entry_points.cache_clear()
+    added_kinds.cache_clear()
 
 
 @pytest.fixture

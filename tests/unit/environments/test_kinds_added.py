@@ -7,6 +7,7 @@ import pytest
 
 from grpo_cli.environments import registry
 from grpo_cli.environments.contract import EpisodeError
+from grpo_cli.recipe.kinds import added_kinds
 from tests.in_process import run_command
 
 MODULE = '''
@@ -70,11 +71,11 @@ def package(tmp_path, monkeypatch):
     metadata.joinpath("METADATA").write_text("Name: grpo-echo\nVersion: 1.0\n")
     metadata.joinpath("entry_points.txt").write_text(ENTRY_POINTS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry._entry_points.cache_clear()
+    added_kinds.cache_clear()
     yield metadata / "entry_points.txt"
     sys.modules.pop("grpo_echo", None)
     monkeypatch.undo()
-    registry._entry_points.cache_clear()
+    added_kinds.cache_clear()
 
 
 def test_kinds_of_a_package_are_used_like_built_in_ones(package):
@@ -104,8 +105,8 @@ def test_commands_know_them(package, tmp_path):
 
 def test_a_broken_package_is_named(package):
     package.write_text("[grpo.environments]\ngone = grpo_echo:Gone\ncoin = grpo_echo:Coin\n")
-    registry._entry_points.cache_clear()
+    added_kinds.cache_clear()
     with pytest.raises(EpisodeError, match=r"'gone' \(grpo_echo:Gone\) cannot be imported"):
         registry.find_kind("tools", "gone")
-    with pytest.raises(EpisodeError, match="neither a ToolParams nor an EnvironmentParams"):
+    with pytest.raises(EpisodeError, match="is not a ToolParams or EnvironmentParams"):
         registry.find_kind("environment", "coin")

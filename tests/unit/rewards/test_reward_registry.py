@@ -15,6 +15,7 @@ from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.checks.schema import build_schema
 from grpo_cli.errors import RewardError, UsageError
 from grpo_cli.machine import Hardware
+from grpo_cli.recipe.kinds import added_kinds
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards import registry
 from grpo_cli.rewards.building import build_rewards
@@ -31,11 +32,11 @@ CONTEXT = RewardContext(max_completion_length=64)
 def clean_registry(monkeypatch):
     monkeypatch.setattr(registry, "_registered", {})
     monkeypatch.setenv(registry._REGISTERED_ENV, "{}")
-    registry._entry_points.cache_clear()
+    added_kinds.cache_clear()
     yield
     sys.modules.pop("grpo_shout", None)
     monkeypatch.undo()
-    registry._entry_points.cache_clear()
+    added_kinds.cache_clear()
 
 
 @pytest.fixture
