@@ -22,6 +22,7 @@ from grpo_cli.analysis.expectations import (
     held_out,
     list_versions,
 )
+from grpo_cli.analysis.held_out import read_measurement
 from grpo_cli.analysis.metrics import GAP
 from grpo_cli.errors import UsageError, nearest
 from grpo_cli.recipe.comparison import fingerprint_settings, list_training_differences
@@ -186,38 +187,26 @@ def _band_of_series(
 
 
 def _band_of_held_out(metric: str, runs: Sequence[Run]) -> Band:
-    values = [value for run in runs if (value := held_out(run)[metric]) is not None]
+    means = [value for run in runs if (value := held_out(run)[metric]) is not None]
     if metric.startswith(ACCURACY):
         low, high = predict_share(
-            fmean(values), min(int(run.after.get("prompts") or 1) for run in runs)
+            fmean(means), min(int(run.after.get("prompts") or 1) for run in runs)
         )
-        if len(values) == 1:
+        if len(means) == 1:
             return low, high
         # Never narrower than the number of prompts allows.
-        least, most = predict_mean(values)
+        least, most = predict_mean(means)
         return min(low, least), max(high, most)
-    if len(values) > 1:
-        return predict_mean(values)
-    prompts = _means_by_prompt(runs[0], metric)
-    if len(prompts) < 2:
+    if len(means) > 1:
+        return predict_mean(means)
+    measured = read_measurement(runs[0])
+    values = {} if isinstance(measured, str) else measured.values.get(metric, {})
+    if len(values) < 2:
         raise UsageError(
             f"one run alone does not say how `{metric}` varies: its samples (eval/after.jsonl) are not "
             "there. Fix: give runs of other seeds too, or leave it out with --metric"
         )
-    return predict_mean(prompts, future=len(prompts))
-
-
-def _means_by_prompt(run: Run, metric: str) -> list[float]:
-    rows: dict[int, list[float]] = defaultdict(list)
-    kind, _, name = metric.partition("/")
-    for sample in run.samples("after"):
-        value = sample["rewards"].get(name) if name else sample.get(_SAMPLE_KEYS.get(kind, kind))
-        if isinstance(value, int | float):
-            rows[sample["row"]].append(value)
-    return [fmean(values) for values in rows.values()]
-
-
-_SAMPLE_KEYS = {"completion_length": "tokens"}
+    return predict_mean(list(values.values()), future=len(values))
 
 
 def _cut(metric: str, band: Band) -> tuple[Band, list[str]]:

@@ -16,9 +16,9 @@ from grpo_cli.report.wording import clean_text, short_path
 from grpo_cli.units import format_bytes, format_duration, format_value, say_number
 
 if TYPE_CHECKING:
+    from grpo_cli.analysis.held_out import HeldOutDifference
     from grpo_cli.analysis.metrics import Metric
     from grpo_cli.report.comparison import RunsComparison
-    from grpo_cli.report.held_out import HeldOutDifference
     from grpo_cli.report.summary import RunReport, Trend
     from grpo_cli.runs.removal import Removal
 

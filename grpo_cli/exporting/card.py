@@ -11,23 +11,13 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from jinja2 import Environment, StrictUndefined
 
-from grpo_cli.analysis.metrics import (
-    GAP,
-    RANKING,
-    PerPrompt,
-    compare,
-    per_prompt,
-    rank_by_prompt,
-    read_ranked,
-    summarize,
-)
-from grpo_cli.analysis.samples import as_scored, group_by_row
+from grpo_cli.analysis.held_out import read_held_out
 from grpo_cli.exporting.request import ExportRequest
 from grpo_cli.models.source import read_licence, resolve_source
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.training import TrainingConfig
 from grpo_cli.recipe.yaml_tree import write_yaml
-from grpo_cli.rewards.building import name_rewards, right_scores
+from grpo_cli.rewards.building import name_rewards
 from grpo_cli.runs.files import read_object, write_text
 from grpo_cli.runs.run import Run
 
@@ -202,31 +192,16 @@ def _read_result(result: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _read_measurement(run: Run) -> dict[str, Any] | None:
-    recipe, seed = run.recipe, run.recipe.seed
-    before, after = (
-        group_by_row([as_scored(each) for each in run.samples(when)])
-        for when in ("before", "after")
-    )
-    if not before or not after:
+    held_out, evaluation = read_held_out(run), run.recipe.evaluation
+    if not held_out.change:
         return None
-    # Both decide: a measurement in which no answer is right has zeros alone.
-    right = right_scores(
-        recipe.rewards, (each.rewards for group in before + after for each in group)
+    before, after, gains = (
+        {name: each.as_json() for name, each in metrics.items()}
+        for metrics in (held_out.before, held_out.after, held_out.change)
     )
-    values: list[dict[str, PerPrompt]] = []
-    for when, groups in (("before", before), ("after", after)):
-        scores = per_prompt(groups, right)
-        if not recipe.is_sampled:
-            ranked = rank_by_prompt(read_ranked(run.folder.evaluations / f"{when}_ranked.jsonl"))
-            del scores["reward"]
-            scores = {f"accuracy/{RANKING}": ranked[RANKING], GAP: ranked[GAP], **scores}
-        values.append(scores)
-    size = len(before[0])
-    means = [summarize(each, size, seed) for each in values]
-    tables = [{name: each.as_json() for name, each in table.items()} for table in means]
-    gains = {name: each.as_json() for name, each in compare(values[0], values[1], seed).items()}
-    counts = (len(before), size, recipe.evaluation.temperature)
-    return _tabulate(tables[0], tables[1], gains, "Measured by the run itself.", counts)
+    prompts = before["completion_length"]["prompts"]
+    counts = (prompts, evaluation.samples_per_prompt, evaluation.temperature)
+    return _tabulate(before, after, gains, "Measured by the run itself.", counts)
 
 
 def _tabulate(

@@ -9,8 +9,8 @@ from math import isclose
 from typing import Any
 
 from grpo_cli.analysis.expectations import bands_of
+from grpo_cli.analysis.held_out import SHARES
 from grpo_cli.analysis.metrics import Metric
-from grpo_cli.report.held_out import SHARES
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.tables import list_measured, rank_runs
 from grpo_cli.runs.metrics import Point

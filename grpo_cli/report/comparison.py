@@ -6,14 +6,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.recipe.comparison import flatten
-from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.report.held_out import (
+from grpo_cli.analysis.held_out import (
     HeldOutDifference,
     Measurement,
     compare_held_out,
     read_measurement,
 )
+from grpo_cli.recipe.comparison import flatten
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.summary import RunReport, Trend
 from grpo_cli.runs.files import SCHEMA_VERSION
 from grpo_cli.runs.folder import RunFolder

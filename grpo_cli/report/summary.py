@@ -24,7 +24,7 @@ from grpo_cli.runs.trackers import read_trackers
 from grpo_cli.units import format_duration
 
 if TYPE_CHECKING:
-    from grpo_cli.report.held_out import HeldOut
+    from grpo_cli.analysis.held_out import HeldOut
 
 _PARTS = ("checkpoints", "model", "completions", "eval", "logs", "tensorboard")
 """Folders whose sizes are listed one by one."""
@@ -113,7 +113,7 @@ class RunReport(Run):
     @cached_property
     def held_out(self) -> "HeldOut":
         """The held-out measurements before and after, with intervals."""
-        from grpo_cli.report.held_out import read_held_out
+        from grpo_cli.analysis.held_out import read_held_out
 
         return read_held_out(self)
 

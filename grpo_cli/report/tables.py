@@ -9,11 +9,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from grpo_cli.analysis.held_out import SHARES, direction, sort_names
 from grpo_cli.analysis.metrics import Metric
 from grpo_cli.batch import BatchPlan, plan_batch
 from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.recipe.comparison import flatten, list_choices
-from grpo_cli.report.held_out import SHARES, direction, sort_names
 from grpo_cli.report.summary import RunReport, Trend
 from grpo_cli.runs.metrics import PHASES
 from grpo_cli.units import format_duration

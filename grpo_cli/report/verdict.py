@@ -6,8 +6,8 @@ A gain is claimed only if its interval excludes 0.
 from typing import Literal, NamedTuple
 
 from grpo_cli.analysis.estimates import ALL_EQUAL
+from grpo_cli.analysis.held_out import HeldOut, direction
 from grpo_cli.analysis.metrics import RANKING, Metric
-from grpo_cli.report.held_out import HeldOut, direction
 from grpo_cli.report.summary import RunReport, Trend
 from grpo_cli.units import format_duration
 

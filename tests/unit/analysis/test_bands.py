@@ -71,7 +71,7 @@ def test_a_held_out_reward_of_one_run_takes_the_spread_between_prompts(tmp_path)
     with pytest.raises(UsageError, match="one run alone does not say how `rewards/length` varies"):
         expect_from_runs([run.path], ["rewards/length"])
     scores = [("0", [0.0]), ("1", [0.5, 1.5]), ("2", [1.0]), ("3", [2.0])]
-    write_samples(run, scores, rewards=("length",))
+    write_samples(run, scores, rewards=("math", "length"))
     (metric,) = expect_from_runs([run.path], ["rewards/length"]).expect.metrics
     assert metric.band == (-0.84, 2.84)
 
