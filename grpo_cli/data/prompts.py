@@ -8,7 +8,7 @@ from grpo_cli.data.rows import Row, show, show_names, suggest
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import PromptConfig
-from grpo_cli.templating import LONGEST_TEXT, bounded_range, environment, is_unreadable
+from grpo_cli.templating import environment, is_unreadable
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -208,17 +208,10 @@ def render_template(text: str, row: Row, where: str, path: str) -> str:
     Raises:
         RecipeError: The template fails on the row.
     """
-    parts: list[str] = []
-    length = 0
     try:
-        for part in _compile(text).generate({"range": bounded_range(), **row}):
-            length += len(part)
-            if length > LONGEST_TEXT:
-                raise OverflowError(f"the text passes {LONGEST_TEXT:,} characters")
-            parts.append(part)
+        return _compile(text).render(row)
     except Exception as error:  # templates are a user's code: they raise anything
         raise _explain_failure(text, row, where, path, error) from error
-    return "".join(parts)
 
 
 def _explain_failure(text: str, row: Row, where: str, path: str, error: Exception) -> RecipeError:
@@ -233,8 +226,6 @@ def _explain_failure(text: str, row: Row, where: str, path: str, error: Exceptio
         fix = f"name one of its keys, such as {{{{ {bad}.{next(iter(row[bad]))} }}}}"
     elif bad is not None:
         fix = f'fill `{bad}`, or write {{{{ {bad} or "" }}}}'
-    elif isinstance(error, OverflowError):
-        fix = "shorten the loop in the template"
     return _error(f"{where}: {error}", fix, path)
 
 

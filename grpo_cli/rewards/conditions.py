@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import Batch
-from grpo_cli.templating import bounded_range, environment
+from grpo_cli.templating import environment
 
 if TYPE_CHECKING:
     from jinja2 import TemplateSyntaxError
@@ -69,7 +69,7 @@ class Condition:
             for name in self._names - values.keys():
                 # Jinja has values of its own for some names, such as `dict`.
                 raise NameError(f"{name!r} is undefined")
-            return bool(self._expression({"range": bounded_range(), **values}))
+            return bool(self._expression(values))
         except Exception as error:  # an expression is a user's code: it raises anything
             raise RewardError(
                 f"`when: {self.text}` fails on {batch.row_name(row)}: {error} "

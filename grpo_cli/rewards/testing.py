@@ -13,7 +13,7 @@ from grpo_cli.issues import Issue
 from grpo_cli.rewards import findings
 from grpo_cli.rewards.contract import NO_TRAINER, Batch, RewardParams, Score, text_of
 from grpo_cli.rewards.scoring import Reward, weighted_sum
-from grpo_cli.templating import bounded_range, environment
+from grpo_cli.templating import environment
 
 Progress = Callable[[str], None]
 Encode = Callable[[str], Sequence[int]]
@@ -267,7 +267,7 @@ def _next_number(text: str) -> str | None:
 
 def _render_answer(template: str, row: Mapping[str, Any]) -> str:
     try:
-        return environment().from_string(template).render({**row, "range": bounded_range()})
+        return environment().from_string(template).render(row)
     except Exception as error:  # a user's own template raises anything
         raise UsageError(
             f"--answer {template!r} fails: {error} (columns: {', '.join(row)}). "

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from grpo_cli.data.prompts import Renderer, resolve_style, template_columns
@@ -116,22 +114,6 @@ def test_an_empty_value_is_never_printed_as_the_word_none() -> None:
     assert "training row 7" in problem.seen
     assert '{{ hint or "" }}' in problem.fix
     assert render(ROW, "text", user='{{ question }}{{ hint or "" }}') == "1 + 1"
-
-
-@pytest.mark.parametrize(
-    "user",
-    [
-        "{% for i in range(10**9) %}x{% endfor %}",
-        "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
-        "{% for i in range(90000) %}{{ question * 100 }}{% endfor %}",
-    ],
-)
-def test_runaway_templates_fail_fast(user) -> None:
-    started = time.process_time()
-    problem = problem_of(ROW, user=user)
-    assert time.process_time() - started < 5
-    assert problem.path == "dataset.prompt.user"
-    assert problem.fix == "shorten the loop in the template"
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,7 @@ def test_columns_are_those_it_reads():
         ("levle > 2", "'levle' is undefined"),
         ("task > 2", "not supported"),
         ("level.__class__.__mro__", "unsafe"),
-        ("9 ** (9 ** 9)", "too large"),
-        ("'a' * 10 ** 9", "characters"),
-        ("range(10 ** 9) | list", "rounds"),
+        ("range(10 ** 9) | list", "Range too big"),
     ],
 )
 def test_failures_say_where_and_what(text, reason):
