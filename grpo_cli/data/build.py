@@ -20,8 +20,6 @@ from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import DatasetConfig, ReasoningGymDataset, ScoredDataset
 from grpo_cli.recipe.recipe import Recipe
 
-_DEEPEST = 32
-"""Levels of lists and dicts that are left to Arrow; with 100, `datasets` cannot read the schema (pyarrow 26)."""
 CountTokens = Callable[[Prompt], int]
 
 
@@ -285,9 +283,6 @@ def _as_text_array(name: str, values: list[Any], nested: bool) -> Any:
     try:
         texts = [None if value is None else to_text(value) for value in values]
         return pyarrow.array(texts, pyarrow.string())
-    except RecursionError as error:
-        message = f"the column `{name}` holds lists or dicts that are nested too deep"
-        raise _error(message, "flatten them in the data", "dataset") from error
     except UnicodeEncodeError as error:
         message = f"the column `{name}` holds half a character (a lone surrogate): {error.reason}"
         raise _error(message, "correct the text in the data", "dataset") from error
@@ -299,15 +294,7 @@ def _as_array(values: list[Any], nested: bool) -> Any:
         array = pyarrow.array(values)
     except (pyarrow.ArrowException, OverflowError, TypeError, UnicodeEncodeError):
         return None
-    if _is_deeper(array.type, _DEEPEST):
-        return None
     return array if not nested or array.to_pylist() == values else None
-
-
-def _is_deeper(kind: Any, levels: int) -> bool:
-    """Return whether an Arrow type is nested in more levels."""
-    inner = (kind.field(index).type for index in range(kind.num_fields))
-    return levels < 0 or any(_is_deeper(each, levels - 1) for each in inner)
 
 
 def _error(message: str, fix: str, path: str) -> RecipeError:

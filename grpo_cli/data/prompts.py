@@ -61,8 +61,6 @@ def template_columns(text: str, path: str = USER) -> frozenset[str]:
             fix = "give the column another name under `dataset.columns`"
             raise _error("`self` is Jinja's name for the template itself", fix, path)
         return frozenset(found - sandbox.globals.keys())
-    except RecursionError as error:
-        raise _error("the template is nested too deep", "flatten it", path) from error
     except TemplateSyntaxError as error:
         reason = (error.message or "").rstrip(".")
         message = f"line {error.lineno} of the template is wrong: {reason}"

@@ -226,8 +226,6 @@ def _explain_unreadable(file: Path) -> Fault:
     except json.JSONDecodeError as error:
         message = f"{file}:{error.lineno}:{error.colno}: not JSON: {error.msg}"
         return message, "correct that line (JSON has no comments), or fetch the file anew"
-    except RecursionError:
-        pass
     return f"{file} cannot be read as a JSON object", "it should hold {…}"
 
 

@@ -17,8 +17,6 @@ from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue, Location
 
 MAX_BYTES = 2**20
-MAX_VALUES = 20_000
-MAX_DEPTH = 40
 
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
@@ -180,35 +178,28 @@ def read_text(text: str, source: str, *, has_lines: bool = True) -> Node:
 
 
 class _Reader:
-    """Turns composed YAML nodes into ours; counts them, so that aliases cannot explode."""
+    """Turns composed YAML nodes into ours."""
 
     def __init__(self, source: str, has_lines: bool) -> None:
-        self._source, self._has_lines, self._count = source, has_lines, 0
+        self._source, self._has_lines = source, has_lines
 
     def locate(self, mark: Any) -> Location:
         if mark is None or not self._has_lines:
             return Location(self._source)
         return Location(self._source, mark.line + 1, mark.column + 1)
 
-    def read(self, node: yaml.Node, depth: int = 0) -> Node:
+    def read(self, node: yaml.Node) -> Node:
         where = self.locate(node.start_mark)
-        self._count += 1
-        if depth > MAX_DEPTH:
-            fix = "flatten it; an alias must not hold itself"
-            raise _refuse(where, f"is nested more than {MAX_DEPTH} deep", fix)
-        if self._count > MAX_VALUES:
-            message = f"has more than {MAX_VALUES:,} values once aliases are expanded"
-            raise _refuse(where, message, "put data into files and name them in `dataset`")
         if node.tag not in _PLAIN_TAGS:
             fix = "remove the tag; recipes hold plain values"
             raise _refuse(where, f"has the tag `{node.tag}`", fix)
         if isinstance(node, yaml.MappingNode):
-            return self._read_mapping(node, where, depth)
+            return self._read_mapping(node, where)
         if isinstance(node, yaml.SequenceNode):
-            return Node([self.read(child, depth + 1) for child in node.value], where)
+            return Node([self.read(child) for child in node.value], where)
         return Node(node.value if node.style else read_scalar(node.value), where)  # type: ignore[attr-defined]
 
-    def _read_mapping(self, node: yaml.MappingNode, where: Location, depth: int) -> Node:
+    def _read_mapping(self, node: yaml.MappingNode, where: Location) -> Node:
         inherited: dict[str, Node] = {}
         own: dict[str, Node] = {}
         keys: dict[str, Location] = {}
@@ -221,7 +212,7 @@ class _Reader:
                 fix = 'if this is a template, put it in quotes: "{{ question }}"'
                 raise _refuse(key_at, "a key must be a word, not a list or a mapping", fix)
             if key == "<<" and not key_node.style:
-                inherited |= self._read_merged(value_node, depth)
+                inherited |= self._read_merged(value_node)
             elif key in own:
                 message = f"the key `{key}` stands twice in this mapping"
                 if keys[key].line:
@@ -231,16 +222,16 @@ class _Reader:
                     fix = f"move its keys into the first `{key}`, and remove the second"
                 raise _refuse(key_at, message, fix)
             else:
-                own[key], keys[key] = self.read(value_node, depth + 1), key_at
+                own[key], keys[key] = self.read(value_node), key_at
         keys = {key: child.location for key, child in inherited.items()} | keys
         return Node(inherited | own, where, keys)
 
-    def _read_merged(self, node: yaml.Node, depth: int) -> dict[str, Node]:
+    def _read_merged(self, node: yaml.Node) -> dict[str, Node]:
         """Read what `<<` merges: a mapping, or a list of them, of which the first wins."""
         merged: dict[str, Node] = {}
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for source in reversed(sources):
-            mapping = self.read(source, depth + 1)
+            mapping = self.read(source)
             if not isinstance(mapping.value, dict):
                 fix = "name a mapping after `<<`"
                 raise _refuse(mapping.location, "`<<` merges mappings only", fix)

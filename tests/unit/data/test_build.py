@@ -211,10 +211,3 @@ def test_gsm8k_is_built_whole(recipe, gsm8k) -> None:
     assert (len(built.train), len(built.eval)) == (7473, 400)
     assert built.train[0]["answer"] == "72"
     assert built.report.exact_duplicates_between_splits == 0
-
-
-def test_a_column_that_is_nested_deep_becomes_text(recipe) -> None:
-    deep = json.loads("[" * 500 + "]" * 500)
-    built = build(recipe(kind="inline", rows=[{"q": "one", "deep": deep}], prompt=PROMPT))
-    assert built.report.json_columns == ("deep",)
-    assert json.loads(built.train[0]["deep"]) == deep
