@@ -314,3 +314,10 @@ def _refusal(host: str, port: int) -> str | None:
         except (OSError, UnicodeError) as error:
             return str(getattr(error, "strerror", None) or error)
     return None
+
+
+def cache_folder() -> Path:
+    """Return the folder of things that can be made again: `$GRPO_CACHE`, or `grpo` in the user's cache."""
+    if own := os.environ.get("GRPO_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo"

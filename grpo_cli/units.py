@@ -41,3 +41,9 @@ def format_value(value: float | None) -> str:
     if value is None:
         return "–"
     return say_number(value) if abs(value) >= _PLAIN_FROM else f"{value:.3f}"
+
+
+def spread(total: int, count: int) -> list[int]:
+    """Return so many places at equal distances among a total; all of them if there are fewer."""
+    count = min(total, count)
+    return [index * total // count for index in range(count)]

@@ -1,8 +1,6 @@
 """`grpo export`: export a model, and print where it is and how it was verified."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,7 +51,7 @@ def export(
     from grpo_cli.cli import output
     from grpo_cli.workflows import api
 
-    with output.stdout_to_stderr(), _progress() as tell:
+    with output.stdout_to_stderr(), output.progress("starting") as tell:
         result = api.export(
             run,
             to,
@@ -73,26 +71,6 @@ def export(
         output.print_json(result)
     else:
         _print_result(result)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Show on stderr what is being done, and for how long."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from grpo_cli.cli.output import stderr
-
-    console = stderr()
-    if not console.is_terminal:
-        started = time.monotonic()
-        yield lambda what: console.print(
-            f"· {what} ({time.monotonic() - started:.0f}s)", markup=False
-        )
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("starting")
-        yield lambda what: bars.update(task, description=what)
 
 
 def _print_result(result: Mapping[str, Any]) -> None:

@@ -447,7 +447,7 @@ def open_player(
 def sample_episodes(
     player: Player,
     rows: Sequence[Mapping[str, Any]],
-    sample: Sampler,
+    draw: Callable[[list[list[int]], int], list[list[int]]],
     *,
     samples_per_prompt: int = 1,
     batch_size: int = 32,
@@ -459,7 +459,7 @@ def sample_episodes(
     Args:
         player: Of the recipe.
         rows: With `prompt` and `row_id`.
-        sample: Samples the answers of a turn.
+        draw: Returns answers to prompts of token ids, each of at most so many tokens.
         samples_per_prompt: Episodes of each row.
         batch_size: Episodes played side by side.
         agree: As for `Player.play`.
@@ -469,7 +469,7 @@ def sample_episodes(
     played: list[Completion] = []
     for start in range(0, len(queue), batch_size):
         episodes = player.begin(queue[start : start + batch_size])
-        player.play(episodes, sample, agree)
+        player.play(episodes, lambda ids, most: Sampled(draw(ids, most)), agree)
         played += [_as_completion(each) for each in episodes]
         if on_progress is not None:
             on_progress(len(played), len(queue))

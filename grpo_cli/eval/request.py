@@ -15,7 +15,7 @@ from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.checks.sampling import choose_local_backend, read_vllm_version
 from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.machine import is_on_cpu, read_hardware
-from grpo_cli.models.folder import is_adapter, read_adapter_base, refuse_sharded
+from grpo_cli.models.folder import is_adapter, read_present_base, refuse_sharded
 from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
@@ -209,12 +209,7 @@ def _from_path(name: str, path: str, recipe: Recipe) -> Subject:
         return _plain(name, path, recipe.model)
     if not is_adapter(folder):
         return _from_folder(name, folder, recipe.model)
-    base = read_adapter_base(folder) or recipe.model.path
-    if base.startswith("/") and not Path(base).is_dir():
-        raise UsageError(
-            f"the adapter {path} was trained on {base}, which is not here. Fix: put that model there, or "
-            "correct `base_model_name_or_path` in its adapter_config.json"
-        )
+    base = read_present_base(folder) or recipe.model.path
     own = base == recipe.model.path
     return _from_folder(
         name, folder, recipe.model if own else _plain(name, base, recipe.model).model

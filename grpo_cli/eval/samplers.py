@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_cli.environments.episode import Sampled
 from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.eval.request import EvalRequest, Subject
 from grpo_cli.fast.completions import Completion, all_eos_token_ids, sample_completions
@@ -94,7 +93,7 @@ def _open_player(
                 return sample_episodes(
                     player,
                     rows.to_list(),
-                    lambda ids, most: Sampled(draw(ids, most)),
+                    draw,
                     samples_per_prompt=request.samples,
                     batch_size=size,
                 )

@@ -15,7 +15,13 @@ from typing import Any, Literal
 
 from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.machine import pick_free_port
-from grpo_cli.models.folder import is_adapter, read_adapter_base, read_vllm_rank, refuse_sharded
+from grpo_cli.models.folder import (
+    is_adapter,
+    read_adapter_base,
+    read_present_base,
+    read_vllm_rank,
+    refuse_sharded,
+)
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import (
     AUTOMATIC,
@@ -288,16 +294,11 @@ def find_served(source: Path, checkpoint: str | None) -> Served:
 
 
 def _read_base(adapter: Path) -> str:
-    base = read_adapter_base(adapter)
+    base = read_present_base(adapter)
     if base is None:
         raise UsageError(
             f"{adapter}/adapter_config.json does not name its base model. "
             "Fix: correct `base_model_name_or_path`, or export as safetensors"
-        )
-    if base.startswith("/") and not Path(base).is_dir():
-        raise UsageError(
-            f"{adapter} is an adapter on {base}, which is not here. Fix: put that model there, or "
-            "correct `base_model_name_or_path` in its adapter_config.json"
         )
     return base
 

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from grpo_cli.errors import RunError, SetupError, install_extra
 from grpo_cli.loading_errors import quiet_loading
+from grpo_cli.machine import cache_folder
 from grpo_cli.models.folder import FSDP_SHARDS
 from grpo_cli.models.loading import add_adapters, load_model
 from grpo_cli.recipe.model import ModelConfig
@@ -75,13 +76,6 @@ def materialize_gguf(path: Path, cache: Path | None = None) -> Path:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder
-
-
-def cache_folder() -> Path:
-    """Return the folder of things that can be made again: `$GRPO_CACHE`, or `grpo` in the user's cache."""
-    if own := os.environ.get("GRPO_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo"
 
 
 def _hash_content(path: Path) -> str:

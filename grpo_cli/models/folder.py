@@ -14,6 +14,7 @@ from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.issues import Issue
 from grpo_cli.models.vllm_engine import fitting_rank
 from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.runs.files import read_tensors_size
 
 Fault = tuple[str, str]
 """What is wrong, and the fix."""
@@ -196,18 +197,11 @@ def find_fault(file: Path) -> Fault | None:
 
 
 def _find_torn(file: Path) -> Fault | None:
-    """Compare a safetensors file's size with its header.
-
-    Source: safetensors' README: 8 bytes with the length of the header, the header as JSON, the data.
-    """
+    """Compare a safetensors file's size with its header."""
     size = file.stat().st_size
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        text = opened.read(length) if length < size else b""
     try:
-        tensors = [value for name, value in json.loads(text).items() if name != "__metadata__"]
-        expected = 8 + length + max((each["data_offsets"][1] for each in tensors), default=0)
-    except (AttributeError, LookupError, TypeError, ValueError):
+        expected = read_tensors_size(file)
+    except ValueError:
         return f"{file} has no safetensors header", "the file is damaged: fetch it anew"
     if size < expected:
         return f"{file} is cut short: {size:,} of {expected:,} bytes", "fetch it anew"
@@ -285,6 +279,22 @@ def read_adapter_base(adapter: Path) -> str | None:
     """
     base = _read_adapter_config(adapter).get("base_model_name_or_path")
     return base if isinstance(base, str) else None
+
+
+def read_present_base(adapter: Path) -> str | None:
+    """Return what `read_adapter_base` does; refuse a folder that is not on this machine.
+
+    Raises:
+        UsageError: There is no such folder.
+        RecipeError: Its settings cannot be read.
+    """
+    base = read_adapter_base(adapter)
+    if base is not None and base.startswith("/") and not Path(base).is_dir():
+        raise UsageError(
+            f"the adapter {adapter} was trained on {base}, which is not here. Fix: put that model there, or "
+            f"correct `base_model_name_or_path` in its {_ADAPTER_CONFIG}"
+        )
+    return base
 
 
 def read_vllm_rank(adapter: Path) -> int:

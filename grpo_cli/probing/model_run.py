@@ -12,7 +12,6 @@ from transformers.utils.logging import disable_progress_bar
 from trl.trainer import add_fused_lm_head
 
 from grpo_cli.checks.settings import read_setting, settle_fast
-from grpo_cli.environments.episode import Sampled
 from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.errors import GrpoError, RunError
 from grpo_cli.fast.completions import (
@@ -232,27 +231,19 @@ def _play(
     report: Callable[[int, int], None],
 ) -> _Sampled:
     """Play a group of episodes for each row."""
-    model_s = 0.0
-
-    def sample(prompt_ids: list[list[int]], most: int) -> Sampled:
-        nonlocal model_s
-        began = time.perf_counter()
-        token_ids = draw(prompt_ids, most)
-        model_s += time.perf_counter() - began
-        return Sampled(token_ids)
-
     stops = all_eos_token_ids(load_generation_config(recipe.model), tokenizer)
     with open_player(recipe, tokenizer, stops=stops) as player:
         started = time.perf_counter()
         groups = sample_episodes(
             player,
             rows,
-            sample,
+            draw,
             samples_per_prompt=recipe.generation.num_generations,
             batch_size=batch_size,
             on_progress=report,
         )
-        return _Sampled(groups, model_s, time.perf_counter() - started - model_s)
+        seconds = time.perf_counter() - started
+        return _Sampled(groups, seconds - player.waited_s, player.waited_s)
 
 
 def _sample_with_vllm(

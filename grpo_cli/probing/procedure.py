@@ -27,13 +27,14 @@ from grpo_cli.probing.episodes import judge_episodes, read_episodes
 from grpo_cli.probing.memory import MemoryEstimate
 from grpo_cli.probing.prompts import PromptSample
 from grpo_cli.probing.signal import Lengths, Signal, judge, read_lengths, read_signal
-from grpo_cli.probing.static_checks import check_statically, spread
+from grpo_cli.probing.static_checks import check_statically
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.rewards.testing import RewardTestResult
 from grpo_cli.runs.files import finite
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.units import spread
 
 if TYPE_CHECKING:
     from grpo_cli.probing.model_run import ModelRun

@@ -109,14 +109,10 @@ def _check_sampling(recipe: Recipe) -> Iterator[Issue]:
             "importance ratios are wrong"
         )
         yield _risk("narrowed sampling", f"generation.{next(iter(narrowed))}", seen, fix, why)
-    cold = generation.temperature < _LEAST_TEMPERATURE
-    if cold or generation.top_k == 1:
-        key, value, good = "temperature", generation.temperature, "1.0"
-        if not cold:
-            key, value, good = "top_k", 1, "0"
+    if generation.temperature < _LEAST_TEMPERATURE:
         why = "the completions of a group come out nearly the same, and equal rewards teach nothing"
-        seen, path = f"{key} is {value:g}", f"generation.{key}"
-        yield _risk("temperature", path, seen, f"set `{key}: {good}`", why)
+        seen, path = f"temperature is {generation.temperature:g}", "generation.temperature"
+        yield _risk("temperature", path, seen, "set `temperature: 1.0`", why)
 
 
 # --- what libraries refuse ---------------------------------------------------------------------

@@ -23,6 +23,7 @@ from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import NO_TRAINER, Batch, text_of
 from grpo_cli.rewards.scoring import Reward, has_state, read_state
 from grpo_cli.rewards.testing import try_rewards
+from grpo_cli.units import spread
 
 if TYPE_CHECKING:
     from grpo_cli.probing.procedure import Session
@@ -62,12 +63,6 @@ def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
     else:
         session.add(_check_scored(session))
     _estimate(session, runs)
-
-
-def spread(total: int, count: int) -> list[int]:
-    """Return places spread evenly over the data."""
-    count = min(total, count)
-    return [index * total // count for index in range(count)]
 
 
 # --- data and prompts --------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from grpo_cli.rewards import findings
 from grpo_cli.rewards.contract import NO_TRAINER, Batch, RewardParams, Score, text_of
 from grpo_cli.rewards.scoring import Reward, weighted_sum
 from grpo_cli.templating import environment
+from grpo_cli.units import spread
 
 Progress = Callable[[str], None]
 Encode = Callable[[str], Sequence[int]]
@@ -140,7 +141,7 @@ def try_rewards(
     """
     costly = any(reward.params.costly for reward in rewards)
     count = min(rows or (COSTLY_ROWS if costly else ROWS), len(data))
-    chosen = data.select([index * len(data) // count for index in range(count)])
+    chosen = data.select(spread(len(data), count))
     table = Table(rewards, chosen.to_dict(), encode, on_progress, budget_s)
     everything = Table(rewards, data.to_dict(), None, on_progress)
     problems = list(findings.check_rows(everything))

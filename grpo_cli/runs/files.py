@@ -76,6 +76,24 @@ def read_object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def read_tensors_size(path: Path) -> int:
+    """Return how many bytes a safetensors file should have, by its header.
+
+    Source: safetensors' README: 8 bytes with the length of the header, the header as JSON, the data.
+
+    Raises:
+        ValueError: It has no such header.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length) if length < path.stat().st_size else b""
+    try:
+        tensors = [value for name, value in parse_json(text).items() if name != "__metadata__"]
+        return 8 + length + max((each["data_offsets"][1] for each in tensors), default=0)
+    except (AttributeError, LookupError, TypeError):
+        raise ValueError("no safetensors header") from None
+
+
 def measure_bytes(path: Path) -> int:
     """Return the bytes of a file, or of all files under a folder; links are not followed."""
     try:

@@ -15,7 +15,6 @@ from datasets import Dataset
 from grpo_cli.analysis.metrics import PerPrompt, per_prompt
 from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, score_samples
 from grpo_cli.data.rows import canonical_json
-from grpo_cli.environments.episode import Sampled
 from grpo_cli.environments.player import Player, sample_episodes
 from grpo_cli.fast.completions import Completion, open_sampler, sample_completions
 from grpo_cli.rewards.building import right_scores
@@ -118,26 +117,17 @@ class Measurer:
                 seed=seed,
                 fast=self.session.recipe.training.fast,
             ) as draw:
-                played = play(
-                    rows.to_list(),
-                    lambda ids, most: Sampled(draw(ids, most)),
-                    batch_size=evaluation.batch_size,
-                )
+                played = play(rows.to_list(), draw, batch_size=evaluation.batch_size)
             return [group * repeats for group in played]
         vllm.sync_weights()
         # Each process plays equally many.
         share = math.ceil(len(self.rows) / self.session.processes.num_processes)
         padded = [*rows.to_list(), *[self.rows[0]] * (share - len(rows))]
-
-        def sample(ids: list[list[int]], most: int) -> Sampled:
-            temperature = evaluation.temperature
-            return Sampled(
-                vllm.sample_apart(ids, count=1, temperature=temperature, max_tokens=most)
-            )
-
         played = play(
             padded,
-            sample,
+            lambda ids, most: vllm.sample_apart(
+                ids, count=1, temperature=evaluation.temperature, max_tokens=most
+            ),
             batch_size=_VLLM_BATCH,
             agree=agree_over_processes,
         )

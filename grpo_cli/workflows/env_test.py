@@ -20,6 +20,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import EPISODE, NO_TRAINER, Batch
 from grpo_cli.rewards.scoring import Reward, weighted_sum
+from grpo_cli.units import spread
 from grpo_cli.workflows.reward_test import read_training_rows
 
 
@@ -67,8 +68,7 @@ def _choose_rows(recipe: Recipe, most: int) -> list[dict[str, Any]]:
         if recipe.environment:
             raise
         return []
-    count = min(most, len(data))
-    return list(data.select([index * len(data) // count for index in range(count)]))
+    return list(data.select(spread(len(data), most)))
 
 
 def _make_script(recipe: Recipe) -> Script | None:

@@ -11,8 +11,9 @@ from grpo_cli.fast.completions import (
     all_eos_token_ids,
     sample_completions,
 )
+from grpo_cli.machine import cache_folder
 from grpo_cli.models import conversion as gguf_module
-from grpo_cli.models.conversion import cache_folder, materialize_gguf
+from grpo_cli.models.conversion import materialize_gguf
 from grpo_cli.models.loading import (
     load_model,
     load_tokenizer,

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from grpo_cli.errors import RewardError
 from grpo_cli.issues import Issue
+from grpo_cli.machine import cache_folder
 from grpo_cli.recipe.base import Integer, Number
 from grpo_cli.rewards.answers import after_thinking, read_golds
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer, text_of
@@ -195,7 +196,8 @@ class _JudgeScorer:
             *(params.model, base_url, params.reply),
             *(params.temperature, params.max_tokens, params.extra_body),
         ]
-        folder = Path(params.cache_dir).expanduser() if params.cache_dir else _cache_folder()
+        own = params.cache_dir
+        folder = Path(own).expanduser() if own else cache_folder() / "judge"
         self._folder = folder if params.cache else None
 
     def __call__(self, batch: Batch) -> Sequence[Score | Exception]:
@@ -346,12 +348,6 @@ def _write_prompt(prompt: Any) -> str:
 def _valid_utf8(text: str) -> str:
     """Return the text without lone surrogates, which no request can carry."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _cache_folder() -> Path:
-    if own := os.environ.get("GRPO_CACHE"):
-        return Path(own).expanduser() / "judge"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo" / "judge"
 
 
 def _hash_content(content: Any) -> str:

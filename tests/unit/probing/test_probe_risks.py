@@ -26,7 +26,6 @@ def risks(processes=1, gpus=0, **sections):
             ("setting: learning rate", "warning"),
         ),
         ((1, 0), {"training": {"beta": 5}}, ("setting: KL term", "warning")),
-        ((1, 0), {"generation": {"top_k": 1}}, ("setting: temperature", "warning")),
         (
             (1, 0),
             {"rewards": [{"kind": "math", "weight": -1}]},
