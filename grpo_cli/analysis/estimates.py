@@ -66,7 +66,7 @@ def proportion_interval(rates: Sequence[float], size: int) -> Interval:
     Source: Wilson 1927; Korn and Graubard 1998 (Survey Methodology 24), effective sample size.
     """
     clusters, mean = len(rates), fmean(rates)
-    variance = _variance_of_mean(rates)
+    variance = variance_of_mean(rates)
     effective = mean * (1 - mean) / variance if variance > _FLAT else float(clusters)
     count = min(max(effective, 1.0), float(clusters * size))
     scale = 1 + _Z**2 / count
@@ -75,7 +75,9 @@ def proportion_interval(rates: Sequence[float], size: int) -> Interval:
     return Interval(max(middle - half, 0.0), min(middle + half, 1.0))
 
 
-def _variance_of_mean(values: Sequence[float]) -> float:
+def variance_of_mean(values: Sequence[float]) -> float:
+    """Return the squared standard error of a mean."""
+    # `statistics.variance` is exact, and too slow for every step of a training.
     if len(values) < 2:
         return 0.0
     mean = fmean(values)
@@ -166,7 +168,7 @@ def predict_mean(values: Sequence[float], future: int = 1) -> tuple[float, float
     Source: Meeker, Hahn and Escobar 2017, Statistical Intervals, chapter 4: mean ± t·s·√(1/m + 1/n).
     """
     count, middle = len(values), fmean(values)
-    spread = math.sqrt(_variance_of_mean(values) * count)
+    spread = math.sqrt(variance_of_mean(values) * count)
     t = student_t((1 + _LEVEL) / 2, count - 1)
     half = t * spread * math.sqrt(1 / future + 1 / count)
     return middle - half, middle + half

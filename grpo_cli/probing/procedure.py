@@ -23,10 +23,17 @@ from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import usable_cpus
 from grpo_cli.models.shape import ModelShape
 from grpo_cli.probing.cost import DiskEstimate, TimeEstimate, estimate_time, judge_time
-from grpo_cli.probing.episodes import judge_episodes, read_episodes
 from grpo_cli.probing.memory import MemoryEstimate
 from grpo_cli.probing.prompts import PromptSample
-from grpo_cli.probing.signal import Lengths, Signal, judge, read_lengths, read_signal
+from grpo_cli.probing.signal import (
+    Lengths,
+    Signal,
+    judge,
+    judge_episodes,
+    read_episodes,
+    read_lengths,
+    read_signal,
+)
 from grpo_cli.probing.static_checks import check_statically
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import accumulate
-from math import fsum, inf, isinf, sqrt
+from math import inf, isinf, sqrt
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
+from grpo_cli.analysis.estimates import variance_of_mean
 from grpo_cli.analysis.metrics import PerPrompt, per_prompt
 from grpo_cli.errors import RewardError, UsageError
 from grpo_cli.recipe.recipe import Recipe
@@ -63,14 +64,8 @@ def change_between(earlier: Sequence[float], later: Sequence[float]) -> Change |
     """Return the change from some records to others; None if either are fewer than two."""
     if min(len(earlier), len(later)) < 2:
         return None
-    error = sqrt(_variance_of_mean(earlier) + _variance_of_mean(later))
+    error = sqrt(variance_of_mean(earlier) + variance_of_mean(later))
     return Change(fmean(earlier), fmean(later), error)
-
-
-def _variance_of_mean(values: Sequence[float]) -> float:
-    # That of `statistics` is exact, and too slow for every step of a training.
-    middle = fmean(values)
-    return fsum((value - middle) ** 2 for value in values) / (len(values) - 1) / len(values)
 
 
 @dataclass(frozen=True)
