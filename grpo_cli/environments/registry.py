@@ -25,6 +25,7 @@ ENVIRONMENTS = {
     "python": "python.PythonEnvironmentParams",
     "reasoning_gym": "reasoning_gym.ReasoningGymEnvironmentParams",
     "textarena": "textarena.TextArenaEnvironmentParams",
+    "mcp": "mcp.McpEnvironmentParams",
     "openenv": "openenv.OpenEnvEnvironmentParams",
 }
 

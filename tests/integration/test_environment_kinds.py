@@ -177,6 +177,75 @@ def test_an_mcp_server_elsewhere(tmp_path):
         process.wait()
 
 
+STATEFUL_SERVER = """\
+import os
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("counter")
+count = 0
+
+@server.tool()
+def begin(start: int, seed: int) -> str:
+    '''Begin.'''
+    global count
+    count = start
+    return f"The count is {start}."
+
+@server.tool()
+def add(number: int) -> str:
+    '''Add to the count.'''
+    global count
+    if number == 0:
+        os._exit(3)
+    count += number
+    return str(count)
+
+@server.tool()
+def score() -> dict[str, float]:
+    '''Return the score.'''
+    return {"right": float(count == 10), "near": count / 100}
+
+server.run("stdio")
+"""
+
+
+def test_an_mcp_server_is_an_environment_with_a_process_for_each_episode(tmp_path):
+    (tmp_path / "counter.py").write_text(STATEFUL_SERVER)
+    command = ["python", str(tmp_path / "counter.py")]
+    kind = find_kind("environment", "mcp")
+    with pytest.raises(EpisodeError, match=r"no tool 'scores'. Fix: write score"):
+        kind(command=command, reward="scores").open()
+    before = {*psutil.Process().children(recursive=True)}
+    source = kind(command=command, reset="begin", reward="score").open()
+    dialogue = Dialogue(QWEN, has_tools=True)
+    config = EpisodeConfig(tool_timeout_s=60)
+    player = Player(config, dialogue, [], [(source, None)], max_tokens=4000, seed=3)
+    rows = [
+        {"prompt": [{"role": "user", "content": f"episode {name}"}], "start": start}
+        for start, name in enumerate(["one", "two", "dies"], 1)
+    ]
+    script = Script(
+        one=[call("add", number=4), call("add", number=5), "ten"],
+        two=[call("add", number=1), "three"],
+        dies=[call("add", number=0), call("add", number=1), "gone"],
+    )
+    try:
+        episodes = player.begin(rows)
+        assert episodes[1].prompt[-1]["content"] == "episode two\n\nThe count is 2."
+        assert [tool.name for tool in episodes[0].tools] == ["add"]
+        player.play(episodes, script)
+    finally:
+        source.close()
+    right, wrong, dead = episodes
+    assert right.reward == {"right": 1.0, "near": 0.1}
+    assert wrong.reward == {"right": 0.0, "near": 0.03}
+    assert [each.end for each in episodes] == ["answer", "answer", "failed"]
+    told = [each["content"] for each in dead.messages if each["role"] == "tool"]
+    assert "the server ended during the call" in told[0]
+    assert "the server has ended" in told[1]
+    assert {*psutil.Process().children(recursive=True)} <= before
+
+
 def test_kinds_of_tools_in_the_loop_of_an_episode(tmp_path):
     source, _ = open_mcp(command=["python", str(write_server(tmp_path))])
     code = find_kind("tools", "python_code")().open()
