@@ -78,6 +78,12 @@ class RewardError(RunError):
     """A reward raised, or returned something that is not a list of numbers."""
 
 
+def check_choice(flag: str, value: str | None, choices: tuple[str, ...]) -> None:
+    """Refuse a value that a flag does not have."""
+    if value is not None and value not in choices:
+        raise UsageError(f"there is no {flag} {value}. Fix: {' or '.join(choices)}")
+
+
 def install_extra(extra: str) -> str:
     """Return the command that installs an extra of ours from where this grpo came from.
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.checks.sampling import choose_local_backend, read_vllm_version
-from grpo_cli.errors import SetupError, UsageError, install_extra
+from grpo_cli.errors import SetupError, UsageError, check_choice, install_extra
 from grpo_cli.machine import is_on_cpu, read_hardware
 from grpo_cli.models.folder import is_adapter, read_present_base, refuse_sharded
 from grpo_cli.models.source import resolve_source
@@ -108,8 +108,8 @@ def make_request(source: Path, overrides: list[str] | None, options: EvalOptions
         GrpoError: The recipe, the run, a model or a setting is wrong.
     """
     recipe = _read_recipe(source, overrides)
-    _check_choice("--split", options.split, get_args(Split))
-    _check_choice("--backend", options.backend, get_args(BackendChoice))
+    check_choice("--split", options.split, get_args(Split))
+    check_choice("--backend", options.backend, get_args(BackendChoice))
     backend = _pick_backend(recipe) if options.backend == "auto" else options.backend
     subjects, baseline = _name_subjects(source, recipe, options)
     evaluation = recipe.evaluation
@@ -159,11 +159,6 @@ def _read_recipe(source: Path, overrides: list[str] | None) -> Recipe:
             "recipe with rewards, and this model with --model; a run ranks its held-out responses by itself"
         )
     return recipe
-
-
-def _check_choice(flag: str, value: str, choices: Iterable[str]) -> None:
-    if value not in choices:
-        raise UsageError(f"there is no {flag} {value}. Fix: {' or '.join(choices)}")
 
 
 def _pick_backend(recipe: Recipe) -> Backend:

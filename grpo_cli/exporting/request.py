@@ -6,13 +6,12 @@ from typing import Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from grpo_cli.errors import UsageError
-from grpo_cli.models.folder import is_adapter, is_sharded, read_adapter_base
+from grpo_cli.errors import UsageError, check_choice
+from grpo_cli.models.folder import is_adapter, is_sharded, read_adapter_base, read_dtype
 from grpo_cli.models.source import fingerprint_model, resolve_source
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.checkpoints import find_model
-from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.run import Run
 
@@ -76,9 +75,9 @@ def make_request(
     Raises:
         UsageError: This is no run, it has no such model, or the options do not suit it.
     """
-    _check_choice("--format", format, get_args(Format))
-    _check_choice("--dtype", dtype, get_args(Precision))
-    _check_choice("--gguf-type", gguf_type, get_args(GgufType))
+    check_choice("--format", format, get_args(Format))
+    check_choice("--dtype", dtype, get_args(Precision))
+    check_choice("--gguf-type", gguf_type, get_args(GgufType))
     if not _SIZE.fullmatch(max_shard_size):
         raise UsageError(f"--max-shard-size {max_shard_size} is no size. Fix: such as 5GB or 500MB")
     if gguf_type is not None and format != "gguf":
@@ -108,11 +107,6 @@ def make_request(
         gguf_type=cast(GgufType, gguf_type or "f16") if format == "gguf" else None,
         max_shard_size=max_shard_size,
     )
-
-
-def _check_choice(flag: str, value: str | None, choices: tuple[str, ...]) -> None:
-    if value is not None and value not in choices:
-        raise UsageError(f"there is no {flag} {value}. Fix: {' or '.join(choices)}")
 
 
 def _check_base(adapter: Path, model: ModelConfig) -> None:
@@ -145,6 +139,5 @@ def _own_dtype(run: Path, model: ModelConfig, trained: Path) -> str:
         return noted
     source = resolve_source(model)
     folders = [trained, *([Path(source.location)] if source.kind == "folder" else [])]
-    configs = [read_object(folder / "config.json") for folder in folders]
-    named = [str(config.get("dtype") or config.get("torch_dtype")) for config in configs]
+    named = [str(read_dtype(folder)) for folder in folders]
     return next((dtype for dtype in named if dtype in get_args(Precision)), "bfloat16")

@@ -18,6 +18,7 @@ from grpo_cli.machine import pick_free_port
 from grpo_cli.models.folder import (
     is_adapter,
     read_adapter_base,
+    read_dtype,
     read_present_base,
     read_vllm_rank,
     refuse_sharded,
@@ -38,6 +39,8 @@ from grpo_cli.runs.checkpoints import find_model
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.upstream.vllm import ADAPTER_ENDPOINTS, DEVELOPMENT_ENDPOINTS, SERVER_MODULE
 
+PORT = 8000
+"""Where a server listens, unless a flag or the recipe says otherwise."""
 GROUP_PORT = 51216
 """Where TRL's trainer and server exchange weights, unless `vllm_group_port` is set."""
 VLLM_SERVE = ("vllm", "serve")
@@ -338,36 +341,33 @@ def _prompted(recipe: Recipe, model: str, adapter: Path | None, settings: ModelC
     )
 
 
-def plan_server(
-    served: Served,
-    command: tuple[str, ...],
-    *,
-    host: str,
-    port: int,
-    max_model_len: int | None,
-    gpu_memory_utilization: float | None,
-) -> ServePlan:
-    """Return the server of a trained model.
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens, and how much memory it may use."""
 
-    Args:
-        served: The model.
-        command: The command of a server, up to its model.
-        host: Where it listens.
-        port: On which port.
-        max_model_len: Longest prompt and answer together, in tokens; None leaves it to the model.
-        gpu_memory_utilization: Share of the GPU's memory, or of the machine's on a CPU.
-    """
+    host: str
+    port: int | None
+    """None: the recipe's port, or 8000."""
+    max_model_len: int | None
+    """Longest prompt and answer together, in tokens; None: the model's own limit."""
+    gpu_memory_utilization: float | None
+    """Share of the memory; None: vLLM's default."""
+
+
+def plan_server(served: Served, command: tuple[str, ...], listening: Listening) -> ServePlan:
+    """Return the server of a trained model; `command` is that of a server, up to its model."""
+    host, port = listening.host, listening.port or PORT
     settings, adapter = served.settings, served.adapter
     kwargs = served.template_kwargs
     flags = {
         "--host": host,
         "--port": port,
         "--served-model-name": f"{served.name}-base" if adapter else served.name,
-        "--max-model-len": max_model_len,
-        "--gpu-memory-utilization": gpu_memory_utilization,
+        "--max-model-len": listening.max_model_len,
+        "--gpu-memory-utilization": listening.gpu_memory_utilization,
         "--chat-template": served.template,
         "--default-chat-template-kwargs": json.dumps(kwargs) if kwargs else None,
-        "--dtype": _read_dtype(settings),
+        "--dtype": _dtype_to_name(settings),
         "--revision": settings.revision,
         "--tokenizer-revision": settings.revision,
         "--lora-modules": f"{served.name}={adapter}" if adapter else None,
@@ -379,13 +379,8 @@ def plan_server(
     return ServePlan(argv, host, port, name=served.name, system=served.system)
 
 
-def _read_dtype(model: ModelConfig) -> str | None:
+def _dtype_to_name(model: ModelConfig) -> str | None:
     """Return the precision to name: vLLM would run float32 weights in 16 bits."""
     if model.dtype != "auto":
         return model.dtype
-    try:
-        config = json.loads((Path(model.path) / "config.json").read_text(encoding="utf-8"))
-        dtype = config.get("dtype") or config.get("torch_dtype")
-        return "float32" if dtype == "float32" else None
-    except (OSError, ValueError, AttributeError):
-        return None
+    return "float32" if read_dtype(Path(model.path)) == "float32" else None

@@ -14,7 +14,7 @@ from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.issues import Issue
 from grpo_cli.models.vllm_engine import fitting_rank
 from grpo_cli.recipe.model import ModelConfig
-from grpo_cli.runs.files import read_tensors_size
+from grpo_cli.runs.files import read_object, read_tensors_size
 
 Fault = tuple[str, str]
 """What is wrong, and the fix."""
@@ -269,6 +269,12 @@ def explain_no_config(folder: Path, text: str) -> Fault:
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder holds an adapter rather than whole weights."""
     return (folder / _ADAPTER_CONFIG).is_file()
+
+
+def read_dtype(model: Path) -> Any:
+    """Return the precision that a model folder names; None if there is none."""
+    config = read_object(model / "config.json")
+    return config.get("dtype") or config.get("torch_dtype")
 
 
 def read_adapter_base(adapter: Path) -> str | None:

@@ -1,12 +1,14 @@
 """Plan the server that `grpo serve` starts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.launch.server_plan import (
+    PORT,
     VLLM_SERVE,
+    Listening,
     Served,
     ServePlan,
     ServerPlan,
@@ -20,21 +22,6 @@ from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.recipe import Recipe
 
-_PORT = 8000
-
-
-@dataclass(frozen=True)
-class Listening:
-    """Where a server listens, and how much memory it may use."""
-
-    host: str
-    port: int | None
-    """None: the recipe's port, or 8000."""
-    max_model_len: int | None
-    """Longest prompt and answer together, in tokens; None: the model's own limit."""
-    gpu_memory_utilization: float | None
-    """Share of the memory; None: vLLM's default."""
-
 
 def prepare(
     source: Path, checkpoint: str | None, listening: Listening, *, needs_vllm: bool
@@ -47,14 +34,7 @@ def prepare(
     """
     command = _find_command(needed=needs_vllm)
     served = find_served(source, checkpoint)
-    return plan_server(
-        _materialized(served) if needs_vllm else served,
-        command,
-        host=listening.host,
-        port=listening.port or _PORT,
-        max_model_len=listening.max_model_len,
-        gpu_memory_utilization=listening.gpu_memory_utilization,
-    )
+    return plan_server(_materialized(served) if needs_vllm else served, command, listening)
 
 
 def prepare_for_training(
@@ -89,7 +69,7 @@ def prepare_for_training(
 def _port_of(recipe: Recipe) -> int:
     """Return the port at which the training will look for the server."""
     address = recipe.generation.vllm.address
-    return (urlsplit(address).port if address else None) or _PORT
+    return (urlsplit(address).port if address else None) or PORT
 
 
 def _with_limits(recipe: Recipe, listening: Listening) -> Recipe:

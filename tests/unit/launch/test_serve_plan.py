@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from grpo_cli.launch.server_plan import VLLM_SERVE, find_served, plan_server
+from grpo_cli.launch.server_plan import VLLM_SERVE, Listening, find_served, plan_server
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
 
@@ -47,12 +47,7 @@ def test_an_export_is_asked_as_it_was_trained_and_nothing_else_is_taken(export, 
 
 def flags_of(source):
     plan = plan_server(
-        find_served(source, None),
-        VLLM_SERVE,
-        host="127.0.0.1",
-        port=8000,
-        max_model_len=None,
-        gpu_memory_utilization=None,
+        find_served(source, None), VLLM_SERVE, Listening("127.0.0.1", 8000, None, None)
     )
     return dict(pairwise(plan.argv)), plan
 
