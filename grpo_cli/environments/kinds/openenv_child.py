@@ -1,23 +1,19 @@
-"""Runs environments of OpenEnv for `grpo`, in an interpreter that has it; started by its path.
+"""Sessions with environments of OpenEnv, in an interpreter that has it; `remote_child.py` loads this file.
 
-Imports nothing of `grpo_cli`. `RemoteProcess` is at the other end of stdin and stdout.
+Imports nothing of `grpo_cli`.
 """
 
+import importlib
+import importlib.util
+import os
 import sys
+import typing
+from typing import Any
 
-# This folder has modules with the names of packages.
-sys.path[:1] = []
 
-import importlib  # noqa: E402
-import importlib.util  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import threading  # noqa: E402
-import typing  # noqa: E402
-from concurrent.futures import ThreadPoolExecutor  # noqa: E402
-from typing import Any  # noqa: E402
-
-_PARALLEL = 64
+def open_session(path: "str | None", url: "str | None", kwargs: "dict[str, Any]") -> Any:
+    """Make an instance of a class, or connect to a server."""
+    return _ServerSession(url) if url else _LocalSession(str(path), kwargs)
 
 
 class _LocalSession:
@@ -75,55 +71,3 @@ def _load(path: str) -> Any:
         sys.modules[module_name] = module
         spec.loader.exec_module(module)  # type: ignore[union-attr]
     return getattr(sys.modules[module_name], name)
-
-
-_sessions: "dict[int, Any]" = {}
-
-
-def _answer(request: "dict[str, Any]") -> Any:
-    session, do = request["session"], request["do"]
-    if do == "open":
-        if request["url"]:
-            _sessions[session] = _ServerSession(request["url"])
-        else:
-            _sessions[session] = _LocalSession(request["path"], request["kwargs"])
-        return None
-    if do == "close":
-        return _sessions.pop(session).close()
-    if do == "reset":
-        return _sessions[session].reset(request["arguments"])
-    return _sessions[session].step(request["action"])
-
-
-def main() -> None:
-    """Answer requests until stdin ends."""
-    # What an environment prints goes to stderr.
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    lock = threading.Lock()
-
-    def reply(request: "dict[str, Any]") -> None:
-        try:
-            answer = {"result": _answer(request)}
-            line = json.dumps({"id": request["id"], **answer}, default=str)
-        except BaseException as error:  # of the user's code, `SystemExit` included
-            text = " ".join(str(error).split()) or "no message"
-            line = json.dumps({"id": request["id"], "error": f"{type(error).__name__}: {text}"})
-        with lock:
-            replies.write(line + "\n")
-            replies.flush()
-
-    # The first request imports what all others share.
-    with ThreadPoolExecutor(_PARALLEL) as pool:
-        for number, line in enumerate(sys.stdin):
-            request = json.loads(line)
-            if number:
-                pool.submit(reply, request)
-            else:
-                reply(request)
-        # Calls that still run are of nobody's interest.
-        os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,23 @@
 """Environments in a process with packages of its own; a request and a reply are a line of JSON each."""
 
 import contextlib
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.environments.contract import EpisodeError
+from grpo_cli.environments.contract import Environment, EpisodeError
+from grpo_cli.issues import Issue
 from grpo_cli.processes import reaped_stdio
 
+_CHILD = Path(__file__).with_name("remote_child.py")
 _LONGEST_LINE = 4096
 _CLOSE_S = 5.0
 
@@ -38,10 +44,10 @@ class LastLine:
 
 
 class RemoteProcess:
-    """A script of ours in another interpreter, which answers requests of any thread in any order.
+    """`remote_child.py` in another interpreter, which answers requests of any thread in any order.
 
-    A request is `{"id", "session", "do", …}`, its reply `{"id", "result"}` or `{"id", "error"}`. The process and
-    all that it starts end with this one.
+    A request is `{"id", "session", "do", "arguments"}`, its reply `{"id", "result"}` or `{"id", "error"}`. The
+    process and all that it starts end with this one.
     """
 
     def __init__(self, python: str, script: Path, timeout_s: float) -> None:
@@ -53,7 +59,7 @@ class RemoteProcess:
         self._stderr = LastLine()
         with self._stderr.file as stderr:
             self._process = subprocess.Popen(
-                reaped_stdio([python, str(script)]),
+                reaped_stdio([python, str(_CHILD), str(script)]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -79,7 +85,7 @@ class RemoteProcess:
         with self._lock:
             self._count += 1
             number = self._count
-            request = {"id": number, "session": session, "do": do, **arguments}
+            request = {"id": number, "session": session, "do": do, "arguments": arguments}
             self._waiting[number] = reply
             try:
                 self._stdin.write(json.dumps(request, default=str) + "\n")
@@ -124,3 +130,66 @@ class RemoteProcess:
         except subprocess.TimeoutExpired:
             self._process.terminate()
             self._process.wait()
+
+
+class RemoteHost:
+    """The process of all environments of an entry; it is started again for the next episode if it has ended."""
+
+    def __init__(self, python: str, script: Path, timeout_s: float) -> None:
+        self._start = partial(RemoteProcess, python, script, timeout_s)
+        self._lock = threading.Lock()
+        self._process: RemoteProcess | None = None
+        self._sessions = itertools.count()
+
+    def open(self, **arguments: Any) -> "RemoteSession":
+        """Open a session with the arguments of the script's `open_session`."""
+        with self._lock:
+            if self._process is None or self._process.has_ended:
+                self._process = self._start()
+            process, number = self._process, next(self._sessions)
+        process.ask(number, "open", **arguments)
+        return RemoteSession(process, number)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.close()
+
+
+class RemoteSession:
+    """A session of the process."""
+
+    def __init__(self, process: RemoteProcess, number: int) -> None:
+        self._process, self._number = process, number
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Call a method of the session, and return its result."""
+        return self._process.ask(self._number, do, **arguments)
+
+    def close(self) -> None:
+        """Close it, unless the process has ended."""
+        if not self._process.has_ended:
+            self.ask("close")
+
+
+def open_host(host: RemoteHost, make: Callable[[], Environment], package: str, python: str) -> None:
+    """Make an environment as a trial; close the process if that fails.
+
+    Raises:
+        EpisodeError: It cannot be made.
+    """
+    try:
+        make().close()
+    except EpisodeError as error:
+        host.close()
+        missing = f"No module named '{package}" in str(error)
+        fix = f". Fix: {python} -m pip install {package}" if missing else ""
+        raise EpisodeError(f"the environment of {package} cannot be made: {error}{fix}") from error
+
+
+def find_interpreter_faults(python: str, package: str) -> list[Issue]:
+    """Report an interpreter that is not there."""
+    if shutil.which(python) is not None:
+        return []
+    fix = f"make it by `python3 -m venv {package} && {package}/bin/pip install {package}`"
+    return [Issue(f"there is no interpreter {python}", fix, "python")]
