@@ -5,12 +5,12 @@ import re
 
 
 class Sums:
-    """Asks for a sum of two digits; right within three answers wins."""
+    """Asks for a sum of two numbers up to 20; right within three answers wins."""
 
     def reset(self, seed: int) -> str:
         """Begin an episode. All completions of a prompt get the same seed, and must get the same question."""
         numbers = random.Random(seed)
-        self.first, self.second = numbers.randint(1, 9), numbers.randint(1, 9)
+        self.first, self.second = numbers.randint(1, 20), numbers.randint(1, 20)
         self.right = False
         return f"State the final answer: {self.first} + {self.second} ="
 
