@@ -179,14 +179,15 @@ def _name_subjects(
     if options.model is not None and run is not None:
         raise UsageError("--model goes with a recipe. Fix: grpo eval RECIPE --model PATH")
     own = recipe.model.model_copy(update={"lora": None})
-    base: Subject | None = Subject(name="base", model=own)
+    start = recipe.model.adapter
+    base: Subject | None = Subject(name="start" if start else "base", model=own, adapter=start)
     if run is not None:
         trained = find_trained(run, options.checkpoint)
         subjects = [_from_folder(name, path, recipe.model) for name, path in trained]
     elif options.model is not None:
         subjects = [_from_path("model", options.model, recipe)]
     else:
-        subjects, base = [Subject(name="model", model=own)], None
+        subjects, base = [Subject(name="model", model=own, adapter=start)], None
     if options.baseline is not None:
         named = options.baseline != "none"
         base = _from_path("baseline", options.baseline, recipe) if named else None

@@ -257,7 +257,7 @@ def explain_no_config(folder: Path, text: str) -> Fault:
         gone = f", which is not on this machine (see {folder / _ADAPTER_CONFIG})"
         where = gone if local and not Path(str(base)).exists() else ""
         message = f"{text} is a LoRA adapter of {base or 'an unnamed model'}{where}"
-        return message, "merge it into its base (peft: `merge_and_unload`), and name that folder"
+        return message, "name it as `model.adapter`, and its base as `model.path`"
     if _ADAPTER_WEIGHTS in names:
         message = f"{text} holds an adapter's weights without {_ADAPTER_CONFIG}"
         fix = f"copy {_ADAPTER_CONFIG} from where it was trained, then merge it into its base"

@@ -7,6 +7,7 @@ import importlib.util
 import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -383,7 +384,24 @@ def find_prompt_ties(model: Any) -> str | None:
     return None
 
 
-def load_adapter(model: Any, adapter: Path, base: str) -> Any:
+def load_trainable(model: Any, config: ModelConfig) -> Any:
+    """Return the model with the adapter that training goes on from; the model itself if there is none.
+
+    Only that adapter is saved: TRL adds a copy, `ref`, which each start reads anew.
+
+    Raises:
+        UsageError: The adapter belongs to another model, or is damaged.
+    """
+    if config.adapter is None:
+        return model
+    model = load_adapter(model, Path(config.adapter), config.path, is_trainable=True)
+    # As peft does for a fresh one: where the adapter came from may have known the base by another name.
+    model.peft_config["default"].base_model_name_or_path = model.get_base_model().name_or_path
+    model.save_pretrained = partial(model.save_pretrained, selected_adapters=["default"])
+    return model
+
+
+def load_adapter(model: Any, adapter: Path, base: str, *, is_trainable: bool = False) -> Any:
     """Return the model with an adapter from a folder, a `peft.PeftModel`; `base` names the model in errors.
 
     Raises:
@@ -392,7 +410,7 @@ def load_adapter(model: Any, adapter: Path, base: str) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
-        loaded = peft.PeftModel.from_pretrained(model, adapter)
+        loaded = peft.PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
         with safe_open(adapter / "adapter_model.safetensors", "pt") as tensors:
             missing = peft.get_peft_model_state_dict(loaded).keys() - set(tensors.keys())
         if missing:

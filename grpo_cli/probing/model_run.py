@@ -24,7 +24,7 @@ from grpo_cli.fast.completions import (
 )
 from grpo_cli.fast.support import has_dropout
 from grpo_cli.machine import pick_device
-from grpo_cli.models.loading import add_adapters, load_generation_config, load_model
+from grpo_cli.models.loading import add_adapters, load_generation_config, load_model, load_trainable
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import engine_settings
 from grpo_cli.probing.cost import Timings
@@ -174,7 +174,8 @@ def _load(recipe: Recipe, tokenizer: Any) -> Any:
     )
     if recipe.model.lora is None:
         return model
-    model = add_adapters(model, recipe.model.lora)
+    lora, has_adapter = recipe.model.lora, recipe.model.adapter is not None
+    model = load_trainable(model, recipe.model) if has_adapter else add_adapters(model, lora)
     for name, weight in model.named_parameters() if quantized else ():
         if weight.requires_grad and "lora_magnitude_vector" not in name:
             weight.data = weight.data.to(torch.bfloat16)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from grpo_cli.errors import GrpoError, RecipeError, nearest
 from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe import explanation
+from grpo_cli.recipe.adapter import fill_from_adapter
 from grpo_cli.recipe.grpo_fields import check_trl_keys
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.yaml_tree import Node, merge, read_source, read_text
@@ -31,12 +32,13 @@ _OPTIONAL = "tools environment episode generation training launch logging evalua
 _FLAG_PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _LOCAL_PATHS = (
     ("model", "path"),
+    ("model", "adapter"),
     ("model", "chat_template"),
     ("launch", "accelerate_config"),
     ("dataset", "train"),
     ("dataset", "eval"),
 )
-_MAY_BE_ELSEWHERE = {"path", "chat_template"}
+_MAY_BE_ELSEWHERE = {"adapter", "path", "chat_template"}
 """Keys whose values are local paths only if they look like one or exist."""
 
 
@@ -103,7 +105,9 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:
             del tree.value[key]
     _apply_overrides(tree, overrides or [])
     _anchor_paths(tree)
+    unfit = fill_from_adapter(tree)
     recipe, problems = _validate(tree)
+    problems = unfit + [each for each in problems if not unfit or each.path != "model.path"]
     return LoadedRecipe(recipe, tree, tuple(problems), path, text)
 
 

@@ -40,6 +40,10 @@ class ModelConfig(Section):
 
     path: str = Field(min_length=1)
     """Hub id, folder, `file.gguf`, or `package://NAME/FILE` for a file inside an installed Python package."""
+    adapter: str | None = None
+    """A LoRA adapter that training goes on from: a finished run, a folder, or a downloaded hub id. `path` may then
+    be left out, and so may `lora`: both are the adapter's own. With `beta`, the reference is the model with the
+    adapter as it was at the start."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

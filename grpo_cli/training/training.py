@@ -34,6 +34,7 @@ from grpo_cli.models.loading import (
     load_generation_config,
     load_model,
     load_tokenizer,
+    load_trainable,
 )
 from grpo_cli.models.source import fingerprint_model
 from grpo_cli.recipe.training import leave_off
@@ -207,10 +208,10 @@ def _build_trainer(
         mode = recipe.generation.vllm.mode
         session.report(f"loading vLLM ({mode})" if mode == "colocate" else "waiting for vLLM")
     options = {
-        "model": model,
+        "model": load_trainable(model, recipe.model),
         "args": args,
         "processing_class": tokenizer,
-        "peft_config": build_peft_config(recipe.model.lora),
+        "peft_config": None if recipe.model.adapter else build_peft_config(recipe.model.lora),
     }
     patched = patched_vllm(session, lambda: _wait_for_server(session))
     with patched, _reference_on(device):
