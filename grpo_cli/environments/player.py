@@ -37,6 +37,7 @@ from grpo_cli.environments.registry import find_kind
 from grpo_cli.fast.completions import Completion
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.answers import after_thinking
 from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch, completion_text
 from grpo_cli.runs.metrics import STEP
@@ -300,7 +301,9 @@ class Player:
             if episode.environment is None or not episode.environment.takes_text:
                 episode.end = "answer"
                 return []
-            text = yield from self._step(episode, episode.environment, answer.message["content"])
+            # As rewards read an answer: without its thinking, which the history keeps.
+            said = after_thinking(answer.message["content"]).lstrip()
+            text = yield from self._step(episode, episode.environment, said)
             replies.append({"role": "user", "content": text})
         return replies
 
