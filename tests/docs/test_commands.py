@@ -14,12 +14,14 @@ import pytest
 import yaml
 
 from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.environments.calls import read_reward
+from grpo_cli.environments.contract import EnvironmentParams
 from grpo_cli.environments.kinds.function import make_tool
 from grpo_cli.environments.kinds.python import PythonEnvironment
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.rewards.contract import Batch, RewardParams
 from tests.docs.pages import ROOT, read_blocks, read_commands
-from tests.docs.workshop import Workshop
+from tests.docs.workshop import EPISODE_PAGES, Workshop
 
 RUN = "runs/quickstart/20261121-104027"
 NOT_RUN = {
@@ -135,7 +137,8 @@ def test_recipes_and_parts_of_recipes_are_right(workshop, block):
         (workshop.folder / "rest.yaml").write_text(yaml.safe_dump(rest))
         path.write_text(f"extends: rest.yaml\n{block.text}")
     with workshop.as_it_was():
-        workshop.write_episodes()
+        # What `grpo init game` writes.
+        (workshop.folder / "game.py").write_text((workshop.folder / "sums.py").read_text())
         errors = check_recipe(path).errors
     # What a page asks for need not be on this machine.
     assert [str(each) for each in errors if not each.seen.endswith("is not installed")] == []
@@ -157,6 +160,21 @@ def test_the_python_api_works_as_shown(workshop, monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
+def play_gold(shown):
+    """Play a class of an environment, or of a kind's parameters, as its `gold()` says."""
+    is_kind = issubclass(shown, EnvironmentParams)
+    environment = shown().open().make() if is_kind else PythonEnvironment(shown())
+    assert environment.reset({}, seed=5)
+    tools = {tool.name: tool.call for tool in environment.tools}
+    for gold in environment.gold():
+        if isinstance(gold, str):
+            environment.step(gold)
+        else:
+            tools[gold["name"]](**gold["arguments"])
+    reward = read_reward(environment)
+    assert (sum(reward.values()) if isinstance(reward, dict) else reward) == 1
+
+
 @pytest.mark.parametrize(
     "block", [each for each in read_blocks("python") if each.page != API], ids=str
 )
@@ -175,11 +193,13 @@ def test_functions_that_are_shown_work(block):
         for each in names.values()
         if inspect.isclass(each) and issubclass(each, RewardParams) and each is not RewardParams
     ]
-    is_episode = block.page == "docs/environments.md"
+    is_episode = block.page in EPISODE_PAGES
     if is_episode:
-        (shown,) = [each for each in names.values() if callable(each)]
-        made = PythonEnvironment(shown()).takes_text if inspect.isclass(shown) else make_tool(shown)
-        assert made
+        *_, shown = [each for each in names.values() if callable(each)]
+        if not inspect.isclass(shown):
+            assert make_tool(shown)
+        else:
+            play_gold(shown)
     assert rewards or kinds or is_episode, "a page shows Python that is no reward: test it here"
     for kind in kinds:
         assert kind().score(Batch(["q"], ["AB"]), 0).value == 0.2

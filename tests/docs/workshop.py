@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import trl
 import yaml
 
 from tests.docs.pages import ROOT, read_blocks
@@ -80,6 +81,7 @@ generation: {num_generations: 2}
 training:
   max_step: 2
 """
+EPISODE_PAGES = ("docs/environments.md", "docs/own-environment.md")
 TIMEOUT_S = 240
 _SHELL = re.compile(r"[|&;<>*$`]")
 """What only a shell understands."""
@@ -142,13 +144,26 @@ class Workshop:
         written = {"recipe": TINY, "served": SERVED, "machines": machines, "trl": OF_TRL}
         for name, recipe in written.items():
             (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+        self.write_episodes()
+        self._write_shop()
 
     def write_episodes(self) -> None:
-        """Write the function and the class that pages show of tools and environments, and their recipes name."""
-        own = [each for each in read_blocks("python") if each.page == "docs/environments.md"]
-        (self.folder / "tools.py").write_text(own[0].text)
-        (self.folder / "game.py").write_text(f"{own[1].text}\n\nSums = Game\n")
+        """Write the functions and classes that pages show of tools and environments, and their recipes name."""
+        blocks = [each for each in read_blocks("python", "yaml") if each.page in EPISODE_PAGES]
+        for name, mark in (("tools", "def search"), ("sums", "class Sums"), ("shop", "class Shop")):
+            [text] = [each.text for each in blocks if mark in each.text]
+            (self.folder / f"{name}.py").write_text(text)
         (self.folder / "server.py").touch()
+
+    def _write_shop(self) -> None:
+        """Write the recipe of the shop with a model that is here; its answers are longer, a byte a token."""
+        [text] = [each.text for each in read_blocks("yaml") if "name: shop\n" in each.text]
+        template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
+        recipe = yaml.safe_load(text)
+        recipe["model"] |= {"path": "./tiny", "chat_template": str(template)}
+        recipe["generation"]["max_completion_length"] = 3000
+        recipe["episode"]["max_turn_tokens"] = 512
+        (self.folder / "shop.yaml").write_text(yaml.safe_dump(recipe))
 
     def train(self) -> None:
         """Makes the finished runs that the pages speak of; the first under both of its names."""
