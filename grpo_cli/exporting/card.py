@@ -102,7 +102,7 @@ def _example(recipe: Recipe) -> list[str]:
 
 def _list_settings(request: ExportRequest) -> list[tuple[str, Any]]:
     recipe, run = request.recipe, Run(request.run)
-    generation, lora = recipe.generation, recipe.model.lora
+    generation, lora, start = recipe.generation, recipe.model.lora, recipe.model.adapter
     is_final = request.name == "final"
     step = (
         read_object(run.folder.status).get("step") if is_final else request.name.rpartition("-")[2]
@@ -115,6 +115,8 @@ def _list_settings(request: ExportRequest) -> list[tuple[str, Any]]:
         ("max_completion_length", generation.max_completion_length),
         ("sampling temperature", generation.temperature),
         ("LoRA", lora and f"r {lora.r}, alpha {lora.lora_alpha:g}"),
+        # The end of its path: the rest is about this machine.
+        ("began from the adapter", start and "/".join(Path(start).parts[-3:])),
         ("seed", recipe.seed),
         *_list_training(recipe.training).items(),
         ("trained in", run.manifest.get("dtype") or recipe.model.dtype),

@@ -60,6 +60,8 @@ def test_training_goes_on_from_an_adapter(workshop, start):
 
     exported = workshop.grpo("export", run, "--to", workshop.folder / "whole")
     assert exported.returncode == 0, exported.stderr
+    card = (workshop.folder / "whole/README.md").read_text()
+    assert "began from the adapter" in card
     merged, chain = (
         logits_of(workshop.folder / "whole"),
         logits_of(workshop.model, run / "model"),
