@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo_cli.fast.layout import group_rows, upload
+from grpo_cli.fast.layout import Padded, group_rows, upload
 from grpo_cli.upstream import trl
 
 Rows = Mapping[str, Any]
@@ -26,8 +26,10 @@ _COPIED = 8
 
 In 16 bits a layer keeps 34 bytes × hidden size of a token (Korthikanti et al., 2022, section 4.1), of which keys
 and values for all heads are 4."""
-_NEEDED = ("prompt_ids", "prompt_mask", "completion_mask", "tool_mask", "advantages", ENTROPY)
-"""What is needed on the host to pack rows and to count them."""
+_PADDED = ("prompt_ids", "completion_ids"), ("prompt_mask", "completion_mask")
+"""What the model reads of a row, side by side: token ids, and where there are any."""
+_NEEDED = {*_PADDED[0], *_PADDED[1], "tool_mask", "advantages", ENTROPY}
+"""What is needed on the host to pack rows, to lay them out and to count them."""
 _SHARES = {trl.CLIP_LOW, trl.CLIP_HIGH, trl.CLIP_REGION, trl.CISPO_CLIP}
 _EXTREMES: dict[str, Any] = {trl.CLIP_LOW_MIN: min, trl.CLIP_HIGH_MAX: max}
 
@@ -36,18 +38,28 @@ class MicroBatch(dict[str, Any]):
     """Rows of one forward and backward pass, as TRL's loss takes them."""
 
     def __init__(
-        self, rows: Rows, tokens: float, *, loss_type: str = "", share: float = 1.0
+        self, rows: Rows, on_host: Rows, tokens: float, *, loss_type: str = "", share: float = 1.0
     ) -> None:
         """Make a micro-batch.
 
         Args:
             rows: On the device.
+            on_host: The same rows, by `read_window`.
             tokens: Number of tokens that the loss counts.
             loss_type: TRL's name of the loss.
             share: 1 / rows of TRL's micro-batches, for losses that are a mean over rows.
         """
         super().__init__(rows)
         self.tokens, self._loss_type, self._share = tokens, loss_type, share
+        self._ids, self._mask = (
+            np.concatenate([on_host[name] for name in names], 1).astype(np.int64)
+            for names in _PADDED
+        )
+
+    @property
+    def padded(self) -> Padded:
+        """Token ids and mask, on the host: the model is told how to read them without waiting for the device."""
+        return self._ids, self._mask
 
     @property
     def size(self) -> int:
@@ -67,6 +79,8 @@ class MicroBatch(dict[str, Any]):
             return
         first = self.size
         rows = [*range(first), *[0] * (size - first)]
+        self._ids, self._mask = self._ids[rows], self._mask[rows]
+        self._mask[first:, self["prompt_ids"].shape[1] :] = 0
         self.update(_select(self, *upload([rows], self["advantages"].device)))
         # Old log-probabilities of 0 make the ratio 1, so that it does not overflow.
         for key in ("completion_mask", "advantages", "old_per_token_logps", "ref_per_token_logps"):
@@ -139,7 +153,7 @@ def make_micro_batches(
     """
     if not can_repack(window):
         return [
-            MicroBatch(batch, loss_mask(read).sum())
+            MicroBatch(batch, read, loss_mask(read).sum())
             for batch, read in zip(window, on_host, strict=True)
         ]
     made = []
@@ -157,23 +171,27 @@ def make_micro_batches(
         part = 1 / len(first["advantages"])
         packs = _pack(read, places, most, share=share, trim=trim)
         for chosen, index in zip(packs, upload(packs, first["advantages"].device), strict=True):
-            tokens = float(loss_mask(read)[chosen].sum())
-            made.append(MicroBatch(_select(rows, index), tokens, loss_type=loss_type, share=part))
+            own = _choose(read, chosen)
+            tokens = float(loss_mask(own).sum())
+            made.append(
+                MicroBatch(_select(rows, index), own, tokens, loss_type=loss_type, share=part)
+            )
     return made
 
 
 def make_filler(window: Sequence[Rows], on_host: Sequence[Rows]) -> MicroBatch:
     """Return a micro-batch that adds nothing, for a process that has fewer than others."""
-    batch, chosen = window[0], dict(window[0])
+    batch, chosen, read = window[0], dict(window[0]), on_host[0]
     if can_repack(window):
-        counted = loss_mask(on_host[0])
-        tokens = counted.sum(1) + on_host[0]["prompt_mask"].sum(1)
-        shortest = np.where(counted.any(1), tokens, np.inf).argmin()
+        counted = loss_mask(read)
+        tokens = counted.sum(1) + read["prompt_mask"].sum(1)
+        shortest = int(np.where(counted.any(1), tokens, np.inf).argmin())
+        read = _choose(read, [shortest])
         chosen = _select(batch, *upload([[shortest]], batch["advantages"].device))
     chosen["advantages"] = torch.zeros_like(chosen["advantages"])
     # Read by the model, and counted by nothing.
     chosen["tool_mask"] = torch.zeros_like(chosen["completion_mask"])
-    return MicroBatch(chosen, 0.0)
+    return MicroBatch(chosen, read, 0.0)
 
 
 def _families(window: Sequence[Rows], on_host: Sequence[Rows]) -> list[list[int]]:
@@ -205,6 +223,10 @@ def _weigh_by_tokens(rows: dict[str, Any], family: Sequence[Rows]) -> None:
     ]
     advantages = rows["advantages"]
     rows["advantages"] = advantages * torch.from_numpy(np.concatenate(weights)).to(advantages)
+
+
+def _choose(on_host: Rows, places: Sequence[int]) -> dict[str, Any]:
+    return {key: value[places] if value.ndim else value for key, value in on_host.items()}
 
 
 def _select(rows: Rows, places: torch.Tensor) -> dict[str, Any]:

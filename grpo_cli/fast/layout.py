@@ -11,6 +11,8 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import embedding_bag
 
+Padded = tuple[np.ndarray, np.ndarray]
+"""A padded batch on the host: token ids `[rows, width] int64`, and 1 at tokens."""
 _FULL = 0.7
 """A segment shorter than this share of a rectangle's width begins a rectangle of its own."""
 
@@ -133,21 +135,24 @@ class Layout:
     """`[N]`: their indices in the flattened `[rows, completion columns]` of the padded batch."""
 
 
-def lay_out(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor, completion_width: int
-) -> Layout | None:
+def read_padded(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Padded:
+    """Return a padded batch on the host, read from the device in one copy."""
+    ids, mask = torch.stack([input_ids, attention_mask.to(input_ids.dtype)]).cpu().numpy()
+    return ids, mask
+
+
+def lay_out(padded: Padded, completion_width: int, device: torch.device) -> Layout | None:
     """Lay out a padded batch.
 
     Args:
-        input_ids: `[rows, width] int64`: prompts, padded on the left, and completions, padded on the right.
-        attention_mask: `[rows, width]`: 1 at tokens.
+        padded: Prompts, padded on the left, and completions, padded on the right.
         completion_width: Columns of completions.
+        device: Of the layout.
 
     Returns:
         The layout; None if tokens and padding alternate, or no completion has a token.
     """
-    rows = torch.stack([input_ids, attention_mask.to(input_ids.dtype)]).cpu().numpy()
-    ids, present = rows[0], rows[1].astype(bool)
+    ids, present = padded[0], padded[1].astype(bool)
     width = ids.shape[1]
     edge = width - completion_width
     prompt_lengths, lengths = present[:, :edge].sum(1), present[:, edge:].sum(1)
@@ -155,7 +160,7 @@ def lay_out(
     expected = (columns >= (edge - prompt_lengths)[:, None]) & (columns < (edge + lengths)[:, None])
     if not lengths.any() or not prompt_lengths.all() or (present != expected).any():
         return None
-    return _lay_out(ids, prompt_lengths, lengths, edge, input_ids.device)
+    return _lay_out(ids, prompt_lengths, lengths, edge, device)
 
 
 def _lay_out(

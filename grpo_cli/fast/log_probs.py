@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from grpo_cli.fast.attention import NO_MASK, accept_layouts
 from grpo_cli.fast.cpu import holds_logits
-from grpo_cli.fast.layout import Layout, group_rows, lay_out, upload
+from grpo_cli.fast.layout import Layout, Padded, group_rows, lay_out, read_padded, upload
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
 """Token ids of prompts and answers; none is empty."""
@@ -37,7 +37,12 @@ class PackedModel:
         model.base_model.register_forward_hook(_select, with_kwargs=True)
 
     def read(
-        self, wrapped: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int
+        self,
+        wrapped: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        width: int,
+        padded: Padded | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Return log-probabilities and entropies of completions.
 
@@ -46,6 +51,7 @@ class PackedModel:
             input_ids: `[rows, width of prompts and completions] int64`, padded on both sides.
             attention_mask: As wide; 1 at tokens.
             width: Columns of completions.
+            padded: The batch on the host, where that is known; otherwise it is read from the device.
 
         Returns:
             `[rows, width] float32` each, 0 in padding; no entropies if the head computes none. None if the batch
@@ -54,7 +60,8 @@ class PackedModel:
         Raises:
             NotImplementedError: The model's attention takes no layouts.
         """
-        layout = lay_out(input_ids, attention_mask, width)
+        padded = padded or read_padded(input_ids, attention_mask)
+        layout = lay_out(padded, width, input_ids.device)
         if layout is None:
             return None
         # Each time, as `grouped_heads` and others replace attention functions too.
@@ -116,15 +123,17 @@ def read_plainly(
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
     width: int,
+    padded: Padded | None = None,
     *,
     trim: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return log-probabilities and entropies `[rows, width]` by TRL's own pass, `compute`.
 
-    It reads rows with a completion and, to `trim`, columns with a token of one of them.
+    It reads rows with a completion and, to `trim`, columns with a token of one of them. `padded` is as for
+    `PackedModel.read`.
     """
     edge, shape = input_ids.shape[1] - width, (len(input_ids), width)
-    tokens = attention_mask.cpu().bool()
+    tokens = torch.from_numpy(padded[1]).bool() if padded else attention_mask.cpu().bool()
     # Processes that share the model read together, so none reads nothing.
     rows = tokens[:, edge:].any(1).nonzero().flatten().tolist() or [0]
     (answered,) = upload([rows], input_ids.device)

@@ -31,6 +31,7 @@ from grpo_cli.fast.batches import (
     read_window,
 )
 from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
+from grpo_cli.fast.layout import Padded
 from grpo_cli.fast.log_probs import PackedModel, chunk_rows, read_plainly
 from grpo_cli.fast.support import find_difference, ignores_padding, unsupported_reason
 from grpo_cli.models.loading import find_prompt_ties, without_wrapper
@@ -61,6 +62,7 @@ class FastTrainer(GRPOTrainer):
         self._packed: dict[int, PackedModel] = {}
         self._trims = False
         self._read_entropies: torch.Tensor | None = None
+        self._padded: Padded | None = None
         self._sampled_entropies: list[list[float]] = []
         super().__init__(*args, **options)
 
@@ -315,7 +317,11 @@ class FastTrainer(GRPOTrainer):
     ) -> Any:
         """Return TRL's loss; of a micro-batch made anew, its part of the loss of the step."""
         if isinstance(inputs, MicroBatch):
-            return self._compute_loss(model, inputs) * inputs.scale
+            self._padded = inputs.padded
+            try:
+                return self._compute_loss(model, inputs) * inputs.scale
+            finally:
+                self._padded = None
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _get_per_token_logps_and_entropies(
@@ -345,12 +351,13 @@ class FastTrainer(GRPOTrainer):
         packed = self._pack_model(model) if self._fast.shared_prompts else None
         log_probs = input_ids.new_zeros((len(input_ids), logits_to_keep), dtype=torch.float32)
         entropies = log_probs.clone()
+        padded = self._padded if batch_size is None else None
         for rows in chunk_rows(*chunk, batch_size):
             part = input_ids[rows], attention_mask[rows], logits_to_keep
             with self.accelerator.autocast():
-                values = packed.read(model, *part) if packed else None
+                values = packed.read(model, *part, padded) if packed else None
             if values is None:
-                values = read_plainly(plain, *part, trim=self._trims)
+                values = read_plainly(plain, *part, padded, trim=self._trims)
             log_probs = log_probs.index_copy(0, rows, values[0])
             if values[1] is not None:
                 entropies = entropies.index_copy(0, rows, values[1].detach())

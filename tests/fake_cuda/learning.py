@@ -19,7 +19,8 @@ def make_segments(prompts: int, group: int, prompt: int, completion: int) -> Seg
     """Return the segments of prompts with a group of completions each, on the CPU."""
     ids = torch.arange(prompts)[:, None].repeat(group, prompt + completion + 1).flatten(0, 1)
     ids = ids.view(group * prompts, -1).sort(0)[0]
-    layout = lay_out(ids, torch.ones_like(ids), completion + 1)
+    padded = ids.numpy(), torch.ones_like(ids).numpy()
+    layout = lay_out(padded, completion + 1, ids.device)
     assert layout is not None
     return layout.segments
 
@@ -64,7 +65,7 @@ def _count_bytes(heads: int, key_heads: int, size: int, segments: Segments) -> d
 
 
 def count_reads(folder: str) -> dict[str, Any]:
-    """Return how often the host waits in an optimizer step of two micro-batches, by the line that makes it wait.
+    """Return how often the host waits in an optimizer step, by the line that makes it wait, and its micro-batches.
 
     Args:
         folder: Of a tiny model with its tokenizer.
@@ -91,7 +92,11 @@ def count_reads(folder: str) -> dict[str, Any]:
         processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
     )
     left_off: dict[str, str] = {}
-    trainer.speed_up(FastConfig(sampling=False), left_off.update)
+    trainer.speed_up(FastConfig(sampling=False, max_tokens_per_micro_batch=40), left_off.update)
+    passes, compute_loss = [], trainer.compute_loss
+    trainer.compute_loss = lambda *batch, **options: (
+        passes.append(batch) or compute_loss(*batch, **options)
+    )
     trainer.current_gradient_accumulation_steps = 2
     with FakeCuda() as device:
         trainer.accelerator.state.device = torch.device("cuda:0")
@@ -104,7 +109,8 @@ def count_reads(folder: str) -> dict[str, Any]:
         loss = trainer._learn(trainer.model, window)
         reads, uploads = dict(device.reads), dict(device.blocking_uploads)
         value = float(loss)
-    return {"left_off": left_off, "loss": value, "reads": reads, "uploads": uploads}
+    counts = {"micro_batches": len(passes), "reads": reads, "uploads": uploads}
+    return {"left_off": left_off, "loss": value, **counts}
 
 
 def attend_tree() -> dict[str, Any]:

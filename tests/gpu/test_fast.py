@@ -63,7 +63,7 @@ def test_segments_of_any_length_attend_as_blocks_do():
     lengths = torch.tensor([[30], [7], [1], [18], [30], [2], [25], [11]])
     ids = torch.arange(2).repeat_interleave(4)[:, None].repeat(1, 50)
     mask = torch.arange(50) < 20 + lengths
-    layout = lay_out(ids.cuda(), mask.long().cuda(), 30)
+    layout = lay_out((ids.numpy(), mask.long().numpy()), 30, torch.device("cuda"))
     draw = torch.Generator("cuda").manual_seed(0)
 
     def make(heads):

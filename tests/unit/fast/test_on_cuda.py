@@ -27,11 +27,12 @@ def test_attention_keeps_its_inputs_and_output_and_no_mask(measured):
         assert counts["least"] < counts["kept"] <= 1.3 * counts["least"], case
 
 
-def test_a_step_waits_for_the_device_once_and_once_a_micro_batch(measured):
+def test_a_step_waits_for_the_device_once_however_many_micro_batches_it_has(measured):
     step = measured["step"]
     assert step["left_off"] == {}
     ours = {site: count for site, count in step["reads"].items() if site.startswith("grpo_cli")}
-    assert sum(ours.values()) == 2, step
+    assert step["micro_batches"] >= 3
+    assert sum(ours.values()) == 1, step
     assert step["uploads"] == {}, step
 
 
