@@ -17,6 +17,7 @@ Style = Literal["chat", "text"]
 Prompt = str | list[dict[str, Any]]
 """Plain text, or messages with `role` and `content`."""
 
+_SYSTEM_ROLES = ("system", "developer")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 """Names of roles in ShareGPT's format, which chat templates print as they come, and theirs."""
 _PLAIN_COLUMN = re.compile(r"\{\{-?\s*([A-Za-z_]\w*)\s*-?\}\}")
@@ -149,10 +150,11 @@ class Renderer:
             fix = "set model.chat_template and style: chat, or write dataset.prompt.user"
             raise _error(message, fix, STYLE)
         messages = [_check_message(message, where) for message in prompt]
-        if not messages or messages[-1]["role"] == "assistant":
+        is_asked = any(each["role"] not in _SYSTEM_ROLES for each in messages)
+        if not is_asked or messages[-1]["role"] == "assistant":
             message = f"{where} has a prompt that ends with {show(prompt[-1:])}"
             raise _error(message, "let the last message be the user's", "dataset.prompt")
-        has_system = messages[0]["role"] in ("system", "developer")
+        has_system = messages[0]["role"] in _SYSTEM_ROLES
         return messages if has_system else [*self._system(row, where), *messages]
 
     def _system(self, row: Row, where: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 from grpo_cli.environments.calls import as_text
 from grpo_cli.environments.contract import EpisodeError, Tool
 from grpo_cli.fast.completions import apply_template
+from grpo_cli.rewards.answers import after_thinking
 
 Message = dict[str, Any]
 _QUESTION: Message = {"role": "user", "content": "q"}
@@ -27,6 +28,13 @@ class Answer:
     """Name and arguments of each."""
     fault: str = ""
     """Why a call could not be parsed; empty if all could."""
+
+    @property
+    def said(self) -> str:
+        """What an environment gets: as rewards, the text after the thinking, which the history keeps."""
+        content = str(self.message["content"])
+        said = after_thinking(content)
+        return content if said == content else said.lstrip()
 
 
 class Dialogue:

@@ -79,6 +79,11 @@ class Episode:
     """Whether its environment was closed."""
 
     @property
+    def is_clipped(self) -> bool:
+        """Whether a limit of tokens ended it."""
+        return is_clipped(self.end)
+
+    @property
     def own_ids(self) -> list[int]:
         """The model's own tokens."""
         return [token for token, own in zip(self.token_ids, self.mask, strict=True) if own]
@@ -100,6 +105,11 @@ class Episode:
             "tool_s": round(self.tool_s, 4),
             "reward": self.reward,
         }
+
+
+def is_clipped(end: str | None) -> bool:
+    """Return whether a limit of tokens ended an episode, though its last answer may be whole."""
+    return end in ("tokens", "cut_off")
 
 
 def count_repeats(messages: Sequence[Message]) -> int:

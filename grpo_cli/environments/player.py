@@ -37,7 +37,6 @@ from grpo_cli.environments.registry import find_kind
 from grpo_cli.fast.completions import Completion
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.answers import after_thinking
 from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch, completion_text
 from grpo_cli.runs.metrics import STEP
@@ -301,9 +300,7 @@ class Player:
             if episode.environment is None or not episode.environment.takes_text:
                 episode.end = "answer"
                 return []
-            # As rewards read an answer: without its thinking, which the history keeps.
-            said = after_thinking(answer.message["content"]).lstrip()
-            text = yield from self._step(episode, episode.environment, said)
+            text = yield from self._step(episode, episode.environment, answer.said)
             replies.append({"role": "user", "content": text})
         return replies
 
@@ -486,7 +483,7 @@ def _as_completion(episode: Episode) -> Completion:
     return Completion(
         completion_text(episode.messages),
         tuple(episode.own_ids),
-        clipped=episode.end in ("tokens", "cut_off"),
+        clipped=episode.is_clipped,
         prompt=episode.prompt,
         messages=tuple(episode.messages),
         episode=episode.as_json(),

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from trl.chat_template_utils import parse_response
 from trl.data_utils import is_conversational
 
+from grpo_cli.environments.episode import is_clipped
 from grpo_cli.rewards.contract import EPISODE, Batch, Score
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.metrics import append_record
@@ -124,6 +125,7 @@ def _describe_episodes(batch: Batch, members: Sequence[int]) -> dict[str, Any]:
         return {}
     return {
         "messages": [batch.completions[index] for index in members],
+        "clipped": [is_clipped(records[index]["end"]) for index in members],
         "episodes": [records[index] for index in members],
     }
 

@@ -66,6 +66,7 @@ def test_keys_without_value_leave_messages() -> None:
     [
         ([USER, {"role": "assistant", "content": "2"}], "ends with [{'role': 'assistant'"),
         ([], "ends with []"),
+        ([SYSTEM], "ends with [{'role': 'system'"),
         ([{"role": "user"}], "with the message {'role': 'user'}"),
         (["hello"], "with the message 'hello'"),
         ([{"role": "user", "content": [{"type": "image"}]}], "with the message"),

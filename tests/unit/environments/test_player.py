@@ -190,6 +190,13 @@ def test_a_text_environment_gets_answers_without_a_call():
     assert game.closed == 1
 
 
+def test_a_text_environment_gets_what_follows_the_thinking():
+    answers = ["<think>Is it end? No.</think>\n\nno", " end", "<think>so</think>end"]
+    (episode,) = play(Script(one=answers), player_of((), Game))
+    assert Game.made[0].heard == ["no", " end", "end"]
+    assert contents(episode, "assistant") == answers
+
+
 @pytest.mark.parametrize(
     ("config", "answers", "end", "turns"),
     [

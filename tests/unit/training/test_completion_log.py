@@ -22,11 +22,12 @@ def test_episodes_are_written_and_read_with_all_that_was_said(tmp_path):
     folder = RunFolder(tmp_path)
     folder.completions.mkdir()
     log = CompletionLog(folder.completions / "rank_0.jsonl", ["right"], [1], lambda: True)
-    episodes = [play(3), play(1), play(2, end="done")]
+    # A limit can end an episode after a whole answer, and another way one whose answer is not.
+    episodes = [play(3, end="tokens"), play(1), play(2, end="done")]
     log.add("right", make_batch(episodes), [Score(1.0), Score(0.0), Score(1.0)], step=2)
     first, second = load_groups(find_groups(folder))
     assert first.texts == ["It is 36.", "It is 36."]
-    assert (first.prompt, first.tokens, first.clipped) == (PROMPT, [3, 3], [False, True])
+    assert (first.prompt, first.tokens, first.clipped) == (PROMPT, [3, 3], [True, False])
     assert list(zip(first.messages, first.episodes, strict=True)) == episodes[:2]
     assert second.episodes == [episodes[2][1]]
 
