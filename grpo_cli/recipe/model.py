@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Integer, Number, Section
@@ -35,8 +35,15 @@ class LoraConfig(Section):
     """Weight-decomposed adapters (DoRA)."""
 
 
+def _path_or_adapter(schema: dict[str, Any]) -> None:
+    """Let editors accept a recipe without `path`, which loading takes from `adapter`."""
+    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["adapter"]}]
+
+
 class ModelConfig(Section):
     """What is trained."""
+
+    model_config = ConfigDict(json_schema_extra=_path_or_adapter)
 
     path: str = Field(min_length=1)
     """Hub id, folder, `file.gguf`, or `package://NAME/FILE` for a file inside an installed Python package."""
