@@ -125,7 +125,8 @@ def _print_result(result: "EnvironmentTestResult") -> None:
     print_problems(result.problems)
     if result.agents and not result.failed:
         has_gold = any(agent.name == "gold" for agent in result.agents)
-        verdict = "the gold wins, and nothing else does" if has_gold else "nothing is wrong"
+        no_gold = "no errors, but see above" if result.problems else "nothing is wrong"
+        verdict = "the gold wins, and nothing else does" if has_gold else no_gold
         console.print(f"[green]✓[/] {verdict}")
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from grpo_cli.environments.calls import Outcome, as_text, read_reward, run_calls, settle
 from grpo_cli.environments.contract import Environment, EnvironmentSource, Tool
@@ -97,7 +97,10 @@ class Trial:
             why = "it would end the process, not the episode"
             self.report(f"{name} calls exit(){at}", fix, why=why)
         else:
-            self.report(f"{name} raised {outcome.fault}{at}", f"correct {where or name}", level)
+            fix = f"correct {where or name}"
+            if level == "note":
+                fix += ", if it should take the arguments, which are made up from its schema"
+            self.report(f"{name} raised {outcome.fault}{at}", fix, level)
 
 
 def find_place(error: BaseException | None) -> str:
@@ -119,7 +122,7 @@ def watch_output(trial: Trial) -> Iterator[None]:
         kept = os.dup(1)
         os.dup2(file.fileno(), 1)
         try:
-            with redirect_stdout(file):
+            with redirect_stdout(file), _exit_raises():
                 yield
         finally:
             file.flush()
@@ -131,6 +134,24 @@ def watch_output(trial: Trial) -> Iterator[None]:
         fix = "remove the print, or write to stderr: `print(…, file=sys.stderr)`"
         why = "it would garble logs and `--json`, once for each call"
         trial.report(f"{PRINTS}: {first.strip()[:80]!r}", fix, "warning", why)
+
+
+@contextmanager
+def _exit_raises() -> Iterator[None]:
+    """Let `os._exit` raise, as `sys.exit` does: it would end the command without a report."""
+    own, leave = os.getpid(), os._exit
+
+    def raise_exit(status: int) -> NoReturn:
+        # A forked child may leave.
+        if os.getpid() != own:
+            leave(status)
+        raise SystemExit(status)
+
+    os._exit = raise_exit
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 # --- tools -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from grpo_cli.issues import Issue
 from grpo_cli.launch.resume import begin_attempt
 from grpo_cli.launch.supervisor import Outcome, supervise
 from grpo_cli.processes import child, run_module
+from grpo_cli.recipe.episode import EpisodeConfig
 from grpo_cli.report.live import ProgressView
 from grpo_cli.report.page import write_report
 from grpo_cli.report.summary import RunReport
@@ -170,6 +171,15 @@ def start_probe(prepared: PreparedRun) -> Iterator[QuickProbe]:
             folder.probing.unlink(missing_ok=True)
 
 
+def _describe_wait(episode: EpisodeConfig) -> str:
+    """Return how long a step waits for tools and environments that hang."""
+    return (
+        "this step still waits for running calls of tools and environments, "
+        f"{episode.tool_timeout_s:g} s at most for each (`episode.tool_timeout_s`): {episode.parallel} at a time, "
+        f"in each turn, of which there are at most {episode.max_turns}"
+    )
+
+
 class _Display:
     """Shows the probe, then the training. If the display fails, the training continues."""
 
@@ -201,6 +211,8 @@ class _Display:
         """Say that a stop has been asked for."""
         if self._view is not None:
             self._attempt(self._view.stopping)
+            if self._prepared.recipe.has_episodes:
+                self.tell(_describe_wait(self._prepared.recipe.episode))
 
     def tell(self, text: str) -> None:
         """Say what a person should know now."""

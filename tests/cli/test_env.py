@@ -181,6 +181,12 @@ FAULTS = {
         "error",
         "step() on an empty answer calls exit() (FOLDER/game.py:16)",
     ),
+    "calls os._exit()": (
+        GAME.replace("self.won = self", "text or __import__('os')._exit(3)\n        self.won = self"),
+        RECIPE,
+        "error",
+        "step() on an empty answer calls exit() (FOLDER/game.py:16)",
+    ),
 }  # fmt: skip
 
 
@@ -257,6 +263,15 @@ def test_tools_without_an_environment_are_called_once(try_code):
     done = try_code(SEARCH, TOOLS, "--rows", "2")
     assert done.returncode == 0, done.stderr
     assert "search(query: string, limit?: integer)  Search the index." in done.stdout
+
+
+def test_a_tool_that_refuses_made_up_arguments_is_not_passed_over(try_code):
+    done = try_code(
+        SEARCH.replace("return [", "raise KeyError(query)\n    return ["), TOOLS, "--rows", "2"
+    )
+    assert done.returncode == 0
+    assert "which are made up from its schema" in done.stderr
+    assert "nothing is wrong" not in done.stdout
 
 
 def test_a_recipe_without_episodes_has_nothing_to_test(try_code):

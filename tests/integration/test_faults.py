@@ -20,6 +20,14 @@ HANGS = """\
 import time
     if trainer_state.global_step == 1: time.sleep(600)
     return [0.1 * len(str(each)) for each in completions]"""
+ENVIRONMENT = """
+
+class Game:
+    def reset(self):
+        pass
+    def step(self, text):
+        return "on", False
+"""
 REWARD = "rewards:\n  - {{kind: python, path: ./mine.py:f, name: f}}\n"
 
 
@@ -48,15 +56,19 @@ def test_a_run_that_hangs_is_ended_and_every_stack_is_written_down(workshop):
 
 
 def test_a_second_signal_ends_a_step_that_does_not(workshop):
-    command = workshop.command("train", write(workshop, HANGS))
+    recipe = write(workshop, HANGS + ENVIRONMENT)
+    with recipe.open("a") as file:
+        file.write("environment: {kind: python, path: ./mine.py:Game}\n")
+    command = workshop.command("train", recipe)
     process = subprocess.Popen(**command, stderr=subprocess.PIPE)
     workshop.wait_for_step(process)
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=2)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    _, said = process.communicate(timeout=60)
     assert process.returncode == 130
+    assert "waits for running calls of tools and environments, 10 s at most" in str(said)
     assert workshop.status()["state"] == "stopped"
     assert not list(workshop.run.glob("checkpoints/checkpoint-*"))
     assert alive_workers(workshop.run) == []
