@@ -27,12 +27,14 @@ def test_attention_keeps_its_inputs_and_output_and_no_mask(measured):
         assert counts["least"] < counts["kept"] <= 1.3 * counts["least"], case
 
 
-def test_a_step_waits_for_the_device_once_however_many_micro_batches_it_has(measured):
+def test_a_step_waits_for_the_device_once_and_for_trls_metrics(measured):
     step = measured["step"]
     assert step["left_off"] == {}
     ours = {site: count for site, count in step["reads"].items() if site.startswith("grpo_cli")}
     assert step["micro_batches"] >= 3
     assert sum(ours.values()) == 1, step
+    # Ten metrics of `_compute_loss`, each `.item()` (TRL 1.16).
+    assert sum(step["reads"].values()) <= 1 + 10 * step["micro_batches"], step
     assert step["uploads"] == {}, step
 
 
