@@ -77,7 +77,8 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 def _missing(text: str) -> Issue:
     message = f"there is no adapter at {text}: no readable {CONFIG}"
-    if Path(text).exists() or text.startswith(("/", ".", "~")):
+    # A hub id has one `/` at most.
+    if Path(text).exists() or text.startswith(("/", ".", "~")) or text.count("/") > 1:
         fix = f"name a finished run with `model.lora`, or a folder with {CONFIG} and {WEIGHTS}"
     else:
         fix = f"fetch it first: hf download {text}"

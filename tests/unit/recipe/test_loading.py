@@ -249,3 +249,20 @@ def test_the_resolved_recipe_of_a_run_is_a_recipe(tmp_path):
 def test_a_template_by_flag_needs_no_quotes_inside(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path), ["dataset.prompt.user={{ answer }} is what?"])
     assert recipe.dataset.prompt.user == "{{ answer }} is what?"
+
+
+@pytest.mark.parametrize(
+    ("adapter", "fix"),
+    [
+        ("runs/base/20261125-124700", "name a finished run"),
+        ("./gone", "name a finished run"),
+        ("someone/adapter", "hf download someone/adapter"),
+    ],
+)
+def test_the_fix_of_a_missing_adapter_tells_folders_from_hub_ids(tmp_path, adapter, fix):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"model: {{adapter: {adapter}}}\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    (problem,) = (each for each in caught.value.problems if each.path == "model.adapter")
+    assert fix in problem.fix
