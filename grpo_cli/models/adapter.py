@@ -6,7 +6,7 @@ from pathlib import Path
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import find_fault, read_adapter_base
 from grpo_cli.models.source import fingerprint_model, resolve_source
-from grpo_cli.recipe.adapter import WEIGHTS
+from grpo_cli.recipe.adapter import CONFIG, WEIGHTS
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import read_object
@@ -23,6 +23,10 @@ def check_adapter(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(f"{folder} holds no {WEIGHTS}", "fetch the adapter anew", _PATH)
     elif fault := find_fault(folder / WEIGHTS):
         yield Issue(*fault, _PATH)
+    bias = read_object(folder / CONFIG).get("bias", "none")
+    if recipe.training.extras.get("beta") and bias != "none":
+        fix = "set `training.beta: 0`, or export the adapter as safetensors and name that as `path`"
+        yield Issue(f"has `bias: {bias}`, of which peft makes no copy as a reference", fix, _PATH)
     if (other := _find_other_base(folder, recipe.model)) is not None:
         fix = "leave out `model.path`, which then is the adapter's own base"
         seen = f"the adapter was trained on {other}, and `model.path` is another model"

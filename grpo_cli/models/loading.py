@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NoReturn
 
 import peft
@@ -26,6 +27,7 @@ from grpo_cli.issues import Issue
 from grpo_cli.loading_errors import check_tokenizer, explain_loading, quiet_loading
 from grpo_cli.machine import has_bfloat16
 from grpo_cli.models.source import model_folder_or_id, read_chat_template, resolve_source
+from grpo_cli.recipe.adapter import CONFIG
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 
 _OFFLINE_FIX = (
@@ -412,13 +414,16 @@ def load_adapter(model: Any, adapter: Path, base: str, *, is_trainable: bool = F
     try:
         loaded = peft.PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
         with safe_open(adapter / "adapter_model.safetensors", "pt") as tensors:
-            missing = peft.get_peft_model_state_dict(loaded).keys() - set(tensors.keys())
-        if missing:
-            # peft only warns, and uses fresh values.
+            held, own = set(tensors.keys()), peft.get_peft_model_state_dict(loaded).keys()
+        # peft only warns, uses fresh values for what is missing, and drops what is left over.
+        if missing := own - held:
             raise ValueError(f"{len(missing)} of its tensors are missing, such as {min(missing)}")
+        if unused := {name for name in held - own if ".lora_" in name}:
+            message = f"{len(unused)} of its tensors belong to no module that {CONFIG} names"
+            raise ValueError(f"{message}, such as {min(unused)}")
         return loaded
     except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
-        sentence = " ".join(str(error).split())[:200]
+        sentence = shorten(" ".join(str(error).split()), 400, placeholder=" …").rstrip(".")
         raise UsageError(
             f"the adapter {adapter} does not fit {base}: {sentence}. "
             "Fix: put it on the model that it was trained on, or fetch it anew"

@@ -95,6 +95,11 @@ def of_another_kind(start):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"task_type": "SEQ_CLS"}))
 
 
+def with_bias(start):
+    file = start / "model/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bias": "lora_only"}))
+
+
 def of_another_base(start):
     file = start / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model": "0" * 32}))
@@ -106,13 +111,15 @@ def of_another_base(start):
         (cut_short, "", "model.adapter", "is cut short"),
         (of_another_kind, "", "model.adapter", "another kind: LORA for SEQ_CLS"),
         (of_another_base, "", "model.adapter", "`model.path` is another model"),
+        (with_bias, "", "model.adapter", "of which peft makes no copy"),
         (lambda start: None, "\n  lora: {{r: 8}}", "model.lora.r", "is 8, and the adapter has 4"),
         (lambda start: shutil.rmtree(start / "model"), "", "model.adapter", "there is no adapter"),
     ],
 )
 def test_an_adapter_that_cannot_be_trained_on(workshop, start, damage, more, path, seen):
     damage(start)
-    recipe = workshop.write(text_of(start).replace("dtype: float32", f"dtype: float32{more}"))
+    text = text_of(start).replace("max_steps: 2", "max_steps: 2\n  beta: 0.1")
+    recipe = workshop.write(text.replace("dtype: float32", f"dtype: float32{more}"))
     try:
         problems = check_recipe(recipe, hardware=Hardware(gpus=0, cpus=2)).errors
     except RecipeError as error:
@@ -120,3 +127,11 @@ def test_an_adapter_that_cannot_be_trained_on(workshop, start, damage, more, pat
     (problem,) = problems
     assert problem.path == path
     assert seen in problem.seen
+
+
+def test_trained_weights_are_never_left_out_in_silence(workshop, start):
+    file = start / "model/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"target_modules": ["q_proj"]}))
+    done = workshop.grpo("train", workshop.write(text_of(start)), "--no-probe")
+    assert done.returncode == 1
+    assert "belong to no module that adapter_config.json names" in done.stderr
