@@ -71,8 +71,6 @@ def test_a_spoiled_recipe_gets_problems_with_a_place_and_a_fix(tmp_path, seed):
         "{{ question.zzz }}",
         "{{ ''.__class__ }}",
         "{{ none }}",
-        "{{ 'a' * 10 ** 10 }}",
-        "{{ 9 ** 999999 }}",
     ],
 )
 def test_a_template_that_fails_on_the_data_is_found_before_launch(tmp_path, template):
