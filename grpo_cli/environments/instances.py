@@ -29,6 +29,8 @@ _SLOW_S = 5.0
 """Time of an episode from which only one row's is."""
 _GRACE_S = 1.0
 """Time that threads have to end after `close`."""
+_DRAW_FIX = "draw all that is random from it, as `random.Random(seed)` does"
+_DRAW_WHY = "completions of one prompt are compared, and would have different tasks"
 WRONG = "1"
 """An answer that is hardly ever right."""
 PRINTS = "prints to stdout"
@@ -348,7 +350,6 @@ def _compare_twice(
 ) -> bool:
     """Compare episodes of the same seeds; return whether they are the same."""
     pairs = list(zip(once, twice, strict=True))
-    fix = "draw all that is random from it, as `random.Random(seed)` does"
     if all(repr(one) == repr(two) for one, two in pairs):
         return True
     if changed:
@@ -357,11 +358,10 @@ def _compare_twice(
     elif differing := next((pair for pair in pairs if pair[0].first != pair[1].first), None):
         one, two = (f"{trace.first!r:.60}" for trace in differing)
         seen = f"reset() does not follow from the seed: the same one gives {one}, then {two}"
-        why = "completions of one prompt are compared, and would have different tasks"
-        trial.report(seen, fix, "error", why)
+        trial.report(seen, _DRAW_FIX, "error", _DRAW_WHY)
     else:
         seen = "what an environment says to the same answers does not follow from the seed"
-        trial.report(seen, f"if it should, {fix}", "note")
+        trial.report(seen, f"if it should, {_DRAW_FIX}", "note")
     return False
 
 
@@ -377,10 +377,18 @@ def _play_beside(
         play.act(action)
     changed = _find_changed(shared, _read_shared(play.environment))
     other.finish()
-    if repr(play.finish()) != repr(alone.trace):
-        named = f" ({changed})" if changed else ""
-        seen = f"instances share state{named}: an episode goes another way while a second one is played"
-        trial.report(seen, "keep all state in the instance: set it in reset(), on `self`")
+    if repr(play.finish()) == repr(alone.trace):
+        return
+    again = _Play(trial, source, rows[0], seed)
+    for action in alone.taken:
+        again.act(action)
+    if repr(again.finish()) != repr(alone.trace):
+        seen = "an episode does not follow from the seed: the same answers lead elsewhere each time"
+        trial.report(seen, _DRAW_FIX, "error", _DRAW_WHY)
+        return
+    named = f" ({changed})" if changed else ""
+    seen = f"instances share state{named}: an episode goes another way while a second one is played"
+    trial.report(seen, "keep all state in the instance: set it in reset(), on `self`")
 
 
 def _read_shared(environment: Environment) -> dict[str, str]:

@@ -161,6 +161,12 @@ FAULTS = {
         "error",
         "instances share state (`Game.number`)",
     ),
+    "draws without the seed": (
+        GAME.replace("random.Random(seed)", "random.Random()"),
+        RECIPE,
+        "error",
+        "does not follow from the seed: the same answers lead elsewhere",
+    ),
     "prints": (
         GAME.replace("self.won = False", "self.won = bool(print('new game'))"),
         RECIPE,
