@@ -135,7 +135,7 @@ def test_an_mcp_server_offers_what_is_allowed(tmp_path):
     with pytest.raises(EpisodeError, match="No module named 'no_such_module'"):
         open_mcp(command=command)
     (tmp_path / "server.py").write_text("import time; time.sleep(1000)")
-    with pytest.raises(EpisodeError, match="no answer"):
+    with pytest.raises(EpisodeError, match=r"no answer in 0.5 s \(`timeout_s`\)"):
         open_mcp(command=command, timeout_s=0.5)
 
 

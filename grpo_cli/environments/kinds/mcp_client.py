@@ -200,7 +200,8 @@ class _Connection:
         """Return why it could not be made: the last line of the server's stderr, or the error's text."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        text = "no answer" if isinstance(error, TimeoutError) else str(error).strip()
+        late = f"no answer in {self._server.timeout_s:g} s (`timeout_s`)"
+        text = late if isinstance(error, TimeoutError) else str(error).strip()
         return self._stderr.get() or text or type(error).__name__
 
     async def _serve(self) -> None:

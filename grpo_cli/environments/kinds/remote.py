@@ -102,7 +102,10 @@ class RemoteProcess:
     def _read(self) -> None:
         with self._stdout:
             for line in self._stdout:
-                reply = json.loads(line)
+                try:
+                    reply = json.loads(line)
+                except ValueError:  # another program, or what the interpreter prints first
+                    continue
                 with self._lock:
                     waiting = self._waiting.pop(reply["id"])
                 if "error" in reply:

@@ -20,7 +20,6 @@ from typing import Any
 
 sys.path.append(os.getcwd())
 
-import httpx
 from verifiers.v1.clients import Client, EvalClientConfig, ModelContext
 from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.configs.harness import HarnessConfig
@@ -71,6 +70,8 @@ class ChatHarness(Harness[HarnessConfig]):
 
 @cache
 def _http_client() -> Any:
+    import httpx  # not above: without `verifiers`, that is the module to miss
+
     limits = httpx.Limits(max_connections=None)
     return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
 

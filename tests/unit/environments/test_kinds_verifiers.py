@@ -142,9 +142,20 @@ def test_a_conversation_that_is_not_continued_is_refused():
         source.close()
 
 
-def test_what_cannot_be_started_is_named(monkeypatch):
+def test_what_an_interpreter_prints_as_it_starts_is_no_reply(tmp_path):
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('hello', flush=True)")
+    source = params().open()
+    try:
+        assert play(source, 4) == 5
+    finally:
+        source.close()
+
+
+def test_what_cannot_be_started_is_named(tmp_path, monkeypatch):
     [issue] = params(python="./gone/python").problems()
     assert issue.path == "python"
-    monkeypatch.setenv("PYTHONPATH", "")
+    # An interpreter with nothing in it has no httpx either.
+    (tmp_path / "httpx.py").write_text("""raise ModuleNotFoundError("No module named 'httpx'")""")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(EpisodeError, match=r"No module named 'verifiers'.* -m pip install verif"):
         params().open()
