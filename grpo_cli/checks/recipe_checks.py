@@ -219,4 +219,4 @@ def _find_unseen(
         if resolve_source(recipe.model).kind == "hub":
             yield f"the model {recipe.model.path}: a hub id, which is not looked up here"
     if processes > 1 and not recipe.launch.use_cpu and hardware.gpus == 0:
-        yield f"GPUs for the {processes} processes: there are none here, or by `--gpus 0`"
+        yield f"GPUs for the {processes} processes: none was found, or `--gpus 0` was given"

@@ -51,15 +51,12 @@ class MicroBatch(dict[str, Any]):
         """
         super().__init__(rows)
         self.tokens, self._loss_type, self._share = tokens, loss_type, share
-        self._ids, self._mask = (
+        ids, mask = (
             np.concatenate([on_host[name] for name in names], 1).astype(np.int64)
             for names in _PADDED
         )
-
-    @property
-    def padded(self) -> Padded:
-        """Token ids and mask, on the host: the model is told how to read them without waiting for the device."""
-        return self._ids, self._mask
+        self.padded: Padded = ids, mask
+        """Its token ids and mask on the host, so that laying them out does not wait for the device."""
 
     @property
     def size(self) -> int:
@@ -79,8 +76,9 @@ class MicroBatch(dict[str, Any]):
             return
         first = self.size
         rows = [*range(first), *[0] * (size - first)]
-        self._ids, self._mask = self._ids[rows], self._mask[rows]
-        self._mask[first:, self["prompt_ids"].shape[1] :] = 0
+        ids, mask = (each[rows] for each in self.padded)
+        mask[first:, self["prompt_ids"].shape[1] :] = 0
+        self.padded = ids, mask
         self.update(_select(self, *upload([rows], self["advantages"].device)))
         # Old log-probabilities of 0 make the ratio 1, so that it does not overflow.
         for key in ("completion_mask", "advantages", "old_per_token_logps", "ref_per_token_logps"):

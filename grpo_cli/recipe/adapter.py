@@ -98,6 +98,7 @@ def _fill_lora(model: Node, named: Node, config: dict[str, Any]) -> Iterator[Iss
             items = [Node(each, named.location) for each in own] if isinstance(own, list) else own
             lora.value[key] = Node(items, named.location)
         elif key != "target_modules" and written.plain() != own:
-            fix = f"write `{key}: {own}`, or leave out `lora`: training goes on with the adapter as it is"
-            seen = f"is {written.plain()}, and the adapter has {own}"
+            said, has = json.dumps(written.plain()), json.dumps(own)
+            fix = f"write `{key}: {has}`, or leave out `lora`: the adapter is trained on as it is"
+            seen = f"is {said}, and the adapter has {has}"
             yield Issue(seen, fix, f"model.lora.{key}", written.location)

@@ -93,7 +93,7 @@ def test_check_names_what_it_did_not_look_at(tmp_path):
     assert done.returncode == 0
     assert "is ready" not in done.stdout
     assert "the model a/b: a hub id, which is not looked up here" in done.stdout
-    assert "GPUs for the 2 processes: there are none here, or by `--gpus 0`" in done.stdout
+    assert "GPUs for the 2 processes: none was found, or `--gpus 0` was given" in done.stdout
     hub = text.partition("dataset:")[0] + "dataset: {kind: hub, path: c/d, prompt: {user: hm}}\n"
     hub += "rewards:" + text.partition("rewards:")[2]
     told = json.loads(grpo("check", write_recipe(tmp_path, hub), "--json", cwd=tmp_path).stdout)
