@@ -34,7 +34,7 @@ from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
 from grpo_cli.recipe.generation import DynamicSamplingConfig, GenerationConfig, VllmConfig
 from grpo_cli.recipe.kinds import KindDescription, ParameterDescription
 from grpo_cli.recipe.launch import LaunchConfig, SlurmConfig
-from grpo_cli.recipe.model import LoraConfig, ModelConfig
+from grpo_cli.recipe.model import AdapterConfig, LoraConfig, ModelConfig
 from grpo_cli.recipe.recipe import EvaluationConfig, LoggingConfig, Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.recipe.training import AsyncConfig, EarlyStoppingConfig, FastConfig, TrainingConfig
@@ -50,6 +50,7 @@ SCHEMA = ROOT / "recipes" / "recipe.schema.json"
 SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("(top level)", Recipe),
     ("model", ModelConfig),
+    ("model.adapter", AdapterConfig),
     ("model.lora", LoraConfig),
     ("dataset, kind: hub", HubDataset),
     ("dataset, kind: files", FilesDataset),

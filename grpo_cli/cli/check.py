@@ -53,6 +53,8 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
     table = Table.grid(padding=(0, 2))
     trained = "LoRA" if recipe.model.lora else "all weights"
     table.add_row("model", Text(f"{recipe.model.path} ({trained})"))
+    if recipe.model.adapter is not None:
+        table.add_row("adapter", Text(recipe.model.adapter.path))
     table.add_row("dataset", f"{recipe.dataset.kind}: {_count_rows(checked)}")
     if seen is not None and seen.columns is not None:
         table.add_row(

@@ -179,7 +179,7 @@ def _name_subjects(
     if options.model is not None and run is not None:
         raise UsageError("--model goes with a recipe. Fix: grpo eval RECIPE --model PATH")
     own = recipe.model.model_copy(update={"lora": None})
-    start = recipe.model.adapter
+    start = recipe.model.adapter.path if recipe.model.adapter else None
     base: Subject | None = Subject(name="start" if start else "base", model=own, adapter=start)
     if run is not None:
         trained = find_trained(run, options.checkpoint)

@@ -116,7 +116,7 @@ def _list_settings(request: ExportRequest) -> list[tuple[str, Any]]:
         ("sampling temperature", generation.temperature),
         ("LoRA", lora and f"r {lora.r}, alpha {lora.lora_alpha:g}"),
         # The end of its path: the rest is about this machine.
-        ("began from the adapter", start and "/".join(Path(start).parts[-3:])),
+        ("began from the adapter", start and "/".join(Path(start.path).parts[-3:])),
         ("seed", recipe.seed),
         *_list_training(recipe.training).items(),
         ("trained in", run.manifest.get("dtype") or recipe.model.dtype),

@@ -1,36 +1,39 @@
 """Checks of the adapter that training goes on from, without torch."""
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_cli.issues import Issue
-from grpo_cli.models.folder import find_fault, read_adapter_base
-from grpo_cli.models.source import fingerprint_model, resolve_source
+from grpo_cli.models.folder import Fault, find_fault, read_adapter_base
+from grpo_cli.models.source import fingerprint_model, hash_samples, resolve_source
 from grpo_cli.recipe.adapter import CONFIG, WEIGHTS
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.runs.files import read_object
+from grpo_cli.runs.files import read_object, read_tensors_header
 
 _PATH = "model.adapter"
+_FACTOR = ".lora_A.weight"
+Shapes = dict[str, tuple[int, ...]]
 
 
 def check_adapter(recipe: Recipe) -> Iterator[Issue]:
     """Check that the adapter's weights are whole, belong to `model.path`, and can be trained on as asked."""
     if recipe.model.adapter is None:
         return
-    folder = Path(recipe.model.adapter)
-    if not (folder / WEIGHTS).is_file():
-        yield Issue(f"{folder} holds no {WEIGHTS}", "fetch the adapter anew", _PATH)
-    elif fault := find_fault(folder / WEIGHTS):
+    folder = Path(recipe.model.adapter.path)
+    if fault := _find_weights_fault(folder):
+        yield Issue(*fault, _PATH)
+    elif (other := _find_other_base(folder, recipe.model)) is not None:
+        fix = "leave out `model.path`, which then is the adapter's own base"
+        seen = f"the adapter was trained on {other}, and `model.path` is another model"
+        yield Issue(f"{seen}: {recipe.model.path}", fix, _PATH)
+    elif fault := _find_other_shape(folder, recipe.model):
         yield Issue(*fault, _PATH)
     bias = read_object(folder / CONFIG).get("bias", "none")
     if recipe.training.extras.get("beta") and bias != "none":
         fix = "set `training.beta: 0`, or export the adapter as safetensors and name that as `path`"
         yield Issue(f"has `bias: {bias}`, of which peft makes no copy as a reference", fix, _PATH)
-    if (other := _find_other_base(folder, recipe.model)) is not None:
-        fix = "leave out `model.path`, which then is the adapter's own base"
-        seen = f"the adapter was trained on {other}, and `model.path` is another model"
-        yield Issue(f"{seen}: {recipe.model.path}", fix, _PATH)
     if recipe.training.mode == "async":
         fix = "remove `training.mode: async`, or export the adapter as safetensors and name that as `path`"
         yield Issue("TRL's asynchronous trainer takes no adapter", fix, _PATH)
@@ -39,6 +42,25 @@ def check_adapter(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(
             f"cannot be loaded into weights sharded by {recipe.launch.strategy}", fix, _PATH
         )
+
+
+def fingerprint_adapter(model: ModelConfig) -> str | None:
+    """Return a hash of samples of the adapter that training begins with; None if there is none."""
+    if model.adapter is None:
+        return None
+    digest = hashlib.blake2b(digest_size=16)
+    hash_samples(digest, Path(model.adapter.path) / WEIGHTS)
+    return digest.hexdigest()
+
+
+def _find_weights_fault(folder: Path) -> Fault | None:
+    if (folder / WEIGHTS).is_file():
+        return find_fault(folder / WEIGHTS)
+    if not (folder / "adapter_model.bin").is_file():
+        return f"{folder} holds no {WEIGHTS}", "fetch the adapter anew"
+    load = f"PeftModel.from_pretrained(base, '{folder}').save_pretrained('{folder}')"
+    fix = f"if you trust it, write it as safetensors once, with peft: {load}"
+    return f"{folder} holds adapter_model.bin, a pickle, and no {WEIGHTS}", fix
 
 
 def _find_other_base(adapter: Path, model: ModelConfig) -> str | None:
@@ -58,3 +80,46 @@ def _find_other_base(adapter: Path, model: ModelConfig) -> str | None:
         return None if same else base
     both_hub = source.kind == "hub" and not base.startswith(("/", "."))
     return base if both_hub else None
+
+
+def _find_other_shape(folder: Path, model: ModelConfig) -> Fault | None:
+    """Compare the adapter's factors with the rank that it names, and with the weights of the model."""
+    config, base = read_object(folder / CONFIG), _read_base_shapes(model)
+    if config.get("target_parameters"):
+        return None
+    ranks = {config.get("r"), *(config.get("rank_pattern") or {}).values()}
+    shapes = read_tensors_header(folder / WEIGHTS)[1]
+    for name in sorted(each for each in shapes if each.endswith(_FACTOR)):
+        module = name.removeprefix("base_model.model.").removesuffix(_FACTOR)
+        first, second = shapes[name], shapes.get(name.replace("lora_A", "lora_B"), ())
+        if first[:1] != second[1:] or first[0] not in ranks:
+            factors = f"{_show(first)} and {_show(second)}"
+            seen = f"{WEIGHTS} has factors of {factors} for {module}"
+            return f"{seen}, and {CONFIG} has r: {config.get('r')}", "fetch the adapter anew"
+        size = base.get(f"{module}.weight")
+        # GPT-2's layers hold their weights the other way round.
+        if size is not None and {*size} != {second[0], first[1]}:
+            adapted = _show((second[0], first[1]))
+            seen = f"the adapter is for a {module} of {adapted}, and that of {model.path} is"
+            fix = "name the model that the adapter was trained on as `model.path`"
+            return f"{seen} {_show(size)}", fix
+    return None
+
+
+def _show(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))
+
+
+def _read_base_shapes(model: ModelConfig) -> Shapes:
+    """Return the shapes of the model's weights by name; none of a GGUF file, or one that is not here."""
+    source = resolve_source(model)
+    folder = Path(source.location)
+    if source.kind == "hub":
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
+        folder = Path(cached).parent if isinstance(cached, str) else folder
+    shapes: Shapes = {}
+    for file in folder.glob("model*.safetensors") if source.kind != "gguf" else ():
+        shapes |= read_tensors_header(file)[1]
+    return shapes

@@ -14,7 +14,7 @@ from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.issues import Issue
 from grpo_cli.models.vllm_engine import fitting_rank
 from grpo_cli.recipe.model import ModelConfig
-from grpo_cli.runs.files import read_object, read_tensors_size
+from grpo_cli.runs.files import read_object, read_tensors_header
 
 Fault = tuple[str, str]
 """What is wrong, and the fix."""
@@ -200,7 +200,7 @@ def _find_torn(file: Path) -> Fault | None:
     """Compare a safetensors file's size with its header."""
     size = file.stat().st_size
     try:
-        expected = read_tensors_size(file)
+        expected = read_tensors_header(file)[0]
     except ValueError:
         return f"{file} has no safetensors header", "the file is damaged: fetch it anew"
     if size < expected:

@@ -5,7 +5,6 @@
 
 import importlib.util
 import re
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,14 @@ from grpo_cli.issues import Issue
 from grpo_cli.loading_errors import check_tokenizer, explain_loading, quiet_loading
 from grpo_cli.machine import has_bfloat16
 from grpo_cli.models.source import model_folder_or_id, read_chat_template, resolve_source
-from grpo_cli.recipe.adapter import CONFIG
+from grpo_cli.models.weights import (
+    check_adapter_values,
+    check_names,
+    check_sizes,
+    check_values,
+    sample_values,
+)
+from grpo_cli.recipe.adapter import CONFIG, WEIGHTS
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 
 _OFFLINE_FIX = (
@@ -138,12 +144,12 @@ def load_model(
         loaded, report = AutoModelForCausalLM.from_pretrained(
             location, output_loading_info=True, **options
         )
-    _check_names(model.path, loaded, report["missing_keys"], report["unexpected_keys"])
-    _check_sizes(model.path, report["mismatched_keys"])
+    check_names(model.path, loaded, report["missing_keys"], report["unexpected_keys"])
+    check_sizes(model.path, report["mismatched_keys"])
     if tokenizer is not None:
         check_vocabulary(loaded, tokenizer)
     if device != "meta":
-        _check_values(model.path, loaded)
+        check_values(model.path, loaded)
     return loaded
 
 
@@ -158,6 +164,8 @@ def check_weights(model: ModelConfig, tokenizer: Any) -> None:
         SetupError: The weights cannot be loaded.
     """
     _check_generation_config(model)
+    if model.adapter is not None:
+        check_adapter_values(Path(model.adapter.path))
     quantized = getattr(load_config(model), "quantization_config", None)
     if quantized or not Path(model_folder_or_id(model)).is_dir():
         return
@@ -171,7 +179,7 @@ def check_weights(model: ModelConfig, tokenizer: Any) -> None:
         # The code of some models needs values; loading them will tell.
         if not model.trust_remote_code:
             raise refused_config(model, error) from error
-    _sample_values(model.path, Path(model_folder_or_id(model)))
+    sample_values(model.path, Path(model_folder_or_id(model)))
 
 
 def refused_config(model: ModelConfig, error: Exception) -> RecipeError:
@@ -209,93 +217,6 @@ def _check_generation_config(model: ModelConfig) -> None:
         fix = f"remove {names or 'these values'} from it, or set `do_sample` to true"
         why = "transformers would refuse to save the first checkpoint"
         raise RecipeError([Issue(message, fix, "model.path", why=why)]) from error
-
-
-def _check_names(path: str, model: Any, missing: Iterable[str], unexpected: Iterable[str]) -> None:
-    """Refuse missing weights, which transformers would make random, and layers that it would leave out."""
-    absent, others = sorted(missing), sorted(unexpected)
-    if not absent:
-        own = {_any_layer(name) for name in model.state_dict()}
-        if extra := [name for name in others if _any_layer(name) in own]:
-            message = (
-                f"config.json leaves out layers of {path}: {len(extra)} weights, such as {extra[0]}"
-            )
-            fix = "correct the number of layers in config.json"
-            raise SetupError(f"{message}. Fix: {fix}", "model.path")
-        return
-    message = f"{path} lacks {len(absent)} of its weights, such as {absent[0]}"
-    if others:
-        message += f"; it holds {len(others)} that the model does not have, such as {others[0]}"
-    other = others[0] if others else ""
-    prefix = next((other.removesuffix(each) for each in absent if other.endswith(each)), "")
-    if prefix.endswith("."):
-        fix = f"remove the prefix `{prefix}` from the names of its tensors"
-    elif all("layers" in each or ".h." in each for each in absent):
-        fix = "correct the number of layers in config.json, or fetch the weights anew"
-    else:
-        fix = (
-            "fetch it anew, or name a model that was saved with its language-modelling head; if it shares "
-            "that with the embeddings, set `tie_word_embeddings: true` in config.json"
-        )
-    raise SetupError(f"{message}. Fix: {fix}", "model.path")
-
-
-def _any_layer(name: str) -> str:
-    """Return a weight's name with `*` for the layer's number."""
-    return re.sub(r"\.\d+\.", ".*.", name, count=1)
-
-
-def _check_sizes(path: str, mismatched: Iterable[tuple[str, Iterable[int], Iterable[int]]]) -> None:
-    others = sorted(mismatched)
-    if not others:
-        return
-    name, *both = others[0]
-    stored, expected = (" × ".join(map(str, size)) for size in both)
-    message = (
-        f"{len(others)} weights of {path} have other sizes than config.json gives them: "
-        f"{name} is {stored}, and should be {expected}"
-    )
-    fix = "correct config.json (hidden_size, vocab_size, …), or fetch both anew"
-    raise SetupError(f"{message}. Fix: {fix}", "model.path")
-
-
-def _check_values(path: str, model: Any) -> None:
-    """Refuse weights that are not finite; sums show them without taking memory."""
-    for name, parameter in model.named_parameters():
-        weight = _own_shard(parameter)
-        if not weight.is_floating_point() or weight.element_size() == 1:
-            continue
-        # A sum in half precision can also overflow.
-        if not weight.sum().isfinite() and not weight.isfinite().all():
-            raise _refused_values(path, name)
-
-
-def _own_shard(parameter: Any) -> Any:
-    """Return what this process holds of a weight, which DeepSpeed ZeRO-3 replaces with an empty one."""
-    shard = getattr(parameter, "ds_tensor", None)
-    if shard is None:
-        return parameter
-    # The last shards are padded with arbitrary values.
-    rank = torch.distributed.get_rank(parameter.ds_process_group)
-    return shard.flatten()[: max(0, parameter.ds_numel - rank * shard.numel())]
-
-
-def _sample_values(path: str, folder: Path) -> None:
-    """Refuse weights whose first rows are not finite."""
-    from safetensors import safe_open
-
-    for file in sorted(folder.glob("model*.safetensors")):
-        with safe_open(file, framework="pt") as weights:
-            for name in sorted(weights.keys()):
-                part = weights.get_slice(name)
-                row = part[:1] if part.get_shape() else torch.zeros(1)
-                if row.is_floating_point() and row.element_size() > 1 and not row.isfinite().all():
-                    raise _refused_values(path, name)
-
-
-def _refused_values(path: str, name: str) -> SetupError:
-    fix = "fetch the weights anew, or name an earlier checkpoint of their training"
-    return SetupError(f"{path} has NaN or infinite values in {name}. Fix: {fix}", "model.path")
 
 
 def pick_dtype(model: ModelConfig, *, cuda: bool) -> Any:
@@ -396,7 +317,7 @@ def load_trainable(model: Any, config: ModelConfig) -> Any:
     """
     if config.adapter is None:
         return model
-    model = load_adapter(model, Path(config.adapter), config.path, is_trainable=True)
+    model = load_adapter(model, Path(config.adapter.path), config.path, is_trainable=True)
     # As peft does for a fresh one: where the adapter came from may have known the base by another name.
     model.peft_config["default"].base_model_name_or_path = model.get_base_model().name_or_path
     model.save_pretrained = partial(model.save_pretrained, selected_adapters=["default"])
@@ -413,7 +334,7 @@ def load_adapter(model: Any, adapter: Path, base: str, *, is_trainable: bool = F
 
     try:
         loaded = peft.PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
-        with safe_open(adapter / "adapter_model.safetensors", "pt") as tensors:
+        with safe_open(adapter / WEIGHTS, "pt") as tensors:
             held, own = set(tensors.keys()), peft.get_peft_model_state_dict(loaded).keys()
         # peft only warns, uses fresh values for what is missing, and drops what is left over.
         if missing := own - held:
@@ -421,6 +342,7 @@ def load_adapter(model: Any, adapter: Path, base: str, *, is_trainable: bool = F
         if unused := {name for name in held - own if ".lora_" in name}:
             message = f"{len(unused)} of its tensors belong to no module that {CONFIG} names"
             raise ValueError(f"{message}, such as {min(unused)}")
+        check_adapter_values(adapter)
         return loaded
     except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
         sentence = shorten(" ".join(str(error).split()), 400, placeholder=" …").rstrip(".")

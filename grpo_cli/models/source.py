@@ -301,11 +301,11 @@ def fingerprint_model(model: ModelConfig) -> str | None:
     digest = hashlib.blake2b(digest_size=16)
     for file in [path] if path.is_file() else sorted(path.iterdir()):
         if file.suffix in _WEIGHT_SUFFIXES:
-            _hash_samples(digest, file)
+            hash_samples(digest, file)
     return digest.hexdigest()
 
 
-def _hash_samples(digest: "hashlib.blake2b", file: Path) -> None:
+def hash_samples(digest: "hashlib.blake2b", file: Path) -> None:
     """Hash the size and blocks spread evenly over a file, from the first to the last."""
     size = file.stat().st_size
     digest.update(f"{file.name} {size}\n".encode())

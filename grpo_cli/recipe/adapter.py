@@ -6,83 +6,139 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.issues import Issue
+from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe.model import LoraConfig
 from grpo_cli.recipe.yaml_tree import Node
 
 _PATH = "model.adapter"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_RESOLVED = "resolved.json"
 
 
 def fill_from_adapter(tree: Node) -> list[Issue]:
     """Fill `model.path` and `model.lora` from what `model.adapter` names; return what is wrong with it.
 
-    Afterwards `model.adapter` is the folder that holds the adapter's files.
+    Afterwards `model.adapter.path` is the folder that holds the adapter's files.
     """
     model, named = tree.child("model"), tree.find(("model", "adapter"))
-    if model is None or named is None or not isinstance(named.value, str):
+    if model is None or named is None or named.value is None:
         return []
-    folder, base = _find(named.value)
-    config = _read(folder / CONFIG) if folder else None
-    if folder is None or config is None:
-        return [_leave_out(model, _missing(named.value))]
-    if config.get("peft_type") != "LORA" or config.get("task_type") not in ("CAUSAL_LM", None):
-        kind = f"{config.get('peft_type')} for {config.get('task_type')}"
-        fix = "name a LoRA adapter for CAUSAL_LM"
-        seen = f"{named.value} is an adapter of another kind: {kind}"
-        return [_leave_out(model, Issue(seen, fix, _PATH))]
-    named.value = str(folder)
-    base = base or {"path": config.get("base_model_name_or_path")}
-    if model.child("path") is None:
-        for key in ("path", "revision", "chat_template", "trust_remote_code"):
-            if base.get(key) and key not in model.value:
-                model.value[key] = Node(base[key], named.location)
+    try:
+        folder, base = _find(named)
+        config = _read_lora(folder)
+        if model.child("path") is None:
+            _fill_path(model, named, folder, base or {"path": config["base_model_name_or_path"]})
+    except _AdapterError as error:
+        return [replace(error.issue, location=model.value.pop("adapter").location)]
+    options = named.value if isinstance(named.value, dict) else {}
+    # The commit is in the path of a download.
+    options.pop("revision", None)
+    named.value = {**options, "path": Node(str(folder), named.location)}
+    if base and (base.get("lora") or {}).get("target_modules") == "all-linear":
+        config["target_modules"] = "all-linear"
     return list(_fill_lora(model, named, config))
 
 
-def _leave_out(model: Node, problem: Issue) -> Issue:
-    """Return the problem with its line, and take the adapter out of what is checked further."""
-    return replace(problem, location=model.value.pop("adapter").location)
+class _AdapterError(Exception):
+    """There is no adapter that training can go on from."""
+
+    def __init__(self, seen: str, fix: str) -> None:
+        super().__init__(seen)
+        self.issue = Issue(seen, fix, _PATH)
 
 
-def _find(text: str) -> tuple[Path | None, dict[str, Any] | None]:
+def _find(named: Node) -> tuple[Path, dict[str, Any] | None]:
     """Return the adapter's folder, and the `model` section of the run that it comes from, if it is one's."""
-    path = Path(text)
+    written = named.plain()
+    text = written.get("path") if isinstance(written, dict) else written
+    revision = written.get("revision") if isinstance(written, dict) else None
+    if not isinstance(text, str) or not text:
+        fix = f"write `adapter: runs/NAME/TIME`, a folder with {CONFIG}, or a hub id"
+        raise _AdapterError(f"names no adapter (got {json.dumps(text)})", fix)
+    path = Path(text).absolute()
     if not path.is_dir():
-        return _find_in_cache(text), None
-    run = path if (path / "resolved.json").is_file() else path.parent
-    resolved = _read(run / "resolved.json") or {}
-    model = resolved.get("recipe", {}).get("model")
-    return (path / "model" if run == path else path).absolute(), model
+        return _find_in_cache(text, revision), None
+    if revision is not None:
+        raise _AdapterError(f"{text} is on this machine and has no revisions", "remove `revision`")
+    owners = (each for each in (path, *path.parents[:2]) if (each / _RESOLVED).is_file())
+    run = next(owners, None)
+    folder = path / "model" if run == path else path
+    if not (folder / CONFIG).is_file():
+        raise _explain_none(text, path, run)
+    return folder, None if run is None else _read(run / _RESOLVED).get("recipe", {}).get("model")
 
 
-def _find_in_cache(repository: str) -> Path | None:
+def _find_in_cache(text: str, revision: str | None) -> Path:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
+    # A hub id has one `/` at most.
+    is_id = not Path(text).exists() and not text.startswith(("/", ".", "~")) and text.count("/") < 2
     try:
-        cached = try_to_load_from_cache(repository, CONFIG)
+        cached = try_to_load_from_cache(text, CONFIG, revision=revision) if is_id else None
     except HFValidationError:
-        return None
-    return Path(cached).parent if isinstance(cached, str) else None
+        is_id, cached = False, None
+    if isinstance(cached, str):
+        return Path(cached).parent
+    what = text if revision is None else f"{text} at {revision}"
+    option = "" if revision is None else f" --revision {revision}"
+    fix = f"name a finished run with `model.lora`, or a folder with {CONFIG} and {WEIGHTS}"
+    if is_id:
+        fix = f"fetch it first: hf download {text}{option}"
+    raise _AdapterError(f"there is no adapter at {what}", fix)
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def _explain_none(text: str, path: Path, run: Path | None) -> _AdapterError:
+    """Return what a folder without an adapter is instead."""
+    runs = sorted(each.parent for each in path.glob(f"*/{_RESOLVED}"))
+    if runs:
+        trained = [each for each in runs if (each / "model" / CONFIG).is_file()]
+        return _AdapterError(
+            f"{text} holds runs, and is none itself", f"name one: `{(trained or runs)[-1]}`"
+        )
+    whole = path / "model" if run == path else path
+    if (whole / "config.json").is_file():
+        fix = f"write `path: {whole}` instead of `adapter`"
+        return _AdapterError(f"{text} holds a whole model, not an adapter", fix)
+    if run == path:
+        saved = sorted(path.glob(f"checkpoints/*/{CONFIG}"), key=lambda file: file.stat().st_mtime)
+        fix = f"name a checkpoint: `{saved[-1].parent}`" if saved else "name a run that has ended"
+        return _AdapterError(f"the run {text} has no final adapter", fix)
+    fix = f"name a finished run with `model.lora`, or a folder with {CONFIG} and {WEIGHTS}"
+    return _AdapterError(f"{text} holds no {CONFIG}", fix)
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+        content = None
+    if not isinstance(content, dict):
+        raise _AdapterError(f"{file} cannot be read as a JSON object", "fetch the adapter anew")
+    return content
 
 
-def _missing(text: str) -> Issue:
-    message = f"there is no adapter at {text}: no readable {CONFIG}"
-    # A hub id has one `/` at most.
-    if Path(text).exists() or text.startswith(("/", ".", "~")) or text.count("/") > 1:
-        fix = f"name a finished run with `model.lora`, or a folder with {CONFIG} and {WEIGHTS}"
-    else:
-        fix = f"fetch it first: hf download {text}"
-    return Issue(message, fix, _PATH)
+def _read_lora(folder: Path) -> dict[str, Any]:
+    """Return the adapter's settings."""
+    config = {"base_model_name_or_path": None, **_read(folder / CONFIG)}
+    kind, task = config.get("peft_type"), config.get("task_type")
+    if kind != "LORA" or task not in ("CAUSAL_LM", None):
+        seen = f"{folder} is an adapter of another kind: {kind} for {task}"
+        raise _AdapterError(seen, "name a LoRA adapter for CAUSAL_LM")
+    return config
+
+
+def _fill_path(model: Node, named: Node, folder: Path, base: dict[str, Any]) -> None:
+    """Take the model that the adapter was trained on, with what its run needed to load it."""
+    path = base["path"]
+    if not path:
+        raise _AdapterError(f"{folder / CONFIG} does not name the model", "name it as `model.path`")
+    if path.startswith(("/", ".", "~")) and not Path(path).expanduser().exists():
+        seen = f"{folder} was trained on {path}, which is not on this machine"
+        raise _AdapterError(seen, "write where that model is now as `model.path`")
+    for key in ("path", "revision", "chat_template", "trust_remote_code"):
+        if base.get(key) and key not in model.value:
+            model.value[key] = Node(base[key], named.location)
 
 
 def _fill_lora(model: Node, named: Node, config: dict[str, Any]) -> Iterator[Issue]:
@@ -95,10 +151,20 @@ def _fill_lora(model: Node, named: Node, config: dict[str, Any]) -> Iterator[Iss
             continue
         written = lora.child(key)
         if written is None:
-            items = [Node(each, named.location) for each in own] if isinstance(own, list) else own
-            lora.value[key] = Node(items, named.location)
-        elif key != "target_modules" and written.plain() != own:
+            lora.value[key] = _as_node(own, named.location)
+        elif _in_any_order(written.plain()) != _in_any_order(own):
             said, has = json.dumps(written.plain()), json.dumps(own)
             fix = f"write `{key}: {has}`, or leave out `lora`: the adapter is trained on as it is"
             seen = f"is {said}, and the adapter has {has}"
             yield Issue(seen, fix, f"model.lora.{key}", written.location)
+
+
+def _as_node(value: Any, where: Location) -> Node:
+    if isinstance(value, dict):
+        return Node({key: _as_node(each, where) for key, each in value.items()}, where)
+    items = [_as_node(each, where) for each in value] if isinstance(value, list) else value
+    return Node(items, where)
+
+
+def _in_any_order(value: Any) -> Any:
+    return sorted(value, key=str) if isinstance(value, list) else value

@@ -33,6 +33,7 @@ _FLAG_PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _LOCAL_PATHS = (
     ("model", "path"),
     ("model", "adapter"),
+    ("model", "adapter", "path"),
     ("model", "chat_template"),
     ("launch", "accelerate_config"),
     ("dataset", "train"),
@@ -316,7 +317,7 @@ def _anchor(node: Node | None, *, only_local: bool) -> None:
     file, colon, function = node.value.partition(".py:")
     looks_local = node.value.startswith((".", "/", "~")) or colon or node.value.endswith(".gguf")
     candidate = _resolve(folder, f"{file}.py" if colon else node.value, node)
-    if looks_local or not only_local or candidate.exists():
+    if looks_local or not only_local or (node.value and candidate.exists()):
         node.value = f"{candidate}{':' + function if colon else ''}"
 
 

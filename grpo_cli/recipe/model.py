@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.recipe.base import Integer, Number, Section
+from grpo_cli.recipe.base import Integer, Number, Section, ShortForm
 
 
 def _refuse_listing(text: str) -> str:
@@ -35,6 +35,21 @@ class LoraConfig(Section):
     """Weight-decomposed adapters (DoRA)."""
 
 
+class AdapterConfig(Section):
+    """A LoRA adapter that training begins with; in short form its `path`."""
+
+    path: str = Field(min_length=1)
+    """A finished run, a folder, or a downloaded hub id."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+
+
+_AS_PATH = ShortForm(
+    lambda value: {"path": value} if isinstance(value, str) else value,
+    lambda full: {"type": "string", "minLength": 1},
+)
+
+
 def _path_or_adapter(schema: dict[str, Any]) -> None:
     """Let editors accept a recipe without `path`, which loading takes from `adapter`."""
     schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["adapter"]}]
@@ -47,10 +62,10 @@ class ModelConfig(Section):
 
     path: str = Field(min_length=1)
     """Hub id, folder, `file.gguf`, or `package://NAME/FILE` for a file inside an installed Python package."""
-    adapter: str | None = None
-    """A LoRA adapter that training goes on from: a finished run, a folder, or a downloaded hub id. `path` may then
-    be left out, and so may `lora`: both are the adapter's own. With `beta`, the reference is the model with the
-    adapter as it was at the start."""
+    adapter: Annotated[AdapterConfig, _AS_PATH] | None = None
+    """A LoRA adapter that training goes on from: `adapter: PATH`, or a mapping with `path` and more. `path` of the
+    model may then be left out, and so may `lora`: both are the adapter's own. With `beta`, the reference is the
+    model with the adapter as it was at the start."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from grpo_cli.errors import UsageError
-from grpo_cli.runs.files import parse_json, read_object, read_tensors_size
+from grpo_cli.runs.files import parse_json, read_object, read_tensors_header
 from grpo_cli.runs.folder import RunFolder
 
 STAGING = ".saving"
@@ -43,7 +43,9 @@ def _is_whole(checkpoint: Path) -> bool:
         # torch's files are zip archives, whose directory stands at the end.
         archives = all(zipfile.is_zipfile(file) for file in saved)
         weights = checkpoint.glob("*.safetensors")
-        return archives and all(read_tensors_size(each) == each.stat().st_size for each in weights)
+        return archives and all(
+            read_tensors_header(each)[0] == each.stat().st_size for each in weights
+        )
     except (OSError, ValueError):
         return False
 

@@ -76,8 +76,8 @@ def read_object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def read_tensors_size(path: Path) -> int:
-    """Return how many bytes a safetensors file should have, by its header.
+def read_tensors_header(path: Path) -> tuple[int, dict[str, tuple[int, ...]]]:
+    """Return how many bytes a safetensors file should have, and the shapes of its tensors, by its header.
 
     Source: safetensors' README: 8 bytes with the length of the header, the header as JSON, the data.
 
@@ -88,8 +88,10 @@ def read_tensors_size(path: Path) -> int:
         length = int.from_bytes(file.read(8), "little")
         text = file.read(length) if length < path.stat().st_size else b""
     try:
-        tensors = [value for name, value in parse_json(text).items() if name != "__metadata__"]
-        return 8 + length + max((each["data_offsets"][1] for each in tensors), default=0)
+        tensors = parse_json(text)
+        tensors.pop("__metadata__", None)
+        end = max((each["data_offsets"][1] for each in tensors.values()), default=0)
+        return 8 + length + end, {name: tuple(each["shape"]) for name, each in tensors.items()}
     except (AttributeError, LookupError, TypeError):
         raise ValueError("no safetensors header") from None
 

@@ -29,6 +29,7 @@ from grpo_cli.errors import RunError
 from grpo_cli.fast.completions import all_eos_token_ids, count_prompt_tokens
 from grpo_cli.fast.trainer import shares_weights
 from grpo_cli.machine import pick_device
+from grpo_cli.models.adapter import fingerprint_adapter
 from grpo_cli.models.loading import (
     build_peft_config,
     load_generation_config,
@@ -148,9 +149,14 @@ def _build_data(session: Session, tokenizer: PreTrainedTokenizerBase) -> BuiltDa
             has_chat_template=bool(tokenizer.chat_template),
             count_tokens=partial(count_prompt_tokens, tokenizer, chat_template_kwargs=template),
         )
-    report = data.report.as_json()
-    _check_same_data(session, str(report["fingerprint"]))
+    report, adapter = data.report.as_json(), fingerprint_adapter(session.recipe.model)
+    before = session.folder.read_manifest()
+    known = (before.get("data") or {}).get("fingerprint")
+    _refuse_change(session, "the data", known, str(report["fingerprint"]))
+    _refuse_change(session, "`model.adapter`", before.get("adapter"), adapter)
     session.annotate_manifest(data=report, accelerator=_describe_device(session))
+    if adapter is not None:
+        session.annotate_manifest(adapter=adapter)
     plan = _plan_batch(session, data)
     if plan.problems:
         raise RunError("\n".join(str(problem) for problem in plan.problems))
@@ -162,14 +168,13 @@ def _plan_batch(session: Session, data: BuiltData) -> BatchPlan:
     return plan_batch(batch_inputs(session.recipe, processes, len(data.train)))
 
 
-def _check_same_data(session: Session, fingerprint: str) -> None:
-    """Refuse to resume with other rows than the run began with, unless forced."""
+def _refuse_change(session: Session, what: str, before: str | None, now: str | None) -> None:
+    """Refuse to resume with other rows or another adapter than the run began with, unless forced."""
     resumption = session.folder.read_resumption()
-    before = (session.folder.read_manifest().get("data") or {}).get("fingerprint")
-    if resumption and not resumption.get("forced") and before not in (None, fingerprint):
+    if resumption and not resumption.get("forced") and before not in (None, now):
         raise RunError(
-            f"the data is not what this run began with (fingerprint {fingerprint[:12]}, it was {before[:12]}). "
-            "Fix: restore the old rows, start a new run, or resume anyway with --force"
+            f"{what} is not what this run began with (fingerprint {str(now)[:12]}, it was {before[:12]}). "
+            "Fix: restore it, start a new run, or resume anyway with --force"
         )
 
 

@@ -1,17 +1,20 @@
 """Training that goes on from an adapter: from where it was, exactly, and to one adapter of the same base."""
 
 import json
+import math
 import shutil
 
 import peft
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import RecipeError
+from grpo_cli.launch.server_plan import find_served
 from grpo_cli.machine import Hardware
+from grpo_cli.workflows.chat_backends import SamplingParams, open_model
 from tests.integration.conftest import RECIPE, with_held_out_rows
 
 WEIGHTS = "adapter_model.safetensors"
@@ -75,7 +78,13 @@ def test_training_goes_on_from_an_adapter(workshop, start):
     shutil.rmtree(run / "model")
     status = json.loads((run / "status.json").read_text())
     (run / "status.json").write_text(json.dumps(status | {"state": "stopped"}))
-    resumed = workshop.grpo("train", recipe, "--set", "training.save_steps=1", "--resume")
+    resume = ("train", recipe, "--set", "training.save_steps=1", "--resume")
+    save_file({name: each + 1 for name, each in begun.items()}, start / "model" / WEIGHTS)
+    refused = workshop.grpo(*resume)
+    assert refused.returncode == 1
+    assert "`model.adapter` is not what this run began with" in refused.stderr
+    save_file(begun, start / "model" / WEIGHTS, metadata={"format": "pt"})
+    resumed = workshop.grpo(*resume)
     assert resumed.returncode == 0, resumed.stderr
     again = load_file(run / "model" / WEIGHTS)
     assert all(torch.equal(again[name], end[name]) for name in end)
@@ -83,6 +92,32 @@ def test_training_goes_on_from_an_adapter(workshop, start):
     measured = workshop.grpo("eval", run, "--json")
     assert measured.returncode == 0, measured.stderr
     assert json.loads(measured.stdout)["baseline"] == "start"
+    checked = workshop.grpo("check", recipe)
+    assert str(start / "model") in checked.stdout.replace("\n", "")
+
+    served = find_served(run, None)
+    assert (served.model, served.adapter) == (str(workshop.model), run / "model")
+    talk = open_model(served, SamplingParams(temperature=0, max_tokens=4))
+    assert isinstance("".join(talk([{"role": "user", "content": "count 1"}])), str)
+
+
+def rewrite(start, file, **changes):
+    path = start / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def config(**changes):
+    return lambda start: rewrite(start, "model/adapter_config.json", **changes)
+
+
+def tensors(change):
+    """Change the adapter's tensors."""
+
+    def damage(start):
+        file = start / "model" / WEIGHTS
+        save_file({name: change(name, each) for name, each in load_file(file).items()}, file)
+
+    return damage
 
 
 def cut_short(start):
@@ -90,43 +125,114 @@ def cut_short(start):
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def of_another_kind(start):
-    file = start / "model/adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"task_type": "SEQ_CLS"}))
+def pickled(start):
+    (start / "model" / WEIGHTS).rename(start / "model/adapter_model.bin")
 
 
-def with_bias(start):
-    file = start / "model/adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"bias": "lora_only"}))
+def base_gone(start):
+    rewrite(start, "model/adapter_config.json", base_model_name_or_path="/gone")
+    (start / "resolved.json").unlink()
 
 
-def of_another_base(start):
-    file = start / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"model": "0" * 32}))
+def of_several(start):
+    """Leave a folder of two runs, of which the second has not ended."""
+    (start / "1").mkdir()
+    for each in ("resolved.json", "model"):
+        shutil.move(start / each, start / "1" / each)
+    (start / "2").mkdir()
+    shutil.copy(start / "1/resolved.json", start / "2")
+
+
+def not_ended(start):
+    shutil.rmtree(start / "model")
+
+
+def wider(name, tensor):
+    return torch.cat([tensor, tensor], 1) if "lora_A" in name else tensor
+
+
+def ranked(name, tensor):
+    return torch.cat([tensor, tensor], 0 if "lora_A" in name else 1)
+
+
+def nothing(start):
+    pass
 
 
 @pytest.mark.parametrize(
-    ("damage", "more", "path", "seen"),
+    ("damage", "adapter", "lora", "path", "seen", "fix"),
     [
-        (cut_short, "", "model.adapter", "is cut short"),
-        (of_another_kind, "", "model.adapter", "another kind: LORA for SEQ_CLS"),
-        (of_another_base, "", "model.adapter", "`model.path` is another model"),
-        (with_bias, "", "model.adapter", "of which peft makes no copy"),
-        (lambda start: None, "\n  lora: {{r: 8}}", "model.lora.r", "is 8, and the adapter has 4"),
-        (lambda start: shutil.rmtree(start / "model"), "", "model.adapter", "there is no adapter"),
+        (cut_short, "{}", "", "", "is cut short", "fetch it anew"),
+        (pickled, "{}", "", "", "holds adapter_model.bin, a pickle", "write it as safetensors"),
+        (config(task_type="SEQ_CLS"), "{}", "", "", "another kind: LORA for SEQ_CLS", "CAUSAL_LM"),
+        (
+            config(bias="lora_only"),
+            "{}",
+            "",
+            "",
+            "of which peft makes no copy",
+            "`training.beta: 0`",
+        ),
+        (
+            lambda start: rewrite(start, "manifest.json", model="0" * 32),
+            "{}",
+            "",
+            "",
+            "`model.path` is another model",
+            "leave out `model.path`",
+        ),
+        (base_gone, "{}/model", "", "", "was trained on /gone, which is not on", "as `model.path`"),
+        (tensors(ranked), "{}", "", "", "has factors of 8 × 64 and 32 × 8", "fetch the adapter"),
+        (tensors(wider), "{}", "", "", "is for a model.layers.0.mlp.down_proj of 32 ×", "name the"),
+        (nothing, "{}", "{{r: 8}}", ".r", "is 8, and the adapter has 4", "write `r: 4`"),
+        (
+            config(target_modules=["q_proj"]),
+            "{}/model/../model",
+            "{{target_modules: [v_proj]}}",
+            ".target_modules",
+            'is ["v_proj"], and the adapter has "all-linear"',
+            "leave out `lora`",
+        ),
+        (not_ended, "{}", "", "", "has no final adapter", "checkpoints/checkpoint-2`"),
+        (of_several, "{}", "", "", "holds runs, and is none itself", "/start/1`"),
+        (nothing, "{model}", "", "", "holds a whole model", "instead of `adapter`"),
+        (nothing, "3", "", "", "names no adapter (got 3)", "runs/NAME/TIME"),
+        (nothing, '""', "", "", 'names no adapter (got "")', "runs/NAME/TIME"),
+        (nothing, "a/b", "", "", "there is no adapter at a/b", "hf download a/b"),
+        (nothing, "{{path: a/b, revision: v1}}", "", "", "a/b at v1", "a/b --revision v1"),
+        (nothing, "{{path: {}, revision: v1}}", "", "", "has no revisions", "remove `revision`"),
+        (nothing, "./nowhere", "", "", "there is no adapter at", "name a finished run"),
     ],
 )
-def test_an_adapter_that_cannot_be_trained_on(workshop, start, damage, more, path, seen):
+def test_an_adapter_that_cannot_be_trained_on(
+    workshop, start, damage, adapter, lora, path, seen, fix
+):
     damage(start)
-    text = text_of(start).replace("max_steps: 2", "max_steps: 2\n  beta: 0.1")
+    written = adapter.replace("{}", str(start))
+    text = with_held_out_rows(RECIPE).replace("  path: {model}", f"  adapter: {written}")
+    text = text.replace("max_steps: 2", "max_steps: 2\n  beta: 0.1")
+    more = f"\n  lora: {lora}" if lora else ""
     recipe = workshop.write(text.replace("dtype: float32", f"dtype: float32{more}"))
     try:
         problems = check_recipe(recipe, hardware=Hardware(gpus=0, cpus=2)).errors
     except RecipeError as error:
         problems = error.problems
     (problem,) = problems
-    assert problem.path == path
+    expected = f"model.lora{path}" if path else "model.adapter"
+    assert problem.path == expected
+    assert problem.location.line == (6 if path else 4)
     assert seen in problem.seen
+    assert fix in problem.fix
+
+
+def test_values_that_are_not_finite(workshop, start):
+    tensors(lambda name, each: each * math.nan)(start)
+    recipe = workshop.write(text_of(start))
+    probed = workshop.grpo("probe", "--quick", recipe)
+    done = workshop.grpo("train", recipe)
+    for each in (probed, done):
+        assert each.returncode != 0
+        assert "has NaN or infinite values in base_model.model." in each.stderr + each.stdout
 
 
 def test_trained_weights_are_never_left_out_in_silence(workshop, start):

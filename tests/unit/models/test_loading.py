@@ -13,7 +13,7 @@ from transformers.integrations import deepspeed
 from trl.trainer import grpo_trainer
 
 from grpo_cli.errors import SetupError
-from grpo_cli.models import loading
+from grpo_cli.models import weights
 from grpo_cli.models.counting import read_shape
 from grpo_cli.models.loading import load_model
 from grpo_cli.recipe.model import ModelConfig
@@ -119,4 +119,4 @@ def test_values_are_read_in_the_shards_of_zero_3(monkeypatch, rank, refused):
         if refused
         else nullcontext()
     ):
-        loading._check_values("m", model)
+        weights.check_values("m", model)

@@ -1,0 +1,110 @@
+"""Refuses weights that transformers would take: missing ones, of other sizes, or not finite."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from grpo_cli.errors import SetupError
+from grpo_cli.recipe.adapter import WEIGHTS
+
+
+def check_names(path: str, model: Any, missing: Iterable[str], unexpected: Iterable[str]) -> None:
+    """Refuse missing weights, which transformers would make random, and layers that it would leave out."""
+    absent, others = sorted(missing), sorted(unexpected)
+    if not absent:
+        own = {_any_layer(name) for name in model.state_dict()}
+        if extra := [name for name in others if _any_layer(name) in own]:
+            message = (
+                f"config.json leaves out layers of {path}: {len(extra)} weights, such as {extra[0]}"
+            )
+            fix = "correct the number of layers in config.json"
+            raise SetupError(f"{message}. Fix: {fix}", "model.path")
+        return
+    message = f"{path} lacks {len(absent)} of its weights, such as {absent[0]}"
+    if others:
+        message += f"; it holds {len(others)} that the model does not have, such as {others[0]}"
+    other = others[0] if others else ""
+    prefix = next((other.removesuffix(each) for each in absent if other.endswith(each)), "")
+    if prefix.endswith("."):
+        fix = f"remove the prefix `{prefix}` from the names of its tensors"
+    elif all("layers" in each or ".h." in each for each in absent):
+        fix = "correct the number of layers in config.json, or fetch the weights anew"
+    else:
+        fix = (
+            "fetch it anew, or name a model that was saved with its language-modelling head; if it shares "
+            "that with the embeddings, set `tie_word_embeddings: true` in config.json"
+        )
+    raise SetupError(f"{message}. Fix: {fix}", "model.path")
+
+
+def _any_layer(name: str) -> str:
+    """Return a weight's name with `*` for the layer's number."""
+    return re.sub(r"\.\d+\.", ".*.", name, count=1)
+
+
+def check_sizes(path: str, mismatched: Iterable[tuple[str, Iterable[int], Iterable[int]]]) -> None:
+    """Refuse weights of other sizes than the model's, which transformers would make random."""
+    others = sorted(mismatched)
+    if not others:
+        return
+    name, *both = others[0]
+    stored, expected = (" × ".join(map(str, size)) for size in both)
+    message = (
+        f"{len(others)} weights of {path} have other sizes than config.json gives them: "
+        f"{name} is {stored}, and should be {expected}"
+    )
+    fix = "correct config.json (hidden_size, vocab_size, …), or fetch both anew"
+    raise SetupError(f"{message}. Fix: {fix}", "model.path")
+
+
+def check_values(path: str, model: Any) -> None:
+    """Refuse weights that are not finite; sums show them without taking memory."""
+    for name, parameter in model.named_parameters():
+        weight = _own_shard(parameter)
+        if not weight.is_floating_point() or weight.element_size() == 1:
+            continue
+        # A sum in half precision can also overflow.
+        if not weight.sum().isfinite() and not weight.isfinite().all():
+            raise _refused_values(path, name)
+
+
+def _own_shard(parameter: Any) -> Any:
+    """Return what this process holds of a weight, which DeepSpeed ZeRO-3 replaces with an empty one."""
+    shard = getattr(parameter, "ds_tensor", None)
+    if shard is None:
+        return parameter
+    # The last shards are padded with arbitrary values.
+    rank = torch.distributed.get_rank(parameter.ds_process_group)
+    return shard.flatten()[: max(0, parameter.ds_numel - rank * shard.numel())]
+
+
+def sample_values(path: str, folder: Path) -> None:
+    """Refuse weights whose first rows are not finite."""
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            for name in sorted(weights.keys()):
+                part = weights.get_slice(name)
+                row = part[:1] if part.get_shape() else torch.zeros(1)
+                if row.is_floating_point() and row.element_size() > 1 and not row.isfinite().all():
+                    raise _refused_values(path, name)
+
+
+def _refused_values(path: str, name: str, key: str = "model.path") -> SetupError:
+    fix = "fetch the weights anew, or name an earlier checkpoint of their training"
+    return SetupError(f"{path} has NaN or infinite values in {name}. Fix: {fix}", key)
+
+
+def check_adapter_values(adapter: Path) -> None:
+    """Refuse an adapter with weights that are not finite.
+
+    Raises:
+        SetupError: It has some.
+    """
+    with safe_open(adapter / WEIGHTS, "pt") as tensors:
+        for name in sorted(tensors.keys()):
+            if not tensors.get_tensor(name).isfinite().all():
+                raise _refused_values(str(adapter), name, "model.adapter")
