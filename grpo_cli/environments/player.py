@@ -487,7 +487,7 @@ def _as_completion(episode: Episode) -> Completion:
         prompt=episode.prompt,
         messages=tuple(episode.messages),
         episode=episode.as_json(),
-        sequence=(episode.prompt_ids, episode.token_ids),
+        sequence=(episode.prompt_ids, episode.token_ids, episode.mask),
     )
 
 

@@ -39,8 +39,9 @@ class Completion:
     """All messages of an episode after its prompt; empty if the answer is the only one."""
     episode: dict[str, Any] | None = None
     """The record of an episode; None if there was none."""
-    sequence: tuple[Sequence[int], Sequence[int]] | None = None
-    """Tokens of an episode's prompt and of all that followed, results included; None if there was none."""
+    sequence: tuple[Sequence[int], Sequence[int], Sequence[int]] | None = None
+    """Tokens of an episode's prompt and of all that followed, results included, and 1 at the model's own among
+    the latter; None if there was none."""
 
 
 def sample_completions(

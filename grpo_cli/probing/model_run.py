@@ -130,8 +130,9 @@ def _list_sequences(
 ) -> _Sequences:
     kwargs = recipe.generation.extras.get("chat_template_kwargs")
     return [
-        completion.sequence
-        or (encode_prompt(tokenizer, row["prompt"], kwargs), completion.token_ids)
+        completion.sequence[:2]
+        if completion.sequence
+        else (encode_prompt(tokenizer, row["prompt"], kwargs), completion.token_ids)
         for row, group in zip(rows, groups, strict=True)
         for completion in group
     ]

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from grpo_cli.recipe.recipe import Recipe
 
-_WHOLE = ("model", "dataset", "rewards", "generation", "training", "evaluation")
+_WHOLE = ("model", "dataset", "rewards", "generation", "training", "warmup", "evaluation")
 """Sections that count whole, but for what follows."""
 _FREE = (
     "training.save_",

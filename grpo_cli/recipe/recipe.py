@@ -14,6 +14,7 @@ from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.recipe.training import TrainingConfig
+from grpo_cli.recipe.warmup import WarmupConfig
 
 
 def _none_as_empty(value: Any) -> Any:
@@ -85,6 +86,8 @@ class Recipe(Section):
     """How completions are sampled."""
     training: TrainingConfig = TrainingConfig()
     """How the model is trained."""
+    warmup: WarmupConfig | None = None
+    """Supervised steps before GRPO; leave out for none."""
     launch: LaunchConfig = LaunchConfig()
     """The devices to train on."""
     logging: LoggingConfig = LoggingConfig()

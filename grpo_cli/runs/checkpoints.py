@@ -184,12 +184,13 @@ def rewind(run: RunFolder, step: int) -> None:
         shutil.rmtree(run.checkpoints / STAGING, ignore_errors=True)
         later += [path for number, path in whole_checkpoints(run).items() if number > step]
     logs = [run.metrics, *sorted(run.completions.glob("*.jsonl"))]
-    if step:
+    if step or run.warmup.is_dir():
         for log in logs:
             _cut(log, step, undone / log.relative_to(run.path))
         later += sorted(run.evaluations.glob("after.*"))
     else:
         later += [*logs, run.evaluations]
+    if not step:
         run.resumption.unlink(missing_ok=True)
     _move(later, run.path, undone)
     for path in (run.stop_request, *run.worker_pids().values()):

@@ -83,8 +83,10 @@ class RunFolder:
     checkpoints = _Child("checkpoints")
     model = _Child("model")
     """The final weights or adapter."""
+    warmup = _Child("warmup")
+    """What the warm-up learned from (`examples.jsonl`), and what came of it (`model/`)."""
     evaluations = _Child("eval")
-    """Measurements before and after training."""
+    """Measurements before training, after the warm-up if there is one, and after training."""
     report = _Child("report.html")
     trackers = _Child("trackers.json")
     """The runs in the trackers; absent if there are none."""

@@ -16,7 +16,7 @@ from grpo_cli.runs.status import Life, Status, StatusFile, look_at_life
 if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
 
-When = Literal["before", "after"]
+When = Literal["before", "warmup", "after"]
 _SAMPLE_KEYS = frozenset({"row", "prompt", "text", "tokens", "clipped", "rewards"})
 _NEWEST_BYTES = 2**22
 """Read at the end of each file of completions, which may be large: enough for the newest group."""

@@ -87,7 +87,7 @@ class RunCallback(TrainerCallback):
             self._stepping_s += time.monotonic() - self._started
         self.session.heartbeat.beat()
         self._update_status(state)
-        if self._stop_requested():
+        if is_stop_requested(self.session):
             self._requested = control.should_save = control.should_training_stop = True
         # A checkpoint comes last in its step: a resumed run begins with the next epoch.
         epochs = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
@@ -180,17 +180,17 @@ class RunCallback(TrainerCallback):
         tokens, self._tokens = num_tokens - self._tokens, num_tokens
         return tokens / seconds if seconds > 0 and tokens >= 0 else None
 
-    def _stop_requested(self) -> bool:
-        """Return whether any process was requested to stop: a maximum over all, so that they agree."""
-        device = self.session.processes.device
-        seen = torch.tensor(float(self.session.stop.seen_here()), device=device)
-        if self.session.processes.num_processes > 1:
-            torch.distributed.all_reduce(seen, op=torch.distributed.ReduceOp.MAX)
-        return bool(seen.item())
-
     def _update_status(self, state: TrainerState, **changes: Any) -> None:
         if state.is_world_process_zero:
             StatusFile(self.session.folder.status).update(step=state.global_step, **changes)
+
+
+def is_stop_requested(session: Session) -> bool:
+    """Return whether any process was requested to stop: a maximum over all, so that they agree."""
+    seen = torch.tensor(float(session.stop.seen_here()), device=session.processes.device)
+    if session.processes.num_processes > 1:
+        torch.distributed.all_reduce(seen, op=torch.distributed.ReduceOp.MAX)
+    return bool(seen.item())
 
 
 def _ends_epoch(state: TrainerState) -> bool:

@@ -27,7 +27,7 @@ from grpo_cli.training.vllm_generation import RunGeneration
 
 _VLLM_BATCH = 256
 """Completions of one call of vLLM: enough to keep a GPU busy, few enough to show progress."""
-When = Literal["before", "after"]
+When = Literal["before", "warmup", "after"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Measurer:
         """
         started = time.monotonic()
         processes, folder = self.session.processes, self.session.folder
-        self.session.report(f"measuring {when} training")
+        self._report(when)
         places = range(processes.process_index, len(self.rows), processes.num_processes)
         shard = self.rows.select(places)
         seed = self.session.recipe.seed + processes.process_index
@@ -137,9 +137,10 @@ class Measurer:
         """More entries of the result."""
         return {}
 
-    def _report(self, when: When, detail: str) -> None:
+    def _report(self, when: When, detail: str = "") -> None:
         self.session.heartbeat.beat()
-        self.session.report(f"measuring {when} training", detail=detail)
+        stage = "after the warm-up" if when == "warmup" else f"{when} training"
+        self.session.report(f"measuring {stage}", detail=detail)
 
     def _summarize(self, scored: list[ScoredCompletion], seconds: float) -> dict[str, Any]:
         groups = group_by_row(scored)

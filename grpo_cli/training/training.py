@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -38,6 +39,7 @@ from grpo_cli.models.loading import (
     load_trainable,
 )
 from grpo_cli.models.source import fingerprint_model
+from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.training import leave_off
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.scoring import Reward
@@ -48,6 +50,14 @@ from grpo_cli.training.callbacks import RunCallback, track
 from grpo_cli.training.checkpoints import atomic_dir, save_reward_states
 from grpo_cli.training.dynamic_sampling import DynamicSampling
 from grpo_cli.training.episodes import EpisodeRollouts
+from grpo_cli.training.examples import (
+    read_examples,
+    read_rows,
+    sample_best,
+    save_examples,
+    section_of,
+    write_examples,
+)
 from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.reward_functions import CompletionLog, EarlyScoring, build_reward_functions
 from grpo_cli.training.scored.trainer import (
@@ -67,6 +77,7 @@ from grpo_cli.training.session import (
 from grpo_cli.training.trainer import RunTrainer
 from grpo_cli.training.trl_args import build_trl_args
 from grpo_cli.training.vllm_generation import RunGeneration, patched_vllm
+from grpo_cli.training.warmup import free, learn, warmed_up
 
 if TYPE_CHECKING:
     from grpo_cli.training.asynchronous.trainer import AsyncRunTrainer
@@ -116,13 +127,18 @@ def _train(
 ) -> None:
     """Train from the data to the final weights; `player` plays episodes, if the recipe has some."""
     recipe, folder = session.recipe, session.folder
-    trainer, rewards = _build_trainer(session, args, tokenizer, data, player)
+    session.report("loading the rewards")
+    rewards = build_rewards(recipe.rewards, reward_context(recipe, str(session.processes.device)))
+    start = recipe.model
+    if recipe.warmup is not None:
+        start = _warm_up(session, args, tokenizer, data, rewards, player)
+    trainer = _build_trainer(session, args, tokenizer, data, start, rewards, player)
     callback = _add_callbacks(session, trainer)
     check_strategy(session, trainer)
     measurer = _build_measurer(session, trainer, rewards, data, player)
     resumed = bool(folder.read_resumption())
     if measurer and not resumed:
-        measurer.measure("before", trainer.model, tokenizer)
+        measurer.measure("warmup" if recipe.warmup else "before", trainer.model, tokenizer)
     planned = trainer.args.max_steps if trainer.args.max_steps > 0 else None
     session.report("training", total_steps=planned)
     if resumed:
@@ -136,7 +152,7 @@ def _train(
     if not recipe.is_sampled and not shares_weights(trainer):
         write_answers(session, trainer.model, tokenizer, data.eval or data.train)
     session.report("saving the model")
-    _save_model(session, trainer)
+    _save_model(session, trainer, folder.model)
     session.finish(step=trainer.state.global_step, reason=reason)
 
 
@@ -190,22 +206,19 @@ def _build_trainer(
     args: Any,
     tokenizer: PreTrainedTokenizerBase,
     data: BuiltData,
+    start: ModelConfig,
+    rewards: list[Reward],
     player: Player | None,
-) -> tuple["AnyTrainer", list[Reward]]:
+) -> "AnyTrainer":
     recipe = session.recipe
-    session.report("loading the rewards")
-    rewards = build_rewards(recipe.rewards, reward_context(recipe, str(session.processes.device)))
     if recipe.training.mode == "async":
         from grpo_cli.training.asynchronous.trainer import build_async_trainer
 
         session.annotate_manifest(model=fingerprint_model(recipe.model))
         config = load_generation_config(recipe.model)
         log = _open_completion_log(session, rewards, config, tokenizer)
-        return build_async_trainer(session, args, tokenizer, data.train, rewards, log), rewards
-    session.report("loading the model")
-    # All at once: with ZeRO-3 all processes load together. Downloads and conversions have locks of their own.
-    device = _loading_device(session)
-    model = load_model(recipe.model, tokenizer, device_is_cuda=not session.cpu, device=device)
+        return build_async_trainer(session, args, tokenizer, data.train, rewards, log)
+    model = _load_model(session, start, tokenizer)
     dtype = str(model.dtype).removeprefix("torch.")
     session.annotate_manifest(model=fingerprint_model(recipe.model), dtype=dtype)
     log = _open_completion_log(session, rewards, model.generation_config, tokenizer, model)
@@ -213,13 +226,13 @@ def _build_trainer(
         mode = recipe.generation.vllm.mode
         session.report(f"loading vLLM ({mode})" if mode == "colocate" else "waiting for vLLM")
     options = {
-        "model": load_trainable(model, recipe.model),
+        "model": load_trainable(model, start),
         "args": args,
         "processing_class": tokenizer,
-        "peft_config": None if recipe.model.adapter else build_peft_config(recipe.model.lora),
+        "peft_config": None if start.adapter else build_peft_config(start.lora),
     }
     patched = patched_vllm(session, lambda: _wait_for_server(session))
-    with patched, _reference_on(device):
+    with patched, _reference_on(_loading_device(session)):
         if recipe.is_sampled:
             if player is not None:
                 options["episodes"] = EpisodeRollouts(player)
@@ -230,7 +243,50 @@ def _build_trainer(
     _speed_up(session, trainer)
     if (dynamic := recipe.generation.dynamic_sampling) is not None:
         trainer.dynamic_sampling = DynamicSampling(trainer, dynamic.max_resample, log)
-    return trainer, rewards
+    return trainer
+
+
+def _warm_up(
+    session: Session,
+    args: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    data: BuiltData,
+    rewards: list[Reward],
+    player: Player | None,
+) -> ModelConfig:
+    """Train the warm-up, unless an earlier attempt has; return the model that GRPO begins with."""
+    folder, config = session.folder, session.recipe.model
+    end = folder.warmup / "model"
+    if not end.is_dir():
+        session.report("warming up")
+        rows = read_rows(session.recipe, data.train, tokenizer)
+        examples = read_examples(folder)
+        if section_of(session.recipe).answer and not examples:
+            examples = write_examples(session, tokenizer, rows, player)
+        model = load_trainable(_load_model(session, config, tokenizer), config)
+        held_out = select_rows(data.eval, session.recipe.evaluation.limit)
+        if held_out is not None and not (folder.evaluations / "before.json").is_file():
+            measurer = Measurer(session, rewards, held_out, player=player)
+            measurer.measure("before", model, tokenizer)
+        if not examples:
+            examples = sample_best(session, model, tokenizer, rows, rewards, player)
+        save_examples(session, examples)
+        peft_config = None if config.adapter else build_peft_config(config.lora)
+        trainer = learn(session, args, model, tokenizer, peft_config, examples)
+        _save_model(session, trainer, end)
+        del model
+        free(trainer)
+    return warmed_up(folder, config)
+
+
+def _load_model(session: Session, config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return the weights of a model, without an adapter.
+
+    All processes at once: with ZeRO-3 they load together. Downloads and conversions have locks of their own.
+    """
+    session.report("loading the model")
+    device = _loading_device(session)
+    return load_model(config, tokenizer, device_is_cuda=not session.cpu, device=device)
 
 
 def _loading_device(session: Session) -> torch.device | None:
@@ -389,8 +445,8 @@ def _why_early(session: Session, trainer: "AnyTrainer") -> str | None:
     return f"stopped early: {metric} no longer improved (best {best})"
 
 
-def _save_model(session: Session, trainer: "AnyTrainer") -> None:
-    """Write the final weights (or adapter) and tokenizer to `model/`, completely or not at all."""
+def _save_model(session: Session, trainer: Any, target: Path) -> None:
+    """Write a trainer's weights (or adapter) and tokenizer to a folder, completely or not at all."""
     partial_folder = session.folder.path / ".model.partial"
     if session.processes.is_main_process:
         shutil.rmtree(partial_folder, ignore_errors=True)
@@ -403,4 +459,5 @@ def _save_model(session: Session, trainer: "AnyTrainer") -> None:
         (partial_folder / "training_args.bin").unlink(missing_ok=True)
         # peft's model card is an empty form.
         (partial_folder / "README.md").unlink(missing_ok=True)
-        os.replace(partial_folder, session.folder.model)
+        os.replace(partial_folder, target)
+    session.processes.wait_for_everyone()

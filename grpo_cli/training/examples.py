@@ -1,0 +1,312 @@
+"""What a warm-up learns from: answers that the recipe writes, or the best of the model's own completions."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from accelerate.utils import gather_object
+from datasets import Dataset
+
+from grpo_cli.analysis.samples import ScoredCompletion, score_samples
+from grpo_cli.checks.settings import read_setting
+from grpo_cli.data.build import build_datasets
+from grpo_cli.data.prompts import render_template
+from grpo_cli.environments.episode import Sampled
+from grpo_cli.environments.player import Player, sample_episodes
+from grpo_cli.errors import RunError
+from grpo_cli.fast.completions import (
+    Completion,
+    count_prompt_tokens,
+    encode_prompt,
+    open_sampler,
+    sample_completions,
+)
+from grpo_cli.models.loading import load_config
+from grpo_cli.recipe.dataset import FilesDataset
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.warmup import WarmupConfig
+from grpo_cli.rewards.scoring import Reward
+from grpo_cli.runs.files import write_text
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.training.session import Session
+
+_ANSWER = "warmup.answer"
+_IGNORED = -100
+"""The label of a token that is not learned from."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One answer to learn from."""
+
+    row: int
+    """The row of the data that it answers."""
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
+    """The answer's; of an episode all that followed its prompt, results included."""
+    mask: Sequence[int]
+    """1 at the model's own tokens."""
+    text: str
+    reward: float | None = None
+    """The weighted sum of the rewards, if it was sampled."""
+
+    def as_features(self) -> dict[str, list[int]]:
+        """Return it as `SFTTrainer` takes it."""
+        labels = [
+            token if own else _IGNORED for token, own in zip(self.token_ids, self.mask, strict=True)
+        ]
+        return {
+            "input_ids": [*self.prompt_ids, *self.token_ids],
+            "labels": [_IGNORED] * len(self.prompt_ids) + labels,
+        }
+
+
+def read_rows(recipe: Recipe, train: Dataset, tokenizer: Any) -> Dataset:
+    """Return the rows of the warm-up: its own, or the first ones that GRPO trains on.
+
+    Raises:
+        RecipeError: Its files do not fit the recipe.
+    """
+    warmup = section_of(recipe)
+    if warmup.train is not None:
+        dataset = FilesDataset(
+            kind="files",
+            train=warmup.train,
+            prompt=recipe.dataset.prompt,
+            columns=recipe.dataset.columns,
+            max_prompt_length=recipe.dataset.max_prompt_length,
+        )
+        template = recipe.generation.extras.get("chat_template_kwargs")
+        train = build_datasets(
+            recipe.model_copy(update={"dataset": dataset}),
+            has_chat_template=bool(tokenizer.chat_template),
+            count_tokens=lambda prompt: count_prompt_tokens(tokenizer, prompt, template),
+        ).train
+    return train.select(range(min(warmup.limit, len(train))))
+
+
+def write_examples(
+    session: Session, tokenizer: Any, rows: Dataset, player: Player | None
+) -> list[Example]:
+    """Return the answers that the recipe writes for each row; episodes are played with them.
+
+    Raises:
+        RecipeError: A template fails on a row.
+        RunError: An answer is too long, or an episode does not fit the answers.
+    """
+    templates, examples = section_of(session.recipe).answer or (), []
+    for number, row in enumerate(rows.to_list()):
+        where = f"row {row['row_id'] + 1}"
+        texts = [render_template(text, row, where, _ANSWER) for text in templates]
+        answers = [
+            [*tokenizer(text=each, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            for each in texts
+        ]
+        if player is None:
+            prompt_ids = encode_prompt(
+                tokenizer,
+                row["prompt"],
+                session.recipe.generation.extras.get("chat_template_kwargs"),
+            )
+            (ids,) = answers
+            example = Example(row["row_id"], prompt_ids, ids, [1] * len(ids), texts[0])
+        else:
+            example = _play_script(player, row, answers, texts, where)
+        examples.append(example)
+        if number % 16 == 0:
+            report_progress(session, f"{number}/{len(rows)} answers")
+    _check_lengths(session, examples)
+    return examples
+
+
+def _play_script(
+    player: Player, row: dict[str, Any], answers: list[list[int]], texts: list[str], where: str
+) -> Example:
+    """Play an episode in which the model gives the answers of the recipe, and the results are real."""
+    script = iter(answers)
+
+    def give(contexts: list[list[int]], longest: int) -> Sampled:
+        answer = next(script, None)
+        if answer is None:
+            raise RunError(
+                f"the episode of {where} goes on after the {len(answers)} answers of `{_ANSWER}`. "
+                "Fix: add what the model should write next"
+            )
+        return Sampled([answer])
+
+    (episode,) = player.begin([row])
+    player.play([episode], give)
+    if left := len([*script]):
+        why = episode.end or "ended"
+        raise RunError(
+            f"the episode of {where} ended ({why}) before {left} of the {len(answers)} answers of `{_ANSWER}`. "
+            "Fix: write a call that the model's tools take, or fewer answers"
+        )
+    if failed := [call for call in episode.calls if call.failure]:
+        raise RunError(
+            f"the call of `{failed[0].tool or '?'}` in {where} failed ({failed[0].failure}). "
+            f"Fix: correct `{_ANSWER}`, which would teach the model to make it"
+        )
+    _check_room(where, clipped=episode.is_clipped, tokens=len(episode.token_ids))
+    return Example(
+        row["row_id"], episode.prompt_ids, episode.token_ids, episode.mask, "\n".join(texts)
+    )
+
+
+def _check_lengths(session: Session, examples: Sequence[Example]) -> None:
+    """Refuse answers that the model could not give in GRPO, and sequences that it cannot read."""
+    limit = session.recipe.generation.max_completion_length
+    for each in examples:
+        _check_room(
+            f"row {each.row + 1}", clipped=len(each.token_ids) > limit, tokens=len(each.token_ids)
+        )
+    context = getattr(
+        load_config(session.recipe.model).get_text_config(), "max_position_embeddings", None
+    )
+    longest = max(examples, key=lambda each: len(each.prompt_ids) + len(each.token_ids))
+    tokens = len(longest.prompt_ids) + len(longest.token_ids)
+    if context is not None and tokens > context:
+        raise RunError(
+            f"row {longest.row + 1} has {tokens} tokens with its answer, and the model reads {context}. "
+            "Fix: set `dataset.max_prompt_length`, which leaves rows out"
+        )
+
+
+def _check_room(where: str, *, clipped: bool, tokens: int) -> None:
+    if clipped:
+        raise RunError(
+            f"the answer of {where} has {tokens} tokens, and completions are cut at "
+            "`generation.max_completion_length`. Fix: raise it, or shorten `warmup.answer`"
+        )
+
+
+def sample_best(
+    session: Session,
+    model: Any,
+    tokenizer: Any,
+    rows: Dataset,
+    rewards: Sequence[Reward],
+    player: Player | None,
+) -> list[Example]:
+    """Sample completions of each row; return the best of those rows whose best is not below the mean of all.
+
+    Raises:
+        RunError: All completions score the same, so none is better than another.
+    """
+    processes = session.processes
+    shard = rows.select(range(processes.process_index, len(rows), processes.num_processes))
+    found: list[tuple[Example, float]] = []
+    totals: list[float] = []
+    if len(shard):
+        sampled = _sample(session, model, tokenizer, shard, player)
+        seed = session.recipe.seed + processes.process_index
+        scored = score_samples(rewards, shard.to_dict(), sampled, seed)
+        totals = [each.total for each in scored]
+        found = _take_best(session, tokenizer, shard, sampled, scored)
+    found, totals = gather_object(found), gather_object(totals)
+    mean = fmean(totals)
+    if min(totals) == max(totals):
+        raise RunError(
+            f"all {len(totals)} completions of the warm-up score {mean:g}, so none is better than another. "
+            "Fix: write what the model should learn in `warmup.answer`"
+        )
+    chosen = [example for example, total in found if total >= mean]
+    return sorted(chosen, key=lambda each: each.row)
+
+
+def _take_best(
+    session: Session,
+    tokenizer: Any,
+    rows: Dataset,
+    sampled: Sequence[Sequence[Completion]],
+    scored: Sequence[ScoredCompletion],
+) -> list[tuple[Example, float]]:
+    kwargs = session.recipe.generation.extras.get("chat_template_kwargs")
+    flat = [completion for group in sampled for completion in group]
+    best: dict[int, int] = {}
+    for place, each in enumerate(scored):
+        if not each.clipped and (
+            each.group not in best or each.total > scored[best[each.group]].total
+        ):
+            best[each.group] = place
+    examples = []
+    for group, place in best.items():
+        completion, total = flat[place], scored[place].total
+        ids = completion.token_ids
+        prompt_ids, token_ids, mask = completion.sequence or (
+            encode_prompt(tokenizer, rows[group]["prompt"], kwargs),
+            ids,
+            [1] * len(ids),
+        )
+        examples.append(
+            (Example(scored[place].row, prompt_ids, token_ids, mask, completion.text, total), total)
+        )
+    return examples
+
+
+def _sample(
+    session: Session, model: Any, tokenizer: Any, rows: Dataset, player: Player | None
+) -> list[list[Completion]]:
+    """Sample as training does, with transformers."""
+    recipe = session.recipe
+    count = section_of(recipe).best_of or 1
+    shared = {
+        "temperature": read_setting(recipe, "temperature"),
+        "seed": recipe.seed + session.processes.process_index,
+        "fast": recipe.training.fast,
+    }
+
+    def progress(done: int, total: int) -> None:
+        report_progress(session, f"{done}/{total} completions")
+
+    if player is None:
+        settings = session.sampling_settings() | shared
+        return sample_completions(
+            model,
+            tokenizer,
+            list(rows["prompt"]),
+            **settings,
+            samples_per_prompt=count,
+            on_progress=progress,
+        )
+    size = recipe.evaluation.batch_size
+    with open_sampler(model, tokenizer, batch_size=size, **shared) as draw:
+        return sample_episodes(
+            player,
+            rows.to_list(),
+            draw,
+            samples_per_prompt=count,
+            batch_size=size,
+            on_progress=progress,
+        )
+
+
+def save_examples(session: Session, examples: Sequence[Example]) -> None:
+    """Write `warmup/examples.jsonl` (main process)."""
+    if session.processes.is_main_process:
+        session.folder.warmup.mkdir(exist_ok=True)
+        lines = [json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in examples]
+        write_text(session.folder.warmup / "examples.jsonl", "".join(lines))
+    session.processes.wait_for_everyone()
+
+
+def read_examples(folder: RunFolder) -> list[Example]:
+    """Return what an earlier attempt wrote; none if it did not come so far."""
+    path = folder.warmup / "examples.jsonl"
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    return [Example(**json.loads(line)) for line in lines if line]
+
+
+def section_of(recipe: Recipe) -> WarmupConfig:
+    """Return the recipe's `warmup`; a `ValueError` if it has none."""
+    if recipe.warmup is None:
+        raise ValueError("the recipe has no warm-up")
+    return recipe.warmup
+
+
+def report_progress(session: Session, detail: str) -> None:
+    """Say how far the warm-up is; raise `Stopped` if a stop is requested."""
+    session.heartbeat.beat()
+    session.report("warming up", detail=detail)

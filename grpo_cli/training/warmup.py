@@ -1,0 +1,223 @@
+"""The warm-up: supervised steps before GRPO, with TRL's `SFTTrainer`.
+
+What is learned from is written to `warmup/examples.jsonl` before the first step, and what came of it to
+`warmup/model/`: an attempt that finds either goes on from there.
+"""
+
+import gc
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+from grpo_cli.errors import RunError
+from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.runs.checkpoints import whole_checkpoints
+from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.metrics import append_record
+from grpo_cli.training.callbacks import is_stop_requested
+from grpo_cli.training.checkpoints import AtomicCheckpoints, accept_numbered_cpus
+from grpo_cli.training.examples import Example, report_progress, section_of
+from grpo_cli.training.session import Session, Stopped
+from grpo_cli.units import format_duration
+
+_RATES = {True: 2e-4, False: 1e-5}
+"""Learning rates with LoRA and without."""
+_FEWEST_TO_HOLD_OUT = 10
+
+
+def warmed_up(folder: RunFolder, model: ModelConfig) -> ModelConfig:
+    """Return the model that GRPO begins with once the warm-up is done."""
+    end = str(folder.warmup / "model")
+    return model.model_copy(
+        update={"path": end, "revision": None} if model.lora is None else {"adapter": end}
+    )
+
+
+class _Trainer(AtomicCheckpoints, SFTTrainer):
+    """`SFTTrainer` whose checkpoints are complete or absent."""
+
+
+class _Progress(TrainerCallback):
+    """Writes records and status, and ends the loop on request."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._started: tuple[float, int] | None = None
+        self.is_stopped = False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start the clock."""
+        self._started = self._started or (time.monotonic(), state.global_step)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Give a sign of life."""
+        self._session.heartbeat.beat()
+
+    on_prediction_step = on_substep_end
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop all processes at this step if any of them was requested to."""
+        self._session.heartbeat.beat()
+        if is_stop_requested(self._session):
+            self.is_stopped = control.should_save = control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Append a record, and say how far it is.
+
+        Raises:
+            RunError: The loss is not finite.
+        """
+        values = {
+            name: value for name, value in (logs or {}).items() if name in ("loss", "eval_loss")
+        }
+        if not values or not state.is_world_process_zero:
+            return
+        step = state.global_step
+        record = {"event": "warmup", "warmup_step": step, "total_steps": state.max_steps, **values}
+        append_record(self._session.folder.metrics, record)
+        if not all(map(math.isfinite, values.values())):
+            raise RunError(
+                f"the loss of step {step} of the warm-up is not finite. Fix: a lower warmup.learning_rate"
+            )
+        report_progress(self._session, f"step {step}/{state.max_steps}{self._time_left(state)}")
+
+    def _time_left(self, state: Any) -> str:
+        began, first = self._started or (time.monotonic(), state.global_step)
+        done = state.global_step - first
+        if not done:
+            return ""
+        left_s = (time.monotonic() - began) / done * (state.max_steps - state.global_step)
+        return f", at most {format_duration(left_s)} left"
+
+
+def learn(
+    session: Session,
+    args: Any,
+    model: Any,
+    tokenizer: Any,
+    peft_config: Any,
+    examples: list[Example],
+) -> _Trainer:
+    """Train on the examples, from the newest checkpoint if an earlier attempt left one.
+
+    Args:
+        session: Of the run.
+        args: The arguments of GRPO, whose precision and memory settings are taken.
+        model: To be trained.
+        tokenizer: Its tokenizer.
+        peft_config: Of a fresh adapter; None if there is one, or all weights are trained.
+        examples: What is learned from.
+
+    Raises:
+        Stopped: It was requested; the last step is saved.
+        RunError: The loss is not finite.
+    """
+    warmup = section_of(session.recipe)
+    train, held = _split(examples, warmup.eval_fraction)
+    progress = _Progress(session)
+    trainer = _Trainer(
+        model=model,
+        args=_sft_args(session, args, len(train), has_held_out=bool(held)),
+        train_dataset=_as_dataset(train),
+        eval_dataset=_as_dataset(held) if held else None,
+        processing_class=tokenizer,
+        peft_config=peft_config,
+        callbacks=[progress],
+    )
+    trainer.remove_callback(PrinterCallback)
+    if held:
+        trainer.add_callback(EarlyStoppingCallback(warmup.patience))
+    accept_numbered_cpus()
+    checkpoints = whole_checkpoints(RunFolder(session.folder.warmup))
+    newest = str(checkpoints[max(checkpoints)]) if checkpoints else None
+    trainer.train(resume_from_checkpoint=newest)
+    if progress.is_stopped:
+        raise Stopped(
+            f"stopped after step {trainer.state.global_step} of the warm-up, which is saved"
+        )
+    return trainer
+
+
+def _split(examples: list[Example], fraction: float) -> tuple[list[Example], list[Example]]:
+    """Hold out every so many examples; none of few."""
+    if not fraction or len(examples) < _FEWEST_TO_HOLD_OUT:
+        return examples, []
+    every = max(round(1 / fraction), 2)
+    held = examples[every - 1 :: every]
+    return [each for place, each in enumerate(examples) if (place + 1) % every], held
+
+
+def _as_dataset(examples: Sequence[Example]) -> Dataset:
+    return Dataset.from_list([each.as_features() for each in examples])
+
+
+def _sft_args(session: Session, args: Any, count: int, *, has_held_out: bool) -> SFTConfig:
+    recipe, warmup = session.recipe, section_of(session.recipe)
+    together = (
+        warmup.per_device_train_batch_size
+        * warmup.gradient_accumulation_steps
+        * session.processes.num_processes
+    )
+    epoch = -(-count // together)
+    best = {
+        "eval_strategy": "steps",
+        "eval_steps": epoch,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_loss",
+        "greater_is_better": False,
+    }
+    return SFTConfig(
+        output_dir=str(session.folder.warmup / "checkpoints"),
+        seed=recipe.seed,
+        learning_rate=warmup.learning_rate or _RATES[recipe.model.lora is not None],
+        num_train_epochs=warmup.num_train_epochs,
+        max_steps=warmup.max_steps or -1,
+        per_device_train_batch_size=warmup.per_device_train_batch_size,
+        per_device_eval_batch_size=warmup.per_device_train_batch_size,
+        gradient_accumulation_steps=warmup.gradient_accumulation_steps,
+        save_strategy="steps",
+        save_steps=epoch,
+        save_total_limit=1,
+        restore_callback_states_from_checkpoint=True,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        max_length=None,
+        report_to=[],
+        disable_tqdm=True,
+        **(best if has_held_out else {}),
+        **{
+            name: getattr(args, name)
+            for name in (
+                "bf16",
+                "fp16",
+                "use_cpu",
+                "optim",
+                "max_grad_norm",
+                "gradient_checkpointing",
+                "gradient_checkpointing_kwargs",
+                "dataloader_pin_memory",
+            )
+        },
+    )
+
+
+def free(trainer: _Trainer) -> None:
+    """Release the memory of a trainer that is done."""
+    trainer.accelerator.free_memory()
+    trainer.model = trainer.model_wrapped = trainer.optimizer = None
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def remove_checkpoints(session: Session) -> None:
+    """Remove the checkpoints of a warm-up that is done (main process)."""
+    if session.processes.is_main_process:
+        shutil.rmtree(session.folder.warmup / "checkpoints", ignore_errors=True)
