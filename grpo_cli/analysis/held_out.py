@@ -84,8 +84,9 @@ def read_measurement(run: Run, when: When = "after") -> Measurement | str:
 def _score(
     run: Run, groups: Sequence[Sequence[ScoredCompletion]], when: When
 ) -> dict[str, PerPrompt]:
-    # Both measurements decide: one in which no answer is right has zeros alone.
-    scores = (each["rewards"] for stage in ("before", "after") for each in run.samples(stage))
+    # All measurements decide: one in which no answer is right has zeros alone.
+    stages: tuple[When, ...] = ("before", "warmup", "after")
+    scores = (each["rewards"] for stage in stages for each in run.samples(stage))
     right = right_scores(run.recipe.rewards, scores)
     values = per_prompt(groups, right)
     if run.recipe.is_sampled:
@@ -113,9 +114,13 @@ class HeldOut:
     before: dict[str, Metric] = field(default_factory=dict)
     after: dict[str, Metric] = field(default_factory=dict)
     change: dict[str, Metric] = field(default_factory=dict)
-    """Of each metric that both have, paired by prompt."""
+    """From before to after, of each metric that both have, paired by prompt."""
+    warmup: dict[str, Metric] = field(default_factory=dict)
+    """After the warm-up, if there was one."""
+    since_warmup: dict[str, Metric] = field(default_factory=dict)
+    """From there to the end, as `change`."""
     values: dict[str, dict[str, PerPrompt]] = field(default_factory=dict)
-    """`before` and `after` → metric → the value of each prompt, if the samples are there."""
+    """`before`, `warmup` and `after` → metric → the value of each prompt, if the samples are there."""
 
     @property
     def names(self) -> list[str]:
@@ -143,26 +148,37 @@ class HeldOut:
 
 
 def read_held_out(run: Run) -> HeldOut:
-    """Read both measurements of a run; their summaries stand in if the samples are gone."""
-    stages: dict[When, dict[str, Any]] = {"before": run.before, "after": run.after}
+    """Read the measurements of a run; their summaries stand in if the samples are gone."""
+    stages: dict[When, dict[str, Any]] = {
+        "before": run.before,
+        "warmup": run.measured("warmup"),
+        "after": run.after,
+    }
     read = {stage: read_measurement(run, stage) for stage in stages}
     sampled = {stage: each for stage, each in read.items() if isinstance(each, Measurement)}
     metrics = {
         stage: sampled[stage].metrics if stage in sampled else _from_summary(summary)
         for stage, summary in stages.items()
     }
-    change = {}
-    if len(sampled) > 1:
-        before, after = sampled["before"], sampled["after"]
-        # A run that was forced to resume with other rows has measured other prompts.
-        if before.prompts == after.prompts:
-            change = compare(before.values, after.values, run.recipe.seed)
+    changes = [
+        _change(sampled.get(stage), sampled.get("after"), run.recipe.seed)
+        for stage in ("before", "warmup")
+    ]
     return HeldOut(
         metrics["before"],
         metrics["after"],
-        change,
+        changes[0],
+        metrics["warmup"],
+        changes[1],
         {stage: each.values for stage, each in sampled.items()},
     )
+
+
+def _change(before: Measurement | None, after: Measurement | None, seed: int) -> dict[str, Metric]:
+    # A run that was forced to resume with other rows has measured other prompts.
+    if before is None or after is None or before.prompts != after.prompts:
+        return {}
+    return compare(before.values, after.values, seed)
 
 
 def _from_summary(summary: Mapping[str, Any]) -> dict[str, Metric]:

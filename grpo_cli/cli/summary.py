@@ -34,9 +34,13 @@ def print_summary(run: "RunReport") -> None:
     if trend and not answers:
         values = f"{format_value(trend.first)} → [bold]{format_value(trend.last)}[/]"
         table.add_row("  reward", values, f"[dim]{trend.describe()}[/]")
-    for name, before, after in _compare(run.before, run.after):
-        values = f"{format_value(before)} → [bold]{format_value(after)}[/]"
-        table.add_row(Text(f"  {clean_text(name)}"), values, f"[dim]{_say_measured(run.before)}[/]")
+    warmup = run.measured("warmup")
+    for name, *between, after in _compare(run.before, *([warmup] if warmup else []), run.after):
+        values = f"{' → '.join(map(format_value, between))} → [bold]{format_value(after)}[/]"
+        note = _say_measured(run.before) + (
+            ", before, after the warm-up, at the end" if warmup else ""
+        )
+        table.add_row(Text(f"  {clean_text(name)}"), values, f"[dim]{note}[/]")
     console.print(table)
     for question, answer in answers[:2]:
         for line, style in (
@@ -85,23 +89,25 @@ def _say_measured(measured: Mapping[str, Any]) -> str:
     return ", ".join([*prompts, *([sampling] if sampling else [])])
 
 
-def _compare(
-    before: Mapping[str, Any], after: Mapping[str, Any]
-) -> Iterator[tuple[str, float | None, float | None]]:
-    """Yield accuracy of the rewards that judge answers, and means that say anything more than it."""
+def _compare(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield accuracy of the rewards that judge answers, and means that say anything more than it.
+
+    Each is a name and its value at each stage; the first stage is before training, the last one after it.
+    """
+    before, after = stages[0], stages[-1]
     if len(before.get("rewards", {})) > 1:
-        yield "held-out reward", before.get("reward"), after.get("reward")
+        yield "held-out reward", *(each.get("reward") for each in stages)
     for key, what in (("accuracy", "accuracy"), ("rewards", "mean")):
         for name in before.get(key, {}):
-            values = before[key][name], after.get(key, {}).get(name)
-            accuracies = before.get("accuracy", {}).get(name), after.get("accuracy", {}).get(name)
-            if key == "accuracy" and after and values[1] is None:
+            values = [each.get(key, {}).get(name) for each in stages]
+            accuracies = [each.get("accuracy", {}).get(name) for each in stages]
+            if key == "accuracy" and after and values[-1] is None:
                 # A python reward that gave 0 and 1 alone before training, and other scores after it.
                 continue
             if key == "accuracy" or values != accuracies:
                 yield f"held-out {what} ({name})", *values
     if "likelihood_gap" in before:
-        yield "held-out likelihood gap", before["likelihood_gap"], after.get("likelihood_gap")
+        yield "held-out likelihood gap", *(each.get("likelihood_gap") for each in stages)
 
 
 def _print_failure(run: "RunReport") -> None:

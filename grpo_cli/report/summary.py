@@ -208,6 +208,7 @@ class RunReport(Run):
             "reward_last": reward.last if reward else None,
             "reward_within_noise": reward.is_noise if reward else None,
             "before": self.before or None,
+            **({"warmup": warmup} if (warmup := self.measured("warmup")) else {}),
             "after": self.after or None,
             "answers": [list(pair) for pair in self.answers()],
             "expected": self.expected.as_json() if self.expected else None,

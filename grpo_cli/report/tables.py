@@ -22,7 +22,16 @@ _SCORES = ("accuracy/", "reward")
 """Prefixes of metrics of which several may say the same."""
 _REST = "rest of the step"
 _START, _EVALUATION, _OTHER = "start-up", "evaluation during training", "saving and the rest"
-_ORDER = (*PHASES, _REST, "measuring before", "measuring after", _START, _EVALUATION, _OTHER)
+_ORDER = (
+    *PHASES,
+    _REST,
+    "measuring before",
+    "warm-up",
+    "measuring after",
+    _START,
+    _EVALUATION,
+    _OTHER,
+)
 _LEAST_SHARE = 1e-4
 """Of the run; less than that is rounding."""
 
@@ -30,9 +39,15 @@ _LEAST_SHARE = 1e-4
 def list_measured(run: RunReport) -> list[dict[str, Any]]:
     """Return a row for every held-out metric before and after, with intervals; equal ones share a row."""
     held_out, rows = run.held_out, []
-    columns = (held_out.before, held_out.after, held_out.change)
+    columns = (
+        held_out.before,
+        held_out.after,
+        held_out.change,
+        held_out.warmup,
+        held_out.since_warmup,
+    )
     for name, *same in group_equal(held_out.names, *columns, *held_out.values.values()):
-        before, after, change = (column.get(name) for column in columns)
+        before, after, change, warmup, since = (column.get(name) for column in columns)
         known = change or after or before
         row = {
             "name": name,
@@ -42,6 +57,9 @@ def list_measured(run: RunReport) -> list[dict[str, Any]]:
             "change": format_metric(change, "+.3f"),
             "tone": tone_of(name, change),
             "prompts": known.prompts if known else 0,
+            # Of a run without a warm-up there are no such columns.
+            "warmup": format_metric(warmup) if held_out.warmup else None,
+            "since_warmup": format_metric(since, "+.3f") if held_out.warmup else None,
         }
         rows.append(row)
     return rows
@@ -134,6 +152,7 @@ def list_phases(run: RunReport) -> list[dict[str, Any]]:
     seconds_of[_REST] = max(_total(run, "step_time") - sum(totals.values()), 0.0)
     for when, measured in (("before", run.before), ("after", run.after)):
         seconds_of[f"measuring {when}"] = measured.get("seconds") or 0.0
+    seconds_of["warm-up"] = _warm_up_s(run)
     seconds_of[_EVALUATION] = sum(run.values("eval_runtime"))
     # The status knows of the last attempt alone: phases may be longer than it.
     whole = max(run.status.seconds, sum(seconds_of.values()))
@@ -150,6 +169,13 @@ def list_phases(run: RunReport) -> list[dict[str, Any]]:
         for name, seconds in seconds_of.items()
         if seconds > _LEAST_SHARE * whole
     ]
+
+
+def _warm_up_s(run: RunReport) -> float:
+    """Return the seconds that the warm-up and its measurement took."""
+    records = [each for each in run.metrics.records if each.get("event") == "warmup_end"]
+    own = sum(each.get("seconds") or 0.0 for each in records)
+    return own + (run.measured("warmup").get("seconds") or 0.0)
 
 
 def _start_up(run: RunReport) -> float:

@@ -67,9 +67,11 @@ def _tell_gain(run: RunReport) -> str:
         why = _tell_why((change or after).reason or "") or f"{after.prompts} prompts"
         return f"{what} went {values} ({'; '.join([*sampling, why])})"
     proof = ", ".join([format_change(change), f"{change.prompts:,} prompts", *sampling])
+    gained = held_out.since_warmup.get(name)
+    since = f"; of that, {format_change(gained)} since the warm-up" if gained else ""
     if change.low <= 0 <= change.high:
-        return f"no change of {what} is shown: {values} ({proof})"
-    return f"{what} {'rose' if change.value > 0 else 'fell'} {values} ({proof})"
+        return f"no change of {what} is shown: {values} ({proof}){since}"
+    return f"{what} {'rose' if change.value > 0 else 'fell'} {values} ({proof}){since}"
 
 
 def _tell_why(reason: str) -> str:

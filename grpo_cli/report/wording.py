@@ -168,7 +168,19 @@ def _say_measurement(record: Mapping[str, Any]) -> str:
     scores = ", ".join(f"{name} {value:.3f}" for name, value in scored if value is not None)
     sampling = say_sampling(record.get("temperature"))
     measured = [f"{record['prompts']} held-out prompts", *([sampling] if sampling else [])]
-    return f"{record['when']} training, {', '.join(measured)}: {scores or 'nothing to compare'}"
+    when = say_stage(record["when"])
+    return f"{when}, {', '.join(measured)}: {scores or 'nothing to compare'}"
+
+
+def say_stage(when: str) -> str:
+    """Return when a measurement was made, in words."""
+    return "after the warm-up" if when == "warmup" else f"{when} training"
+
+
+def _say_warmup(record: Mapping[str, Any]) -> str:
+    losses = (("loss", "loss"), ("eval_loss", "held-out loss"))
+    said = "  ".join(f"{what} {record[name]:.3f}" for name, what in losses if name in record)
+    return f"warm-up step {record['warmup_step']}/{record['total_steps']}  {said}"
 
 
 def _say_evaluation(record: Mapping[str, Any]) -> str | None:
@@ -198,6 +210,7 @@ def _say_fast(record: Mapping[str, Any]) -> str:
 _WORDS = {
     "fast": _say_fast,
     "measure": _say_measurement,
+    "warmup": _say_warmup,
     "eval": _say_evaluation,
     "server": _say_server,
     "resume": _say_resumption,

@@ -111,7 +111,7 @@ class Metrics:
     series: dict[str, list[Point]] = field(default_factory=dict)
     """Metric → its values in training and evaluation, in order."""
     measured: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """`before` and `after` → the record of the held-out measurement."""
+    """`before`, `warmup` and `after` → the record of the held-out measurement."""
     step: int = 0
     """Optimizer step of the newest record."""
     total_steps: int | None = None

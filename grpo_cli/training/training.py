@@ -77,7 +77,7 @@ from grpo_cli.training.session import (
 from grpo_cli.training.trainer import RunTrainer
 from grpo_cli.training.trl_args import build_trl_args
 from grpo_cli.training.vllm_generation import RunGeneration, patched_vllm
-from grpo_cli.training.warmup import free, learn, warmed_up
+from grpo_cli.training.warmup import finish, learn, warmed_up
 
 if TYPE_CHECKING:
     from grpo_cli.training.asynchronous.trainer import AsyncRunTrainer
@@ -275,7 +275,7 @@ def _warm_up(
         trainer = learn(session, args, model, tokenizer, peft_config, examples)
         _save_model(session, trainer, end)
         del model
-        free(trainer)
+        finish(session, trainer)
     return warmed_up(folder, config)
 
 

@@ -25,7 +25,6 @@ from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import AtomicCheckpoints, accept_numbered_cpus
 from grpo_cli.training.examples import Example, report_progress, section_of
 from grpo_cli.training.session import Session, Stopped
-from grpo_cli.units import format_duration
 
 _RATES = {True: 2e-4, False: 1e-5}
 """Learning rates with LoRA and without."""
@@ -49,12 +48,19 @@ class _Progress(TrainerCallback):
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._started: tuple[float, int] | None = None
+        self._started = 0.0
         self.is_stopped = False
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the clock."""
-        self._started = self._started or (time.monotonic(), state.global_step)
+        self._started = time.monotonic()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Record the time that it took."""
+        if state.is_world_process_zero:
+            seconds = round(time.monotonic() - self._started, 2)
+            record = {"event": "warmup_end", "warmup_step": state.global_step, "seconds": seconds}
+            append_record(self._session.folder.metrics, record)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Give a sign of life."""
@@ -86,15 +92,8 @@ class _Progress(TrainerCallback):
             raise RunError(
                 f"the loss of step {step} of the warm-up is not finite. Fix: a lower warmup.learning_rate"
             )
-        report_progress(self._session, f"step {step}/{state.max_steps}{self._time_left(state)}")
-
-    def _time_left(self, state: Any) -> str:
-        began, first = self._started or (time.monotonic(), state.global_step)
-        done = state.global_step - first
-        if not done:
-            return ""
-        left_s = (time.monotonic() - began) / done * (state.max_steps - state.global_step)
-        return f", at most {format_duration(left_s)} left"
+        said = ", ".join(f"{name} {value:.3f}" for name, value in values.items())
+        report_progress(self._session, f"{step}/{state.max_steps} steps, {said}")
 
 
 def learn(
@@ -208,16 +207,12 @@ def _sft_args(session: Session, args: Any, count: int, *, has_held_out: bool) ->
     )
 
 
-def free(trainer: _Trainer) -> None:
-    """Release the memory of a trainer that is done."""
+def finish(session: Session, trainer: _Trainer) -> None:
+    """Release the memory of a trainer that is done, and remove its checkpoints (main process)."""
+    if session.processes.is_main_process:
+        shutil.rmtree(session.folder.warmup / "checkpoints", ignore_errors=True)
     trainer.accelerator.free_memory()
     trainer.model = trainer.model_wrapped = trainer.optimizer = None
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def remove_checkpoints(session: Session) -> None:
-    """Remove the checkpoints of a warm-up that is done (main process)."""
-    if session.processes.is_main_process:
-        shutil.rmtree(session.folder.warmup / "checkpoints", ignore_errors=True)
