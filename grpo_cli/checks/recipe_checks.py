@@ -23,6 +23,7 @@ from grpo_cli.checks.evaluation import (
 )
 from grpo_cli.checks.sampling import check_async, check_overlap, check_vllm, settle_backend
 from grpo_cli.checks.settings import check_effects
+from grpo_cli.checks.warmup import check_warmup
 from grpo_cli.data.prompts import resolve_style
 from grpo_cli.data.sources import Preview
 from grpo_cli.errors import RecipeError, nearest
@@ -176,6 +177,7 @@ def _check_sections(
     yield from check_precision(recipe, hardware)
     yield from check_effects(recipe, steps)
     yield from check_episodes(recipe, kinds, seen)
+    yield from check_warmup(recipe, seen)
 
 
 def _check_model(recipe: Recipe) -> Iterator[Issue]:

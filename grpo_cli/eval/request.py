@@ -30,6 +30,9 @@ Split = Literal["eval", "train"]
 _VLLM_CHUNK = 256
 """Prompts after which samples are written down, so that an interrupted evaluation can be resumed."""
 
+WARMUP = "warmup"
+"""The name of what a run had after its warm-up, among the models that are measured."""
+
 
 @dataclass(frozen=True)
 class EvalOptions:
@@ -183,6 +186,8 @@ def _name_subjects(
     base: Subject | None = Subject(name="start" if start else "base", model=own, adapter=start)
     if run is not None:
         trained = find_trained(run, options.checkpoint)
+        if (warmed := run.warmup / "model").is_dir() and options.baseline is None:
+            trained = [*trained, (WARMUP, warmed)]
         subjects = [_from_folder(name, path, recipe.model) for name, path in trained]
     elif options.model is not None:
         subjects = [_from_path("model", options.model, recipe)]

@@ -22,7 +22,7 @@ from grpo_cli.analysis.metrics import (
 from grpo_cli.analysis.samples import ScoredCompletion, as_scored, group_by_row
 from grpo_cli.errors import RunError, UsageError
 from grpo_cli.eval.folder import EvalFolder
-from grpo_cli.eval.request import EvalRequest
+from grpo_cli.eval.request import WARMUP, EvalRequest
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import name_rewards, right_scores
@@ -337,10 +337,11 @@ def falls_short(result: Mapping[str, Any], floors: Sequence[str]) -> list[str]:
     Raises:
         UsageError: A floor cannot be read, or names no metric.
     """
-    subjects, gains = result["subjects"], result["differences"]
-    measured = {
-        name: each["metrics"] for name, each in subjects.items() if name != result["baseline"]
-    }
+    subjects = result["subjects"]
+    # What a run had after its warm-up is there to compare with.
+    others = (result["baseline"], WARMUP)
+    gains = {name: each for name, each in result["differences"].items() if name != WARMUP}
+    measured = {name: each["metrics"] for name, each in subjects.items() if name not in others}
     known = {name: None for each in subjects.values() for name in each["metrics"]}
     short = []
     for name, metric, least in check_floors(floors, known, baseline=bool(gains)):

@@ -16,6 +16,7 @@ from grpo_cli.exporting.request import ExportRequest
 from grpo_cli.models.source import read_licence, resolve_source
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.training import TrainingConfig
+from grpo_cli.recipe.warmup import WarmupConfig
 from grpo_cli.recipe.yaml_tree import write_yaml
 from grpo_cli.rewards.building import name_rewards
 from grpo_cli.runs.files import read_object, write_text
@@ -117,12 +118,19 @@ def _list_settings(request: ExportRequest) -> list[tuple[str, Any]]:
         ("LoRA", lora and f"r {lora.r}, alpha {lora.lora_alpha:g}"),
         # The end of its path: the rest is about this machine.
         ("began from the adapter", start and "/".join(Path(start.path).parts[-3:])),
+        ("supervised warm-up", recipe.warmup and _say_warmup(recipe.warmup)),
         ("seed", recipe.seed),
         *_list_training(recipe.training).items(),
         ("trained in", run.manifest.get("dtype") or recipe.model.dtype),
         ("versions", _list_versions(run.manifest.get("versions"))),
     ]
     return [(name, value) for name, value in rows if value is not None]
+
+
+def _say_warmup(warmup: WarmupConfig) -> str:
+    if warmup.best_of is not None:
+        return f"on the best of {warmup.best_of} completions of its own"
+    return "on written answers"
 
 
 def _list_training(training: TrainingConfig) -> dict[str, Any]:

@@ -99,28 +99,36 @@ def plan_resumption(
     if not known:
         return None
     step = max(known) if step is None else step
-    changed = list_differences(run.read_recipe(), recipe)
-    # Their number decides which rows meet in a batch.
-    processes = run.read_plan().get("num_processes", plan.num_processes)
-    if processes != plan.num_processes:
-        changed.append(Difference("processes", processes, plan.num_processes))
+    changed = list_changes(run, recipe, plan, force=force)
     if not force:
-        _check_same_training(run, changed)
         syncs = read_setting(recipe, "sync_ref_model")
         needs_reference = syncs and step >= read_setting(recipe, "ref_model_sync_steps")
         check_resumable(known[step], _local_ranks(plan), needs_reference=needs_reference)
     return ResumePlan(run, known[step], step, tuple(changed), force)
 
 
-def _check_same_training(run: RunFolder, changed: list[Difference]) -> None:
+def list_changes(
+    run: RunFolder, recipe: Recipe, plan: LaunchPlan, *, force: bool
+) -> list[Difference]:
+    """Return the settings that have changed since the run began.
+
+    Raises:
+        UsageError: With them it is another training, and it is not forced.
+    """
+    changed = list_differences(run.read_recipe(), recipe)
+    # Their number decides which rows meet in a batch.
+    processes = run.read_plan().get("num_processes", plan.num_processes)
+    if processes != plan.num_processes:
+        changed.append(Difference("processes", processes, plan.num_processes))
     refused = [f"  {each}" for each in changed if not each.path.startswith(_FREE)]
-    if refused:
+    if refused and not force:
         changes = "\n".join(refused)
         raise UsageError(
             f"with this recipe {run.path} would not go on as it began:\n{changes}\n"
             "Fix: undo these changes, start a run of its own without --resume, or --force to go on "
             "with them"
         )
+    return changed
 
 
 def _local_ranks(plan: LaunchPlan) -> range | None:

@@ -276,7 +276,13 @@ def _judge_signal(session: Session, scored: list[ScoredCompletion]) -> None:
     kept = probe.prompts.kept(session.prompt_limit) if probe.prompts else []
     if context is not None and kept:
         room = max(context - max(kept), 1)
-    session.add(judge(probe.signal, probe.lengths, masked=masked, room=room))
+    issues = judge(probe.signal, probe.lengths, masked=masked, room=room)
+    if recipe.warmup is not None:
+        # What it samples is what the warm-up is to change.
+        issues = (
+            replace(each, level="note", seen=f"before the warm-up, {each.seen}") for each in issues
+        )
+    session.add(issues)
     if recipe.has_episodes:
         probe.episodes = read_episodes(scored)
         session.add(judge_episodes(probe.episodes, recipe.episode))

@@ -248,8 +248,8 @@ def _advise(signal: Signal) -> tuple[str, str]:
         return "take harder prompts: these are solved already", "dataset"
     if rate and rate.too_hard:
         fix = (
-            "take easier prompts or a stronger model, show the wanted form in the prompt, or add a reward for a "
-            "first step (a format, a partial answer)"
+            "take easier prompts or a stronger model, show the wanted form in the prompt, teach it beforehand "
+            "(`warmup`), or add a reward for a first step (a format, a partial answer)"
         )
         return fix, "dataset"
     return "add a reward in which the completions of a prompt differ", "rewards"

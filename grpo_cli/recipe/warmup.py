@@ -4,7 +4,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Integer, Number, OneOrMany, Section
-from grpo_cli.recipe.dataset import Paths
+from grpo_cli.recipe.dataset import DatasetConfig, FilesDataset, Paths
 
 
 class WarmupConfig(Section):
@@ -55,3 +55,12 @@ class WarmupConfig(Section):
                 },
             )
         return self
+
+    def read_from(self, dataset: DatasetConfig) -> FilesDataset | None:
+        """Return the warm-up's own files, with the recipe's prompts; None if it has none."""
+        if self.train is None:
+            return None
+        shared = {
+            name: getattr(dataset, name) for name in ("prompt", "columns", "max_prompt_length")
+        }
+        return FilesDataset(kind="files", train=self.train, limit=self.limit, **shared)

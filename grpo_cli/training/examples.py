@@ -24,7 +24,6 @@ from grpo_cli.fast.completions import (
     sample_completions,
 )
 from grpo_cli.models.loading import load_config
-from grpo_cli.recipe.dataset import FilesDataset
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.warmup import WarmupConfig
 from grpo_cli.rewards.scoring import Reward
@@ -70,14 +69,7 @@ def read_rows(recipe: Recipe, train: Dataset, tokenizer: Any) -> Dataset:
         RecipeError: Its files do not fit the recipe.
     """
     warmup = section_of(recipe)
-    if warmup.train is not None:
-        dataset = FilesDataset(
-            kind="files",
-            train=warmup.train,
-            prompt=recipe.dataset.prompt,
-            columns=recipe.dataset.columns,
-            max_prompt_length=recipe.dataset.max_prompt_length,
-        )
+    if (dataset := warmup.read_from(recipe.dataset)) is not None:
         template = recipe.generation.extras.get("chat_template_kwargs")
         train = build_datasets(
             recipe.model_copy(update={"dataset": dataset}),

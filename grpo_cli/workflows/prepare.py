@@ -18,6 +18,7 @@ from grpo_cli.launch.resume import (
     LENGTHS,
     ResumePlan,
     is_finished,
+    list_changes,
     plan_resumption,
     read_target,
 )
@@ -221,11 +222,15 @@ class _Resuming:
         return resumed
 
     def resume(self, run: RunFolder, step: int | None, plan: LaunchPlan) -> PreparedRun | None:
-        """Return a run to resume, or a finished one; None if it has no checkpoint."""
+        """Return a run to resume, or a finished one; None if it has no checkpoint and no warm-up."""
         if step is None and is_finished(run, self.recipe):
             self.reporter.say(f"{run.path} is completed: nothing to resume")
             return self._prepared(run, plan, finished=True)
         resumption = plan_resumption(run, step, self.recipe, plan, force=self.request.force)
+        if resumption is None and run.warmup.is_dir():
+            list_changes(run, self.recipe, plan, force=self.request.force)
+            self.reporter.say(f"resuming {run.path} from its warm-up")
+            return self._prepared(run, plan, anew=True)
         if resumption is None:
             return None
         self.reporter.say(f"resuming {run.path} from step {resumption.step}")

@@ -1,0 +1,157 @@
+"""The warm-up: what it teaches, what GRPO begins with, and that it goes on where it was cut off."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grpo_cli.checks.recipe_checks import check_recipe
+from tests.integration.conftest import LORA, RECIPE, with_held_out_rows
+
+ADAPTER = "adapter_model.safetensors"
+BEST = "warmup: {{best_of: 4, learning_rate: 1e-2}}\n"
+
+
+def text_of(warmup, *, lora=True):
+    text = with_held_out_rows(RECIPE).replace("dtype: float32", LORA if lora else "dtype: float32")
+    text = text.replace("max_completion_length: 8", "max_completion_length: 24")
+    return text.replace("max_steps: 2", "max_steps: 2\n  beta: 0.1") + warmup
+
+
+def written(answer="<{{ answer }}>", **settings):
+    values = {"answer": answer, "learning_rate": 1e-2, "num_train_epochs": 12, **settings}
+    return f"warmup: {json.dumps(values)}\n".replace("{", "{{").replace("}", "}}")
+
+
+def test_the_form_of_the_answers_is_learned_and_grpo_begins_there(workshop):
+    recipe = workshop.write(text_of(written()), rows=24)
+    done = workshop.grpo("train", recipe, "--set", "training.save_steps=1")
+    assert done.returncode == 0, done.stderr
+    run = workshop.run
+    stages = {}
+    for when in ("before", "warmup", "after"):
+        lines = (run / "eval" / f"{when}.jsonl").read_text().splitlines()
+        texts = [json.loads(line)["text"] for line in lines]
+        stages[when] = sum(text.startswith("<") and text.endswith(">") for text in texts)
+    assert stages["before"] == 0
+    assert min(stages["warmup"], stages["after"]) == 12
+    losses = [each["loss"] for each in workshop.records("warmup") if "loss" in each]
+    assert losses[-1] < 0.7 * losses[0]
+    # The reference of beta is the model as GRPO found it.
+    kl = [record["kl"] for record in workshop.records("train")]
+    assert abs(kl[0]) <= 1e-6 < kl[-1]
+    examples = [
+        json.loads(line) for line in (run / "warmup/examples.jsonl").read_text().splitlines()
+    ]
+    assert [each["text"] for each in examples[:2]] == ["<0>", "<1>"]
+    begun, end = (load_file(folder / ADAPTER) for folder in (run / "warmup/model", run / "model"))
+    assert begun.keys() == end.keys()
+    assert 0 < max(float((end[name] - begun[name]).abs().max()) for name in end) < 0.02
+
+    # A run that ended before its first checkpoint keeps the warm-up, and ends in the same weights.
+    shutil.rmtree(run / "checkpoints")
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps(status | {"state": "failed"}))
+    resumed = workshop.grpo("train", recipe, "--set", "training.save_steps=1", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    again = load_file(run / "model" / ADAPTER)
+    assert all(torch.equal(again[name], end[name]) for name in end)
+    assert len([each for each in workshop.records("warmup") if "loss" in each]) == len(losses)
+
+    measured = workshop.grpo("eval", run, "--json")
+    assert measured.returncode == 0, measured.stderr
+    assert [*json.loads(measured.stdout)["subjects"]] == ["final", "warmup", "base"]
+    shown = json.loads(workshop.grpo("runs", "show", run, "--json").stdout)
+    assert shown["warmup"]["prompts"] == 12
+
+
+def test_all_weights_learn_from_the_best_completions(workshop):
+    recipe = workshop.write(text_of(BEST, lora=False), rows=24)
+    done = workshop.grpo("train", recipe)
+    assert done.returncode == 0, done.stderr
+    examples = [
+        json.loads(line)
+        for line in (workshop.run / "warmup/examples.jsonl").read_text().splitlines()
+    ]
+    assert 0 < len(examples) < 24
+    assert len({each["row"] for each in examples}) == len(examples)
+    assert abs(workshop.records("train")[0]["kl"]) <= 1e-6
+    before, after = (
+        json.loads((workshop.run / f"eval/{when}.json").read_text())
+        for when in ("before", "warmup")
+    )
+    assert after["reward"] > before["reward"]
+
+
+@pytest.mark.slow
+def test_a_warm_up_that_was_killed_goes_on_as_if_it_had_not_been(workshop):
+    recipe = workshop.write(text_of(written(num_train_epochs=40)), rows=24)
+    undisturbed = workshop.grpo("train", recipe, "--run-id", "whole")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    command = workshop.command("train", recipe, "--run-id", "killed")
+    process = subprocess.Popen(**command, start_new_session=True, stdout=subprocess.DEVNULL)
+    killed = workshop.folder / "runs/tiny/killed"
+    deadline = time.monotonic() + 180
+    while not [*(killed / "warmup/checkpoints").glob("checkpoint-*")]:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    workers = [int(file.read_text()) for file in (killed / "launch").glob("*.pid")]
+    for pid in (process.pid, *workers):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    assert not (killed / "warmup/model").exists()
+    resumed = workshop.grpo("train", recipe, "--run-id", "killed", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    for part in ("warmup/model", "model"):
+        whole, again = (
+            load_file(workshop.folder / "runs/tiny" / name / part / ADAPTER)
+            for name in ("whole", "killed")
+        )
+        assert all(torch.equal(whole[name], again[name]) for name in whole), part
+
+
+@pytest.mark.parametrize(
+    ("warmup", "more", "path", "seen"),
+    [
+        ("warmup: {{}}\n", {}, "warmup", "needs either `answer` or `best_of`"),
+        (
+            written("<{{ anser }}>"),
+            {},
+            "warmup.answer",
+            "names `anser`, which is not a column",
+        ),
+        (written("{% if %}"), {}, "warmup.answer", "line 1 of the template is wrong"),
+        (
+            written(["one", "two"]),
+            {},
+            "warmup.answer",
+            "without tools or an environment there is one turn",
+        ),
+        (written(train="missing.jsonl"), {}, "warmup.train", "missing.jsonl"),
+        (
+            BEST,
+            {"launch.strategy": "zero3"},
+            "warmup",
+            "does not work with `launch.strategy: zero3`",
+        ),
+    ],
+)
+def test_a_warm_up_that_cannot_be_is_refused(workshop, warmup, more, path, seen):
+    overrides = [f"{name}={value}" for name, value in more.items()]
+    problems = check_recipe(workshop.write(text_of(warmup)), overrides).errors
+    assert [each for each in problems if each.path == path and seen in str(each)], problems
+
+
+def test_an_answer_that_training_would_cut_off_is_refused_before_a_model_is_loaded(workshop):
+    recipe = workshop.write(text_of(written("word " * 30)))
+    done = workshop.grpo("train", recipe)
+    assert done.returncode == 1
+    assert "`generation.max_completion_length`" in done.stderr
+    assert "loading the model" not in done.stderr
