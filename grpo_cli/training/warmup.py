@@ -17,7 +17,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from grpo_cli.errors import RunError
-from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.recipe.model import AdapterConfig, ModelConfig
 from grpo_cli.runs.checkpoints import whole_checkpoints
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
@@ -35,7 +35,9 @@ def warmed_up(folder: RunFolder, model: ModelConfig) -> ModelConfig:
     """Return the model that GRPO begins with once the warm-up is done."""
     end = str(folder.warmup / "model")
     return model.model_copy(
-        update={"path": end, "revision": None} if model.lora is None else {"adapter": end}
+        update={"path": end, "revision": None}
+        if model.lora is None
+        else {"adapter": AdapterConfig(path=end)}
     )
 
 
