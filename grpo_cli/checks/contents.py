@@ -229,7 +229,8 @@ def _check_split(
 
 def _make_rows(dataset: Any, sample: Sequence[Row], names: RowNames) -> list[Row]:
     """Return rows with `row_id`, as training makes them."""
-    rows = extract_columns(sample, dataset.columns, names)
+    # Of reasoning-gym only the columns are known, and no row.
+    rows = extract_columns(sample, dataset.columns, names) if sample else []
     return [{**row, "row_id": place} for place, row in enumerate(rows) if row is not None]
 
 

@@ -64,6 +64,9 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
         f"{reward.name or reward.kind} × {reward.weight:g}" for reward in recipe.rewards
     )
     table.add_row("rewards", rewards or _describe_groups(checked))
+    if (warmup := recipe.warmup) is not None:
+        kept = f"the best of {warmup.best_of} completions" if warmup.best_of else "written answers"
+        table.add_row("warm-up", f"{kept}, from up to {warmup.limit} rows, then GRPO")
     if checked.batch is not None:
         table.add_row("batch", _describe_batch(checked.batch))
     if recipe.generation.backend == "vllm":

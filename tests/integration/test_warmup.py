@@ -12,9 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_cli.checks.recipe_checks import check_recipe
-from tests.integration.conftest import LORA, RECIPE, with_held_out_rows
+from tests.integration.conftest import LORA, RECIPE, Workshop, with_held_out_rows
+from tests.tiny_agents import CALL, ROOM, WORDS, make_agent
+from tests.tiny_agents import RECIPE as AGENT
 
 ADAPTER = "adapter_model.safetensors"
+PROMPT = '{user: "{{ question }}"}'
+TURNS = {"answer": [CALL, "a"], "learning_rate": 1e-2, "num_train_epochs": 20}
 BEST = "warmup: {{best_of: 4, learning_rate: 1e-2}}\n"
 
 
@@ -87,6 +91,31 @@ def test_all_weights_learn_from_the_best_completions(workshop):
         for when in ("before", "warmup")
     )
     assert after["reward"] > before["reward"]
+
+
+@pytest.mark.slow
+def test_a_call_is_learned_from_whole_episodes_and_only_the_models_turns(tmp_path, once):
+    (tmp_path / "room.py").write_text(ROOM)
+    workshop = Workshop(tmp_path, once("agent", make_agent))
+    rows = [{"question": f"a {number}"} for number in range(12)]
+    own = f"dataset: {json.dumps({'kind': 'inline', 'rows': rows, 'eval_rows': rows[:4]})[:-1]}, prompt: {PROMPT}"
+    text = AGENT.format(model=workshop.model)
+    lines = [line for line in text.splitlines() if not line.startswith(("dataset", "environment"))]
+    text = "\n".join([*lines, own + "}", f"warmup: {json.dumps(TURNS)}", ""])
+    recipe = workshop.folder / "recipe.yaml"
+    recipe.write_text(text.replace("{kind: environment}, ", ""))
+    done = workshop.grpo("train", recipe)
+    assert done.returncode == 0, done.stderr
+    example = json.loads((workshop.run / "warmup/examples.jsonl").read_text().splitlines()[0])
+    own = [token for token, mine in zip(example["token_ids"], example["mask"], strict=True) if mine]
+    # The call and the answer, each with its end; the result `a a a` in between is not learned.
+    assert own == [WORDS.index(CALL), 1, WORDS.index("a"), 1]
+    assert len(example["token_ids"]) > len(own) + 3
+    calls = [
+        json.loads((workshop.run / f"eval/{when}.json").read_text())["calls"]
+        for when in ("before", "warmup")
+    ]
+    assert calls[1] > calls[0]
 
 
 @pytest.mark.slow
