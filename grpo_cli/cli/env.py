@@ -62,10 +62,10 @@ def show_environment(
 
     described = describe_kind(kind)
     if json:
-        print_json([each.as_json() for each in described])
+        print_json([{"section": name, **each.as_json()} for name, each in described.items()])
         return
-    for each in described:
-        print_kind(each)
+    for section, each in described.items():
+        print_kind(each, section)
 
 
 @app.command("test")

@@ -21,10 +21,10 @@ def print_kinds(kinds: "Sequence[KindDescription]") -> None:
     stdout().print(table)
 
 
-def print_kind(kind: "KindDescription") -> None:
-    """Print all that is known of a kind."""
+def print_kind(kind: "KindDescription", section: str = "") -> None:
+    """Print all that is known of a kind, under its name and the recipe's section that it is for."""
     console = stdout()
-    console.print(Text(kind.kind, style="bold"))
+    console.print(Text(f"{kind.kind}, in `{section}`" if section else kind.kind, style="bold"))
     console.print(Text(kind.doc))
     table = Table.grid(padding=(0, 2))
     for parameter in kind.parameters:

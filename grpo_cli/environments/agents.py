@@ -118,14 +118,11 @@ class Gold:
     def __init__(self, script: Script) -> None:
         self._script = script
         self._golds: dict[int, list[Any]] = {}
-        self.is_known = False
-        """Whether any environment gave answers."""
 
     def __call__(self, episode: Episode) -> str:
         """Return the next answer; empty once there is none."""
         if episode.turns == 0 and episode.environment is not None:
             self._golds[id(episode)] = list(episode.environment.gold() or ())
-            self.is_known |= bool(self._golds[id(episode)])
         golds = self._golds.get(id(episode), [])
         gold = golds[episode.turns] if episode.turns < len(golds) else ""
         if isinstance(gold, str):

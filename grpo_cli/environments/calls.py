@@ -204,7 +204,15 @@ def take_step(environment: Environment, answer: str) -> tuple[str, bool]:
 
 def read_reward(environment: Environment) -> Reward | None:
     """Return an environment's reward as plain numbers."""
-    value = environment.reward()
+    return as_reward(environment.reward())
+
+
+def as_reward(value: Any) -> Reward | None:
+    """Return a reward as plain numbers.
+
+    Raises:
+        TypeError, ValueError: It is something else.
+    """
     if isinstance(value, Mapping):
         return {str(name): _as_number(part) for name, part in value.items()}
     return None if value is None else _as_number(value)

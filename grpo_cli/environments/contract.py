@@ -17,6 +17,10 @@ class EpisodeError(RunError):
     """A tool or an environment raised, or returned what it may not return."""
 
 
+class ProcessEndedError(EpisodeError):
+    """The process behind a tool or an environment has ended: its own fault, not a call that was refused."""
+
+
 @dataclass(frozen=True)
 class Tool:
     """One tool, as the model sees it and as it is called."""

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_cli.environments.calls import Outcome, as_text, read_reward, run_calls, settle
-from grpo_cli.environments.contract import Environment, EnvironmentSource, Tool
+from grpo_cli.environments.contract import (
+    Environment,
+    EnvironmentSource,
+    EpisodeError,
+    ProcessEndedError,
+    Tool,
+)
 from grpo_cli.environments.player import RESET_S, row_seed
 from grpo_cli.issues import Issue, Level
 
@@ -25,7 +31,7 @@ Action = str | tuple[str, Mapping[str, Any]]
 """An answer, or a call: a tool's name and its arguments."""
 _ROWS = 4
 """Rows whose episodes are played twice, and beside another one."""
-_SLOW_S = 5.0
+_SLOW_S = 2.0
 """Time of an episode from which only one row's is."""
 _GRACE_S = 1.0
 """Time that threads have to end after `close`."""
@@ -66,10 +72,15 @@ class Trial:
     """Texts that the model would read."""
     episodes: int = 0
     """Begun so far."""
+    has_gold: bool = False
+    """Whether any environment gave answers that should win."""
 
-    def report(self, seen: str, fix: str, level: Level = "error", why: str = "") -> None:
-        """Add an issue, unless the same was seen before."""
-        self.issues.setdefault(seen, Issue(seen, fix, self.path, level=level, why=why))
+    def report(
+        self, seen: str, fix: str, level: Level = "error", why: str = "", path: str = ""
+    ) -> None:
+        """Add an issue, at a path below the entry's, unless the same was seen before."""
+        path = f"{self.path}.{path}".rstrip(".")
+        self.issues.setdefault(seen, Issue(seen, fix, path, level=level, why=why))
 
     def run(
         self, name: str, function: Callable[[], Any], *, limit_s: float, level: Level = "error"
@@ -82,7 +93,7 @@ class Trial:
         [outcome] = run_calls([lambda: settle(function())], parallel=1, timeout_s=limit_s)
         if outcome.fault:
             self._report_fault(name, outcome, level)
-            raise _FaultError
+            raise _FaultError from outcome.error
         self.seconds[name].append(outcome.seconds)
         return outcome.value
 
@@ -100,9 +111,17 @@ class Trial:
             self.report(f"{name} calls exit(){at}", fix, why=why)
         else:
             fix = f"correct {where or name}"
-            if level == "note":
+            if isinstance(outcome.error, ProcessEndedError):
+                level = "error"
+            elif level == "note":
                 fix += ", if it should take the arguments, which are made up from its schema"
-            self.report(f"{name} raised {outcome.fault}{at}", fix, level)
+            if isinstance(outcome.error, EpisodeError):
+                issue = outcome.error.as_issue()
+                self.report(
+                    f"{name} failed: {issue.seen}", issue.fix or fix, level, path=issue.path
+                )
+            else:
+                self.report(f"{name} raised {outcome.fault}{at}", fix, level)
 
 
 def find_place(error: BaseException | None) -> str:
@@ -212,7 +231,6 @@ class _Play:
         self._trial, self._row = trial, row
         trial.episodes += 1
         self.trace = _Trace()
-        self.has_gold = False
         self.taken: list[Action] = []
         self.environment: Environment = trial.run("the class", source.make, limit_s=RESET_S)
         try:
@@ -237,12 +255,12 @@ class _Play:
 
     def actions(self, most: int) -> Sequence[Action]:
         """Return what is done in an episode: a wrong answer, those that win, and wrong ones again."""
+        golds = self._trial.run("gold()", self.environment.gold, limit_s=RESET_S) or ()
+        self._trial.has_gold |= bool(golds)
         if not self.environment.takes_text:
             tools = self.environment.tools
             return [(tool.name, example_arguments(tool.schema)) for tool in tools]
-        golds = self._trial.run("gold()", self.environment.gold, limit_s=RESET_S) or ()
         own = [each for each in golds if isinstance(each, str)]
-        self.has_gold = bool(own)
         return [WRONG, *own, *[WRONG] * most][:most]
 
     def act(self, action: Action) -> None:
@@ -260,7 +278,9 @@ class _Play:
             call = partial(tool.call, **arguments)
             try:
                 text = as_text(run(f"{name}()", call, limit_s=limit_s, level="note"))
-            except _FaultError:
+            except _FaultError as fault:
+                if isinstance(fault.__cause__, ProcessEndedError):
+                    raise
                 text = ""
             self.trace.is_over = bool(self.environment.is_done)
         self.trace.replies.append(text)
@@ -412,10 +432,10 @@ def _find_changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 def _check_end(trial: Trial, traces: Sequence[_Trace], first: _Play, max_turns: int) -> None:
     """Find text environments whose episodes are never over."""
     if first.environment.takes_text and not any(trace.is_over for trace in traces):
-        own = "those of gold() among them" if first.has_gold else "none of which may be right"
+        own = "those of gold() among them" if trial.has_gold else "none of which may be right"
         seen = f"never ends: no episode was over after {max_turns} answers, {own}"
         fix = "let step() return True as its second value once the episode is over"
-        trial.report(seen, fix, "warning" if first.has_gold else "note")
+        trial.report(seen, fix, "warning" if trial.has_gold else "note")
 
 
 def _check_threads(trial: Trial, before: set[threading.Thread], episodes: int) -> None:

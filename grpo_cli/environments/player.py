@@ -48,6 +48,10 @@ Agree = Callable[[int, int], tuple[int, int]]
 """Returns the largest first and the largest second number over all processes."""
 
 
+def _add_fix(fault: str) -> str:
+    return fault if ". Fix: " in fault else f"{fault}. {_TRY}"
+
+
 def _alone(count: int, longest: int) -> tuple[int, int]:
     return count, longest
 
@@ -123,7 +127,7 @@ class Player:
         if faults := [outcome for outcome in outcomes if outcome.fault]:
             raise EpisodeError(
                 f"the environment cannot be reset for {len(faults)} of {len(episodes)} episodes: "
-                f"{faults[0].fault}. {_TRY}"
+                f"{_add_fix(faults[0].fault)}"
             ) from faults[0].error
         for (episode, _), outcome in zip(pairs, outcomes, strict=True):
             own = episode.environment.tools if episode.environment else ()
@@ -170,7 +174,7 @@ class Player:
         if faults and (len(faults) == len(read) or self.config.on_tool_error == "raise"):
             raise EpisodeError(
                 f"the environment's reward cannot be read for {len(faults)} of {len(read)} episodes: "
-                f"{faults[0].fault}. {_TRY}"
+                f"{_add_fix(faults[0].fault)}"
             ) from faults[0].error
         for episode, outcome in zip(read, outcomes, strict=True):
             episode.reward = outcome.value

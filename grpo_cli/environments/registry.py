@@ -66,14 +66,15 @@ def list_kinds(section: str) -> list[KindDescription]:
     return [describe(name, find_kind(section, name)) for name in kind_names(section)]
 
 
-def describe_kind(kind: str) -> list[KindDescription]:
-    """Return the descriptions of a kind: as a tool, as an environment, or both.
+def describe_kind(kind: str) -> dict[str, KindDescription]:
+    """Return the descriptions of a kind by section of the recipe: `tools`, `environment`, or both.
 
     Raises:
         UsageError: There is no such kind.
     """
     sections = ("tools", "environment")
-    described = [describe(kind, params) for each in sections if (params := find_kind(each, kind))]
+    found = {each: find_kind(each, kind) for each in sections}
+    described = {each: describe(kind, params) for each, params in found.items() if params}
     if not described:
         names = list(dict.fromkeys(name for each in sections for name in kind_names(each)))
         close = nearest(kind, names)

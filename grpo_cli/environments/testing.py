@@ -35,10 +35,13 @@ from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch
+from grpo_cli.units import spread
 
 Progress = Callable[[str], None]
 ROWS = 16
 """Rows tried, spread evenly over the data."""
+_MOST_RESET_S = 5.0
+"""Time that the resets of an agent's episodes may take, one after another, before fewer rows are played."""
 _LEVELS = ("error", "warning", "note")
 
 
@@ -114,6 +117,7 @@ def try_environments(
     *,
     script: Script | None,
     score: Totals,
+    all_rows: bool = False,
     on_progress: Progress = lambda what: None,
 ) -> EnvironmentTestResult:
     """Try a recipe's tools and environments, one by one, then with agents that play its episodes.
@@ -123,13 +127,13 @@ def try_environments(
         rows: With `prompt` and `row_id`; none if the data is not at hand.
         script: Writes what agents answer; None if there is no tokenizer, so that no agent plays.
         score: Gives the recipe's rewards for episodes.
+        all_rows: Play all rows, even if it takes long to reset an environment.
         on_progress: Called with a description of each part before it begins.
     """
     entries = _try_entries(recipe, rows, on_progress)
     trials = [entry.trial for entry in entries]
     problems = [issue for trial in trials for issue in trial.issues.values()]
     problems += _find_repeated(entries)
-    has_tools = any(entry.tools for entry in entries)
     agents: list[AgentResult] = []
     skipped = ""
     if any(problem.level == "error" for problem in problems):
@@ -140,14 +144,15 @@ def try_environments(
         skipped = "no agent played, and no tokens were counted: the model's tokenizer is not on this machine"
     else:
         trial = Trial("environment" if recipe.environment else "tools", 0.0)
-        trials.append(trial)
+        rows = rows if all_rows else _limit_rows(trial, rows, trials)
         with watch_output(trial):
-            agents, found = _play_agents(
-                recipe, rows, script, score, trial, on_progress, has_tools=has_tools
-            )
+            agents, found = _play_agents(recipe, rows, script, score, trial, entries, on_progress)
+        trials.append(trial)
         problems += found
-        if not any(PRINTS in problem.seen for problem in problems):
-            problems += trial.issues.values()
+        has_printed = any(PRINTS in problem.seen for problem in problems)
+        problems += [
+            each for each in trial.issues.values() if not (has_printed and PRINTS in each.seen)
+        ]
     texts = [text for trial in trials for text in trial.results]
     tokens = [script.count(text) for text in texts] if script is not None else []
     problems += _check_lengths(tokens, recipe)
@@ -292,29 +297,39 @@ def _check_lengths(tokens: Sequence[int], recipe: Recipe) -> Iterator[Issue]:
 # --- agents ------------------------------------------------------------------------------------
 
 
+def _limit_rows(trial: Trial, rows: Sequence[Row], tried: Iterable[Trial]) -> Sequence[Row]:
+    """Return as many rows as can be played in some seconds; note if those are not all."""
+    reset_s = max((median(each.seconds.get("reset()") or [0.0]) for each in tried), default=0.0)
+    most = max(int(_MOST_RESET_S / max(reset_s, 0.01)), 1)
+    if most >= len(rows):
+        return rows
+    seen = f"agents played {most} of {len(rows)} rows, since each reset takes {reset_s:.1f} s"
+    trial.report(seen, f"try all, if there is time: `--rows {len(rows)}`", "note")
+    return [rows[place] for place in spread(len(rows), most)]
+
+
 def _play_agents(
     recipe: Recipe,
     rows: Sequence[Row],
     script: Script,
     score: Totals,
     trial: Trial,
+    entries: Sequence[_Entry],
     on_progress: Progress,
-    *,
-    has_tools: bool,
 ) -> tuple[list[AgentResult], list[Issue]]:
     """Play the episodes of the rows with each agent; return what became of them, and what is wrong."""
     results: list[AgentResult] = []
     played: dict[str, list[Episode]] = {}
     try:
         with open_player(recipe, script.tokenizer, stops=script.stops) as player:
-            gold = Gold(script)
-            agents: dict[str, Answers] = {GOLD: gold, **make_agents(script, has_tools=has_tools)}
+            has_gold = any(entry.trial.has_gold for entry in entries)
+            agents: dict[str, Answers] = {GOLD: Gold(script)} if has_gold else {}
+            agents |= make_agents(script, has_tools=any(entry.tools for entry in entries))
             for name, answers in agents.items():
                 on_progress(f"playing the agent {name}")
                 result, episodes = play_agent(player, rows, script, name, answers, score)
-                if name != GOLD or gold.is_known:
-                    results.append(result)
-                    played[name] = episodes
+                results.append(result)
+                played[name] = episodes
     except GrpoError as error:
         return results, [error.as_issue(error.path or trial.path)]
     for episode in (each for episodes in played.values() for each in episodes):

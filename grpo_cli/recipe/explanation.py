@@ -187,6 +187,8 @@ def _combine(nouns: list[str], choices: list[str], seen: Any) -> tuple[str, str]
         return f"should be {expected}", f"write `{close}`"
     if nouns == ["text"] and not isinstance(seen, dict | list) and seen is not None:
         return f"should be {expected}", f'put it in quotes: "{_show(seen)}"'
+    if nouns == ["a list"] and isinstance(seen, str):
+        return f"should be {expected}", f"write [{', '.join(seen.split())}]"
     fix = "write one of these" if len(choices) > _LISTED else f"write {expected}"
     return f"should be {expected}", fix
 

@@ -34,7 +34,7 @@ def try_recipe(
 
     Args:
         checked: A recipe without errors.
-        rows: How many rows; None: the default.
+        rows: How many rows; None: the default, or fewer if resets are slow.
         on_progress: Called with what is being done.
 
     Raises:
@@ -55,7 +55,12 @@ def try_recipe(
     on_progress("loading the tokenizer")
     script = _make_script(recipe)
     result = try_environments(
-        recipe, chosen, script=script, score=_scorer(rewards), on_progress=on_progress
+        recipe,
+        chosen,
+        script=script,
+        score=_scorer(rewards),
+        all_rows=rows is not None,
+        on_progress=on_progress,
     )
     return replace(result, problems=tuple(_place(checked, each) for each in result.problems))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import trl
 
+from grpo_cli.environments import testing
 from tests.in_process import run_command
 from tests.tiny_models import make_tiny_model
 
@@ -240,6 +241,16 @@ def test_an_environment_with_tools_that_is_right(try_code):
     assert agents["gold"]["turns"] == 2.0
     assert agents["unknown tool"]["failures"] == {"unknown": 64}
     assert agents["malformed call"]["failures"] == {"malformed": 64}
+
+
+def test_fewer_rows_are_played_if_resets_are_slow(try_code, monkeypatch):
+    monkeypatch.setattr(testing, "_MOST_RESET_S", 0.0)
+    _, out, _ = try_code(GAME)
+    result = json.loads(out)
+    assert (result["rows"], result["agents"][0]["episodes"]) == (1, 1)
+    [problem] = result["problems"]
+    assert problem["seen"].startswith("agents played 1 of 16 rows, since each reset takes")
+    assert "2 rows, an episode of each" in try_code(GAME, RECIPE, "--rows", "2").stdout
 
 
 def test_an_agent_that_plays_wrong_and_wins_is_an_error(try_code):

@@ -2,12 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
+from grpo_cli.environments.calls import as_reward
 from grpo_cli.environments.contract import (
     Environment,
     EnvironmentParams,
@@ -154,7 +155,7 @@ class McpEnvironmentParams(_ServerParams, EnvironmentParams):
             tools = self._choose(listed, hidden)
             begin = self._find_tool(listed, self.reset, "reset") if self.reset else None
             if self.reward:
-                self._find_tool(listed, self.reward, "reward")
+                self._check_reward(self._find_tool(listed, self.reward, "reward"))
         except BaseException:
             session.close()
             loop.close()
@@ -166,6 +167,14 @@ class McpEnvironmentParams(_ServerParams, EnvironmentParams):
             return McpEnvironment(own, tools, begin, self.reward)
 
         return EnvironmentSource(make, has_tools=True, close=loop.close)
+
+    def _check_reward(self, tool: Any) -> None:
+        if required := tool.input_schema.get("required"):
+            raise EpisodeError(
+                f"the tool {tool.name} needs {_quote(required)}, and the reward is read without arguments. "
+                "Fix: name a tool without required arguments",
+                "reward",
+            )
 
 
 class McpEnvironment(Environment):
@@ -187,8 +196,15 @@ class McpEnvironment(Environment):
         if self._begin is None:
             self._session.connect()
             return None
-        named = self._begin.input_schema.get("properties") or {}
+        schema = self._begin.input_schema
+        named = schema.get("properties") or {}
         values = {**row, "seed": seed}
+        if missing := [name for name in schema.get("required") or () if name not in values]:
+            raise EpisodeError(
+                f"the tool {self._begin.name} needs {_quote(missing)}, and the columns are {_quote(values)}. "
+                "Fix: add what is missing to the dataset, or give it a default in the server",
+                "reset",
+            )
         arguments = {name: values[name] for name in named if name in values}
         return self._session.call(self._begin.name, arguments)
 
@@ -198,13 +214,18 @@ class McpEnvironment(Environment):
             return None
         text = self._session.call(self._reward, {})
         try:
-            value: Reward = json.loads(text)
-        except ValueError:
+            return as_reward(json.loads(text))
+        except (TypeError, ValueError):
             raise EpisodeError(
-                f"the tool {self._reward} returned {text!r:.100}, not a number or a JSON object of numbers"
+                f"the tool {self._reward} returned {text!r:.100}, not a number or a JSON object of numbers. "
+                "Fix: name a tool that returns the score, or correct it",
+                "reward",
             ) from None
-        return value
 
     def close(self) -> None:
         """End the session, and the server if it was started for it."""
         self._session.close()
+
+
+def _quote(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import shlex
 import sys
 import threading
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from grpo_cli.environments.contract import EpisodeError, Tool
+from pydantic import ValidationError
+
+from grpo_cli.environments.contract import EpisodeError, ProcessEndedError, Tool
 from grpo_cli.environments.kinds.remote import LastLine
 from grpo_cli.processes import reaped_stdio
 
@@ -23,7 +26,11 @@ _CLOSE_S = 15.0
 
 
 class ServerError(EpisodeError):
-    """A tool of an MCP server failed, or the server ended."""
+    """A tool of an MCP server failed, or the server cannot be reached."""
+
+
+class ServerEndedError(ServerError, ProcessEndedError):
+    """The server ended during a call, or before it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,16 @@ class McpLoop:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="grpo-mcp", daemon=True)
         self._thread.start()
+        self._has_printed = False
+
+    async def print_output(self, message: object) -> None:
+        """Print the first thing that servers print between their answers, as other code's output is.
+
+        Source: `message_handler` of `mcp.Client` gets the error of a line that is no message (mcp 2.3).
+        """
+        if isinstance(message, ValidationError) and not self._has_printed:
+            self._has_printed = True
+            print(message.errors()[0]["input"], flush=True)
 
     def run(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
         """Run a coroutine on the loop, and wait for its result."""
@@ -80,7 +97,7 @@ class McpSession:
         self._server, self._loop, self._restarts = server, loop, restarts
         self._connection: _Connection | None = None
         self._lock = asyncio.Lock()
-        self._is_over = False
+        self._why_over = ""
 
     def close(self) -> None:
         """End the connection, and the server if it was started here; waits for one that is being made."""
@@ -89,7 +106,7 @@ class McpSession:
 
     async def _close(self) -> None:
         async with self._lock:
-            self._is_over = True
+            self._why_over = self._why_over or "the server has ended"
             await self._drop(self._connection)
 
     def connect(self) -> None:
@@ -135,11 +152,11 @@ class McpSession:
     async def _ask(self, question: "Callable[[Client], Coroutine[Any, Any, Any]]") -> Any:
         """Ask the server, which is started if it is not there."""
         from mcp import MCPError
-        from mcp_types import CONNECTION_CLOSED
+        from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
         async with self._lock:
-            if self._is_over:
-                raise ServerError("the server has ended")
+            if self._why_over:
+                raise ServerEndedError(self._why_over)
             if self._connection is None:
                 self._connection = await self._connect()
             connection = self._connection
@@ -147,21 +164,27 @@ class McpSession:
             return await question(connection.client)
         except Exception as error:  # of the server, or of the way to it
             if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:
-                raise ServerError(error.message) from error
-            self._is_over = self._is_over or not self._restarts
+                late = f"no answer in {self._server.timeout_s:g} s (`timeout_s`)"
+                text = late if error.code == REQUEST_TIMEOUT else error.message
+                raise ServerError(text) from error
             await self._drop(connection)
-            raise ServerError("the server ended during the call") from error
+            why = f"the server ended during the call: {connection.describe(error)}"
+            self._why_over = self._why_over or ("" if self._restarts else why)
+            raise ServerEndedError(why) from error
 
     async def _connect(self) -> "_Connection":
-        connection = _Connection(self._server)
+        connection = _Connection(self._server, self._loop)
         try:
             await asyncio.wait_for(connection.start(), self._server.timeout_s)
         except Exception as error:  # of the server, or of the way to it
             await connection.stop()
             reason = connection.describe(error)
             fix = "try its command by hand" if self._server.command else "start it"
+            path = "timeout_s" if isinstance(error, TimeoutError) else ""
             raise ServerError(
-                f"the MCP server {self._server.name} cannot be reached: {reason}. Fix: {fix}"
+                f"the MCP server {self._server.name} cannot be reached: {reason}. "
+                f"Fix: {f'raise `{path}`, or ' if path else ''}{fix}",
+                path,
             ) from error
         return connection
 
@@ -177,8 +200,8 @@ class _Connection:
 
     client: "Client"
 
-    def __init__(self, server: McpServer) -> None:
-        self._server = server
+    def __init__(self, server: McpServer, loop: McpLoop) -> None:
+        self._server, self._loop = server, loop
         self._stderr = LastLine()
         self._stopping = asyncio.Event()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -197,12 +220,14 @@ class _Connection:
         await asyncio.wait([self._task])
 
     def describe(self, error: BaseException) -> str:
-        """Return why it could not be made: the last line of the server's stderr, or the error's text."""
+        """Return why it ended, or could not be made: the last line of the server's stderr, or the error's text."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        late = f"no answer in {self._server.timeout_s:g} s (`timeout_s`)"
-        text = late if isinstance(error, TimeoutError) else str(error).strip()
-        return self._stderr.get() or text or type(error).__name__
+        line = self._stderr.get()
+        if isinstance(error, TimeoutError):
+            late = f"no answer in {self._server.timeout_s:g} s"
+            return f"{late}, and its last line is {line!r}" if line else late
+        return line or str(error).strip() or type(error).__name__
 
     async def _serve(self) -> None:
         try:
@@ -221,10 +246,16 @@ class _Connection:
         server = self._server
         if server.url:
             return Client(server.url, read_timeout_seconds=server.timeout_s)
+        # It would log a traceback for each line that `print_output` gets.
+        logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
         first, *others = reaped_stdio(server.argv())
         process = StdioServerParameters(command=first, args=others, env=dict(server.env))
         transport = stdio_client(process, self._stderr.file)
-        return Client(transport, read_timeout_seconds=server.timeout_s)
+        return Client(
+            transport,
+            read_timeout_seconds=server.timeout_s,
+            message_handler=self._loop.print_output,
+        )
 
 
 async def _wait_for_nothing(client: "Client") -> None:

@@ -91,7 +91,7 @@ class OpenEnvEnvironmentParams(EnvironmentParams):
             session = host.open(path=self.path, url=self.url, kwargs=self.kwargs)
             return OpenEnvEnvironment(self, session)
 
-        open_host(host, make, "openenv", self.python)
+        open_host(host, make, "openenv", self.python, "path" if self.path else "url")
         return EnvironmentSource(make, close=host.close)
 
 

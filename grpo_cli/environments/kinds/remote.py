@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.environments.contract import Environment, EpisodeError
+from grpo_cli.environments.contract import Environment, EpisodeError, ProcessEndedError
 from grpo_cli.issues import Issue
 from grpo_cli.processes import reaped_stdio
 
@@ -97,17 +97,18 @@ class RemoteProcess:
         try:
             return reply.result(self._timeout_s)
         except TimeoutError:
-            raise EpisodeError(f"`{do}` has not returned in {self._timeout_s:g} s") from None
+            raise EpisodeError(
+                f"`{do}` has not returned in {self._timeout_s:g} s. Fix: raise `timeout_s`",
+                "timeout_s",
+            ) from None
 
     def _read(self) -> None:
         with self._stdout:
             for line in self._stdout:
-                try:
-                    reply = json.loads(line)
-                except ValueError:  # another program, or what the interpreter prints first
-                    continue
                 with self._lock:
-                    waiting = self._waiting.pop(reply["id"])
+                    reply, waiting = self._match(line)
+                if waiting is None:
+                    continue
                 if "error" in reply:
                     waiting.set_exception(EpisodeError(reply["error"]))
                 else:
@@ -116,13 +117,20 @@ class RemoteProcess:
         self._process.wait()
         self._fail_all()
 
+    def _match(self, line: str) -> tuple[Any, Future[Any] | None]:
+        """Return a reply and who waits for it; nobody for what another program or the interpreter prints."""
+        try:
+            reply = json.loads(line)
+            return reply, self._waiting.pop(reply["id"])
+        except (ValueError, TypeError, KeyError):
+            return None, None
+
     def _fail_all(self) -> None:
-        line = self._stderr.get()
+        why = self._stderr.get() or f"exit code {self._process.poll()}"
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for each in waiting.values():
-            why = f": {line}" if line else ""
-            each.set_exception(EpisodeError(f"the environment's process has ended{why}"))
+            each.set_exception(ProcessEndedError(f"the environment's process has ended: {why}"))
 
     def close(self) -> None:
         """End it."""
@@ -175,8 +183,17 @@ class RemoteSession:
             self.ask("close")
 
 
-def open_host(host: RemoteHost, make: Callable[[], Environment], package: str, python: str) -> None:
+def open_host(
+    host: RemoteHost, make: Callable[[], Environment], package: str, python: str, path: str
+) -> None:
     """Make an environment as a trial; close the process if that fails.
+
+    Args:
+        host: Its process.
+        make: Makes it.
+        package: That it is of.
+        python: The interpreter of that.
+        path: The parameter that names the environment.
 
     Raises:
         EpisodeError: It cannot be made.
@@ -185,9 +202,17 @@ def open_host(host: RemoteHost, make: Callable[[], Environment], package: str, p
         make().close()
     except EpisodeError as error:
         host.close()
-        missing = f"No module named '{package}" in str(error)
-        fix = f". Fix: {python} -m pip install {package}" if missing else ""
-        raise EpisodeError(f"the environment of {package} cannot be made: {error}{fix}") from error
+        issue = error.as_issue()
+        if f"No module named '{package}" in str(error):
+            fix, path = f"{python} -m pip install {package}", "python"
+        elif isinstance(error, ProcessEndedError):
+            fix, path = f"name the interpreter of an environment with {package}", "python"
+        else:
+            fix, path = issue.fix or f"correct `{path}`", issue.path or path
+        raise EpisodeError(
+            f"the environment of {package} cannot be made: {issue.seen.rstrip('.')}. Fix: {fix}",
+            path,
+        ) from error
 
 
 def find_interpreter_faults(python: str, package: str) -> list[Issue]:

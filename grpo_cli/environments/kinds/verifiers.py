@@ -69,7 +69,7 @@ class VerifiersEnvironmentParams(EnvironmentParams):
         def make() -> VerifiersEnvironment:
             return VerifiersEnvironment(host.open(config=config))
 
-        open_host(host, make, "verifiers", self.python)
+        open_host(host, make, "verifiers", self.python, "taskset")
         return EnvironmentSource(make, close=host.close)
 
 

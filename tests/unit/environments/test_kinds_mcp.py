@@ -1,4 +1,4 @@
-"""The tools `mcp`, as far as no server is needed; `integration/test_environment_kinds.py` has servers."""
+"""The tools `mcp`, as far as no server is needed; `integration/test_mcp_servers.py` has servers."""
 
 import importlib.util
 import sys

@@ -143,7 +143,7 @@ def test_a_conversation_that_is_not_continued_is_refused():
 
 
 def test_what_an_interpreter_prints_as_it_starts_is_no_reply(tmp_path):
-    (tmp_path / "site" / "sitecustomize.py").write_text("print('hello', flush=True)")
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('hello\\n1', flush=True)")
     source = params().open()
     try:
         assert play(source, 4) == 5
@@ -154,6 +154,11 @@ def test_what_an_interpreter_prints_as_it_starts_is_no_reply(tmp_path):
 def test_what_cannot_be_started_is_named(tmp_path, monkeypatch):
     [issue] = params(python="./gone/python").problems()
     assert issue.path == "python"
+    with pytest.raises(
+        EpisodeError, match=r"has ended: exit code 0\. Fix: name the interp"
+    ) as caught:
+        params(python="/bin/echo").open()
+    assert caught.value.path == "python"
     # An interpreter with nothing in it has no httpx either.
     (tmp_path / "httpx.py").write_text("""raise ModuleNotFoundError("No module named 'httpx'")""")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -1,0 +1,302 @@
+"""Tools and environments of real MCP servers."""
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from grpo_cli.environments.contract import EpisodeError
+from grpo_cli.environments.dialogue import Dialogue
+from grpo_cli.environments.instances import Trial, try_environment, watch_output
+from grpo_cli.environments.player import Player
+from grpo_cli.environments.registry import find_kind
+from grpo_cli.recipe.episode import EpisodeConfig
+from tests.integration.test_environment_kinds import free_port, start_server
+from tests.unit.environments.scripted import QWEN, Script, call, play
+
+pytestmark = pytest.mark.slow
+
+MCP_SERVER = """\
+import asyncio, os, signal, subprocess, sys
+from mcp.server.mcpserver import MCPServer
+
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+server = MCPServer("facts")
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    '''Add two numbers.'''
+    return a + b
+
+@server.tool()
+def pid() -> int:
+    '''Return the server's process.'''
+    return os.getpid()
+
+@server.tool()
+def fail() -> str:
+    '''Fail.'''
+    raise ValueError("never")
+
+@server.tool()
+async def wait(seconds: float) -> str:
+    '''Wait.'''
+    await asyncio.sleep(seconds)
+    return os.environ.get("WORD", "unset")
+
+server.run(TRANSPORT)
+"""
+# Uses a server, and then does nothing.
+HOST = """\
+import sys, time
+from grpo_cli.environments.kinds.mcp import McpToolParams
+source = McpToolParams(command=sys.argv[1:]).open()
+print({tool.name: tool for tool in source.tools}["pid"].call(), flush=True)
+time.sleep(1000)
+"""
+
+
+def write_server(folder, transport="'stdio'"):
+    path = folder / "server.py"
+    path.write_text(MCP_SERVER.replace("TRANSPORT", transport))
+    return path
+
+
+def open_mcp(**params):
+    source = find_kind("tools", "mcp").model_validate(params).open()
+    return source, {tool.name: tool for tool in source.tools}
+
+
+def test_an_mcp_server_that_is_killed_in_a_call_is_started_again(tmp_path):
+    server = str(write_server(tmp_path))
+    source, tools = open_mcp(command=["python", server], env={"WORD": "word"})
+    try:
+        schema = tools["add"].schema["function"]
+        assert schema["description"] == "Add two numbers."
+        assert schema["parameters"]["required"] == ["a", "b"]
+        assert tools["add"].call(a=1, b=2) == "3"
+        with pytest.raises(EpisodeError, match="valid integer"):
+            tools["add"].call(a="one", b=2)
+        with pytest.raises(EpisodeError, match="fail"):
+            tools["fail"].call()
+
+        # Calls of many threads wait together.
+        started = time.monotonic()
+        with ThreadPoolExecutor(16) as pool:
+            assert {*pool.map(lambda _: tools["wait"].call(seconds=2), range(16))} == {"word"}
+            assert time.monotonic() - started < 20
+            first = int(tools["pid"].call())
+            pending = [pool.submit(tools["wait"].call, seconds=600) for _ in range(4)]
+            time.sleep(1)
+            psutil.Process(first).kill()
+            for each in pending:
+                with pytest.raises(EpisodeError, match="the server ended during the call"):
+                    each.result(60)
+        second = int(tools["pid"].call())
+        assert second != first
+    finally:
+        source.close()
+    assert not psutil.pid_exists(second)
+
+
+def test_an_mcp_server_offers_what_is_allowed(tmp_path):
+    command = ["python", str(write_server(tmp_path))]
+    source, tools = open_mcp(command=command, allow=["add"])
+    source.close()
+    assert list(tools) == ["add"]
+    with pytest.raises(EpisodeError, match=r"no tool 'ad'. Fix: write add"):
+        open_mcp(command=command, allow=["ad"])
+    (tmp_path / "server.py").write_text("import no_such_module")
+    with pytest.raises(EpisodeError, match="No module named 'no_such_module'"):
+        open_mcp(command=command)
+    (tmp_path / "server.py").write_text("import time; time.sleep(1000)")
+    with pytest.raises(EpisodeError, match=r"no answer in 0.5 s. Fix: raise `timeout_s`"):
+        open_mcp(command=command, timeout_s=0.5)
+
+
+def test_an_mcp_server_and_its_children_die_with_a_killed_worker(tmp_path):
+    command = [sys.executable, str(write_server(tmp_path)), "deaf"]
+    host = subprocess.Popen([sys.executable, "-c", HOST, *command], stdout=subprocess.PIPE)
+    server = psutil.Process(int(host.stdout.readline()))
+    family = [server, *server.children()]
+    assert len(family) == 2
+    host.kill()
+    host.wait()
+    host.stdout.close()
+    assert not psutil.wait_procs(family, timeout=60)[1]
+
+
+def test_an_mcp_server_elsewhere(tmp_path):
+    port = free_port()
+    script = write_server(tmp_path, f"'streamable-http', port={port}")
+    url = f"http://127.0.0.1:{port}/mcp"
+    with pytest.raises(EpisodeError, match="cannot be reached"):
+        open_mcp(url=url)
+
+    def start():
+        return start_server([sys.executable, script], port)
+
+    process = start()
+    try:
+        source, tools = open_mcp(url=url)
+        assert tools["add"].call(a=1, b=2) == "3"
+        process.kill()
+        process.wait()
+        with pytest.raises(EpisodeError):
+            tools["add"].call(a=1, b=2)
+        process = start()
+        assert tools["add"].call(a=1, b=2) == "3"
+        source.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+STATEFUL_SERVER = """\
+import os, sys
+from mcp.server.mcpserver import MCPServer
+
+if "loud" in sys.argv:
+    print("loading", "numbers", sep="\\n", flush=True)
+server = MCPServer("counter")
+count = 0
+
+@server.tool()
+def begin(start: int, seed: int) -> str:
+    '''Begin.'''
+    global count
+    count = start
+    return f"The count is {start}."
+
+@server.tool()
+def add(number: int) -> str:
+    '''Add to the count.'''
+    global count
+    if number == 0 or "frail" in sys.argv:
+        print("out of numbers", file=sys.stderr)
+        os._exit(3)
+    count += number
+    return str(count)
+
+@server.tool()
+def score() -> dict[str, float]:
+    '''Return the score.'''
+    return {"right": float(count == 10), "near": count / 100}
+
+@server.tool()
+def word() -> str:
+    '''Return the count in words.'''
+    return "ten"
+
+server.run("stdio")
+"""
+
+
+def test_an_mcp_server_is_an_environment_with_a_process_for_each_episode(tmp_path):
+    (tmp_path / "counter.py").write_text(STATEFUL_SERVER)
+    command = ["python", str(tmp_path / "counter.py")]
+    kind = find_kind("environment", "mcp")
+    with pytest.raises(EpisodeError, match=r"no tool 'scores'. Fix: write score"):
+        kind(command=command, reward="scores").open()
+    before = {*psutil.Process().children(recursive=True)}
+    source = kind(command=command, reset="begin", reward="score").open()
+    dialogue = Dialogue(QWEN, has_tools=True)
+    config = EpisodeConfig(tool_timeout_s=60)
+    player = Player(config, dialogue, [], [(source, None)], max_tokens=4000, seed=3)
+    rows = [
+        {"prompt": [{"role": "user", "content": f"episode {name}"}], "start": start}
+        for start, name in enumerate(["one", "two", "dies"], 1)
+    ]
+    script = Script(
+        one=[call("add", number=4), call("add", number=5), "ten"],
+        two=[call("add", number=1), "three"],
+        dies=[call("add", number=0), call("add", number=1), "gone"],
+    )
+    try:
+        episodes = player.begin(rows)
+        assert episodes[1].prompt[-1]["content"] == "episode two\n\nThe count is 2."
+        assert [tool.name for tool in episodes[0].tools] == ["add", "word"]
+        player.play(episodes, script)
+    finally:
+        source.close()
+    right, wrong, dead = episodes
+    assert right.reward == {"right": 1.0, "near": 0.1}
+    assert wrong.reward == {"right": 0.0, "near": 0.03}
+    assert [each.end for each in episodes] == ["answer", "answer", "failed"]
+    told = [each["content"] for each in dead.messages if each["role"] == "tool"]
+    assert all("the server ended during the call: out of numbers" in each for each in told)
+    assert {*psutil.Process().children(recursive=True)} <= before
+
+
+@pytest.mark.parametrize(
+    ("values", "level", "path", "seen"),
+    [
+        (
+            {"command": "frail"},
+            "error",
+            "environment",
+            "add() failed: the server ended during the call: out of numbers",
+        ),
+        ({"command": "loud"}, "warning", "environment", "prints to stdout: 'loading'"),
+        (
+            {"rows": "begin"},
+            "error",
+            "environment.reset",
+            "reset() failed: the tool begin needs `start`, and the columns are `prompt`, `begin`",
+        ),
+        (
+            {"reward": "word"},
+            "error",
+            "environment.reward",
+            "reward() failed: the tool word returned 'ten', not a number",
+        ),
+    ],
+)
+def test_a_fault_of_an_mcp_server_gets_one_issue(tmp_path, caplog, values, level, path, seen):
+    (tmp_path / "counter.py").write_text(STATEFUL_SERVER)
+    command = ["python", str(tmp_path / "counter.py"), values.get("command", "")]
+    params = {"command": command, "reset": "begin", "reward": values.get("reward", "score")}
+    row = {"prompt": [{"role": "user", "content": "count"}], values.get("rows", "start"): 1}
+    trial = Trial("environment", timeout_s=60.0)
+    with watch_output(trial):
+        source = find_kind("environment", "mcp").model_validate(params).open()
+        try_environment(trial, source, [row], seed=1, max_turns=4)
+        source.close()
+    [issue] = trial.issues.values()
+    assert (issue.level, issue.path) == (level, path)
+    assert issue.seen.startswith(seen)
+    assert "correct reset" not in issue.fix
+    assert not caplog.records
+
+
+def test_kinds_of_tools_in_the_loop_of_an_episode(tmp_path):
+    source, _ = open_mcp(command=["python", str(write_server(tmp_path))])
+    code = find_kind("tools", "python_code")().open()
+    shared = [(tool, None) for tool in (*source.tools, *code.tools)]
+    dialogue = Dialogue(QWEN, has_tools=True)
+    config = EpisodeConfig(tool_timeout_s=60)
+    player = Player(config, dialogue, shared, [], max_tokens=4000, seed=3)
+    script = Script(
+        one=[call("add", a=1, b=2), call("python_code", code="print(2 ** 10)"), "3 and 1024"],
+        two=[call("python_code", code="while True: pass"), call("add", a="x", b=2), "no"],
+        three=[call("wait", seconds=0.1) + "\n" + call("add", a=4, b=4), "8"],
+    )
+    try:
+        one, two, three = play(script, player)
+    finally:
+        source.close()
+    told = [
+        [message["content"] for message in episode.messages if message["role"] == "tool"]
+        for episode in (one, two, three)
+    ]
+    assert told[0] == ["3", "1024"]
+    assert told[1][0] == "Error: took longer than 5 s"
+    assert told[1][1].startswith("Error: ServerError: ")
+    assert told[2] == ["unset", "8"]
+    assert [each.failure for each in two.calls] == ["", "failed"]
+    assert {episode.end for episode in (one, two, three)} == {"answer"}
