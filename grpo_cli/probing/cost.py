@@ -11,7 +11,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 
 _BESIDE, _INSIDE = "measuring before and after", "evaluation while training"
-_TOOLS = "tools and environments"
+_TOOLS, _WARMUP = "tools and environments", "warm-up"
 _TOO_MUCH = 0.5
 """Share of the time beyond which scoring, or measuring, is worth a warning."""
 _LARGE_DISK = 100 * 2**30
@@ -77,7 +77,10 @@ def estimate_time(
     if steps is None or plan.completions_per_optimizer_step is None:
         return None
     inner = [*_steps(recipe, plan, timings, steps)]
-    beside = [*_evaluations(recipe, plan, timings, steps, eval_rows)]
+    beside = [
+        *_warm_up(recipe, plan, timings),
+        *_evaluations(recipe, plan, timings, steps, eval_rows),
+    ]
     step_s = sum(part.seconds for part in inner) / max(steps, 1)
     total_s = sum(part.seconds for part in (*inner, *beside))
     return TimeEstimate((*inner, *beside), step_s, steps, total_s)
@@ -124,6 +127,26 @@ def _extra_passes(recipe: Recipe, plan: BatchPlan) -> int:
     return int(old) + int(bool(read_setting(recipe, "beta")))
 
 
+def _warm_up(recipe: Recipe, plan: BatchPlan, timings: Timings) -> Iterator[TimePart]:
+    warmup = recipe.warmup
+    if warmup is None:
+        return
+    if warmup.best_of is not None:
+        count = warmup.limit * warmup.best_of / plan.num_processes
+        each = timings.sample_s + timings.tools_s + timings.score_s
+        formula = f"up to {count:,.0f} completions a process × {each:.3g} s"
+        yield TimePart(f"{_WARMUP}: sampling", count * each, formula)
+    learned = warmup.num_train_epochs * warmup.limit / plan.num_processes
+    if warmup.max_steps is not None:
+        learned = warmup.max_steps * (
+            warmup.per_device_train_batch_size * warmup.gradient_accumulation_steps
+        )
+    # Its answers are taken to be as long as the completions that were measured.
+    each = timings.micro_step_s / recipe.training.per_device_train_batch_size
+    formula = f"up to {learned:,.0f} answers a process × {each:.3g} s"
+    yield TimePart(_WARMUP, learned * each, formula)
+
+
 def _evaluations(
     recipe: Recipe, plan: BatchPlan, timings: Timings, steps: int, eval_rows: int
 ) -> Iterator[TimePart]:
@@ -134,8 +157,9 @@ def _evaluations(
         samples = 1 if evaluation.temperature == 0 else evaluation.samples_per_prompt
         times = f" × {samples} completions" if samples > 1 else ""
         each = timings.measure_s + timings.tools_s + timings.score_s
-        formula = f"twice {rows} prompts{times} × {each:.3g} s"
-        yield TimePart(_BESIDE, 2 * rows * samples / plan.num_processes * each, formula)
+        stages = 2 if recipe.warmup is None else 3
+        formula = f"{stages} × {rows} prompts{times} × {each:.3g} s"
+        yield TimePart(_BESIDE, stages * rows * samples / plan.num_processes * each, formula)
     if plan.eval_completions:
         every = _eval_interval(recipe)
         rounds = count_events(every, steps)

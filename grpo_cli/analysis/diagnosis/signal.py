@@ -85,7 +85,13 @@ def no_signal(history: History) -> Issue | None:
         f"two different rewards {'after replacing ' if dynamic else ''}(at most {MOST_SILENT:.0%}), with a "
         f"mean reward of {fmean(rewards):.3g}"
     )
-    if spread and max(spread) < 1e-6 and max(rewards) - min(rewards) < 1e-6:
+    repeated = history.mean("completions/repeated_share")
+    if history.recipe.warmup is not None and (repeated or 0.0) > _MOST_REPEATED:
+        fix = (
+            "a shorter warm-up (`warmup.max_steps`): it left hardly more than one answer to a prompt, and "
+            "equal answers have nothing to be compared with"
+        )
+    elif spread and max(spread) < 1e-6 and max(rewards) - min(rewards) < 1e-6:
         fix = f"{try_rewards(history)} shows why every answer gets the same reward"
     else:
         offers = [f"`generation.num_generations: {2 * generation.num_generations}`"]
