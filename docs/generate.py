@@ -83,7 +83,8 @@ INTRO = """# Recipe reference
 
 Every key of a recipe, with its default and meaning. Generated from the schema by `make docs`; do not edit.
 Names follow TRL. In addition to the keys in their tables, `generation`, `generation.vllm`, `training` and
-`logging` accept the `GRPOConfig` fields listed below them, with TRL's meaning and default.
+`logging` accept the `GRPOConfig` fields listed below them, and `model.lora` those of peft's `LoraConfig`, with
+TRL's or peft's meaning and default.
 
 The [reward reference](rewards.md) describes the kinds of rewards and their parameters. Editors can validate and
 complete recipes with the JSON schema that `grpo schema` prints.
@@ -110,7 +111,7 @@ def render_reference() -> str:
             parts.append(
                 "\n| key | default | meaning |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
             )
-        if title in ("generation", "generation.vllm", "training", "logging"):
+        if title in ("model.lora", "generation", "generation.vllm", "training", "logging"):
             parts.append(f"\nAlso: {_upstream(title, model)}.\n")
     return "".join(parts)
 
@@ -198,7 +199,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _upstream(home: str, model: type[BaseModel]) -> str:
-    names = grpo_fields.names_in(typing.cast(grpo_fields.Home, home))
+    names = grpo_fields.fields_in(typing.cast(grpo_fields.Home, home))
     return ", ".join(f"`{name}`" for name in sorted(names) if name not in model.model_fields)
 
 

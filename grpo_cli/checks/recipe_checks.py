@@ -29,7 +29,7 @@ from grpo_cli.data.sources import Preview
 from grpo_cli.errors import RecipeError, nearest
 from grpo_cli.issues import Issue, sort_issues
 from grpo_cli.machine import Hardware, read_hardware, resolve_num_processes
-from grpo_cli.models.adapter import check_adapter
+from grpo_cli.models.adapter import check_adapter, check_lora
 from grpo_cli.models.source import (
     check_model,
     known_chat_template,
@@ -185,6 +185,7 @@ def _check_model(recipe: Recipe) -> Iterator[Issue]:
     yield from problems
     if not problems:
         yield from check_adapter(recipe)
+        yield from check_lora(recipe)
     if not any(problem.level == "error" for problem in problems):
         known = known_chat_template(resolve_source(recipe.model), recipe.model)
         if known is not None:

@@ -22,6 +22,7 @@ _SECTIONS: dict[grpo_fields.Home, str] = {
     "generation.vllm": "VllmConfig",
     "training": "TrainingConfig",
     "logging": "LoggingConfig",
+    "model.lora": "LoraConfig",
 }
 
 
@@ -64,9 +65,8 @@ def write_schema(path: Path) -> None:
 
 
 def _add_trl_fields(section: dict[str, Any], home: grpo_fields.Home) -> None:
-    for name, field in grpo_fields.read_grpo_fields().items():
-        key = name.removeprefix("vllm_")
-        if grpo_fields.home_of(name) == home and key not in section["properties"]:
+    for key, field in grpo_fields.fields_in(home).items():
+        if key not in section["properties"]:
             value = TypeAdapter(grpo_fields.python_type(field)).json_schema()
             section["properties"][key] = {**value, "description": field.help.replace("%%", "%")}
     section["additionalProperties"] = False

@@ -30,10 +30,6 @@ def check_adapter(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(f"{seen}: {recipe.model.path}", fix, _PATH)
     elif fault := _find_other_shape(folder, recipe.model):
         yield Issue(*fault, _PATH)
-    bias = read_object(folder / CONFIG).get("bias", "none")
-    if recipe.training.extras.get("beta") and bias != "none":
-        fix = "set `training.beta: 0`, or export the adapter as safetensors and name that as `path`"
-        yield Issue(f"has `bias: {bias}`, of which peft makes no copy as a reference", fix, _PATH)
     if recipe.training.mode == "async":
         fix = "remove `training.mode: async`, or export the adapter as safetensors and name that as `path`"
         yield Issue("TRL's asynchronous trainer takes no adapter", fix, _PATH)
@@ -42,6 +38,25 @@ def check_adapter(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(
             f"cannot be loaded into weights sharded by {recipe.launch.strategy}", fix, _PATH
         )
+
+
+def check_lora(recipe: Recipe) -> Iterator[Issue]:
+    """Check the adapters' settings against each other and the rest of the recipe."""
+    if recipe.model.lora is None:
+        return
+    path, lora = "model.lora", recipe.model.lora.model_dump()
+    if recipe.training.extras.get("beta") and lora.get("bias", "none") != "none":
+        seen = f"trains biases of the base (bias: {lora['bias']}), so that no reference is left for `beta`"
+        yield Issue(seen, "set `training.beta: 0`, or remove `bias`", f"{path}.bias")
+    if isinstance(lora["target_modules"], str):
+        for key in ("layers_to_transform", "layers_pattern"):
+            if lora.get(key) is not None:
+                seen = f"peft picks layers only from a list, not with target_modules: {lora['target_modules']}"
+                fix = "write `target_modules: [q_proj, …]`"
+                yield Issue(seen, fix, f"{path}.{key}")
+    if recipe.generation.backend == "vllm" and lora.get("target_parameters"):
+        fix = "set `generation.backend: transformers`"
+        yield Issue("cannot be sent to vLLM", fix, f"{path}.target_parameters")
 
 
 def fingerprint_adapter(model: ModelConfig) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.issues import Issue
-from grpo_cli.models.vllm_engine import fitting_rank
+from grpo_cli.models.vllm_engine import fitting_rank, unsupported_feature
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.runs.files import read_object, read_tensors_header
 
@@ -308,8 +308,15 @@ def read_vllm_rank(adapter: Path) -> int:
 
     Raises:
         RecipeError: The adapter's settings cannot be read.
+        UsageError: vLLM does not take an adapter of this kind.
     """
-    rank = int(_read_adapter_config(adapter).get("r") or 8)
+    config = _read_adapter_config(adapter)
+    if (feature := unsupported_feature(config)) is not None:
+        raise UsageError(
+            f"vLLM cannot load the adapter {adapter} ({feature}). Fix: export the run as safetensors (`grpo "
+            "export`) and name that, or use transformers (`grpo eval --backend transformers`, `grpo chat`)"
+        )
+    rank = int(config.get("r") or 8)
     return fitting_rank(rank) or rank
 
 

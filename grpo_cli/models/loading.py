@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import peft
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -53,6 +54,11 @@ _FIXES = (
     ("quantized model requires", "name the unquantized model, or install that package", "path"),
 )
 """Messages of transformers (5.17) about language models only."""
+_NAMES = {
+    *("target_modules", "exclude_modules", "modules_to_save", "target_parameters"),
+    *("rank_pattern", "alpha_pattern"),
+}
+"""Fields of `LoraConfig` that name parts of a model."""
 _LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"
 """Key under which a tokenizer (transformers 5.17) notes that it has given this warning; probe reports lengths."""
 
@@ -239,10 +245,8 @@ def build_peft_config(lora: LoraConfig | None) -> peft.LoraConfig | None:
     """Return the recipe's adapters as peft's configuration; None if all weights are trained."""
     if lora is None:
         return None
-    options = lora.model_dump()
-    for name in ("target_modules", "modules_to_save"):
-        if isinstance(options[name], tuple):
-            options[name] = list(options[name])
+    dumped = lora.model_dump().items()
+    options = {name: list(each) if isinstance(each, tuple) else each for name, each in dumped}
     return peft.LoraConfig(task_type="CAUSAL_LM", **options)
 
 
@@ -250,40 +254,60 @@ def add_adapters(model: Any, lora: LoraConfig) -> Any:
     """Return the model with fresh adapters, a `peft.PeftModel`.
 
     Raises:
-        RecipeError: `target_modules` or `modules_to_save` names a module that the model does not have.
+        RecipeError: `target_modules` or `modules_to_save` names a module that the model does not have, or whose
+            adapter would be left out of what is trained or exported.
     """
     _check_module_names(model, lora)
     try:
-        return peft.get_peft_model(model, build_peft_config(lora))
-    except ValueError as error:
+        adapted = peft.get_peft_model(model, build_peft_config(lora))
+        _check_vocabulary_adapters(adapted.get_base_model())
+        return adapted
+    except (ValueError, TypeError) as error:
         sentence = " ".join(str(error).split()).split(". ")[0]
-        problem = Issue(
-            f"the adapters do not fit the model: {sentence}",
-            "set `target_modules: all-linear`, or name modules the model has",
-            "model.lora.target_modules",
-        )
-        raise RecipeError([problem]) from error
+        message = f"the adapters do not fit the model: {sentence}"
+        path, fix = "model.lora", "correct that setting"
+        if "target modules" in sentence.lower():
+            path = "model.lora.target_modules"
+            fix = "set `target_modules: all-linear`, or name modules the model has"
+        raise RecipeError([Issue(message, fix, path)]) from error
+
+
+def _check_vocabulary_adapters(model: Any) -> None:
+    """Refuse an adapter on the head, which TRL (1.16) passes over, and one on embeddings that the head shares."""
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    fix = "remove it, or train it whole: `modules_to_save`"
+    if isinstance(head, BaseTunerLayer):
+        seen = "TRL takes log-probabilities from the weights of the head, and would never train its adapter"
+        raise RecipeError([Issue(seen, fix, "model.lora.target_modules")])
+    shared = head is not None and model.config.get_text_config().tie_word_embeddings
+    if shared and (isinstance(embeddings, BaseTunerLayer) or embeddings.weight is not head.weight):
+        seen = "the head shares the weights of the embeddings, and would not get those that are trained"
+        raise RecipeError([Issue(seen, f"{fix} with `ensure_weight_tying: true`", "model.lora")])
 
 
 def _check_module_names(model: Any, lora: LoraConfig) -> None:
-    """Refuse names without a module, which peft (0.21) passes over."""
+    """Refuse names without a module or weight, which peft (0.21) passes over."""
     modules = dict(model.named_modules())
     linear = {
         name.rpartition(".")[2]
         for name, module in modules.items()
         if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"
     }
+    weights = [name for name, _ in model.named_parameters()]
     problems = []
-    for key in ("target_modules", "modules_to_save"):
-        names = getattr(lora, key)
-        for name in names if isinstance(names, tuple) else ():
+    for key, value in lora.model_dump().items():
+        among = weights if key == "target_parameters" else [*modules]
+        for name in value if key in _NAMES and value and not isinstance(value, str) else ():
+            # Patterns are of peft's own kind; other names are ends of a path.
+            pattern = name if key.endswith("pattern") else re.escape(name)
             if name != "all-linear" and not any(
-                f".{each}".endswith(f".{name}") for each in modules
+                re.match(rf"(.*\.)?({pattern})$", each) for each in among
             ):
-                close = nearest(name, {each.rpartition(".")[2] for each in modules})
+                close = nearest(name, {each.rpartition(".")[2] for each in among})
                 guess = f"did you mean {close}? " if close else ""
                 fix = f"{guess}its layers are named {', '.join(sorted(linear))}"
-                message = f"the model has no module named {name}"
+                what = "weight" if key == "target_parameters" else "module"
+                message = f"the model has no {what} named {name}"
                 problems.append(Issue(message, fix, f"model.lora.{key}"))
     if problems:
         raise RecipeError(problems)

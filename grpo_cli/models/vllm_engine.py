@@ -1,6 +1,7 @@
 """How vLLM's engine is set up for a recipe, in a process or as a server. Pure; imports no vLLM."""
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from grpo_cli.recipe.recipe import Recipe
@@ -53,7 +54,7 @@ def model_length(recipe: Recipe) -> int:
 def adapter_rank(recipe: Recipe, device: Device) -> int | None:
     """Return the `max_lora_rank` of an engine that takes the training's adapter; None if it gets all weights."""
     lora = recipe.model.lora
-    return None if lora is None or _why_merged(recipe, device) else fitting_rank(lora.r)
+    return None if lora is None or _why_merged(recipe, device) else fitting_rank(lora.max_rank)
 
 
 def describe_weights(recipe: Recipe, device: Device) -> str:
@@ -77,14 +78,32 @@ def _why_merged(recipe: Recipe, device: Device) -> str | None:
     reasons = {
         "enable_lora: false": not vllm.enable_lora,
         "mode: async": recipe.training.mode == "async",
-        "use_dora": lora.use_dora,
-        "modules_to_save": lora.modules_to_save,
-        "an adapter on the vocabulary": _adapts_vocabulary(lora.target_modules),
+        **_list_features(lora.model_dump()),
         "enable_sleep_mode": vllm.extras.get("enable_sleep_mode"),
         "float32": float32,
-        f"r: {lora.r}": fitting_rank(lora.r) is None,
+        f"rank {lora.max_rank}": fitting_rank(lora.max_rank) is None,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def unsupported_feature(config: Mapping[str, Any]) -> str | None:
+    """Return why vLLM cannot load an adapter as peft saved it; None if it can.
+
+    Source: vLLM 0.31, `PEFTHelper`: it reads one rank and one scale for all modules.
+    """
+    patterns = {key: config.get(key) for key in ("rank_pattern", "alpha_pattern")}
+    features = {**_list_features(config), **patterns}
+    return next((name for name, applies in features.items() if applies), None)
+
+
+def _list_features(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what vLLM's adapters lack → whether one with these settings of peft's has it."""
+    names = ("use_dora", "modules_to_save", "target_parameters")
+    return {
+        **{name: config.get(name) for name in names},
+        "bias": config.get("bias", "none") != "none",
+        "an adapter on the vocabulary": _adapts_vocabulary(config.get("target_modules") or ()),
+    }
 
 
 def fitting_rank(rank: int) -> int | None:
@@ -92,7 +111,7 @@ def fitting_rank(rank: int) -> int | None:
     return next((each for each in LORA_RANKS if each >= rank), None)
 
 
-def _adapts_vocabulary(target_modules: str | tuple[str, ...]) -> bool:
+def _adapts_vocabulary(target_modules: str | Sequence[str]) -> bool:
     """Return whether the embeddings or the head get an adapter; peft matches a text as a regular expression."""
     if isinstance(target_modules, str):
         return target_modules != "all-linear" and any(

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.issues import Issue, Location
-from grpo_cli.recipe.model import LoraConfig
+from grpo_cli.recipe.grpo_fields import fields_in
+from grpo_cli.recipe.lora_fields import VARIANTS
+from grpo_cli.recipe.model import REWRITING_INITS, LoraConfig
 from grpo_cli.recipe.yaml_tree import Node
 
 _PATH = "model.adapter"
@@ -125,6 +127,16 @@ def _read_lora(folder: Path) -> dict[str, Any]:
     if kind != "LORA" or task not in ("CAUSAL_LM", None):
         seen = f"{folder} is an adapter of another kind: {kind} for {task}"
         raise _AdapterError(seen, "name a LoRA adapter for CAUSAL_LM")
+    for key, reason in VARIANTS.items():
+        if config.get(key):
+            raise _AdapterError(f"{folder} has `{key}`: {reason}", "name an adapter without")
+    init = str(config.get("init_lora_weights"))
+    if init.startswith(REWRITING_INITS):
+        seen = f"{folder} began with `init_lora_weights: {init}`, which rewrote the weights of its base"
+        fix = (
+            "convert it with peft: `save_pretrained(…, path_initial_model_for_weight_conversion=…)`"
+        )
+        raise _AdapterError(seen, fix)
     return config
 
 
@@ -146,12 +158,12 @@ def _fill_lora(model: Node, named: Node, config: dict[str, Any]) -> Iterator[Iss
     lora = model.child("lora")
     if lora is None or not isinstance(lora.value, dict):
         model.value["lora"] = lora = Node({}, named.location)
-    for key in LoraConfig.model_fields:
-        if (own := config.get(key)) is None:
-            continue
-        written = lora.child(key)
+    for key in dict.fromkeys((*LoraConfig.model_fields, *fields_in("model.lora"))):
+        own, written = config.get(key), lora.child(key)
         if written is None:
-            lora.value[key] = _as_node(own, named.location)
+            # How an adapter began says nothing about how it goes on.
+            if own not in (None, False, "none", {}, []) and key != "init_lora_weights":
+                lora.value[key] = _as_node(own, named.location)
         elif _in_any_order(written.plain()) != _in_any_order(own):
             said, has = json.dumps(written.plain()), json.dumps(own)
             fix = f"write `{key}: {has}`, or leave out `lora`: the adapter is trained on as it is"
@@ -167,4 +179,4 @@ def _as_node(value: Any, where: Location) -> Node:
 
 
 def _in_any_order(value: Any) -> Any:
-    return sorted(value, key=str) if isinstance(value, list) else value
+    return sorted(value, key=str) if isinstance(value, list) else value or None

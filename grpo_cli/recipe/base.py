@@ -60,15 +60,15 @@ def field_docs(section: type[Section]) -> dict[str, str]:
 
 
 class OpenSection(Section):
-    """A section that also takes `GRPOConfig` fields by name; `extras` holds the ones given."""
+    """A section that also takes fields of `GRPOConfig` or `LoraConfig` by name; `extras` holds those given."""
 
     model_config = ConfigDict(extra="allow")
     OURS: ClassVar[frozenset[str]] = frozenset()
-    """Names of its own fields that `GRPOConfig` does not have."""
+    """Names of its own fields that the other configuration does not have."""
 
     @property
     def extras(self) -> dict[str, Any]:
-        """The `GRPOConfig` fields given by name, in the order written."""
+        """The fields given by name that are not its own, in the order written."""
         return dict(self.model_extra or {})
 
 

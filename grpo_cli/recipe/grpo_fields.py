@@ -1,28 +1,26 @@
 """What the installed TRL's `GRPOConfig` accepts, read from its sources without importing torch.
 
-Owns which recipe section takes each field, and the checks of keys and values that TRL, not this schema, defines.
+Owns which recipe section takes each field, and the checks of keys and values that TRL or peft, not this schema,
+defines.
 """
 
-import ast
-import importlib.util
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from grpo_cli.errors import SetupError, nearest
+from grpo_cli.errors import nearest
 from grpo_cli.issues import Issue
-from grpo_cli.recipe import explanation
+from grpo_cli.recipe import explanation, lora_fields
 from grpo_cli.recipe.base import Integer, Number
 from grpo_cli.recipe.generation import GenerationConfig, VllmConfig
 from grpo_cli.recipe.launch import LaunchConfig, SlurmConfig
-from grpo_cli.recipe.model import LoraConfig, ModelConfig
+from grpo_cli.recipe.model import AdapterConfig, LoraConfig, ModelConfig
 from grpo_cli.recipe.recipe import EvaluationConfig, LoggingConfig, Recipe
 from grpo_cli.recipe.training import TrainingConfig
+from grpo_cli.recipe.upstream_fields import UpstreamField, as_type, read_class
 from grpo_cli.recipe.yaml_tree import Node
 
 _CLASSES = (
@@ -47,6 +45,13 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     ),
 }
 """Fields typed `str` upstream whose values are fixed all the same (trl 1.16.0, `GRPOConfig`)."""
+
+_TYPES: dict[str, Any] = {
+    "scale_rewards": bool | Literal["group", "batch", "none"],
+    "rank_pattern": dict[str, Annotated[Integer, Field(ge=1)]],
+    "alpha_pattern": dict[str, Annotated[Number, Field(gt=0)]],
+}
+"""Fields of which upstream's types say less than they take."""
 
 _HELP = {
     "vllm_tensor_parallel_size": "GPUs that share vLLM's model: a managed server's own; with `colocate`, groups "
@@ -174,43 +179,33 @@ RENAMED: dict[str, str] = {
 }
 """Names of earlier versions, and today's."""
 
-Home = Literal["generation", "generation.vllm", "training", "logging"]
+Home = Literal["generation", "generation.vllm", "training", "logging", "model.lora"]
 _OPEN: dict[Home, type[BaseModel]] = {
+    "model.lora": LoraConfig,
     "training": TrainingConfig,
     "generation.vllm": VllmConfig,
     "generation": GenerationConfig,
     "logging": LoggingConfig,
 }
-"""The sections that take fields of `GRPOConfig`."""
+"""The sections that take fields of `GRPOConfig`, or of peft's `LoraConfig`."""
 _CLOSED: dict[str, type[BaseModel]] = {
     "launch.slurm": SlurmConfig,
     "launch": LaunchConfig,
     "model": ModelConfig,
-    "model.lora": LoraConfig,
+    "model.adapter": AdapterConfig,
 }
 """Other sections, whose keys are told from those of all others."""
 
 
-@dataclass(frozen=True)
-class GrpoField:
-    """One field of `GRPOConfig`."""
-
-    name: str
-    annotation: str
-    """The type as written in the sources."""
-    default: str
-    """The default as written in the sources."""
-    help: str
-
-
 @cache
-def read_grpo_fields() -> dict[str, GrpoField]:
+def read_grpo_fields() -> dict[str, UpstreamField]:
     """Return the fields of the installed `GRPOConfig` and its parents.
 
     Raises:
         SetupError: trl or transformers is missing, or laid out in a way this version does not know.
     """
-    return {field.name: field for place in _CLASSES for field in _read_class(*place)}
+    fields = (field for place in _CLASSES for field in read_class(*place))
+    return {field.name: replace(field, help=_HELP.get(field.name, field.help)) for field in fields}
 
 
 @cache
@@ -221,7 +216,7 @@ def read_async_fields() -> frozenset[str]:
         SetupError: trl or transformers is missing, or laid out in a way this version does not know.
     """
     classes = (*_CLASSES[:2], _ASYNC_CLASS)
-    return frozenset(field.name for place in classes for field in _read_class(*place))
+    return frozenset(field.name for place in classes for field in read_class(*place))
 
 
 def home_of(name: str) -> Home | None:
@@ -245,9 +240,16 @@ def key_in_home(name: str) -> str:
     return f"{home_of(name)}.{name.removeprefix('vllm_')}"
 
 
-def names_in(home: Home) -> tuple[str, ...]:
-    """Return the keys that a section takes for `GRPOConfig` fields."""
-    return tuple(name.removeprefix("vllm_") for name in read_grpo_fields() if home_of(name) == home)
+def fields_in(home: Home) -> dict[str, UpstreamField]:
+    """Return the keys that a section takes for fields of `GRPOConfig` or `LoraConfig`, and the fields."""
+    if home == "model.lora":
+        fields = lora_fields.read_lora_fields()
+        return {key: field for key, field in fields.items() if key not in lora_fields.REFUSED}
+    return {
+        name.removeprefix("vllm_"): field
+        for name, field in read_grpo_fields().items()
+        if home_of(name) == home
+    }
 
 
 def check_trl_keys(tree: Node) -> list[Issue]:
@@ -271,8 +273,7 @@ def check_trl_keys(tree: Node) -> list[Issue]:
     for section, closed in sections.items():
         node = tree.find(section.split("."))
         for key in node.value if node is not None and isinstance(node.value, dict) else ():
-            hint = _list_places().get(key)
-            if hint and key not in closed.model_fields:
+            if key not in closed.model_fields and (hint := _list_places().get(key)):
                 path = (*section.split("."), key)
                 problems.append(explanation.unknown_key(tree, path, (), hint))
     return problems
@@ -298,9 +299,9 @@ def _indent_strays(tree: Node, home: Home) -> Iterator[Issue]:
 
 def _check_key(tree: Node, home: Home, model: type[BaseModel], key: str) -> list[Issue]:
     path = (*home.split("."), key)
-    field = read_grpo_fields().get(f"vllm_{key}" if home == "generation.vllm" else key)
-    if field is None or home_of(field.name) != home:
-        valid = [*model.model_fields, *names_in(home)]
+    fields = fields_in(home)
+    if (field := fields.get(key)) is None:
+        valid = list(dict.fromkeys((*model.model_fields, *fields)))
         return [explanation.unknown_key(tree, path, valid, _fix_place(key, home))]
     config = ConfigDict(hide_input_in_errors=True, arbitrary_types_allowed=True)
     adapter: TypeAdapter[object] = TypeAdapter(python_type(field), config=config)
@@ -316,6 +317,8 @@ def _check_key(tree: Node, home: Home, model: type[BaseModel], key: str) -> list
 
 def _fix_place(key: str, home: Home | None) -> str | None:
     """Return what to write instead of a key that is known, only not here; None if it is unknown."""
+    if home == "model.lora" and key in lora_fields.REFUSED:
+        return lora_fields.REFUSED[key]
     fixes = _list_places()
     names = (key, f"vllm_{key}")
     for name in reversed(names) if home == "generation.vllm" else names:
@@ -337,6 +340,7 @@ def _list_places() -> dict[str, str]:
             for key in model.model_fields
             if key != "path"
         },
+        **{key: f"move it to `model.lora.{key}`" for key in fields_in("model.lora")},
         **{name: f"move it to `{key_in_home(name)}`" for name in read_grpo_fields()},
         **{
             key: f"move it to `{home}.{key}`"
@@ -350,95 +354,14 @@ def _list_places() -> dict[str, str]:
     }
 
 
-def python_type(field: GrpoField) -> Any:
+def python_type(field: UpstreamField) -> Any:
     """Return the type of a field for pydantic; `Any` stands for what only upstream can check."""
     if field.name in _CHOICES:
         return Literal[_CHOICES[field.name]]
-    if field.name == "scale_rewards":
-        return bool | Literal["group", "batch", "none"]
-    kind = _as_type(ast.parse(field.annotation, mode="eval").body)
+    if field.name in _TYPES:
+        return _TYPES[field.name]
+    kind = as_type(field.annotation)
     if field.name not in _BOUNDS:
         return kind
     lowest, highest = _BOUNDS[field.name]
     return Annotated[kind, Field(ge=lowest, le=highest)]
-
-
-def _as_type(node: ast.expr) -> Any:
-    if isinstance(node, ast.BinOp):
-        left, right = _as_type(node.left), _as_type(node.right)
-        # `SchedulerType | str` means: one of the names of the enumeration.
-        return left if right is str and ast.unparse(node.left) in _read_enums() else left | right
-    text = ast.unparse(node)
-    if text.startswith("list["):
-        return list[_as_type(node.slice)]  # type: ignore[attr-defined,misc]
-    simple = {"int": Integer, "float": Number, "bool": bool, "str": str, "None": None}
-    if text in simple:
-        return simple[text]
-    if text.startswith("dict"):
-        return dict[str, Any]
-    return Literal[_read_enums()[text]] if text in _read_enums() else Any
-
-
-@cache
-def _read_enums() -> dict[str, tuple[str, ...]]:
-    """Return the values of transformers' enumerations, by their names."""
-    enums: dict[str, tuple[str, ...]] = {}
-    for relative in ("trainer_utils.py", "training_args.py"):
-        text = _source_path("transformers", relative).read_text(encoding="utf-8")
-        for name in re.findall(r"^class (\w+)\(ExplicitEnum\)", text, re.MULTILINE):
-            enums[name] = tuple(
-                str(member.value.value)
-                for member in _find_class("transformers", relative, name).body
-                if isinstance(member, ast.Assign) and isinstance(member.value, ast.Constant)
-            )
-    return enums
-
-
-def _read_class(package: str, relative: str, name: str) -> Iterator[GrpoField]:
-    for line in _find_class(package, relative, name).body:
-        if isinstance(line, ast.AnnAssign):
-            default, help_text = _read_default(line.value)
-            annotation = ast.unparse(line.annotation)
-            field = ast.unparse(line.target)
-            yield GrpoField(field, annotation, default, _HELP.get(field, help_text))
-
-
-def _read_default(value: ast.expr | None) -> tuple[str, str]:
-    """Return the default and the help of `field(default=…, metadata={"help": …})`."""
-    if not isinstance(value, ast.Call):
-        return (ast.unparse(value) if value else ""), ""
-    options = {option.arg: option.value for option in value.keywords}
-    default = options.get("default") or options.get("default_factory")
-    metadata = options.get("metadata")
-    pairs = (
-        zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
-    )
-    helps = [ast.literal_eval(text) for key, text in pairs if key and ast.unparse(key) == "'help'"]
-    return (ast.unparse(default) if default else ""), "".join(helps)
-
-
-def _find_class(package: str, relative: str, name: str) -> ast.ClassDef:
-    """Parse a class from its head to its first method: all that holds fields, a third of the file."""
-    path = _source_path(package, relative)
-    text = path.read_text(encoding="utf-8")
-    head = re.search(rf"^class {name}\b", text, re.MULTILINE)
-    if head is None:
-        raise SetupError(
-            f"{path} has no class `{name}`: this version of grpo was made for trl 1.16. "
-            'Fix: pip install "trl>=1.16,<1.17"'
-        )
-    method = re.compile(r"^    (?:def |@|async )|^\S", re.MULTILINE).search(text, head.end())
-    definition = ast.parse(text[head.start() : method.start() if method else None]).body[0]
-    return cast(ast.ClassDef, definition)
-
-
-def _source_path(package: str, relative: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    folders = spec.submodule_search_locations if spec else None
-    path = Path(next(iter(folders))) / relative if folders else None
-    if path is None or not path.is_file():
-        raise SetupError(
-            f"{package} is not installed, or lacks {relative}. "
-            'Fix: pip install "trl>=1.16,<1.17" transformers'
-        )
-    return path

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.recipe.base import Integer, Number, Section, ShortForm
+from grpo_cli.recipe.base import Integer, Number, OpenSection, Section, ShortForm
 
 
 def _refuse_listing(text: str) -> str:
@@ -16,7 +16,19 @@ def _refuse_listing(text: str) -> str:
     return text
 
 
-class LoraConfig(Section):
+def _refuse_rewriting(name: Any) -> Any:
+    if isinstance(name, str) and name.startswith(REWRITING_INITS):
+        seen = "rewrites the base's weights, which the saved adapter would no longer fit"
+        raise PydanticCustomError("grpo_lora_init", seen, {"fix": _INITS})
+    return name
+
+
+REWRITING_INITS = ("pissa", "olora", "corda", "lora_ga", "loftq")
+"""Values of `init_lora_weights` with which peft changes the weights of the base."""
+_INITS = "write true, gaussian, orthogonal or mica"
+
+
+class LoraConfig(OpenSection):
     """Low-rank adapters through peft; the names are `peft.LoraConfig`'s."""
 
     r: Integer = Field(default=16, ge=1)
@@ -33,6 +45,16 @@ class LoraConfig(Section):
     """Scale by `lora_alpha / sqrt(r)`."""
     use_dora: bool = False
     """Weight-decomposed adapters (DoRA)."""
+    init_lora_weights: Annotated[
+        bool | Literal["gaussian", "orthogonal", "mica"], BeforeValidator(_refuse_rewriting)
+    ] = True
+    """How adapters begin. With `true` and a name they change nothing at first; `false` is random."""
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank of a module."""
+        ranks: dict[str, int] = self.extras.get("rank_pattern") or {}
+        return max(self.r, *ranks.values(), 0)
 
 
 class AdapterConfig(Section):

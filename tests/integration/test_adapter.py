@@ -169,8 +169,8 @@ def nothing(start):
             config(bias="lora_only"),
             "{}",
             "",
-            "",
-            "of which peft makes no copy",
+            ".bias",
+            "so that no reference is left",
             "`training.beta: 0`",
         ),
         (
@@ -218,9 +218,9 @@ def test_an_adapter_that_cannot_be_trained_on(
     except RecipeError as error:
         problems = error.problems
     (problem,) = problems
-    expected = f"model.lora{path}" if path else "model.adapter"
+    expected = "model.adapter" if not path else f"model.lora{path}"
     assert problem.path == expected
-    assert problem.location.line == (6 if path else 4)
+    assert problem.location.line == (6 if lora else 4)
     assert seen in problem.seen
     assert fix in problem.fix
 
