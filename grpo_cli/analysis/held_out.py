@@ -89,11 +89,12 @@ def _score(
     scores = (each["rewards"] for stage in stages for each in run.samples(stage))
     right = right_scores(run.recipe.rewards, scores)
     values = per_prompt(groups, right)
+    if not run.recipe.rewards:
+        values.pop("reward", None)
     if run.recipe.is_sampled:
         return values
     # Nothing scores the sampled answers: what was learned is which response is likelier.
     ranked = rank_by_prompt(read_ranked(run.folder.evaluations / f"{when}_ranked.jsonl"))
-    values.pop("reward", None)
     return {f"accuracy/{RANKING}": ranked[RANKING], GAP: ranked[GAP], **values}
 
 

@@ -23,7 +23,7 @@ from grpo_cli.runs.trackers import (
     is_installed,
     lacks_wandb_login,
 )
-from grpo_cli.upstream.trl import EVAL_METRICS
+from grpo_cli.upstream.trl import EVAL_METRICS, FRAC_ZERO_STD, REWARD, REWARD_STD
 
 _EVALUATED = frozenset(
     "loss runtime samples_per_second steps_per_second completions/repeated_share".split()
@@ -96,13 +96,14 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
     with suppress(RewardError):
         names = name_rewards(recipe.rewards)
         known = {f"rewards/{name}/{what}" for name in names for what in ("mean", "std")}
-        known |= _EVALUATED
+        known |= _EVALUATED if recipe.rewards else _EVALUATED - {REWARD, REWARD_STD, FRAC_ZERO_STD}
+        best = "eval_reward" if recipe.learns_from_rewards else "eval_kl"
         own = any(reward.kind == "python" for reward in recipe.rewards)
         for path, metric in named.items():
-            name = (metric or "eval_reward").removeprefix("eval_")
+            name = (metric or best).removeprefix("eval_")
             if name not in known:
                 unless = ", unless a function of yours does" if own else ""
-                fix = f"set it to eval_{nearest(name, known) or 'reward'}"
+                fix = f"set it to eval_{nearest(name, known) or best.removeprefix('eval_')}"
                 seen = f"no evaluation logs `eval_{name}`{unless}"
                 yield Issue(seen, fix, path, level="warning" if own else "error")
 

@@ -36,6 +36,7 @@ from grpo_cli.models.source import (
     read_source_template,
     resolve_source,
 )
+from grpo_cli.models.teacher import check_teacher
 from grpo_cli.recipe.loading import LoadedRecipe, load_tree
 from grpo_cli.recipe.recipe import Recipe
 
@@ -186,6 +187,7 @@ def _check_model(recipe: Recipe) -> Iterator[Issue]:
     if not problems:
         yield from check_adapter(recipe)
         yield from check_lora(recipe)
+        yield from check_teacher(recipe)
     if not any(problem.level == "error" for problem in problems):
         known = known_chat_template(resolve_source(recipe.model), recipe.model)
         if known is not None:

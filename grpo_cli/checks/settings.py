@@ -58,10 +58,11 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         steps: Optimizer steps of the training; None if they are not known.
     """
     generation, training = recipe.generation, recipe.training
-    if recipe.rewards and not any(reward.weight for reward in recipe.rewards):
+    measures_only = recipe.teacher is None and recipe.rewards
+    if measures_only and not any(reward.weight for reward in recipe.rewards):
         seen = "every reward has the weight 0, so nothing is learned"
         yield Issue(seen, "give at least one reward a weight", "rewards.0.weight")
-    if read_setting(recipe, "sync_ref_model") and not read_setting(recipe, "beta"):
+    if read_setting(recipe, "sync_ref_model") and not recipe.kl_weight:
         seen = "there is no reference model to synchronize: `training.beta` is 0"
         fix = "set `training.beta: 0.04` or the like, or remove `sync_ref_model`"
         yield Issue(seen, fix, "training.sync_ref_model")
@@ -256,7 +257,8 @@ def wanted_parts(recipe: Recipe) -> FastConfig:
 def _find_left_off(recipe: Recipe) -> dict[str, str]:
     fast, training, model = wanted_parts(recipe), recipe.training, recipe.model
     options = recipe.generation.extras.get("generation_kwargs")
-    left_off = find_left_off(fast, {**training.extras, "generation_kwargs": options})
+    settings = {**training.extras, "beta": recipe.kl_weight, "generation_kwargs": options}
+    left_off = find_left_off(fast, settings)
     if fast.cuda_graphs and (why := _why_no_graphs(recipe)):
         left_off.setdefault(GRAPHS, why)
     strategy = recipe.launch.strategy

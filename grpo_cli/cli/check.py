@@ -63,7 +63,10 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
     rewards = ", ".join(
         f"{reward.name or reward.kind} × {reward.weight:g}" for reward in recipe.rewards
     )
-    table.add_row("rewards", rewards or _describe_groups(checked))
+    if recipe.teacher is not None:
+        table.add_row("teacher", Text(f"{recipe.teacher.path} × {recipe.teacher.weight:g}"))
+    if rewards or recipe.teacher is None:
+        table.add_row("rewards", rewards or _describe_groups(checked))
     if (warmup := recipe.warmup) is not None:
         kept = f"the best of {warmup.best_of} completions" if warmup.best_of else "written answers"
         table.add_row("warm-up", f"{kept}, from up to {warmup.limit} rows, then GRPO")

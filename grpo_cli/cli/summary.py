@@ -30,10 +30,11 @@ def print_summary(run: "RunReport") -> None:
     console, status, folder = stdout(), run.status, run.folder
     console.print(_say_end(run))
     table = Table.grid(padding=(0, 2))
-    trend, answers = run.trend("reward"), run.answers()
+    metric, name = run.learned
+    trend, answers = run.trend(metric), run.answers()
     if trend and not answers:
         values = f"{format_value(trend.first)} → [bold]{format_value(trend.last)}[/]"
-        table.add_row("  reward", values, f"[dim]{trend.describe()}[/]")
+        table.add_row(f"  {name}", values, f"[dim]{trend.describe()}[/]")
     warmup = run.measured("warmup")
     for name, *between, after in _compare(run.before, *([warmup] if warmup else []), run.after):
         values = f"{' → '.join(map(format_value, between))} → [bold]{format_value(after)}[/]"

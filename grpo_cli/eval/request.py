@@ -156,10 +156,12 @@ def _read_recipe(source: Path, overrides: list[str] | None) -> Recipe:
         )
     run = RunFolder(source) if source.is_dir() else None
     recipe = run.read_recipe() if run else check_recipe(source, overrides).recipe
-    if not recipe.is_sampled:
+    if not recipe.rewards:
+        what = "learns from a teacher" if recipe.is_sampled else "is for scored data"
+        more = "" if recipe.is_sampled else "; a run ranks its held-out responses by itself"
         raise UsageError(
-            f"{source} is for scored data, and has no reward that scores a new answer. Fix: give grpo eval a "
-            "recipe with rewards, and this model with --model; a run ranks its held-out responses by itself"
+            f"{source} {what}, and has no reward that scores a new answer. Fix: give grpo eval a "
+            f"recipe with rewards, and this model with --model{more}"
         )
     return recipe
 

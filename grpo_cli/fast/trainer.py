@@ -109,15 +109,21 @@ class FastTrainer(GRPOTrainer):
         on_settled({part: why for part, why in reasons.items() if getattr(self._requested, part)})
 
     def _why_not_shared(self, model: Any) -> str | None:
-        """Return why prompts cannot be shared, by settings, by features of the model, and by a trial."""
-        unwrapped = self.accelerator.unwrap_model(model)
-        reason = unsupported_reason(unwrapped, without_wrapper(unwrapped))
-        if reason is None:
-            packed = partial(self._pack_model(model).read, model)
-            with self._comparing(model) as trial:
-                reason = find_difference(packed=packed, **trial)
+        """Return why prompts cannot be shared, by features of the model, or of the reference, and by a trial."""
+        reason = None
+        for each in self._and_reference(model):
+            unwrapped = self.accelerator.unwrap_model(each)
+            reason = reason or unsupported_reason(unwrapped, without_wrapper(unwrapped))
+            if reason is None:
+                packed = partial(self._pack_model(each).read, each)
+                with self._comparing(each) as trial:
+                    reason = find_difference(packed=packed, **trial)
         reasons = [each for each in gather_object([reason]) if each is not None]
         return reasons[0] if reasons else None
+
+    def _and_reference(self, model: Any) -> list[Any]:
+        """Return a model and, if it is one of its own, the reference model, such as a teacher."""
+        return [each for each in (model, self.ref_model) if each is not None]
 
     def _why_not_sampled(self, model: Any) -> str | None:
         """Return why only TRL's own way of sampling will do."""
@@ -143,13 +149,15 @@ class FastTrainer(GRPOTrainer):
         """Return whether columns that are padding in every row need not be read."""
         if find_prompt_ties(self.accelerator.unwrap_model(model)) is not None:
             return False
-        training = model.training
+        training, ignored = model.training, True
         model.eval()
         try:
-            with self._comparing(model) as trial:
-                return all(gather_object([ignores_padding(**trial)]))
+            for each in self._and_reference(model):
+                with self._comparing(each) as trial:
+                    ignored = ignored and ignores_padding(**trial)
         finally:
             model.train(training)
+        return all(gather_object([ignored]))
 
     @contextlib.contextmanager
     def _comparing(self, model: Any) -> Iterator[dict[str, Any]]:

@@ -68,6 +68,13 @@ def read_shape(
     return _describe(model, empty, dtype, saved / tokens, checkpointed / tokens)
 
 
+def count_weight_bytes(model: ModelConfig, *, cuda: bool) -> int:
+    """Return the bytes of a model's weights; `read_shape` tells of the arguments and errors."""
+    config = load_config(model)
+    empty = _build_empty(model, config, _dtype(model, config, cuda=cuda))
+    return sum(weight.nbytes for weight in empty.parameters())
+
+
 def _dtype(model: ModelConfig, config: Any, *, cuda: bool) -> torch.dtype:
     picked = pick_dtype(model, cuda=cuda)
     named = config.dtype or _stored_dtype(model) if picked == "auto" else picked

@@ -124,7 +124,7 @@ def _extra_passes(recipe: Recipe, plan: BatchPlan) -> int:
     vllm = recipe.generation.backend == "vllm"
     corrected = vllm and bool(read_setting(recipe, "vllm_importance_sampling_correction"))
     old = recipe.training.gradient_accumulation_steps % every != 0 or corrected
-    return int(old) + int(bool(read_setting(recipe, "beta")))
+    return int(old) + int(bool(recipe.kl_weight))
 
 
 def _warm_up(recipe: Recipe, plan: BatchPlan, timings: Timings) -> Iterator[TimePart]:

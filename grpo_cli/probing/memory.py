@@ -93,6 +93,8 @@ class MemoryInputs:
     checkpointing: bool = True
     reference: bool = False
     """Whether a second copy of the weights gives the KL term."""
+    teacher_bytes: int = 0
+    """Weights of the teacher, whole on each device."""
     autocast: bool = False
     processes: int = 1
     strategy: Strategy = "auto"
@@ -235,6 +237,9 @@ def _model_parts(
     yield MemoryPart("weights", "always", weights, formula)
     if inputs.reference:
         yield MemoryPart("reference model", "always", weights, "the weights again, since beta > 0")
+    yield MemoryPart(
+        "teacher", "always", inputs.teacher_bytes, "its weights, which are not trained"
+    )
     float32 = shape.trainable_bytes == 4 * shape.trainable
     copy = 2 * shape.trainable if inputs.autocast and float32 and not sharded else 0
     yield MemoryPart(
@@ -412,6 +417,7 @@ def _advise(part: str, recipe: Recipe, plan: BatchPlan) -> str:
         "optimizer states": "add `model.lora`, or set `training.optim: adamw_8bit`",
         "gradients": "add `model.lora`",
         "reference model": "set `training.beta: 0`, or add `model.lora` (it needs no second copy)",
+        "teacher": "name a smaller teacher",
         "keys and values": "lower `per_device_train_batch_size`, or set `generation.backend: vllm`",
         "merged adapters": "set `training.fast.cuda_graphs: false`",
         "vLLM": "lower `generation.vllm.gpu_memory_utilization`",

@@ -267,22 +267,24 @@ def _choose_rows(session: Session) -> Any:
 
 def _judge_signal(session: Session, scored: list[ScoredCompletion]) -> None:
     probe, recipe = session.probe, session.recipe
-    right = right_scores(recipe.rewards, (each.rewards for each in scored))
     probe.samples = scored
-    probe.signal = read_signal(scored, right)
     probe.lengths = read_lengths(scored, recipe.generation.max_completion_length)
     masked = bool(read_setting(recipe, "mask_truncated_completions"))
     context, room = session.shape.context if session.shape else None, None
     kept = probe.prompts.kept(session.prompt_limit) if probe.prompts else []
     if context is not None and kept:
         room = max(context - max(kept), 1)
-    issues = judge(probe.signal, probe.lengths, masked=masked, room=room)
-    if recipe.warmup is not None:
-        # What it samples is what the warm-up is to change.
-        issues = (
-            replace(each, level="note", seen=f"before the warm-up, {each.seen}") for each in issues
-        )
-    session.add(issues)
+    if recipe.learns_from_rewards:
+        right = right_scores(recipe.rewards, (each.rewards for each in scored))
+        probe.signal = read_signal(scored, right)
+        issues = judge(probe.signal, probe.lengths, masked=masked, room=room)
+        if recipe.warmup is not None:
+            # What it samples is what the warm-up is to change.
+            issues = (
+                replace(each, level="note", seen=f"before the warm-up, {each.seen}")
+                for each in issues
+            )
+        session.add(issues)
     if recipe.has_episodes:
         probe.episodes = read_episodes(scored)
         session.add(judge_episodes(probe.episodes, recipe.episode))

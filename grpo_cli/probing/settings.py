@@ -84,7 +84,12 @@ def _check_hold(recipe: Recipe) -> Iterator[Issue]:
         why = "the KL term outweighs the reward, and the policy stays where it is"
         fix = "set `training.beta: 0.04`, or less"
         yield _risk("KL term", path, f"beta is {beta:g}", fix, why)
-    if beta or recipe.model.lora or recipe.training.early_stopping or not recipe.is_sampled:
+    if (
+        recipe.kl_weight
+        or recipe.model.lora
+        or recipe.training.early_stopping
+        or not recipe.is_sampled
+    ):
         return
     norm, rate = read_setting(recipe, "max_grad_norm"), recipe.training.learning_rate
     if not norm or rate > _HELD_RATE:

@@ -16,6 +16,7 @@ from grpo_cli.environments.episode import Episode, add_empty_records
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import pick_device, read_hardware
 from grpo_cli.models.source import check_model_data
+from grpo_cli.models.teacher import check_teacher_tokenizer, find_teacher
 from grpo_cli.probing import cost, prompts, settings
 from grpo_cli.probing.memory import estimate_memory, find_device, judge_memory, memory_inputs
 from grpo_cli.probing.signal import CLIPPED, DEAD, WEAK
@@ -58,9 +59,9 @@ def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
     session.add(settings.check_upstream_settings(recipe, cpu=cpu))
     _load_data(session)
     _check_prompts(session)
-    if recipe.is_sampled:
+    if recipe.rewards:
         _check_rewards(session, costly=costly)
-    else:
+    elif not recipe.is_sampled:
         session.add(_check_scored(session))
     _estimate(session, runs)
 
@@ -78,6 +79,8 @@ def _load_data(session: "Session") -> None:
     check_model_data(model)
     load_config(model)
     session.tokenizer = load_tokenizer(model)
+    if (teacher := find_teacher(session.recipe)) is not None:
+        check_teacher_tokenizer(teacher, session.tokenizer)
     session.tell("comparing the weights with config.json")
     check_weights(model, session.tokenizer)
     session.tell("loading the data")
@@ -321,7 +324,7 @@ def _try_rewards(session: "Session", budget_s: float | None) -> None:
 
 def _estimate(session: "Session", runs: Path) -> None:
     """Estimate memory and disk; activations that cannot be counted are left out."""
-    from grpo_cli.models.counting import read_shape
+    from grpo_cli.models.counting import count_weight_bytes, read_shape
 
     session.tell("counting the model")
     recipe, plan, sample = session.recipe, session.plan, session.probe.prompts
@@ -344,6 +347,9 @@ def _estimate(session: "Session", runs: Path) -> None:
         )
         session.add([Issue(seen, fix, level="note", subject="cost: memory", why=why)])
     inputs = memory_inputs(recipe, device, longest, session.sampled_at_once())
+    if (teacher := find_teacher(recipe)) is not None:
+        size = count_weight_bytes(teacher.model, cuda=device.kind == "cuda")
+        inputs = replace(inputs, teacher_bytes=size)
     memory, disk = estimate_memory(shape, inputs), cost.estimate_disk(recipe, plan, shape)
     session.shape = shape
     session.probe.memory, session.probe.memory_available = memory, device.available

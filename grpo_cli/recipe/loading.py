@@ -28,8 +28,8 @@ _STAND_INS: dict[str, Any] = {
 """Stand-ins for wrong values whose absence would cause further errors, for the checks of the rest."""
 _OTHER_TOOLS = {"model_name_or_path": "TRL", "reward_funcs": "TRL", "base_model": "axolotl"}
 """Keys by which the config of another tool is known."""
-_OPTIONAL = (
-    "tools environment episode generation training warmup launch logging evaluation expect".split()
+_OPTIONAL = frozenset(
+    "teacher tools environment episode generation training warmup launch logging evaluation expect".split()
 )
 _FLAG_PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _LOCAL_PATHS = (
@@ -37,12 +37,14 @@ _LOCAL_PATHS = (
     ("model", "adapter"),
     ("model", "adapter", "path"),
     ("model", "chat_template"),
+    ("teacher",),
+    ("teacher", "path"),
     ("launch", "accelerate_config"),
     ("dataset", "train"),
     ("warmup", "train"),
     ("dataset", "eval"),
 )
-_MAY_BE_ELSEWHERE = {"adapter", "path", "chat_template"}
+_MAY_BE_ELSEWHERE = {"adapter", "path", "chat_template", "teacher"}
 """Keys whose values are local paths only if they look like one or exist."""
 
 

@@ -13,6 +13,7 @@ from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.recipe.teacher import OptionalTeacher
 from grpo_cli.recipe.training import TrainingConfig
 from grpo_cli.recipe.warmup import WarmupConfig
 
@@ -74,8 +75,11 @@ class Recipe(Section):
     """The model to train."""
     dataset: DatasetConfig
     """The rows, and how they become prompts."""
+    teacher: OptionalTeacher = None
+    """A model whose answers are learned from, beside the rewards or without any."""
     rewards: tuple[RewardConfig, ...] = Field(default=(), validate_default=True)
-    """How completions are scored: the weighted sum of the list. Left out only with `dataset.kind: scored`."""
+    """How completions are scored: the weighted sum of the list. Left out only with `dataset.kind: scored`, or with
+    a `teacher`; beside that, rewards of weight 0 only measure."""
     tools: tuple[KindConfig, ...] = ()
     """Tools without a state that the model may call."""
     environment: OneOrManyKinds = Field(default=(), validate_default=True)
@@ -97,11 +101,22 @@ class Recipe(Section):
     expect: ExpectConfig | None = None
     """The expected ranges of metrics, and the runs that they come from."""
 
+    @field_validator("teacher")
+    @classmethod
+    def _check_teacher(cls, teacher: Any, info: ValidationInfo) -> Any:
+        """Refuse a teacher of answers that the model has not sampled."""
+        if teacher is not None and isinstance(info.data.get("dataset"), ScoredDataset):
+            message = "corrects answers that the model samples, and with `dataset.kind: scored` it samples none"
+            raise PydanticCustomError("grpo_teacher", message, {"fix": "remove it"})
+        return teacher
+
     @field_validator("rewards", mode="before")
     @classmethod
     def _check_rewards(cls, rewards: Any, info: ValidationInfo) -> Any:
-        """Require rewards, except with rows that are scored already."""
+        """Require rewards, except with rows that are scored already or with a teacher."""
         dataset = info.data.get("dataset")
+        # None if there is none; absent if it is wrong.
+        has_teacher = info.data.get("teacher", True) is not None
         if isinstance(dataset, ScoredDataset):
             if rewards:
                 message = "is for sampled completions; with `dataset.kind: scored` the rewards are in the rows"
@@ -109,6 +124,8 @@ class Recipe(Section):
                     "remove it (`rewards: []` if a parent has some), or use another `dataset.kind`"
                 )
                 raise PydanticCustomError("grpo_scored", message, {"fix": fix})
+        elif has_teacher:
+            return rewards
         elif rewards == []:
             length = {"field_type": "Tuple", "min_length": 1, "actual_length": 0}
             raise PydanticKnownError("too_short", length)
@@ -138,6 +155,17 @@ class Recipe(Section):
     def has_episodes(self) -> bool:
         """Whether completions have several turns."""
         return bool(self.tools or self.environment)
+
+    @property
+    def kl_weight(self) -> float:
+        """Weight of the KL term: to the teacher, or by `training.beta` to the reference model."""
+        beta = self.training.extras.get("beta") or 0.0
+        return float(beta if self.teacher is None else self.teacher.weight)
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Whether rewards decide what is learned; otherwise only a teacher does."""
+        return self.teacher is None or any(reward.weight for reward in self.rewards)
 
     @property
     def is_sampled(self) -> bool:

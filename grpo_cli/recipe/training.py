@@ -132,7 +132,7 @@ class EarlyStoppingConfig(Section):
     """Stop when an evaluation metric no longer improves."""
 
     metric: str = "eval_reward"
-    """The metric to watch; higher is better unless it ends in `loss`."""
+    """The metric to watch; higher is better unless it ends in `loss` or `kl`."""
     patience: Integer = Field(default=5, ge=1)
     """Evaluations without improvement before stopping."""
     min_delta: Number = Field(default=0.0, ge=0)
@@ -222,7 +222,10 @@ def find_left_off(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, st
         BUDGET: repacking,
     }
     if settings.get("beta") and not repacking:
-        reason = f"beta is {settings['beta']}, which holds every completion to the reference model"
+        weight = f"{settings['beta']:g}"
+        reason = (
+            f"every completion has a KL term, to the reference model or teacher (beta {weight})"
+        )
         reasons["no_signal"] = reason
     if settings.get("torch_compile") and not repacking:
         reasons["shared_prompts"] = "torch_compile would compile each batch anew"

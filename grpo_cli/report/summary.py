@@ -138,6 +138,12 @@ class RunReport(Run):
             return {}
 
     @property
+    def learned(self) -> tuple[str, str]:
+        """The metric that training is to improve, and its name in words."""
+        alone = not self.recipe.learns_from_rewards
+        return ("kl", "KL to the teacher") if alone else ("reward", "reward")
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more is to come."""
         return self.life.state not in ("pending", "running")

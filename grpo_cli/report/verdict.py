@@ -115,7 +115,8 @@ def format_change(change: Metric) -> str:
 
 
 def _tell_reward(run: RunReport) -> str:
-    trend = run.trend("reward")
+    metric, name = run.learned
+    trend = run.trend(metric)
     if trend is None or not run.recipe.is_sampled:
         return ""
     over = "first and last record"
@@ -125,7 +126,7 @@ def _tell_reward(run: RunReport) -> str:
         over += ", not measured on held-out prompts"
         over += " afterwards" if run.held_out.before else ""
     values = f"from {trend.first:.3f} to {trend.last:.3f}{_tell_noise(trend)}".replace("-", "−")
-    return f"training reward went {values} ({over})"
+    return f"{'training reward' if metric == 'reward' else name} went {values} ({over})"
 
 
 def _tell_noise(trend: Trend) -> str:

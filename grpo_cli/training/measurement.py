@@ -156,7 +156,7 @@ class Measurer:
             "held_out": hashlib.sha256(held_out).hexdigest()[:16],
             "prompts": len(groups),
             "completions": len(scored),
-            "reward": _mean(values["reward"]),
+            "reward": _mean(values["reward"]) if rewards else None,
             "rewards": {name: _mean(values[f"rewards/{name}"]) for name in rewards},
             "accuracy": {name: _mean(values[f"accuracy/{name}"]) for name in right},
             "completion_length": _mean(values["completion_length"]),

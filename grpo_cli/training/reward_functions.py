@@ -27,6 +27,8 @@ _LOGGERS = ("log_extra", "log_metric")
 """Functions that TRL passes to rewards."""
 _TEXTS = frozenset({"prompt", "completion", "completion_ids"})
 _NOT_COLUMNS = frozenset({"trainer_state", "environments", *_LOGGERS})
+NO_REWARD = "none"
+"""What TRL calls the reward of a training without any."""
 
 Ids = Sequence[Sequence[int]]
 """One sequence for each row."""
@@ -76,9 +78,10 @@ class CompletionLog:
         """Take one reward's scores of a batch, after `step` optimizer steps; the last reward's write it."""
         if self.path is None:
             return
-        self._scores[name] = scores
-        if name != self._names[-1]:
-            return
+        if self._names:
+            self._scores[name] = scores
+            if name != self._names[-1]:
+                return
         groups: dict[Any, list[int]] = {}
         for index, row in enumerate(_row_ids(batch)):
             groups.setdefault(row, []).append(index)
@@ -327,6 +330,29 @@ class RewardFunction:
         return f"{self._seed}:{'train' if training else 'eval'}:{step}:{number}"
 
 
+class NoReward:
+    """What TRL calls if only a teacher teaches: it logs completions, and scores all the same."""
+
+    def __init__(self, log: CompletionLog) -> None:
+        self.log = log
+        self.__name__ = NO_REWARD
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]],
+        **more: Any,
+    ) -> list[float | None]:
+        """Return 0 for each completion."""
+        columns = {key: value for key, value in more.items() if key not in _NOT_COLUMNS}
+        batch = Batch(prompts, completions, completion_ids=completion_ids, columns=columns)
+        self.log.add(NO_REWARD, batch, (), step=more["trainer_state"].global_step)
+        if (repeated := _repeated_share(batch)) is not None:
+            more["log_metric"]("completions/repeated_share", repeated)
+        return [0.0] * len(completions)
+
+
 def _row_ids(batch: Batch) -> Sequence[Any]:
     return batch.columns.get("row_id", range(len(batch.completions)))
 
@@ -348,4 +374,4 @@ def build_reward_functions(
     return [
         RewardFunction(reward, log, early, seed, first=index == 0)
         for index, reward in enumerate(rewards)
-    ]
+    ] or [NoReward(log)]

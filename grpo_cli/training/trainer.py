@@ -11,8 +11,8 @@ from grpo_cli.training.callbacks import PhaseClock
 from grpo_cli.training.checkpoints import ExactResume
 from grpo_cli.training.dynamic_sampling import DynamicSampling, GroupSignal, Scored
 from grpo_cli.training.episodes import EpisodeRollouts
-from grpo_cli.training.reward_functions import EarlyScoring
-from grpo_cli.upstream.trl import FRAC_ZERO_STD, NUM_TOKENS
+from grpo_cli.training.reward_functions import NO_REWARD, EarlyScoring
+from grpo_cli.upstream.trl import FRAC_ZERO_STD, NUM_TOKENS, REWARD, REWARD_STD, reward_metric
 
 
 class RunTrainer(ExactResume, FastTrainer):
@@ -64,7 +64,15 @@ class RunTrainer(ExactResume, FastTrainer):
             batch = super()._generate_and_score_completions(rows)
         self._given = None
         self._clear_silent_groups(batch["advantages"])
+        if self.reward_func_names == [NO_REWARD]:
+            self._leave_out_rewards()
         return batch
+
+    def _leave_out_rewards(self) -> None:
+        """Do not log the rewards of a training without any."""
+        own = (reward_metric(NO_REWARD, statistic) for statistic in ("mean", "std"))
+        for name in (REWARD, REWARD_STD, FRAC_ZERO_STD, *own):
+            self._metrics["train" if self.model.training else "eval"].pop(name, None)
 
     def scored(self, inputs: list[Any]) -> Scored:
         """Return what was last sampled and scored, from these rows."""

@@ -39,6 +39,7 @@ from grpo_cli.models.loading import (
     load_trainable,
 )
 from grpo_cli.models.source import fingerprint_model
+from grpo_cli.models.teacher import check_teacher_tokenizer, find_teacher, fingerprint_teacher
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.training import leave_off
 from grpo_cli.rewards.building import build_rewards
@@ -74,6 +75,7 @@ from grpo_cli.training.session import (
     check_processes,
     check_strategy,
 )
+from grpo_cli.training.teacher import attach_teacher
 from grpo_cli.training.trainer import RunTrainer
 from grpo_cli.training.trl_args import build_trl_args
 from grpo_cli.training.vllm_generation import RunGeneration, patched_vllm
@@ -106,6 +108,8 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     session.report("loading the tokenizer")
     with session.processes.local_main_process_first():
         tokenizer = load_tokenizer(recipe.model)
+        if (teacher := find_teacher(recipe)) is not None:
+            check_teacher_tokenizer(teacher, tokenizer)
     session.report("preparing the data")
     data = _build_data(session, tokenizer)
     with ExitStack() as stack:
@@ -185,7 +189,7 @@ def _plan_batch(session: Session, data: BuiltData) -> BatchPlan:
 
 
 def _refuse_change(session: Session, what: str, before: str | None, now: str | None) -> None:
-    """Refuse to resume with other rows or another adapter than the run began with, unless forced."""
+    """Refuse to resume with other rows, another adapter or another teacher than the run began with, unless forced."""
     resumption = session.folder.read_resumption()
     if resumption and not resumption.get("forced") and before not in (None, now):
         raise RunError(
@@ -240,6 +244,7 @@ def _build_trainer(
         else:
             trainer = build_scored_trainer(session, data, model, tokenizer, options)
     trainer.forced = bool(session.folder.read_resumption().get("forced"))
+    _attach_teacher(session, trainer)
     _speed_up(session, trainer)
     if (dynamic := recipe.generation.dynamic_sampling) is not None:
         trainer.dynamic_sampling = DynamicSampling(trainer, dynamic.max_resample, log)
@@ -287,6 +292,18 @@ def _load_model(session: Session, config: ModelConfig, tokenizer: PreTrainedToke
     session.report("loading the model")
     device = _loading_device(session)
     return load_model(config, tokenizer, device_is_cuda=not session.cpu, device=device)
+
+
+def _attach_teacher(session: Session, trainer: RunTrainer) -> None:
+    config, teacher = session.recipe.teacher, find_teacher(session.recipe)
+    if config is None or teacher is None:
+        return
+    session.report("loading the teacher")
+    fingerprint = fingerprint_teacher(teacher)
+    before = session.folder.read_manifest().get("teacher")
+    _refuse_change(session, "the teacher", before, fingerprint)
+    attach_teacher(trainer, config, teacher, _loading_device(session))
+    session.annotate_manifest(teacher=fingerprint)
 
 
 def _loading_device(session: Session) -> torch.device | None:

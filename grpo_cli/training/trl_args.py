@@ -118,9 +118,11 @@ def _best_model(recipe: Recipe) -> dict[str, Any]:
         metric = training.early_stopping.metric
     elif training.eval_strategy != "no" and not training.extras.get("metric_for_best_model"):
         metric = "eval_reward" if recipe.is_sampled else "eval_ranking"
+        metric = metric if recipe.learns_from_rewards else "eval_kl"
     else:
         return {}
-    return {"metric_for_best_model": metric, "greater_is_better": not metric.endswith("loss")}
+    less = metric.endswith(("loss", "kl"))
+    return {"metric_for_best_model": metric, "greater_is_better": not less}
 
 
 def _model_kwargs(recipe: Recipe) -> dict[str, Any]:

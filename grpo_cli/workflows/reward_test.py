@@ -34,6 +34,11 @@ def try_recipe(
         GrpoError: The data or a reward cannot be loaded, or a reward fails.
     """
     recipe = checked.recipe
+    if not recipe.rewards and recipe.is_sampled:
+        raise UsageError(
+            "there is nothing to test: the recipe has a teacher and no rewards. "
+            "Fix: add some; with `weight: 0` they only measure"
+        )
     if not recipe.is_sampled:
         raise UsageError(
             "there is nothing to test: with `dataset.kind: scored` the rewards are in the rows. "

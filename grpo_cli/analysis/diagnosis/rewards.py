@@ -39,7 +39,8 @@ def _normalized(recipe: Recipe) -> str | None:
 
 
 def _scored_data(recipe: Recipe) -> str | None:
-    return None if recipe.rewards else "scored data contains its rewards"
+    why = "scored data contains its rewards" if recipe.teacher is None else "there are no rewards"
+    return None if recipe.rewards else why
 
 
 @rule(

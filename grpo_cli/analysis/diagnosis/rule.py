@@ -57,6 +57,12 @@ def sampled_only(recipe: Recipe) -> str | None:
     return None if recipe.is_sampled else "scored data is not sampled"
 
 
+def rewarded_only(recipe: Recipe) -> str | None:
+    """Return why a rule about what rewards teach does not apply to a recipe, or None."""
+    alone = None if recipe.learns_from_rewards else "only the teacher is learned from"
+    return sampled_only(recipe) or alone
+
+
 @dataclass(frozen=True)
 class Rule:
     """One thing that can be wrong with a run, and how it is reported."""
@@ -153,6 +159,8 @@ def slower(recipe: Recipe) -> str:
 
 def more_kl(recipe: Recipe) -> str:
     """Return the fix of a KL term, or of twice the one that is set."""
+    if recipe.teacher is not None:
+        return f"`teacher.weight: {2 * recipe.teacher.weight:g}`"
     beta = recipe.training.extras.get("beta") or 0.0
     return f"`training.beta: {2 * beta or 0.01:g}`"
 

@@ -7,6 +7,7 @@ from grpo_cli.analysis.diagnosis.rewards import JUDGES
 from grpo_cli.analysis.diagnosis.rule import (
     AXOLOTL,
     PROBE,
+    rewarded_only,
     rule,
     sampled_only,
     slower,
@@ -71,6 +72,7 @@ def _widen(recipe: Recipe, *names: str) -> str:
     (_SILENT, "reward"),
     threshold=f"a mean above {MOST_SILENT}, with the reward neither risen nor near its highest",
     source=AXOLOTL,
+    skip=rewarded_only,
 )
 def no_signal(history: History) -> Issue | None:
     """Completions of a group that score the same teach nothing: their advantages are all 0."""

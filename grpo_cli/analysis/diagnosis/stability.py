@@ -47,12 +47,16 @@ def nan_loss(history: History) -> Issue | None:
     return None
 
 
+def _taught(recipe: Recipe) -> str | None:
+    return None if recipe.learns_from_rewards else "entropy follows that of the teacher"
+
+
 @rule(
     "all completions become the same",
     ("entropy",),
     threshold=f"a mean below {COLLAPSED}, with the reward not near its highest",
     source=AXOLOTL,
-    skip=always,
+    skip=_taught,
 )
 def entropy_collapse(history: History) -> Issue | None:
     """A model that is sure of every token samples the same answer again, and finds no better one."""
@@ -79,7 +83,7 @@ def entropy_collapse(history: History) -> Issue | None:
     "reward",
     source=f"{_MOST_ENTROPY:g}: {AXOLOTL}, and an author of DeepCoder (github.com/rllm-org/rllm/issues/116); "
     f"{_GROWTH:g} times is ours: some models start higher",
-    skip=always,
+    skip=_taught,
 )
 def entropy_explosion(history: History) -> Issue | None:
     """A policy whose entropy rises without end loses the language that it knew."""
@@ -96,9 +100,9 @@ def entropy_explosion(history: History) -> Issue | None:
 
 
 def _has_no_kl(recipe: Recipe) -> str | None:
-    return (
-        None if recipe.training.extras.get("beta") else "no KL is computed with `training.beta: 0`"
-    )
+    if recipe.teacher is not None:
+        return "the KL is that to the teacher"
+    return None if recipe.kl_weight else "no KL is computed with `training.beta: 0`"
 
 
 @rule(

@@ -159,7 +159,7 @@ class ScoredMeasurer(Measurer):
             self.session.folder.evaluations.mkdir(exist_ok=True)
             write_ranked(self.session.folder.evaluations / f"{when}_ranked.jsonl", ranked)
         means = _summarize(ranked)
-        return {"reward": None, "accuracy": {RANKING: means[RANKING]}, GAP: means[GAP]}
+        return {"accuracy": {RANKING: means[RANKING]}, GAP: means[GAP]}
 
 
 def build_scored_trainer(

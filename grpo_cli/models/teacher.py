@@ -1,0 +1,194 @@
+"""Which model a recipe's teacher is, and whether it can teach: what shows without torch."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_cli.errors import GrpoError, RecipeError
+from grpo_cli.issues import Issue
+from grpo_cli.models.adapter import fingerprint_adapter
+from grpo_cli.models.folder import find_fault, is_adapter, read_present_base, read_settings
+from grpo_cli.models.source import check_model_data, fingerprint_model, resolve_source
+from grpo_cli.recipe.adapter import CONFIG, WEIGHTS
+from grpo_cli.recipe.model import AdapterConfig, ModelConfig
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.files import read_object
+
+_PATH = "teacher.path"
+_OWN = ("attn_implementation", "trust_remote_code")
+"""What a teacher takes from the `model` section."""
+
+
+class Teacher(NamedTuple):
+    """Where the teacher's weights are."""
+
+    model: ModelConfig
+    """In the precision it was saved or trained in."""
+    adapter: Path | None
+    """Merged into it."""
+
+
+def find_teacher(recipe: Recipe) -> Teacher | None:
+    """Return the teacher that a recipe names; None if it names none.
+
+    Raises:
+        RecipeError: There is no such model.
+    """
+    if recipe.teacher is None:
+        return None
+    own = recipe.model.model_dump(include=set(_OWN))
+    folder, section = _find_folder(recipe.teacher.path, recipe.teacher.revision)
+    try:
+        if folder is None or not is_adapter(folder):
+            path = recipe.teacher.path if folder is None else str(folder)
+            model = ModelConfig(path=path, revision=recipe.teacher.revision, **own)
+            resolve_source(model)
+            return Teacher(model, None)
+        base = {"path": read_present_base(folder)}
+        # A run knows more of its base than its adapter does.
+        kept = {"path", "revision", "dtype", "trust_remote_code"} & section.keys()
+        model = ModelConfig(**{**own, **base, **{key: section[key] for key in kept}})
+        resolve_source(model)
+    except RecipeError as error:
+        raise RecipeError([replace(each, path=_PATH) for each in error.problems]) from error
+    except GrpoError as error:
+        raise RecipeError([error.as_issue(_PATH)]) from error
+    return Teacher(model, folder)
+
+
+def _find_folder(text: str, revision: str | None) -> tuple[Path | None, dict[str, Any]]:
+    """Return the folder of weights or of an adapter, with the `model` section of the run it comes from.
+
+    Of the hub, it is the folder of a downloaded adapter; None for anything else.
+    """
+    path = Path(text).absolute()
+    if not path.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            cached = try_to_load_from_cache(text, CONFIG, revision=revision)
+        except HFValidationError:
+            cached = None
+        return Path(cached).parent if isinstance(cached, str) else None, {}
+    owners = (each for each in (path, *path.parents[:2]) if (each / "resolved.json").is_file())
+    run = next(owners, None)
+    recipe = {} if run is None else read_object(run / "resolved.json").get("recipe") or {}
+    return path / "model" if run == path else path, recipe.get("model") or {}
+
+
+def fingerprint_teacher(teacher: Teacher) -> str | None:
+    """Return a fingerprint of the teacher's weights, its adapter's too; None if it is not known here."""
+    weights = fingerprint_model(teacher.model)
+    if teacher.adapter is None or weights is None:
+        return weights
+    adapter = AdapterConfig(path=str(teacher.adapter))
+    return f"{weights}+{fingerprint_adapter(teacher.model.model_copy(update={'adapter': adapter}))}"
+
+
+def check_teacher(recipe: Recipe) -> Iterator[Issue]:
+    """Check that the teacher is there, whole, reads the same tokens, and can take part in this training."""
+    try:
+        teacher = find_teacher(recipe)
+        if teacher is None:
+            return
+        check_model_data(teacher.model)
+    except RecipeError as error:
+        yield from (replace(each, path=_PATH) for each in error.problems)
+        return
+    yield from _check_settings(recipe)
+    adapter = teacher.adapter
+    if adapter is not None and not (adapter / WEIGHTS).is_file():
+        yield Issue(f"{adapter} holds no {WEIGHTS}", "name a run that has finished", _PATH)
+    elif adapter is not None and (fault := find_fault(adapter / WEIGHTS)):
+        yield Issue(*fault, _PATH)
+    student, taught = _read_vocabulary(recipe.model), _read_vocabulary(teacher.model)
+    if student and taught and (other := compare_vocabularies(student, taught)):
+        yield other
+
+
+def _check_settings(recipe: Recipe) -> Iterator[Issue]:
+    if recipe.training.extras.get("beta"):
+        seen = "the KL term is to the teacher or to the reference model, and `training.beta` asks for both"
+        yield Issue(seen, "remove `training.beta`: `teacher.weight` takes its place", "teacher")
+    for path, is_wrong, seen, fix in (
+        (
+            "training.mode",
+            recipe.training.mode == "async",
+            "TRL's asynchronous trainer has no KL term",
+            "set `training.mode: sync`, or remove `teacher`",
+        ),
+        (
+            "launch.strategy",
+            recipe.launch.strategy in ("zero3", "fsdp2"),
+            f"a teacher is whole on each process, and {recipe.launch.strategy} shards models",
+            "set `launch.strategy: ddp` or `zero2`, or remove `teacher`",
+        ),
+        (
+            "training.sync_ref_model",
+            bool(recipe.training.extras.get("sync_ref_model")),
+            "would overwrite the teacher with the trained model",
+            "remove it",
+        ),
+        (
+            "generation.dynamic_sampling",
+            recipe.generation.dynamic_sampling is not None and not recipe.learns_from_rewards,
+            "replaces groups whose rewards are equal, and no reward teaches here",
+            "remove it, or give a reward a weight",
+        ),
+        (
+            "warmup.best_of",
+            recipe.warmup is not None and bool(recipe.warmup.best_of) and not recipe.rewards,
+            "keeps the completions with the best rewards, and there are none",
+            "write `warmup.answer`, or add rewards; with `weight: 0` they only measure",
+        ),
+    ):
+        if is_wrong:
+            yield Issue(seen, fix, path)
+
+
+def compare_vocabularies(own: Mapping[str, int], teacher: Mapping[str, int]) -> Issue | None:
+    """Return that the teacher reads a token id of the model as another token; None if it reads all the same."""
+    for token, number in sorted(own.items(), key=lambda item: item[1]):
+        if teacher.get(token) != number:
+            other = teacher.get(token)
+            known = f"has the id {other}" if other is not None else "is unknown"
+            seen = (
+                "the teacher has another tokenizer than the model, so it cannot tell how likely tokens are: "
+                f"{token!r}, with the id {number}, {known} there ({len(own):,} and {len(teacher):,} tokens)"
+            )
+            return Issue(seen, "name a teacher of the same family of models", _PATH)
+    return None
+
+
+def check_teacher_tokenizer(teacher: Teacher, tokenizer: Any) -> None:
+    """Check that the teacher reads each token id as the model does.
+
+    Raises:
+        RecipeError: It does not, or it has no tokenizer that can be loaded.
+    """
+    from grpo_cli.models.loading import load_tokenizer
+
+    own, taught = tokenizer.get_vocab(), load_tokenizer(teacher.model).get_vocab()
+    if (problem := compare_vocabularies(own, taught)) is not None:
+        raise RecipeError([problem])
+
+
+def _read_vocabulary(model: ModelConfig) -> dict[str, int] | None:
+    """Return each token's id by tokenizer.json; None if that is not on this machine, or not understood."""
+    source = resolve_source(model)
+    folder = Path(source.location)
+    if source.kind == "hub":
+        from huggingface_hub import try_to_load_from_cache
+
+        file = try_to_load_from_cache(source.location, "tokenizer.json", revision=source.revision)
+        folder = Path(file).parent if isinstance(file, str) else Path()
+    settings = read_settings(folder / "tokenizer.json") or {}
+    try:
+        listed = settings["model"]["vocab"]
+        if isinstance(listed, list):
+            listed = {entry[0]: place for place, entry in enumerate(listed)}
+        return {**listed, **{each["content"]: each["id"] for each in settings["added_tokens"]}}
+    except (KeyError, TypeError, IndexError):
+        return None

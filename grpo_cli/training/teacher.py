@@ -1,0 +1,43 @@
+"""Makes the recipe's teacher the reference model of TRL's KL term."""
+
+import torch
+from trl.models import prepare_deepspeed
+from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
+
+from grpo_cli.models.loading import load_adapter, load_model
+from grpo_cli.models.teacher import Teacher
+from grpo_cli.recipe.teacher import TeacherConfig
+from grpo_cli.training.trainer import RunTrainer
+
+
+def attach_teacher(
+    trainer: RunTrainer, config: TeacherConfig, teacher: Teacher, device: torch.device | None
+) -> None:
+    """Load the teacher, frozen and whole on each process, and have the trainer learn from it.
+
+    TRL makes a reference model only of the trained one, and none if that has adapters.
+
+    Source: `GRPOTrainer.__init__`, trl 1.16.
+
+    Args:
+        trainer: Made with `beta: 0`.
+        config: The recipe's section.
+        teacher: The model.
+        device: Where the weights are read to; None is the CPU.
+
+    Raises:
+        SetupError: The weights cannot be loaded.
+    """
+    model = load_model(
+        teacher.model, device_is_cuda=trainer.accelerator.device.type == "cuda", device=device
+    )
+    if teacher.adapter is not None:
+        model = load_adapter(model, teacher.adapter, teacher.model.path).merge_and_unload()
+    model = model.eval().requires_grad_(False)
+    disable_dropout_in_model(model)
+    add_fused_lm_head(model, temperature=trainer.temperature)
+    if trainer.is_deepspeed_enabled:
+        trainer.ref_model = prepare_deepspeed(model, trainer.accelerator)
+    else:
+        trainer.ref_model = trainer.accelerator.prepare_model(model, evaluation_mode=True)
+    trainer.beta = trainer.args.beta = config.weight
