@@ -222,10 +222,7 @@ def find_left_off(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, st
         BUDGET: repacking,
     }
     if settings.get("beta") and not repacking:
-        weight = f"{settings['beta']:g}"
-        reason = (
-            f"every completion has a KL term, to the reference model or teacher (beta {weight})"
-        )
+        reason = f"every completion has a KL term, of weight {settings['beta']:g}"
         reasons["no_signal"] = reason
     if settings.get("torch_compile") and not repacking:
         reasons["shared_prompts"] = "torch_compile would compile each batch anew"

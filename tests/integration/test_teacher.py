@@ -16,7 +16,7 @@ from tests.integration.conftest import LORA, RECIPE, Workshop
 from tests.integration.test_resuming import DEADLY, assert_same, train
 from tests.tiny_models import make_tiny_model
 
-TAUGHT, STUDENT = 120, 18
+TAUGHT, STUDENT = 120, 25
 """Steps of supervised training that make the teacher, and the student that it teaches."""
 RECIPE_WITH_TEACHER = """\
 name: taught
@@ -29,9 +29,7 @@ dataset:
   rows:
 {rows}
   eval_rows:
-    - {{question: "count 1"}}
-    - {{question: "count 2"}}
-    - {{question: "count 3"}}
+{rows}
 generation: {{num_generations: 4, max_completion_length: 6}}
 training: {{per_device_train_batch_size: 32, max_steps: 60, learning_rate: 2e-3, gradient_checkpointing: false}}
 launch: {{use_cpu: true}}
@@ -85,7 +83,8 @@ def test_a_student_comes_to_answer_as_its_teacher(taught):
     records = taught.records("train")
     kl = [record["kl"] for record in records]
     assert sum(kl[-5:]) < 0.4 * sum(kl[:5])
-    assert answers_of(taught, "before") != answers_of(taught, "after") == ["bbb", "ccc", "ddd"]
+    right = [letter * 3 for letter in "abcdefgh"]
+    assert answers_of(taught, "before") != right == answers_of(taught, "after")
     assert not [name for name in chain(*records) if name.startswith(("reward", "frac_reward"))]
     assert "KL to the teacher" in done.stderr
     # Nothing that is said of the run is about rewards.

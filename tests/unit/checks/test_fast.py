@@ -88,8 +88,7 @@ ON = "no_signal, shared_prompts, sampling"
         ("  fast: {sampling: false}\n", "no_signal, shared_prompts; off: sampling (switched off)"),
         (
             "  beta: 0.04\n",
-            "shared_prompts, sampling; off: no_signal (beta is 0.04, which holds every completion to the "
-            "reference model)",
+            "shared_prompts, sampling; off: no_signal (every completion has a KL term, of weight 0.04)",
         ),
         (
             "  top_entropy_quantile: 0.2\n  fast: {max_tokens_per_micro_batch: 512}\n",
