@@ -189,7 +189,7 @@ def _plan_batch(session: Session, data: BuiltData) -> BatchPlan:
 
 
 def _refuse_change(session: Session, what: str, before: str | None, now: str | None) -> None:
-    """Refuse to resume with other rows, another adapter or another teacher than the run began with, unless forced."""
+    """Refuse to resume with other rows, adapter or teacher than the run began with, unless forced."""
     resumption = session.folder.read_resumption()
     if resumption and not resumption.get("forced") and before not in (None, now):
         raise RunError(
