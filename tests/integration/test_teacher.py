@@ -32,6 +32,7 @@ dataset:
 {rows}
 generation: {{num_generations: 4, max_completion_length: 6}}
 training: {{per_device_train_batch_size: 32, max_steps: 60, learning_rate: 2e-3, gradient_checkpointing: false}}
+evaluation: {{temperature: 1.0, samples_per_prompt: 8}}
 launch: {{use_cpu: true}}
 """
 
@@ -82,9 +83,13 @@ def test_a_student_comes_to_answer_as_its_teacher(taught):
     assert done.returncode == 0, done.stderr
     records = taught.records("train")
     kl = [record["kl"] for record in records]
+    asked = [letter for letter in "abcdefgh" for _ in range(8)]
     assert sum(kl[-5:]) < 0.4 * sum(kl[:5])
-    right = [letter * 3 for letter in "abcdefgh"]
-    assert answers_of(taught, "before") != right == answers_of(taught, "after")
+    before, after = (
+        sum(answer == letter * 3 for answer, letter in zip(answers, asked, strict=True))
+        for answers in (answers_of(taught, "before"), answers_of(taught, "after"))
+    )
+    assert before + 10 < after
     assert not [name for name in chain(*records) if name.startswith(("reward", "frac_reward"))]
     assert "KL to the teacher" in done.stderr
     # Nothing that is said of the run is about rewards.
