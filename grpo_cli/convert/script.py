@@ -1,9 +1,7 @@
 """A Python script that trains with TRL, as the config that `trl grpo` would read.
 
-The script is parsed, never run. Literals, and names that are bound to one once, are read; the rest is
-left to a person.
-Source: `GRPOTrainer.__init__` and `GRPOConfig` of trl 1.16, `LoraConfig` of peft 0.21, `load_dataset` of
-datasets 5.
+The script is parsed, never run: literals, and names bound to one once, are read; the rest is left to a person.
+Source: trl 1.16 (`GRPOTrainer.__init__`, `GRPOConfig`), peft 0.21 (`LoraConfig`), datasets 5 (`load_dataset`).
 """
 
 import ast
@@ -13,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 
 from grpo_cli.convert.key_report import KeyReport, read_keys
-from grpo_cli.convert.shared_keys import INIT_KWARGS, LORA_NAMES, TRL_REWARDS, Reward, name_file
+from grpo_cli.convert.shared_keys import INIT_KWARGS, LORA_ARGUMENTS, TRL_REWARDS, Reward, name_file
 from grpo_cli.convert.trl import BUILDERS, NO_DATASET, PROMPT_EXAMPLE
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe import grpo_fields
+from grpo_cli.recipe.lora_fields import REFUSED
 from grpo_cli.recipe.yaml_tree import Node
 
 _CALLS = ("GRPOConfig", "LoraConfig", "GRPOTrainer", "load_dataset")
@@ -31,7 +30,6 @@ _EPISODES = {"tools": ("tools", "function"), "environment_factory": ("environmen
 _NOT_TAKEN = {*_TRAINER[5:9], "rollout_func"}
 _LORA_DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 """Of `LoraConfig`; those of `trl grpo` and of recipes are others."""
-_LORA = {**LORA_NAMES, "task_type": "lora_task_type"}
 _LOAD_DATASET = ("path", "name", "data_dir", "data_files", "split")
 _DATASET = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
 _OVERLONG = ("max_completion_len", "soft_punish_cache")
@@ -213,8 +211,7 @@ class Script:
         if config is not None:
             self._take_config(config)
         elif "args" in arguments:
-            fix = "make it in the script, or write its values"
-            self._leave("training", arguments["args"], fix)
+            self._leave("training", arguments["args"], "make it in the script, or write its values")
         lora = self._choose("LoraConfig", arguments.get("peft_config"), alone=not trainers)
         if lora is not None:
             self._take_lora(lora)
@@ -286,8 +283,8 @@ class Script:
             elif isinstance(value, ast.expr):
                 self._leave(target, value)
             else:
-                place = f"{self._file.name}:{value.lineno}"
-                self._add_to_do(target, f"{place} sets it later: `{ast.unparse(value)}`")
+                text = f"{value.lineno} sets it later: `{ast.unparse(value)}`"
+                self._add_to_do(target, f"{self._file.name}:{text}")
 
     def _find_changes(self, call: ast.Call) -> Iterator[tuple[str, ast.stmt]]:
         """Yield the attributes of an object that the script sets after making it."""
@@ -302,13 +299,12 @@ class Script:
     def _take_lora(self, call: ast.Call) -> None:
         arguments, where = self._bind(call, ()), self._names.locate(call)
         self._put("use_peft", Node(True, where), call)
-        for name, default in _LORA_DEFAULTS.items():
-            if name not in arguments:
-                self._put(LORA_NAMES[name], Node(default, where), call)
-        for name in arguments.keys() - {*_LORA, "**"}:
-            reason = f"recipes take {', '.join(LORA_NAMES)}"
+        for name in _LORA_DEFAULTS.keys() - arguments.keys():
+            self._put(LORA_ARGUMENTS[name], Node(_LORA_DEFAULTS[name], where), call)
+        for name in arguments.keys() - {*LORA_ARGUMENTS, "**"}:
+            reason = REFUSED.get(name, "unknown to peft").removeprefix("remove it: ")
             self._drop(f"LoraConfig.{name}", arguments.pop(name), reason)
-        self._take_arguments(arguments, _LORA, "model.lora")
+        self._take_arguments(arguments, LORA_ARGUMENTS, "model.lora")
 
     def _take_trainer(self, trainer: ast.Call, arguments: dict[str, ast.expr]) -> None:
         if "model" in arguments:
@@ -340,6 +336,10 @@ class Script:
             made = self._names.follow(getattr(made.func, "value", made))
         if self._names.literal(value) is not None:
             self._put("model_name_or_path", self._names.literal(value), value)
+        elif isinstance(made, ast.Call) and _code(made.func).endswith("PeftModel.from_pretrained"):
+            arguments = self._bind(made, ("model", "model_id"))
+            self._put("lora_model_dir", self._names.literal(arguments["model_id"]), made)
+            self._take_model(arguments["model"])
         elif isinstance(made, ast.Call) and _callee(made) == "from_pretrained":
             self._take_pretrained(made)
         else:

@@ -29,9 +29,18 @@ from grpo_cli.convert.key_report import (
 )
 from grpo_cli.errors import nearest
 from grpo_cli.recipe.explanation import Path, dotted
+from grpo_cli.recipe.grpo_fields import fields_in
 
 LORA_NAMES = {target.rpartition(".")[2]: name for name, target in read_keys("lora")["keep"].items()}
-"""Arguments of peft's `LoraConfig` that a recipe takes → their names in TRL's `ModelConfig`."""
+"""Arguments of peft's `LoraConfig` → their names in TRL's `ModelConfig`."""
+LORA_ONLY = tuple(name for name in fields_in("model.lora") if name not in LORA_NAMES)
+"""Arguments that recipes take and TRL's `ModelConfig` lacks."""
+LORA_ARGUMENTS = {
+    **LORA_NAMES,
+    **{name: name for name in LORA_ONLY},
+    "task_type": "lora_task_type",
+}
+"""Arguments of `LoraConfig` → the keys by which they are read here."""
 INIT_KWARGS: dict[str, str] = read_keys("init_kwargs")
 """Keyword arguments of `from_pretrained` that have a place of their own."""
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -73,6 +82,7 @@ def _take_init_kwargs(report: KeyReport, key: Path) -> None:
 
 _LORA: Table = {
     **read_table("lora"),
+    **{name: f"model.lora.{name}" for name in LORA_ONLY},
     "lora_task_type": settled("model.lora", "recipes train causal language models"),
 }
 _DTYPE = by_value(lambda value: writes("model.dtype", _plain_dtype(value)))
@@ -81,6 +91,7 @@ MODEL: Table = {
     "torch_dtype": _DTYPE,
     "dtype": _DTYPE,
     "model_init_kwargs": _take_init_kwargs,
+    "lora_model_dir": by_value(lambda path: writes("model.adapter", path)),
     **{name: _with_lora(rule) for name, rule in _LORA.items()},
 }
 """TRL's `ModelConfig`."""
@@ -93,7 +104,7 @@ def take_model(report: KeyReport) -> None:
         note = "was auto, the checkpoint's own; bfloat16 would round most updates away"
         report.add("model.dtype", "float32", note)
     report.add_missing("model.dtype", "float32", f"{report.tool}'s default")
-    if find(report.recipe, "model.lora") is None:
+    if find(report.recipe, "model.lora") is None or find(report.recipe, "model.adapter"):
         return
     note = f"the default of {report.tool}'s command line"
     report.add_missing("model.lora.lora_dropout", 0.05, note)

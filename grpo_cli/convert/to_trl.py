@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.convert.key_report import dump_lines, find, join_parts, list_lines, read_keys
-from grpo_cli.convert.shared_keys import LAUNCH, LORA_NAMES, MODEL, TRL_REWARDS
+from grpo_cli.convert.shared_keys import LAUNCH, LORA_NAMES, LORA_ONLY, MODEL, TRL_REWARDS
 from grpo_cli.convert.trl import NAMED
 from grpo_cli.recipe.base import OpenSection
 from grpo_cli.recipe.dataset import FilesDataset, HubDataset
@@ -107,6 +107,9 @@ def _list_recipe_only(recipe: Recipe, changed: dict[str, Any]) -> Iterator[tuple
     for key, reason in read_keys("trl-cannot").items():
         if find(changed, key) is not None:
             yield key, reason
+    for name in LORA_ONLY:
+        if find(changed, f"model.lora.{name}") is not None:
+            yield f"model.lora.{name}", "TRL's command line has no such field"
     if recipe.evaluation.limit != 0:
         yield "evaluation", "TRL does not measure before and after; `grpo eval` does"
     if recipe.generation.backend == "vllm" and recipe.generation.vllm.is_managed:
@@ -193,7 +196,8 @@ def _model(model: ModelConfig, changed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lora(lora: LoraConfig) -> dict[str, Any]:
-    values = {LORA_NAMES[name]: getattr(lora, name) for name in LORA_NAMES}
+    dumped = lora.model_dump()
+    values = {LORA_NAMES[name]: dumped[name] for name in LORA_NAMES.keys() & dumped.keys()}
     alpha, targets = lora.lora_alpha, lora.target_modules
     if not isinstance(targets, str):
         # TRL makes a text of a list of one, which peft then reads as a pattern of the whole name.

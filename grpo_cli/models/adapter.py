@@ -30,6 +30,9 @@ def check_adapter(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(f"{seen}: {recipe.model.path}", fix, _PATH)
     elif fault := _find_other_shape(folder, recipe.model):
         yield Issue(*fault, _PATH)
+    if recipe.model.adapter.reference == "base" and not recipe.training.extras.get("beta"):
+        seen, fix = "has no effect without `training.beta`", "set `training.beta`, or remove it"
+        yield Issue(seen, fix, f"{_PATH}.reference", level="warning")
     if recipe.training.mode == "async":
         fix = "remove `training.mode: async`, or export the adapter as safetensors and name that as `path`"
         yield Issue("TRL's asynchronous trainer takes no adapter", fix, _PATH)

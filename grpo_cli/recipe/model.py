@@ -64,6 +64,8 @@ class AdapterConfig(Section):
     """A finished run, a folder, or a downloaded hub id."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
+    reference: Literal["start", "base"] = "start"
+    """With `beta`, what the model is kept near: the model with the adapter as it was at the start, or without."""
 
 
 _AS_PATH = ShortForm(
@@ -86,8 +88,7 @@ class ModelConfig(Section):
     """Hub id, folder, `file.gguf`, or `package://NAME/FILE` for a file inside an installed Python package."""
     adapter: Annotated[AdapterConfig, _AS_PATH] | None = None
     """A LoRA adapter that training goes on from: `adapter: PATH`, or a mapping with `path` and more. `path` of the
-    model may then be left out, and so may `lora`: both are the adapter's own. With `beta`, the reference is the
-    model with the adapter as it was at the start."""
+    model may then be left out, and so may `lora`: both are the adapter's own."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -245,10 +245,18 @@ def _build_trainer(
             trainer = build_scored_trainer(session, data, model, tokenizer, options)
     trainer.forced = bool(session.folder.read_resumption().get("forced"))
     _attach_teacher(session, trainer)
+    if start.adapter is not None and start.adapter.reference == "base":
+        _refer_to_base(trainer.model)
     _speed_up(session, trainer)
     if (dynamic := recipe.generation.dynamic_sampling) is not None:
         trainer.dynamic_sampling = DynamicSampling(trainer, dynamic.max_resample, log)
     return trainer
+
+
+def _refer_to_base(model: Any) -> None:
+    """Drop TRL's copy of the adapter: without it TRL takes the model without adapters as the reference."""
+    if "ref" in model.peft_config:
+        model.delete_adapter("ref")
 
 
 def _warm_up(

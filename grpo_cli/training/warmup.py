@@ -34,11 +34,10 @@ _FEWEST_TO_HOLD_OUT = 10
 def warmed_up(folder: RunFolder, model: ModelConfig) -> ModelConfig:
     """Return the model that GRPO begins with once the warm-up is done."""
     end = str(folder.warmup / "model")
-    return model.model_copy(
-        update={"path": end, "revision": None}
-        if model.lora is None
-        else {"adapter": AdapterConfig(path=end)}
-    )
+    if model.lora is None:
+        return model.model_copy(update={"path": end, "revision": None})
+    adapter = (model.adapter or AdapterConfig(path=end)).model_copy(update={"path": end})
+    return model.model_copy(update={"adapter": adapter})
 
 
 class _Trainer(AtomicCheckpoints, SFTTrainer):

@@ -101,6 +101,16 @@ def test_training_goes_on_from_an_adapter(workshop, start):
     assert isinstance("".join(talk([{"role": "user", "content": "count 1"}])), str)
 
 
+def test_the_reference_is_the_base_by_choice(workshop, start):
+    text = text_of(start).replace("max_steps: 2", "max_steps: 1\n  beta: 0.1")
+    named = f"adapter: {{{{path: {start}, reference: base}}}}"
+    done = workshop.grpo("train", workshop.write(text.replace(f"adapter: {start}", named)))
+    assert done.returncode == 0, done.stderr
+    (record,) = workshop.records("train")
+    assert record["kl"] > 1e-3
+    assert not [*workshop.run.rglob("ref")]
+
+
 def rewrite(start, file, **changes):
     path = start / file
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

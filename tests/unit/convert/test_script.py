@@ -92,6 +92,8 @@ def test_a_script_is_read_and_what_it_computes_is_left_to_do(tmp_path, monkeypat
             "r": 32,
             "lora_alpha": 8,
             "lora_dropout": 0.0,
+            "bias": "none",
+            "exclude_modules": ["x"],
             "target_modules": ["q_proj", "v_proj"],
         },
     }
@@ -124,8 +126,6 @@ def test_a_script_is_read_and_what_it_computes_is_left_to_do(tmp_path, monkeypat
     assert set(reasons(report)) == {
         "output_dir",
         "reward_funcs.5",
-        "LoraConfig.bias",
-        "LoraConfig.exclude_modules",
         "GRPOTrainer.callbacks",
     }
     (entry,) = [entry for entry in report.entries if entry.key == "GRPOTrainer.callbacks"]
@@ -219,6 +219,18 @@ def test_a_model_that_the_script_loads_is_named_and_keeps_its_precision():
     assert reasons(report)["from_pretrained.device_map"] == "the launcher places the model"
     unknown = convert("GRPOTrainer(FastModel.get(), 'r/m', GRPOConfig(), peft_config=make())")
     assert set(unknown.to_do) == {"dataset", "model.path", "model.lora"}
+
+
+def test_an_adapter_that_the_script_loads():
+    text = (
+        "base = AutoModel.from_pretrained('m/x')\n"
+        "model = peft.PeftModel.from_pretrained(base, 'me/sft', is_trainable=True)\n"
+        "GRPOTrainer(model, 'r/m', GRPOConfig())\n"
+        "LoraConfig(r=4, kasa_config=None)\n"
+    )
+    model = convert(text).recipe["model"]
+    assert (model["path"], model["adapter"]) == ("m/x", "me/sft")
+    assert "lora" not in model
 
 
 @pytest.mark.parametrize(

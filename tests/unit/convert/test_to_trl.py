@@ -142,6 +142,14 @@ def test_the_best_checkpoint_is_told_by_the_reward_with_trl_too():
     assert "greater_is_better" not in flat
 
 
+def test_adapters():
+    lora = {"r": 4, "rank_pattern": {"q_proj": 8}, "target_parameters": ["mlp.experts.down_proj"]}
+    flat, lost, _ = flatten(model={"path": "m", "adapter": "me/sft", "lora": lora})
+    assert flat["lora_target_parameters"] == ["mlp.experts.down_proj"]
+    assert lost.keys() >= {"model.adapter", "model.lora.rank_pattern"}
+    assert "lora_model_dir" not in flat
+
+
 @pytest.mark.parametrize(("strategy", "config"), [("ddp", "multi_gpu"), ("zero3", "zero3")])
 def test_a_strategy_is_a_config_of_trls(strategy, config):
     flat, lost, _ = flatten(launch={"strategy": strategy})
