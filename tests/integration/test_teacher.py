@@ -91,7 +91,7 @@ def test_a_student_comes_to_answer_as_its_teacher(taught):
     )
     assert before + 10 < after
     assert not [name for name in chain(*records) if name.startswith(("reward", "frac_reward"))]
-    assert "KL to the teacher" in done.stderr
+    assert "KL to the teacher" in done.stdout
     # Nothing that is said of the run is about rewards.
     found = json.loads(taught.grpo("diagnose", taught.run, "--json").stdout)
     assert not {each["rule"] for each in found["symptoms"]} & {"no_signal", "kl_runaway"}
