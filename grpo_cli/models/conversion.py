@@ -6,6 +6,7 @@ both libraries do: they must come from one's own runs.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -79,6 +80,12 @@ def materialize_gguf(path: Path, cache: Path | None = None) -> Path:
 
 
 def _hash_content(path: Path) -> str:
+    about = path.stat()
+    return _hash_once(path, about.st_size, about.st_mtime_ns)
+
+
+@functools.cache
+def _hash_once(path: Path, size: int, modified_ns: int) -> str:
     with path.open("rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
     return hashlib.sha256(f"{_FORMAT_VERSION}:{content}".encode()).hexdigest()

@@ -14,8 +14,7 @@ import yaml
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import GrpoError
 from grpo_cli.fast.completions import Completion, sample_completions
-from grpo_cli.models import counting
-from grpo_cli.models.counting import read_shape
+from grpo_cli.models import counting, loading
 from grpo_cli.probing import memory as memory_module
 from grpo_cli.probing import model_run
 from grpo_cli.probing.procedure import probe_recipe
@@ -71,20 +70,27 @@ def changed(**changes):
 
 
 @pytest.fixture(scope="module")
-def shapes():
-    """The shapes that were read: most recipes here have one model, and reading it takes two seconds."""
+def known():
+    """What was read of models: most recipes here have one, and reading it takes seconds."""
     return {}
 
 
 @pytest.fixture(autouse=True)
-def _read_shapes_once(monkeypatch, shapes):
-    def read(model, **sizes):
-        key = (model.model_dump_json(), *sizes.items())
-        if key not in shapes:
-            shapes[key] = read_shape(model, **sizes)
-        return shapes[key]
+def _read_models_once(monkeypatch, known):
+    def keep(module, name):
+        function = getattr(module, name)
 
-    monkeypatch.setattr(counting, "read_shape", read)
+        def read(model, *tokenizer, **sizes):
+            key = (name, model.model_dump_json(), *sizes.items())
+            if key not in known:
+                known[key] = function(model, *tokenizer, **sizes)
+            return known[key]
+
+        monkeypatch.setattr(module, name, read)
+
+    keep(counting, "read_shape")
+    keep(loading, "load_tokenizer")
+    keep(loading, "check_weights")
 
 
 @pytest.fixture
