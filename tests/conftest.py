@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -75,7 +76,7 @@ def guesser(once, made):
 
 def _make_offline(folder: Path) -> None:
     maker = Path(__file__).parents[1] / "recipes" / "offline" / "make.py"
-    subprocess.run([sys.executable, str(maker), str(folder)], check=True, capture_output=True)
+    runpy.run_path(str(maker))["main"](folder)
     rows = "".join(f'{{"question": "{i}", "answer": "so #### {i}"}}\n' for i in range(40))
     (folder / "rows.jsonl").write_text(rows)
 
