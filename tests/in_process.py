@@ -38,6 +38,7 @@ from grpo_cli.runs.status import StatusFile
 from grpo_cli.training import session
 from grpo_cli.workflows import train as training
 from grpo_cli.workflows.prepare import PreparedRun
+from tests.forking import ForkedPopen
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -115,11 +116,14 @@ def _supervise(
     cancelled: Callable[[], str | None],
 ) -> Outcome:
     """Run the worker of a single-process plan here, and settle its status as the supervisor does."""
-    if plan.num_processes > 1 or folder.read_recipe().generation.backend == "vllm":
+    if folder.read_recipe().generation.backend == "vllm":
         return supervisor.supervise(plan, folder, on_tick, on_stopping, on_notice, cancelled)
+    if plan.num_processes > 1:
+        with mock.patch.object(subprocess, "Popen", ForkedPopen):
+            return supervisor.supervise(plan, folder, on_tick, on_stopping, on_notice, cancelled)
     if cancelled():
         return Outcome(StatusFile(folder.status).read(), None)
-    worker = _load_worker()
+    worker = load_worker()
     with (
         folder.log.open("a") as log,
         _restored_state(),
@@ -135,7 +139,7 @@ def _supervise(
 
 
 @functools.cache
-def _load_worker() -> ModuleType:
+def load_worker() -> ModuleType:
     """The worker's module, with all that it imports."""
     from grpo_cli.training import training, worker  # noqa: F401
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forking import GRPO, ForkedPopen
 from tests.in_process import run_command
 from tests.tiny_models import make_tiny_model
 
@@ -76,15 +77,17 @@ class Workshop:
 
     def process(self, *arguments, probe: bool = False, **environment):
         """Run a command to its end in a process of its own; `train` with its probe where asked to."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = self.command(*arguments, probe=probe, **environment)
-        return subprocess.run(**command, capture_output=True)
+        with ForkedPopen(**command, **pipes) as process:
+            output = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, *output)
 
     def command(self, *arguments, probe: bool = False, **environment):
-        """Arguments for `subprocess`."""
-        code = "from grpo_cli.cli.app import main; main()"
+        """Arguments for `subprocess.Popen`, or for `ForkedPopen`, which starts sooner."""
         words = map(str, arguments) if probe else _without_probe(arguments)
         return {
-            "args": [sys.executable, "-c", code, *words],
+            "args": [sys.executable, "-c", GRPO, *words],
             "cwd": self.folder,
             "env": {**os.environ, "HF_HUB_OFFLINE": "1", **environment},
             "text": True,

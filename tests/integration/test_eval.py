@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from grpo_cli.errors import install_extra
+from tests.forking import ForkedPopen
 from tests.integration.conftest import RECIPE, Workshop, with_held_out_rows
 from tests.nightly import nightly
 from tests.tiny_models import make_tiny_model
@@ -123,7 +124,7 @@ def test_an_interrupted_evaluation_goes_on(trained):
     recipe = trained.folder / "recipe.yaml"
     flags = ["--batch-size", "2", "--samples", "2", "--temperature", "1"]
     whole = evaluate(trained, recipe, *flags, "--out", "whole")
-    process = subprocess.Popen(
+    process = ForkedPopen(
         **trained.command("eval", recipe, *flags, "--out", "torn"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -261,7 +262,7 @@ def test_a_comparison_names_what_else_differs(trained):
 def test_a_terminated_evaluation_leaves_no_process_and_what_it_sampled(trained):
     flags = ["--batch-size", "2", "--num-processes", "2", "--out", "ended"]
     many = ["--samples", "200", "--temperature", "1"]
-    process = subprocess.Popen(
+    process = ForkedPopen(
         **trained.command("eval", trained.folder / "recipe.yaml", *flags, *many),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -8,11 +8,13 @@ import subprocess
 import peft
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo_cli.exporting.exporting import run_verification
 from grpo_cli.exporting.request import make_request
+from tests.forking import ForkedPopen
 from tests.hub_server import TOKEN, HubServer
 from tests.in_process import verify_export
 from tests.integration.conftest import RECIPE, Workshop
@@ -163,7 +165,7 @@ def test_another_vocabulary_is_found_out(adapted):
 
 def test_an_interrupted_export_leaves_nothing(adapted):
     command = adapted.command("export", adapted.run, "--to", "broken")
-    process = subprocess.Popen(**command, stderr=subprocess.PIPE, start_new_session=True)
+    process = ForkedPopen(**command, stderr=subprocess.PIPE, start_new_session=True)
     for line in process.stderr:
         if "verifying" in line:
             break
@@ -310,28 +312,26 @@ def test_a_disk_that_is_too_small_is_seen_beforehand(adapted, monkeypatch):
 
 
 @pytest.fixture
-def hub():
+def hub(monkeypatch, tmp_path):
+    """A stand-in for the hub, to which its client talks."""
     server = HubServer()
+    # The client reads these variables as it is imported.
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     yield server
     server.close()
 
 
-def push(workshop, hub, to, **environment):
-    """Export and upload to the stand-in, in a process: the hub's client reads these variables on import."""
-    return workshop.process(
-        *("export", workshop.run, "--to", to, "--no-verify", "--push", "team/model", "--json"),
-        **{
-            "HF_ENDPOINT": hub.url,
-            "HF_HUB_OFFLINE": "0",
-            "HF_HOME": str(workshop.folder / "hub"),
-            "HF_HUB_DISABLE_XET": "1",
-            **environment,
-        },
-    )
+def push(workshop, to, token):
+    """Export and upload."""
+    flags = ["--to", to, "--no-verify", "--push", "team/model", "--json"]
+    return workshop.grpo("export", workshop.run, *flags, HF_TOKEN=token)
 
 
 def test_an_export_is_pushed_as_one_private_commit(adapted, hub):
-    done = push(adapted, hub, "pushed", HF_TOKEN=TOKEN)
+    done = push(adapted, "pushed", TOKEN)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["pushed"] == f"{hub.url}/team/model/commit/abc"
     assert hub.repos["team/model"]["visibility"] == "private"
@@ -344,7 +344,7 @@ def test_an_export_is_pushed_as_one_private_commit(adapted, hub):
 
 def test_a_push_without_a_token_is_refused_beforehand(adapted, hub):
     for token in ("", "hf_wrong"):
-        done = push(adapted, hub, "unpushed", HF_TOKEN=token)
+        done = push(adapted, "unpushed", token)
         assert done.returncode == 3
         assert "hf auth login" in done.stderr
         assert not (adapted.folder / "unpushed").exists()
@@ -353,7 +353,7 @@ def test_a_push_without_a_token_is_refused_beforehand(adapted, hub):
 @pytest.mark.slow
 def test_a_push_that_fails_keeps_the_export(adapted, hub):
     hub.refuse_commits = True
-    done = push(adapted, hub, "stays", HF_TOKEN=TOKEN)
+    done = push(adapted, "stays", TOKEN)
     assert done.returncode == 1
     assert "hf upload team/model" in done.stderr
     assert (adapted.folder / "stays" / "model.safetensors").is_file()

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from grpo_cli.errors import RunError
 from grpo_cli.training.checkpoints import atomic_dir
+from tests.forking import ForkedPopen
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import sets
 from tests.integration.test_training import alive_workers
@@ -60,7 +61,7 @@ def test_a_second_signal_ends_a_step_that_does_not(workshop):
     with recipe.open("a") as file:
         file.write("environment: {kind: python, path: ./mine.py:Game}\n")
     command = workshop.command("train", recipe)
-    process = subprocess.Popen(**command, stderr=subprocess.PIPE)
+    process = ForkedPopen(**command, stderr=subprocess.PIPE)
     workshop.wait_for_step(process)
     process.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo_cli.models.counting import read_shape
 from grpo_cli.recipe.model import ModelConfig
+from tests.forking import ForkedPopen
 from tests.in_process import run_command
 from tests.integration.conftest import RECIPE
 from tests.tiny_models import make_tiny_model
@@ -105,7 +106,7 @@ def test_the_probe_ends_with_its_training(workshop, sent):
         "    pathlib.Path('asked').touch()\n"
         "    time.sleep(600)\n",
     )
-    process = subprocess.Popen(
+    process = ForkedPopen(
         **workshop.command("train", path, probe=True),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

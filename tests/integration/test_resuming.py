@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from grpo_cli.runs.checkpoints import find_trained, whole_checkpoints
 from grpo_cli.runs.folder import RunFolder
+from tests.forking import ForkedPopen
 from tests.integration.conftest import RECIPE, Workshop
 
 # The worker ends by SIGKILL while it scores the answers of a step, once.
@@ -393,7 +394,7 @@ def test_without_an_earlier_run_one_is_started(tmp_path, chat_model):
 def test_two_commands_never_train_into_one_folder(copied):
     recipe = copied.folder / "recipe.yaml"
     flags = ["--set", "training.max_steps=500", *sets(save_steps=1), "--resume"]
-    first = subprocess.Popen(
+    first = ForkedPopen(
         **copied.command("train", recipe, *flags), stderr=subprocess.PIPE, start_new_session=True
     )
     try:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from grpo_cli.runs.folder import RunFolder
+from tests.forking import ForkedPopen
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import compared, sets, weights_of
 from tests.slurm_standin import Cluster
@@ -161,7 +162,7 @@ def test_machines_without_a_disk_in_common_are_told_so(workshop):
         ]
         flags += ["--run-id", "mine", "--resume", "--runs", f"disk_{rank}"]
         command = workshop.command("train", recipe, *flags)
-        started.append(subprocess.Popen(**command, stderr=subprocess.PIPE))
+        started.append(ForkedPopen(**command, stderr=subprocess.PIPE))
     for process in started:
         _, said = process.communicate(timeout=300)
         assert process.returncode == 1

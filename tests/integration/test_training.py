@@ -12,6 +12,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_cli.report.live import PlainView
+from tests.forking import ForkedPopen
 from tests.integration.conftest import LORA, RECIPE, Workshop
 
 PHASES = ("sampling", "scoring", "learning")
@@ -25,7 +26,8 @@ def weights_of(folder):
 def test_a_recipe_trains_a_model_and_leaves_everything_in_the_run_folder(workshop):
     # A file that happens to have a library's name stands in nobody's way.
     (workshop.folder / "datasets.py").write_text("raise SystemExit('not the library')")
-    done = workshop.process("train", workshop.write(), "--json", probe=True)
+    command = workshop.command("train", workshop.write(), "--json", probe=True)
+    done = subprocess.run(**command, capture_output=True)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     run = workshop.run
@@ -233,7 +235,7 @@ def test_a_forgiven_reward_goes_on_and_its_failures_are_counted(workshop):
 @pytest.mark.slow
 def test_a_reader_that_goes_away_does_not_end_the_run(workshop):
     command = workshop.command("train", workshop.write(), "--set", "evaluation.limit=0")
-    process = subprocess.Popen(**command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process = ForkedPopen(**command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     process.stderr.readline()
     process.stderr.close()
     assert process.wait(timeout=120) == 0
@@ -302,7 +304,7 @@ def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(workshop, number, 
     text = text.replace("max_steps: 2", "max_steps: 100000")
     temporary = workshop.folder / "temporary"
     temporary.mkdir()
-    process = subprocess.Popen(
+    process = ForkedPopen(
         **workshop.command("train", workshop.write(text), TMPDIR=str(temporary)),
         stderr=subprocess.PIPE,
     )
@@ -325,7 +327,7 @@ def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(workshop, number, 
 def test_no_worker_outlives_a_killed_supervisor(workshop, processes):
     text = RECIPE.replace("use_cpu: true", f"use_cpu: true, num_processes: {processes}")
     text = text.replace("max_steps: 2", "max_steps: 100000")
-    process = subprocess.Popen(
+    process = ForkedPopen(
         **workshop.command("train", workshop.write(text)), stderr=subprocess.DEVNULL
     )
     workshop.wait_for_step(process)
