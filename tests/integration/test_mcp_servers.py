@@ -1,5 +1,6 @@
 """Tools and environments of real MCP servers."""
 
+import json
 import subprocess
 import sys
 import time
@@ -14,7 +15,9 @@ from grpo_cli.environments.instances import Trial, try_environment, watch_output
 from grpo_cli.environments.player import Player
 from grpo_cli.environments.registry import find_kind
 from grpo_cli.recipe.episode import EpisodeConfig
+from tests.integration.conftest import Workshop
 from tests.integration.test_environment_kinds import free_port, start_server
+from tests.tiny_agents import make_agent
 from tests.unit.environments.scripted import QWEN, Script, call, play
 
 pytestmark = pytest.mark.slow
@@ -159,33 +162,36 @@ def test_an_mcp_server_elsewhere(tmp_path):
 
 STATEFUL_SERVER = """\
 import os, sys
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
 
 if "loud" in sys.argv:
     print("loading", "numbers", sep="\\n", flush=True)
 server = MCPServer("counter")
-count = 0
+counts = {}
+
+def session(ctx):
+    request = ctx.request_context.request
+    return request.headers["mcp-session-id"] if request else "stdio"
 
 @server.tool()
-def begin(start: int, seed: int) -> str:
+def begin(ctx: Context, start: int, seed: int) -> str:
     '''Begin.'''
-    global count
-    count = start
+    counts[session(ctx)] = start
     return f"The count is {start}."
 
 @server.tool()
-def add(number: int) -> str:
+def add(ctx: Context, a: int, b: int = 0) -> str:
     '''Add to the count.'''
-    global count
-    if number == 0 or "frail" in sys.argv:
+    if a == 0 or "frail" in sys.argv:
         print("out of numbers", file=sys.stderr)
         os._exit(3)
-    count += number
-    return str(count)
+    counts[session(ctx)] += a + b
+    return str(counts[session(ctx)])
 
 @server.tool()
-def score() -> dict[str, float]:
+def score(ctx: Context) -> dict[str, float]:
     '''Return the score.'''
+    count = counts[session(ctx)]
     return {"right": float(count == 10), "near": count / 100}
 
 @server.tool()
@@ -193,7 +199,10 @@ def word() -> str:
     '''Return the count in words.'''
     return "ten"
 
-server.run("stdio")
+if "http" in sys.argv:
+    server.run("streamable-http", port=int(sys.argv[-1]))
+else:
+    server.run("stdio")
 """
 
 
@@ -213,9 +222,9 @@ def test_an_mcp_server_is_an_environment_with_a_process_for_each_episode(tmp_pat
         for start, name in enumerate(["one", "two", "dies"], 1)
     ]
     script = Script(
-        one=[call("add", number=4), call("add", number=5), "ten"],
-        two=[call("add", number=1), "three"],
-        dies=[call("add", number=0), call("add", number=1), "gone"],
+        one=[call("add", a=4), call("add", a=5), "ten"],
+        two=[call("add", a=1), "three"],
+        dies=[call("add", a=0), call("add", a=1), "gone"],
     )
     try:
         episodes = player.begin(rows)
@@ -300,3 +309,48 @@ def test_kinds_of_tools_in_the_loop_of_an_episode(tmp_path):
     assert told[2] == ["unset", "8"]
     assert [each.failure for each in two.calls] == ["", "failed"]
     assert {episode.end for episode in (one, two, three)} == {"answer"}
+
+
+RECIPE = """\
+name: count
+model: {{path: {model}, dtype: float32}}
+dataset:
+  kind: inline
+  prompt: {{user: a}}
+  rows: [{{start: 1, place: here}}, {{start: 2, place: elsewhere}}]
+environment:
+  - {{kind: mcp, when: place == "here", command: [python, counter.py], reset: begin, reward: score}}
+  - {{kind: mcp, when: place == "elsewhere", url: "URL", reset: begin, reward: score}}
+episode: {{max_turns: 4, max_turn_tokens: 8, tool_timeout_s: 60}}
+rewards: [{{kind: environment}}]
+generation: {{num_generations: 4, max_completion_length: 120}}
+training: {{per_device_train_batch_size: 8, max_steps: 2, gradient_checkpointing: false}}
+launch: {{use_cpu: true}}
+"""
+
+
+def test_a_training_acts_in_mcp_servers_here_and_elsewhere(tmp_path, once):
+    (tmp_path / "counter.py").write_text(STATEFUL_SERVER)
+    workshop = Workshop(tmp_path, once("agent", make_agent))
+    port = free_port()
+    server = start_server([sys.executable, tmp_path / "counter.py", "http", f"{port}"], port)
+    try:
+        workshop.write(RECIPE.replace("URL", f"http://127.0.0.1:{port}/mcp"))
+        done = workshop.grpo("train", tmp_path / "recipe.yaml")
+    finally:
+        server.kill()
+        server.wait()
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = (workshop.run / "completions" / "rank_0.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    places = [record["prompt"][-1]["content"] for record in records]
+    assert sorted(places) == 2 * ["a\n\nThe count is 1."] + 2 * ["a\n\nThe count is 2."]
+    added = set()
+    for record in records:
+        start = int(record["prompt"][-1]["content"][-2])
+        for episode in record["episodes"]:
+            calls = [call[1] for call in episode["calls"] if call[0] == "add"]
+            assert set(calls) <= {""}
+            assert episode["reward"]["near"] == pytest.approx((start + 3 * len(calls)) / 100)
+            added.add(len(calls))
+    assert len(added) > 1

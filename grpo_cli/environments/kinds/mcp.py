@@ -63,7 +63,8 @@ class _ServerParams(Section):
 
     def server(self) -> McpServer:
         """Return where the server is."""
-        return McpServer(self.command, self.url, self.env, self.timeout_s)
+        keeps_state = isinstance(self, EnvironmentParams)
+        return McpServer(self.command, self.url, self.env, self.timeout_s, keeps_state)
 
     def tool_names(self) -> list[str] | None:
         """Return the tools that are offered, if they are listed; the server has the names of all."""
@@ -130,8 +131,9 @@ class McpEnvironmentParams(_ServerParams, EnvironmentParams):
 
     With `command` each episode starts the server, and ends it however the episode ends; a server in Python takes
     about a second of a core. With `url` each episode opens an MCP session with a server that runs elsewhere and
-    has to keep its state by session. The model sees the server's tools but for `reset` and `reward`, and an answer
-    without a call ends the episode. If the server dies, all later calls of its episode fail.
+    has to keep its state by session (the header `mcp-session-id`). The model sees the server's tools but for
+    `reset` and `reward`, and an answer without a call ends the episode. If the server dies, all later calls of its
+    episode fail.
 
     Source: MCP's Python SDK, `mcp.Client` (mcp 2.3).
     """

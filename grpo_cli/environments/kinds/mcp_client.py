@@ -41,6 +41,8 @@ class McpServer:
     url: str | None
     env: Mapping[str, str]
     timeout_s: float
+    keeps_state: bool = False
+    """Whether it has to tell sessions apart."""
 
     @property
     def name(self) -> str:
@@ -245,7 +247,9 @@ class _Connection:
 
         server = self._server
         if server.url:
-            return Client(server.url, read_timeout_seconds=server.timeout_s)
+            # Versions of the protocol from 2026 on have no sessions over HTTP.
+            mode = "legacy" if server.keeps_state else "auto"
+            return Client(server.url, read_timeout_seconds=server.timeout_s, mode=mode)
         # It would log a traceback for each line that `print_output` gets.
         logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
         first, *others = reaped_stdio(server.argv())
