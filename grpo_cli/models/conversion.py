@@ -81,14 +81,14 @@ def materialize_gguf(path: Path, cache: Path | None = None) -> Path:
 
 def _hash_content(path: Path) -> str:
     about = path.stat()
-    return _hash_once(path, about.st_size, about.st_mtime_ns)
+    content = _hash_once(path, about.st_size, about.st_mtime_ns)
+    return hashlib.sha256(f"{_FORMAT_VERSION}:{content}".encode()).hexdigest()
 
 
 @functools.cache
 def _hash_once(path: Path, size: int, modified_ns: int) -> str:
     with path.open("rb") as file:
-        content = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashlib.sha256(f"{_FORMAT_VERSION}:{content}".encode()).hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _publish(building: Path, folder: Path) -> None:

@@ -140,7 +140,10 @@ class RunReport(Run):
     @property
     def learned(self) -> tuple[str, str]:
         """The metric that training is to improve, and its name in words."""
-        alone = not self.recipe.learns_from_rewards
+        try:
+            alone = not self.recipe.learns_from_rewards
+        except GrpoError:
+            alone = False
         return ("kl", "KL to the teacher") if alone else ("reward", "reward")
 
     @property
