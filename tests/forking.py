@@ -21,6 +21,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,9 @@ def _become(run: Callable[[], object], given: dict[str, Any]) -> None:
         threading._shutdown()
         atexit._run_exitfuncs()
         multiprocessing.util._exit_function()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # The child may have put others in their places.
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            stream.flush()
     finally:
         os._exit(code)
 
@@ -133,10 +135,15 @@ def _take_over(given: dict[str, Any]) -> None:
     os.environ.update(environment | {"TOKENIZERS_PARALLELISM": "false"})
     _set_command_line(" ".join(map(str, given["args"])))
     tempfile.tempdir = None
+    # The parent's servers of multiprocessing cannot be reached by this process.
+    vars(forkserver._forkserver).update(
+        _forkserver_address=None, _forkserver_alive_fd=None, _forkserver_pid=None
+    )
+    vars(resource_tracker._resource_tracker).update(_fd=None, _pid=None)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     lines = 1 if environment.get("PYTHONUNBUFFERED") else -1
-    sys.stdout = open(1, "w", buffering=lines, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", buffering=lines, closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     # Some took it by its name as they were imported.
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get("Popen") is ForkedPopen.__base__:
