@@ -22,7 +22,7 @@ from grpo_cli.analysis.metrics import (
 from grpo_cli.analysis.samples import ScoredCompletion, as_scored, group_by_row
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import name_rewards, right_scores
-from grpo_cli.runs.run import Run, When
+from grpo_cli.runs.run import STAGES, Run, When
 
 SHARES = ("accuracy/", "pass@", "maj@")
 """Prefixes of metrics that are shares of right answers."""
@@ -85,8 +85,7 @@ def _score(
     run: Run, groups: Sequence[Sequence[ScoredCompletion]], when: When
 ) -> dict[str, PerPrompt]:
     # All measurements decide: one in which no answer is right has zeros alone.
-    stages: tuple[When, ...] = ("before", "warmup", "after")
-    scores = (each["rewards"] for stage in stages for each in run.samples(stage))
+    scores = (each["rewards"] for stage in STAGES for each in run.samples(stage))
     right = right_scores(run.recipe.rewards, scores)
     values = per_prompt(groups, right)
     if not run.recipe.rewards:
@@ -150,11 +149,7 @@ class HeldOut:
 
 def read_held_out(run: Run) -> HeldOut:
     """Read the measurements of a run; their summaries stand in if the samples are gone."""
-    stages: dict[When, dict[str, Any]] = {
-        "before": run.before,
-        "warmup": run.measured("warmup"),
-        "after": run.after,
-    }
+    stages = {stage: run.measured(stage) for stage in STAGES}
     read = {stage: read_measurement(run, stage) for stage in stages}
     sampled = {stage: each for stage, each in read.items() if isinstance(each, Measurement)}
     metrics = {

@@ -58,8 +58,9 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         steps: Optimizer steps of the training; None if they are not known.
     """
     generation, training = recipe.generation, recipe.training
-    measures_only = recipe.teacher is None and recipe.rewards
-    if measures_only and not any(reward.weight for reward in recipe.rewards):
+    # Beside a teacher, rewards may merely measure.
+    has_weight = recipe.teacher is not None or any(reward.weight for reward in recipe.rewards)
+    if recipe.rewards and not has_weight:
         seen = "every reward has the weight 0, so nothing is learned"
         yield Issue(seen, "give at least one reward a weight", "rewards.0.weight")
     if read_setting(recipe, "sync_ref_model") and not recipe.kl_weight:

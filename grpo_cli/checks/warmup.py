@@ -42,11 +42,13 @@ def _check_place(recipe: Recipe) -> Iterator[Issue]:
     refused = {
         "dataset.kind: scored": not recipe.is_sampled,
         "training.mode: async": recipe.training.mode == "async",
-        f"launch.strategy: {recipe.launch.strategy}": recipe.launch.strategy in ("zero3", "fsdp2"),
+        f"launch.strategy: {recipe.launch.strategy}": recipe.launch.strategy.startswith(
+            ("zero", "fsdp")
+        ),
         f"launch.num_machines: {recipe.launch.num_machines}": recipe.launch.num_machines > 1,
     }
     for setting in (name for name, holds in refused.items() if holds):
-        fix = "warm up in a run of its own, and name that as `model.adapter` or `model.path`"
+        fix = "warm up in another run on one machine, and name that as `model.adapter` or `model.path`"
         yield Issue(f"does not work with `{setting}`", fix, "warmup")
 
 
@@ -62,7 +64,7 @@ def _check_answers(
             message = f"the template names `{name}`, which is not a column; there are {show_names(columns)}"
             found.append(Issue(message, suggest(name, columns, "name one of these"), _ANSWER))
         yield from found
-        # Columns that the recipe makes are there only once it is trained.
+        # Columns that the recipe makes are there only once the data is built.
         if not found and template_columns(text, _ANSWER) <= own:
             for place, row in enumerate(seen.sample):
                 yield from collect(partial(render_template, text, row, names(place), _ANSWER))

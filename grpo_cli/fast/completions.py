@@ -177,6 +177,25 @@ def encode_prompt(
     return list(encoded["input_ids"])
 
 
+def encode_answer(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of an answer as the model would have sampled it, with the token that ends it."""
+    return [*tokenizer(text=text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+
+def check_context(tokens: int, config: Any) -> None:
+    """Check that the model reads a prompt with its answer, of so many tokens.
+
+    Raises:
+        RunError: It does not.
+    """
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and tokens > context:
+        raise RunError(
+            f"a prompt and its answer have {tokens} tokens together, and the model reads {context}. Fix: lower "
+            "`generation.max_completion_length`, or `dataset.max_prompt_length`, which leaves rows out"
+        )
+
+
 def apply_template(tokenizer: Any, messages: Sequence[dict[str, Any]], **options: Any) -> Any:
     """Fill the tokenizer's chat template, as its `apply_chat_template` does.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import Fault, find_fault, read_adapter_base
-from grpo_cli.models.source import fingerprint_model, hash_samples, resolve_source
+from grpo_cli.models.source import find_folder, fingerprint_model, hash_samples, resolve_source
 from grpo_cli.recipe.adapter import CONFIG, WEIGHTS
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
@@ -131,13 +131,8 @@ def _show(shape: tuple[int, ...]) -> str:
 def _read_base_shapes(model: ModelConfig) -> Shapes:
     """Return the shapes of the model's weights by name; none of a GGUF file, or one that is not here."""
     source = resolve_source(model)
-    folder = Path(source.location)
-    if source.kind == "hub":
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
-        folder = Path(cached).parent if isinstance(cached, str) else folder
+    folder = find_folder(source)
     shapes: Shapes = {}
-    for file in folder.glob("model*.safetensors") if source.kind != "gguf" else ():
+    for file in folder.glob("model*.safetensors") if folder and source.kind != "gguf" else ():
         shapes |= read_tensors_header(file)[1]
     return shapes

@@ -265,22 +265,30 @@ def read_licence(model: ModelConfig) -> str | None:
     Raises:
         RecipeError: `model.path` names nothing.
     """
-    from huggingface_hub import ModelCard, try_to_load_from_cache
+    from huggingface_hub import ModelCard
     from yaml import YAMLError
 
     source = resolve_source(model)
     if source.kind == "gguf":
         return read_gguf_text(Path(source.location), "general.license")
-    card: object = Path(source.location) / "README.md"
-    if source.kind == "hub":
-        card = try_to_load_from_cache(source.location, "README.md", revision=source.revision)
-    if not isinstance(card, str | Path) or not Path(card).is_file():
+    folder = find_folder(source, "README.md")
+    if folder is None or not (folder / "README.md").is_file():
         return None
     try:
-        licence = ModelCard.load(card).data.license
+        licence = ModelCard.load(folder / "README.md").data.license
     except (ValueError, YAMLError):
         return None
     return licence if isinstance(licence, str) else None
+
+
+def find_folder(source: ModelSource, file: str = "config.json") -> Path | None:
+    """Return the folder with a model's files, of the hub's that with a downloaded file; None if it is not here."""
+    if source.kind != "hub":
+        return Path(source.location)
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(source.location, file, revision=source.revision)
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def fingerprint_model(model: ModelConfig) -> str | None:
@@ -292,12 +300,9 @@ def fingerprint_model(model: ModelConfig) -> str | None:
         RecipeError: `model.path` names nothing.
     """
     source = resolve_source(model)
-    if source.kind == "hub":
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
-        return Path(cached).parent.name if isinstance(cached, str) else None
-    path = Path(source.location)
+    path = find_folder(source)
+    if path is None or source.kind == "hub":
+        return None if path is None else path.name
     digest = hashlib.blake2b(digest_size=16)
     for file in [path] if path.is_file() else sorted(path.iterdir()):
         if file.suffix in _WEIGHT_SUFFIXES:

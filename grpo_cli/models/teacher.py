@@ -9,8 +9,8 @@ from grpo_cli.errors import GrpoError, RecipeError
 from grpo_cli.issues import Issue
 from grpo_cli.models.adapter import fingerprint_adapter
 from grpo_cli.models.folder import find_fault, is_adapter, read_present_base, read_settings
-from grpo_cli.models.source import check_model_data, fingerprint_model, resolve_source
-from grpo_cli.recipe.adapter import CONFIG, WEIGHTS
+from grpo_cli.models.source import check_model_data, find_folder, fingerprint_model, resolve_source
+from grpo_cli.recipe.adapter import WEIGHTS, find_downloaded, find_run
 from grpo_cli.recipe.model import AdapterConfig, ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import read_object
@@ -64,16 +64,8 @@ def _find_folder(text: str, revision: str | None) -> tuple[Path | None, dict[str
     """
     path = Path(text).absolute()
     if not path.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            cached = try_to_load_from_cache(text, CONFIG, revision=revision)
-        except HFValidationError:
-            cached = None
-        return Path(cached).parent if isinstance(cached, str) else None, {}
-    owners = (each for each in (path, *path.parents[:2]) if (each / "resolved.json").is_file())
-    run = next(owners, None)
+        return find_downloaded(text, revision), {}
+    run = find_run(path)
     recipe = {} if run is None else read_object(run / "resolved.json").get("recipe") or {}
     return path / "model" if run == path else path, recipe.get("model") or {}
 
@@ -177,14 +169,10 @@ def check_teacher_tokenizer(teacher: Teacher, tokenizer: Any) -> None:
 
 def _read_vocabulary(model: ModelConfig) -> dict[str, int] | None:
     """Return each token's id by tokenizer.json; None if that is not on this machine, or not understood."""
-    source = resolve_source(model)
-    folder = Path(source.location)
-    if source.kind == "hub":
-        from huggingface_hub import try_to_load_from_cache
-
-        file = try_to_load_from_cache(source.location, "tokenizer.json", revision=source.revision)
-        folder = Path(file).parent if isinstance(file, str) else Path()
-    settings = read_settings(folder / "tokenizer.json") or {}
+    folder = find_folder(resolve_source(model), "tokenizer.json")
+    settings = read_settings(folder / "tokenizer.json") if folder else None
+    if settings is None:
+        return None
     try:
         listed = settings["model"]["vocab"]
         if isinstance(listed, list):

@@ -32,7 +32,6 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 
 _WARM_UP = {"max_new_tokens": 2, "samples_per_prompt": 2}
-_NARROWING = ("top_p", "top_k", "min_p", "repetition_penalty")
 _TIMED = 2
 """Passes timed; the fastest counts, since the first one also warms up."""
 _Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -307,15 +306,13 @@ def _time_reading(
 def _settings(recipe: Recipe) -> dict[str, Any]:
     """Return how the recipe samples completions, as both samplers take it."""
     generation = recipe.generation
-    narrowed = {name: getattr(generation, name) for name in _NARROWING}
-    options = {name: value for name, value in narrowed.items() if value is not None}
     return {
         "max_new_tokens": generation.max_completion_length,
         "temperature": generation.temperature,
         "samples_per_prompt": generation.num_generations,
         "seed": recipe.seed,
         "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
-        "options": {**options, **generation.extras.get("generation_kwargs", {})},
+        "options": generation.sampling_options,
     }
 
 

@@ -1,6 +1,7 @@
 """An adapter that training goes on from: what it says itself is filled into the recipe."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from grpo_cli.recipe.yaml_tree import Node
 _PATH = "model.adapter"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _RESOLVED = "resolved.json"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 def fill_from_adapter(tree: Node) -> list[Issue]:
@@ -62,26 +64,35 @@ def _find(named: Node) -> tuple[Path, dict[str, Any] | None]:
         return _find_in_cache(text, revision), None
     if revision is not None:
         raise _AdapterError(f"{text} is on this machine and has no revisions", "remove `revision`")
-    owners = (each for each in (path, *path.parents[:2]) if (each / _RESOLVED).is_file())
-    run = next(owners, None)
+    run = find_run(path)
     folder = path / "model" if run == path else path
     if not (folder / CONFIG).is_file():
         raise _explain_none(text, path, run)
     return folder, None if run is None else _read(run / _RESOLVED).get("recipe", {}).get("model")
 
 
-def _find_in_cache(text: str, revision: str | None) -> Path:
+def find_run(path: Path) -> Path | None:
+    """Return the run that a folder is, or lies in; None if there is none."""
+    owners = (each for each in (path, *path.parents[:2]) if (each / _RESOLVED).is_file())
+    return next(owners, None)
+
+
+def find_downloaded(text: str, revision: str | None) -> Path | None:
+    """Return the folder of a downloaded adapter of the hub; None if the text names none."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    # A hub id has one `/` at most.
-    is_id = not Path(text).exists() and not text.startswith(("/", ".", "~")) and text.count("/") < 2
     try:
-        cached = try_to_load_from_cache(text, CONFIG, revision=revision) if is_id else None
+        cached = try_to_load_from_cache(text, CONFIG, revision=revision)
     except HFValidationError:
-        is_id, cached = False, None
-    if isinstance(cached, str):
-        return Path(cached).parent
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _find_in_cache(text: str, revision: str | None) -> Path:
+    is_id = not Path(text).exists() and _HUB_ID.fullmatch(text) is not None
+    if is_id and (found := find_downloaded(text, revision)) is not None:
+        return found
     what = text if revision is None else f"{text} at {revision}"
     option = "" if revision is None else f" --revision {revision}"
     fix = f"name a finished run with `model.lora`, or a folder with {CONFIG} and {WEIGHTS}"

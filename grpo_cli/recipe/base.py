@@ -109,6 +109,11 @@ class ShortForm:
         return {"anyOf": [self.schema(full), full]}
 
 
+AS_PATH = ShortForm(
+    lambda value: {"path": value} if isinstance(value, str) else value,
+    lambda full: {"type": "string", "minLength": 1},
+)
+"""A section that may be written as its `path` alone."""
 OneOrMany = Annotated[
     tuple[Item, ...],
     ShortForm(

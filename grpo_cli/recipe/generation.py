@@ -162,6 +162,14 @@ class GenerationConfig(OpenSection):
         return {**own, **self.vllm.trl_fields()} if self.backend == "vllm" else own
 
     @property
+    def sampling_options(self) -> dict[str, Any]:
+        """The settings of sampling besides the temperature, as transformers and vLLM take them."""
+        names = ("top_p", "top_k", "min_p", "repetition_penalty")
+        narrowed = {name: getattr(self, name) for name in names}
+        options = {name: value for name, value in narrowed.items() if value is not None}
+        return {**options, **self.extras.get("generation_kwargs", {})}
+
+    @property
     def asks_server(self) -> bool:
         """Whether completions come from a vLLM server; so it is on every machine, `auto` too."""
         return self.backend in ("auto", "vllm") and self.vllm.mode == "server"

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.recipe.base import Integer, Number, OpenSection, Section, ShortForm
+from grpo_cli.recipe.base import AS_PATH, Integer, Number, OpenSection, Section
 
 
 def _refuse_listing(text: str) -> str:
@@ -68,12 +68,6 @@ class AdapterConfig(Section):
     """With `beta`, what the model is kept near: the model with the adapter as it was at the start, or without."""
 
 
-_AS_PATH = ShortForm(
-    lambda value: {"path": value} if isinstance(value, str) else value,
-    lambda full: {"type": "string", "minLength": 1},
-)
-
-
 def _path_or_adapter(schema: dict[str, Any]) -> None:
     """Let editors accept a recipe without `path`, which loading takes from `adapter`."""
     schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["adapter"]}]
@@ -86,7 +80,7 @@ class ModelConfig(Section):
 
     path: str = Field(min_length=1)
     """Hub id, folder, `file.gguf`, or `package://NAME/FILE` for a file inside an installed Python package."""
-    adapter: Annotated[AdapterConfig, _AS_PATH] | None = None
+    adapter: Annotated[AdapterConfig, AS_PATH] | None = None
     """A LoRA adapter that training goes on from: `adapter: PATH`, or a mapping with `path` and more. `path` of the
     model may then be left out, and so may `lora`: both are the adapter's own."""
     revision: str | None = None

@@ -5,7 +5,15 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from grpo_cli.recipe.base import Integer, Number, OneOrMany, OpenSection, Section, ShortForm
+from grpo_cli.recipe.base import (
+    AS_PATH,
+    Integer,
+    Number,
+    OneOrMany,
+    OpenSection,
+    Section,
+    ShortForm,
+)
 from grpo_cli.recipe.dataset import DatasetConfig, EnvironmentDataset, ScoredDataset
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.expect import ExpectConfig
@@ -13,7 +21,7 @@ from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.recipe.teacher import OptionalTeacher
+from grpo_cli.recipe.teacher import TeacherConfig
 from grpo_cli.recipe.training import TrainingConfig
 from grpo_cli.recipe.warmup import WarmupConfig
 
@@ -75,7 +83,7 @@ class Recipe(Section):
     """The model to train."""
     dataset: DatasetConfig
     """The rows, and how they become prompts."""
-    teacher: OptionalTeacher = None
+    teacher: Annotated[TeacherConfig, AS_PATH] | None = None
     """A model whose answers are learned from, beside the rewards or without any."""
     rewards: tuple[RewardConfig, ...] = Field(default=(), validate_default=True)
     """How completions are scored: the weighted sum of the list. Left out only with `dataset.kind: scored`, or with

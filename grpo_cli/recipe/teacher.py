@@ -1,10 +1,8 @@
 """The `teacher` section: a model whose answers are learned from, beside the rewards or without any."""
 
-from typing import Annotated, Any
-
 from pydantic import Field
 
-from grpo_cli.recipe.base import Number, Section, ShortForm
+from grpo_cli.recipe.base import Number, Section
 
 
 class TeacherConfig(Section):
@@ -16,13 +14,3 @@ class TeacherConfig(Section):
     """Branch, tag or commit on the hub."""
     weight: Number = Field(default=0.1, gt=0)
     """Factor of the term, as TRL's `beta`; without rewards it only scales the gradient."""
-
-
-def _expand(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
-
-
-OptionalTeacher = Annotated[
-    TeacherConfig | None, ShortForm(_expand, lambda full: {"type": "string", "minLength": 1})
-]
-"""A teacher may be written as its path."""

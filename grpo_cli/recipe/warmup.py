@@ -10,9 +10,9 @@ from grpo_cli.recipe.dataset import DatasetConfig, FilesDataset, Paths
 class WarmupConfig(Section):
     """Supervised steps before GRPO, for what the model hardly ever samples: the form of an answer, or a call.
 
-    It learns from answers that you write (`answer`), or from the best of its own completions (`best_of`). The loss
-    is that of the model's own tokens. GRPO goes on with the same adapter or weights, which are also what
-    `training.beta` compares with.
+    It learns from answers that you write (`answer`), or from the best of its own completions (`best_of`). Only the
+    model's own tokens count in the loss. GRPO starts from the adapter or weights that result; with `training.beta`
+    they are the reference.
     """
 
     answer: OneOrMany[str] | None = Field(default=None, min_length=1)
@@ -37,8 +37,8 @@ class WarmupConfig(Section):
     gradient_accumulation_steps: Integer = Field(default=1, ge=1)
     """Micro-batches in an optimizer step."""
     eval_fraction: Number = Field(default=0.1, ge=0, lt=1)
-    """Share of the answers that are held out. Once an epoch their loss is computed; GRPO goes on with the weights
-    of the lowest. 0 holds out none."""
+    """Share of the answers that are held out. Their loss is computed once an epoch, and GRPO starts from the
+    weights with the lowest. 0 holds out none."""
     patience: Integer = Field(default=2, ge=1)
     """Stop after so many evaluations without a lower held-out loss."""
 

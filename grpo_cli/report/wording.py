@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.text import Text
 
 from grpo_cli.runs.metrics import PHASES, STEP, Step, read_rewards
+from grpo_cli.runs.run import STAGES
 from grpo_cli.units import format_duration
 
 if TYPE_CHECKING:
@@ -168,13 +169,8 @@ def _say_measurement(record: Mapping[str, Any]) -> str:
     scores = ", ".join(f"{name} {value:.3f}" for name, value in scored if value is not None)
     sampling = say_sampling(record.get("temperature"))
     measured = [f"{record['prompts']} held-out prompts", *([sampling] if sampling else [])]
-    when = say_stage(record["when"])
+    when = STAGES[record["when"]]
     return f"{when}, {', '.join(measured)}: {scores or 'nothing to compare'}"
-
-
-def say_stage(when: str) -> str:
-    """Return when a measurement was made, in words."""
-    return "after the warm-up" if when == "warmup" else f"{when} training"
 
 
 def _say_warmup(record: Mapping[str, Any]) -> str:

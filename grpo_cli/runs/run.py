@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
 
 When = Literal["before", "warmup", "after"]
+STAGES: dict[When, str] = {
+    "before": "before training",
+    "warmup": "after the warm-up",
+    "after": "after training",
+}
+"""When the held-out rows are measured, in words."""
 _SAMPLE_KEYS = frozenset({"row", "prompt", "text", "tokens", "clipped", "rewards"})
 _NEWEST_BYTES = 2**22
 """Read at the end of each file of completions, which may be large: enough for the newest group."""

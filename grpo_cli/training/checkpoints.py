@@ -113,8 +113,7 @@ class AtomicCheckpoints(_Mixin):
             with atomic_dir(staged.parent):
                 super()._save_checkpoint(model, trial)
                 self._save_more(staged)
-                if self.args.should_save:
-                    self._record_best(staged)
+                self._record_best(staged)
         finally:
             self._saving = False
         self.accelerator.wait_for_everyone()
@@ -130,14 +129,15 @@ class AtomicCheckpoints(_Mixin):
             rotate_checkpoints(str(checkpoints), self.args.save_total_limit, best)
 
     def _record_best(self, staged: Path) -> None:
-        """Write the final path of the best checkpoint into the state that was just saved."""
+        """Name the best checkpoint by its final path: for all processes, and in the state that was just saved."""
         best = self.state.best_global_step
         if best is None:
             return
         checkpoint = Path(self.args.output_dir) / f"checkpoint-{best}"
         if checkpoint.is_dir() or checkpoint.name == staged.name:
             self.state.best_model_checkpoint = str(checkpoint)
-        self.state.save_to_json(str(staged / STATE))
+        if self.args.should_save:
+            self.state.save_to_json(str(staged / STATE))
 
     def check_loss(self, loss: torch.Tensor, inputs: Any = None) -> None:
         """End the training before a loss that is not finite ruins the weights.

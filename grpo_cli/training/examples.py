@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -10,7 +11,6 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 
 from grpo_cli.analysis.samples import ScoredCompletion, score_samples
-from grpo_cli.checks.settings import read_setting
 from grpo_cli.data.build import build_datasets
 from grpo_cli.data.prompts import render_template
 from grpo_cli.environments.episode import Sampled
@@ -18,7 +18,9 @@ from grpo_cli.environments.player import Player, sample_episodes
 from grpo_cli.errors import RunError
 from grpo_cli.fast.completions import (
     Completion,
+    check_context,
     count_prompt_tokens,
+    encode_answer,
     encode_prompt,
     open_sampler,
     sample_completions,
@@ -31,6 +33,7 @@ from grpo_cli.runs.files import write_text
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.training.session import Session
 
+WARMING = "warming up"
 _ANSWER = "warmup.answer"
 _IGNORED = -100
 """The label of a token that is not learned from."""
@@ -92,16 +95,9 @@ def write_examples(
     for number, row in enumerate(rows.to_list()):
         where = f"row {row['row_id'] + 1}"
         texts = [render_template(text, row, where, _ANSWER) for text in templates]
-        answers = [
-            [*tokenizer(text=each, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-            for each in texts
-        ]
+        answers = [encode_answer(tokenizer, text) for text in texts]
         if player is None:
-            prompt_ids = encode_prompt(
-                tokenizer,
-                row["prompt"],
-                session.recipe.generation.extras.get("chat_template_kwargs"),
-            )
+            prompt_ids = encode_prompt(tokenizer, row["prompt"], _template_kwargs(session))
             (ids,) = answers
             example = Example(row["row_id"], prompt_ids, ids, [1] * len(ids), texts[0])
         else:
@@ -111,6 +107,10 @@ def write_examples(
             report_progress(session, f"{number}/{len(rows)} answers")
     _check_lengths(session, examples)
     return examples
+
+
+def _template_kwargs(session: Session) -> dict[str, Any] | None:
+    return session.recipe.generation.extras.get("chat_template_kwargs")
 
 
 def _play_script(
@@ -154,16 +154,8 @@ def _check_lengths(session: Session, examples: Sequence[Example]) -> None:
         _check_room(
             f"row {each.row + 1}", clipped=len(each.token_ids) > limit, tokens=len(each.token_ids)
         )
-    context = getattr(
-        load_config(session.recipe.model).get_text_config(), "max_position_embeddings", None
-    )
-    longest = max(examples, key=lambda each: len(each.prompt_ids) + len(each.token_ids))
-    tokens = len(longest.prompt_ids) + len(longest.token_ids)
-    if context is not None and tokens > context:
-        raise RunError(
-            f"row {longest.row + 1} has {tokens} tokens with its answer, and the model reads {context}. "
-            "Fix: set `dataset.max_prompt_length`, which leaves rows out"
-        )
+    longest = max(len(each.prompt_ids) + len(each.token_ids) for each in examples)
+    check_context(longest, load_config(session.recipe.model))
 
 
 def _check_room(where: str, *, clipped: bool, tokens: int) -> None:
@@ -189,53 +181,49 @@ def sample_best(
     """
     processes = session.processes
     shard = rows.select(range(processes.process_index, len(rows), processes.num_processes))
-    found: list[tuple[Example, float]] = []
+    found: list[Example] = []
     totals: list[float] = []
     if len(shard):
         sampled = _sample(session, model, tokenizer, shard, player)
         seed = session.recipe.seed + processes.process_index
         scored = score_samples(rewards, shard.to_dict(), sampled, seed)
         totals = [each.total for each in scored]
-        found = _take_best(session, tokenizer, shard, sampled, scored)
+        flat = [completion for group in sampled for completion in group]
+        for place in _find_best(scored):
+            row, total = scored[place].row, scored[place].total
+            prompt = shard[scored[place].group]["prompt"]
+            found.append(_as_example(session, tokenizer, prompt, flat[place], row, total))
     found, totals = gather_object(found), gather_object(totals)
     mean = fmean(totals)
-    if min(totals) == max(totals):
+    chosen = [each for each in found if each.reward is not None and each.reward >= mean]
+    if min(totals) == max(totals) or not chosen:
+        why = "" if chosen else ", and the best are cut off"
+        scores = f"{min(totals):g} to {max(totals):g}{why}"
         raise RunError(
-            f"all {len(totals)} completions of the warm-up score {mean:g}, so none is better than another. "
+            f"the {len(totals)} completions of the warm-up score {scores}: there is nothing to choose. "
             "Fix: write what the model should learn in `warmup.answer`"
         )
-    chosen = [example for example, total in found if total >= mean]
     return sorted(chosen, key=lambda each: each.row)
 
 
-def _take_best(
-    session: Session,
-    tokenizer: Any,
-    rows: Dataset,
-    sampled: Sequence[Sequence[Completion]],
-    scored: Sequence[ScoredCompletion],
-) -> list[tuple[Example, float]]:
-    kwargs = session.recipe.generation.extras.get("chat_template_kwargs")
-    flat = [completion for group in sampled for completion in group]
+def _find_best(scored: Sequence[ScoredCompletion]) -> list[int]:
+    """Return the place of the best completion of each prompt, of those that are not cut off."""
     best: dict[int, int] = {}
     for place, each in enumerate(scored):
-        if not each.clipped and (
-            each.group not in best or each.total > scored[best[each.group]].total
-        ):
+        known = best.get(each.group)
+        if not each.clipped and (known is None or each.total > scored[known].total):
             best[each.group] = place
-    examples = []
-    for group, place in best.items():
-        completion, total = flat[place], scored[place].total
-        ids = completion.token_ids
-        prompt_ids, token_ids, mask = completion.sequence or (
-            encode_prompt(tokenizer, rows[group]["prompt"], kwargs),
-            ids,
-            [1] * len(ids),
-        )
-        examples.append(
-            (Example(scored[place].row, prompt_ids, token_ids, mask, completion.text, total), total)
-        )
-    return examples
+    return [*best.values()]
+
+
+def _as_example(
+    session: Session, tokenizer: Any, prompt: Any, completion: Completion, row: int, total: float
+) -> Example:
+    sequence = completion.sequence
+    if sequence is None:
+        prompt_ids = encode_prompt(tokenizer, prompt, _template_kwargs(session))
+        sequence = prompt_ids, completion.token_ids, [1] * len(completion.token_ids)
+    return Example(row, *sequence, completion.text, total)
 
 
 def _sample(
@@ -245,7 +233,8 @@ def _sample(
     recipe = session.recipe
     count = section_of(recipe).best_of or 1
     shared = {
-        "temperature": read_setting(recipe, "temperature"),
+        "temperature": recipe.generation.temperature,
+        "options": recipe.generation.sampling_options,
         "seed": recipe.seed + session.processes.process_index,
         "fast": recipe.training.fast,
     }
@@ -275,20 +264,25 @@ def _sample(
         )
 
 
-def save_examples(session: Session, examples: Sequence[Example]) -> None:
-    """Write `warmup/examples.jsonl` (main process)."""
-    if session.processes.is_main_process:
-        session.folder.warmup.mkdir(exist_ok=True)
-        lines = [json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in examples]
-        write_text(session.folder.warmup / "examples.jsonl", "".join(lines))
-    session.processes.wait_for_everyone()
+def save_examples(folder: RunFolder, examples: Sequence[Example]) -> None:
+    """Write `warmup/examples.jsonl`."""
+    folder.warmup.mkdir(exist_ok=True)
+    lines = [json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in examples]
+    write_text(_file(folder), "".join(lines))
+
+
+def has_examples(folder: RunFolder) -> bool:
+    """Return whether they are written, by this attempt or an earlier one."""
+    return _file(folder).is_file()
 
 
 def read_examples(folder: RunFolder) -> list[Example]:
-    """Return what an earlier attempt wrote; none if it did not come so far."""
-    path = folder.warmup / "examples.jsonl"
-    lines = path.read_bytes().split(b"\n") if path.is_file() else []
-    return [Example(**json.loads(line)) for line in lines if line]
+    """Return what was written."""
+    return [Example(**json.loads(line)) for line in _file(folder).read_bytes().split(b"\n") if line]
+
+
+def _file(folder: RunFolder) -> Path:
+    return folder.warmup / "examples.jsonl"
 
 
 def section_of(recipe: Recipe) -> WarmupConfig:
@@ -301,4 +295,4 @@ def section_of(recipe: Recipe) -> WarmupConfig:
 def report_progress(session: Session, detail: str) -> None:
     """Say how far the warm-up is; raise `Stopped` if a stop is requested."""
     session.heartbeat.beat()
-    session.report("warming up", detail=detail)
+    session.report(WARMING, detail=detail)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from accelerate.utils import gather_object
 from datasets import Dataset
@@ -21,13 +21,13 @@ from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.run import STAGES, When
 from grpo_cli.training.episodes import agree_over_processes
 from grpo_cli.training.session import Session
 from grpo_cli.training.vllm_generation import RunGeneration
 
 _VLLM_BATCH = 256
 """Completions of one call of vLLM: enough to keep a GPU busy, few enough to show progress."""
-When = Literal["before", "warmup", "after"]
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,7 @@ class Measurer:
 
     def _report(self, when: When, detail: str = "") -> None:
         self.session.heartbeat.beat()
-        stage = "after the warm-up" if when == "warmup" else f"{when} training"
-        self.session.report(f"measuring {stage}", detail=detail)
+        self.session.report(f"measuring {STAGES[when]}", detail=detail)
 
     def _summarize(self, scored: list[ScoredCompletion], seconds: float) -> dict[str, Any]:
         groups = group_by_row(scored)

@@ -297,14 +297,8 @@ class RewardFunction:
     ) -> list[float | None]:
         """Score a batch; see `Reward.score` for what it raises."""
         step = more["trainer_state"].global_step
-        batch = Batch(
-            prompts=prompts,
-            completions=completions,
-            completion_ids=completion_ids,
-            columns={key: value for key, value in more.items() if key not in _NOT_COLUMNS},
-            extra={key: value for key, value in more.items() if key in _NOT_COLUMNS},
-            seed=self._next_seed(step),
-        )
+        batch = _as_batch(prompts, completions, completion_ids, more)
+        batch = replace(batch, seed=self._next_seed(step))
         scored = self._early.take(self.reward, batch) or _timed_scores(self.reward, batch)
         self.log.add(self.reward.name, batch, scored.scores, step=step)
         if "log_metric" in more:
@@ -345,12 +339,22 @@ class NoReward:
         **more: Any,
     ) -> list[float | None]:
         """Return 0 for each completion."""
-        columns = {key: value for key, value in more.items() if key not in _NOT_COLUMNS}
-        batch = Batch(prompts, completions, completion_ids=completion_ids, columns=columns)
+        batch = _as_batch(prompts, completions, completion_ids, more)
         self.log.add(NO_REWARD, batch, (), step=more["trainer_state"].global_step)
         if (repeated := _repeated_share(batch)) is not None:
             more["log_metric"]("completions/repeated_share", repeated)
         return [0.0] * len(completions)
+
+
+def _as_batch(prompts: Any, completions: Any, completion_ids: Any, more: dict[str, Any]) -> Batch:
+    """Return what TRL passes to a reward."""
+    return Batch(
+        prompts=prompts,
+        completions=completions,
+        completion_ids=completion_ids,
+        columns={key: value for key, value in more.items() if key not in _NOT_COLUMNS},
+        extra={key: value for key, value in more.items() if key in _NOT_COLUMNS},
+    )
 
 
 def _row_ids(batch: Batch) -> Sequence[Any]:

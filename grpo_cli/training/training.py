@@ -52,6 +52,7 @@ from grpo_cli.training.checkpoints import atomic_dir, save_reward_states
 from grpo_cli.training.dynamic_sampling import DynamicSampling
 from grpo_cli.training.episodes import EpisodeRollouts
 from grpo_cli.training.examples import (
+    has_examples,
     read_examples,
     read_rows,
     sample_best,
@@ -268,27 +269,32 @@ def _warm_up(
     player: Player | None,
 ) -> ModelConfig:
     """Train the warm-up, unless an earlier attempt has; return the model that GRPO begins with."""
-    folder, config = session.folder, session.recipe.model
+    folder, config, processes = session.folder, session.recipe.model, session.processes
     end = folder.warmup / "model"
-    if not end.is_dir():
-        session.report("warming up")
-        rows = read_rows(session.recipe, data.train, tokenizer)
-        examples = read_examples(folder)
-        if section_of(session.recipe).answer and not examples:
-            examples = write_examples(session, tokenizer, rows, player)
-        model = load_trainable(_load_model(session, config, tokenizer), config)
-        held_out = select_rows(data.eval, session.recipe.evaluation.limit)
-        if held_out is not None and not (folder.evaluations / "before.json").is_file():
-            measurer = Measurer(session, rewards, held_out, player=player)
-            measurer.measure("before", model, tokenizer)
-        if not examples:
-            examples = sample_best(session, model, tokenizer, rows, rewards, player)
-        save_examples(session, examples)
-        peft_config = None if config.adapter else build_peft_config(config.lora)
-        trainer = learn(session, args, model, tokenizer, peft_config, examples)
-        _save_model(session, trainer, end)
-        del model
-        finish(session, trainer)
+    if end.is_dir():
+        return warmed_up(folder, config)
+    session.report("warming up")
+    rows = read_rows(session.recipe, data.train, tokenizer)
+    # One process makes them, and all read the same: environments need not answer twice alike.
+    with processes.main_process_first():
+        if section_of(session.recipe).answer and not has_examples(folder):
+            save_examples(folder, write_examples(session, tokenizer, rows, player))
+    model = load_trainable(_load_model(session, config, tokenizer), config)
+    held_out = select_rows(data.eval, session.recipe.evaluation.limit)
+    if held_out is not None and not (folder.evaluations / "before.json").is_file():
+        measurer = Measurer(session, rewards, held_out, player=player)
+        measurer.measure("before", model, tokenizer)
+    processes.wait_for_everyone()
+    if not has_examples(folder):
+        best = sample_best(session, model, tokenizer, rows, rewards, player)
+        if processes.is_main_process:
+            save_examples(folder, best)
+    processes.wait_for_everyone()
+    peft_config = None if config.adapter else build_peft_config(config.lora)
+    trainer = learn(session, args, model, tokenizer, peft_config, read_examples(folder))
+    _save_model(session, trainer, end)
+    del model
+    finish(session, trainer)
     return warmed_up(folder, config)
 
 

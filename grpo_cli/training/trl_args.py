@@ -40,6 +40,10 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
         "disable_tqdm": True,
         "log_completions": False,
     }
+    if values.get("load_best_model_at_end") and values.get("save_total_limit") == 1:
+        # With 1, transformers (5.17, `Trainer._finalize_training`) removes the newest in the end, also if a stop
+        # was requested.
+        values["save_total_limit"] = 2
     if cpu:
         values.setdefault("bf16", False)
         values.setdefault("dataloader_pin_memory", False)

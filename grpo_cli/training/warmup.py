@@ -21,9 +21,10 @@ from grpo_cli.recipe.model import AdapterConfig, ModelConfig
 from grpo_cli.runs.checkpoints import whole_checkpoints
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.status import StatusFile
 from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import AtomicCheckpoints, accept_numbered_cpus
-from grpo_cli.training.examples import Example, report_progress, section_of
+from grpo_cli.training.examples import WARMING, Example, section_of
 from grpo_cli.training.session import Session, Stopped
 
 _RATES = {True: 2e-4, False: 1e-5}
@@ -94,7 +95,9 @@ class _Progress(TrainerCallback):
                 f"the loss of step {step} of the warm-up is not finite. Fix: a lower warmup.learning_rate"
             )
         said = ", ".join(f"{name} {value:.3f}" for name, value in values.items())
-        report_progress(self._session, f"{step}/{state.max_steps} steps, {said}")
+        # Not `session.report`, which would raise before a requested stop has saved the step.
+        status = StatusFile(self._session.folder.status)
+        status.update(phase=WARMING, detail=f"{step}/{state.max_steps} steps, {said}")
 
 
 def learn(
@@ -184,7 +187,8 @@ def _sft_args(session: Session, args: Any, count: int, *, has_held_out: bool) ->
         gradient_accumulation_steps=warmup.gradient_accumulation_steps,
         save_strategy="steps",
         save_steps=epoch,
-        save_total_limit=1,
+        # The best and the newest: with 1, transformers would remove the newest in the end.
+        save_total_limit=2,
         restore_callback_states_from_checkpoint=True,
         logging_steps=1,
         logging_nan_inf_filter=False,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_cli.checks.recipe_checks import check_recipe
+from tests.forking import ForkedPopen
 from tests.integration.conftest import LORA, RECIPE, Workshop, with_held_out_rows
 from tests.tiny_agents import CALL, ROOM, WORDS, make_agent
 from tests.tiny_agents import RECIPE as AGENT
@@ -119,31 +121,44 @@ def test_a_call_is_learned_from_whole_episodes_and_only_the_models_turns(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_warm_up_that_was_killed_goes_on_as_if_it_had_not_been(workshop):
+@pytest.mark.parametrize(("number", "processes"), [(signal.SIGKILL, 1), (signal.SIGINT, 2)])
+def test_a_warm_up_that_was_cut_off_goes_on_as_if_it_had_not_been(workshop, number, processes):
     recipe = workshop.write(text_of(written(num_train_epochs=40)), rows=24)
-    undisturbed = workshop.grpo("train", recipe, "--run-id", "whole")
+    flags = ["--set", f"launch.num_processes={processes}", "--run-id"]
+    # Each in processes of its own, which use as many threads.
+    undisturbed = workshop.process("train", recipe, *flags, "whole")
     assert undisturbed.returncode == 0, undisturbed.stderr
-    command = workshop.command("train", recipe, "--run-id", "killed")
-    process = subprocess.Popen(**command, start_new_session=True, stdout=subprocess.DEVNULL)
-    killed = workshop.folder / "runs/tiny/killed"
+    command = workshop.command("train", recipe, *flags, "cut")
+    process = ForkedPopen(**command, start_new_session=True, stderr=subprocess.PIPE)
+    cut = workshop.folder / "runs/tiny/cut"
     deadline = time.monotonic() + 180
-    while not [*(killed / "warmup/checkpoints").glob("checkpoint-*")]:
+    while not [*(cut / "warmup/checkpoints").glob("checkpoint-*")]:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    workers = [int(file.read_text()) for file in (killed / "launch").glob("*.pid")]
-    for pid in (process.pid, *workers):
-        os.kill(pid, signal.SIGKILL)
-    process.wait()
-    assert not (killed / "warmup/model").exists()
-    resumed = workshop.grpo("train", recipe, "--run-id", "killed", "--resume")
+    workers = [int(file.read_text()) for file in (cut / "launch").glob("*.pid")]
+    for pid in (process.pid, *(workers if number == signal.SIGKILL else ())):
+        os.kill(pid, number)
+    _, said = process.communicate()
+    assert not (cut / "warmup/model").exists()
+    if number == signal.SIGINT:
+        step = int(re.search(r"stopped after step (\d+) of the warm-up, which is saved", said)[1])
+        assert (cut / f"warmup/checkpoints/checkpoint-{step}").is_dir()
+    resumed = workshop.process("train", recipe, *flags, "cut", "--resume")
     assert resumed.returncode == 0, resumed.stderr
     for part in ("warmup/model", "model"):
         whole, again = (
             load_file(workshop.folder / "runs/tiny" / name / part / ADAPTER)
-            for name in ("whole", "killed")
+            for name in ("whole", "cut")
         )
         assert all(torch.equal(whole[name], again[name]) for name in whole), part
+
+
+def test_completions_that_are_all_cut_off_have_nothing_to_teach(workshop):
+    text = text_of(BEST).replace("max_completion_length: 24", "max_completion_length: 1")
+    done = workshop.grpo("train", workshop.write(text))
+    assert done.returncode == 1
+    assert "there is nothing to choose. Fix: write what the model should learn" in done.stderr
 
 
 @pytest.mark.parametrize(

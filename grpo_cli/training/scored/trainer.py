@@ -17,9 +17,15 @@ from grpo_cli.data.build import BuiltData
 from grpo_cli.data.prompts import Prompt
 from grpo_cli.data.rows import canonical_json
 from grpo_cli.errors import RunError
-from grpo_cli.fast.completions import encode_prompt, sample_completions
+from grpo_cli.fast.completions import (
+    check_context,
+    encode_answer,
+    encode_prompt,
+    sample_completions,
+)
 from grpo_cli.fast.log_probs import mean_log_probabilities
-from grpo_cli.training.measurement import Measurer, When, select_rows
+from grpo_cli.runs.run import When
+from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.session import Session
 from grpo_cli.training.trainer import RunTrainer
 
@@ -175,7 +181,11 @@ def build_scored_trainer(
     held_out = select_rows(data.eval, recipe.evaluation.limit)
     groups = _tokenize(session, data.train, tokenizer)
     held_out_groups = _tokenize(session, held_out, tokenizer) if held_out is not None else []
-    _check_context([*groups, *held_out_groups], model)
+    tokens = max(
+        len(group.prompt_ids) + max(map(len, group.responses))
+        for group in (*groups, *held_out_groups)
+    )
+    check_context(tokens, model.config)
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     evaluated = data.eval if recipe.training.eval_strategy != "no" else None
     columns = ["prompt", "row_id"]
@@ -199,28 +209,11 @@ def _tokenize(session: Session, rows: Dataset, tokenizer: Any) -> list[Tokenized
             row["row_id"],
             row["prompt"],
             encode_prompt(tokenizer, row["prompt"], template),
-            [_encode_response(tokenizer, text, longest) for text in row["responses"]],
+            [encode_answer(tokenizer, text)[:longest] for text in row["responses"]],
             row["rewards"],
         )
         for row in rows
     ]
-
-
-def _encode_response(tokenizer: Any, text: str, max_length: int) -> list[int]:
-    """Return the tokens of an answer as the model would have sampled it: one that is too long has no end."""
-    ids = tokenizer(text=text, add_special_tokens=False)["input_ids"]
-    return [*ids, tokenizer.eos_token_id][:max_length]
-
-
-def _check_context(groups: Sequence[TokenizedGroup], model: Any) -> None:
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    longest = max(len(group.prompt_ids) + max(map(len, group.responses)) for group in groups)
-    if context is not None and longest > context:
-        raise RunError(
-            f"a prompt and its response have {longest} tokens together, and the model reads {context}. Fix: "
-            "lower `generation.max_completion_length`, which cuts responses, or `dataset.max_prompt_length`, "
-            "which leaves rows out"
-        )
 
 
 def write_answers(session: Session, model: Any, tokenizer: Any, rows: Dataset) -> None:
