@@ -1,10 +1,14 @@
 """The `warmup` section: supervised steps before GRPO."""
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Integer, Number, OneOrMany, Section
 from grpo_cli.recipe.dataset import DatasetConfig, FilesDataset, Paths
+
+Answer = Annotated[str, Field(min_length=1)]
 
 
 class WarmupConfig(Section):
@@ -15,7 +19,7 @@ class WarmupConfig(Section):
     they are the reference.
     """
 
-    answer: OneOrMany[str] | None = Field(default=None, min_length=1)
+    answer: OneOrMany[Answer] | None = Field(default=None, min_length=1)
     """What the model should write: a template over the row's columns, like the prompt's. With tools or an
     environment it may be a list, one answer for each turn; the results between them are the real ones."""
     best_of: Integer | None = Field(default=None, ge=2)

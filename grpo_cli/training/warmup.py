@@ -26,6 +26,7 @@ from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import AtomicCheckpoints, accept_numbered_cpus
 from grpo_cli.training.examples import WARMING, Example, section_of
 from grpo_cli.training.session import Session, Stopped
+from grpo_cli.units import spread
 
 _RATES = {True: 2e-4, False: 1e-5}
 """Learning rates with LoRA and without."""
@@ -149,12 +150,13 @@ def learn(
 
 
 def _split(examples: list[Example], fraction: float) -> tuple[list[Example], list[Example]]:
-    """Hold out every so many examples; none of few."""
-    if not fraction or len(examples) < _FEWEST_TO_HOLD_OUT:
+    """Hold out a share of the examples, evenly spread; none of few."""
+    count = min(round(fraction * len(examples)), len(examples) - 1)
+    if not count or len(examples) < _FEWEST_TO_HOLD_OUT:
         return examples, []
-    every = max(round(1 / fraction), 2)
-    held = examples[every - 1 :: every]
-    return [each for place, each in enumerate(examples) if (place + 1) % every], held
+    places = {*spread(len(examples), count)}
+    held = [examples[place] for place in sorted(places)]
+    return [each for place, each in enumerate(examples) if place not in places], held
 
 
 def _as_dataset(examples: Sequence[Example]) -> Dataset:

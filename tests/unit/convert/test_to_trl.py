@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_cli.convert.key_report import read_keys
 from grpo_cli.convert.to_trl import flatten_recipe
 from grpo_cli.recipe.grpo_fields import read_grpo_fields
 from grpo_cli.recipe.recipe import Recipe
@@ -172,3 +173,11 @@ def test_what_grpo_alone_knows_is_no_key_of_trls():
         "generation.sampling_parts",
         "training.fast.max_tokens_per_micro_batch",
     }
+
+
+def test_no_section_of_a_recipe_is_left_out_in_silence():
+    written = {
+        *("name", "description", "seed", "model", "dataset", "rewards", "generation", "training"),
+        *("launch", "logging", "evaluation", "expect"),
+    }
+    assert Recipe.model_fields.keys() - written <= read_keys("trl-cannot").keys()
