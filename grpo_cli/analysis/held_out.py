@@ -22,7 +22,8 @@ from grpo_cli.analysis.metrics import (
 from grpo_cli.analysis.samples import ScoredCompletion, as_scored, group_by_row
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import name_rewards, right_scores
-from grpo_cli.runs.run import STAGES, Run, When
+from grpo_cli.runs.metrics import STAGES, When
+from grpo_cli.runs.run import Run
 
 SHARES = ("accuracy/", "pass@", "maj@")
 """Prefixes of metrics that are shares of right answers."""

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
-from grpo_cli.runs.metrics import PHASES, STEP, Step, read_rewards
-from grpo_cli.runs.run import STAGES
+from grpo_cli.runs.metrics import PHASES, STAGES, STEP, Step, read_rewards
 from grpo_cli.units import format_duration
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from grpo_cli.runs.files import SCHEMA_VERSION, finite, parse_json
 
@@ -16,6 +16,13 @@ STEP = "step"
 
 PHASES = ("sampling", "tools", "sync", "scoring", "learning")
 """What a training step spends its time on, in that order; `time/PHASE` in `metrics.jsonl`, in seconds."""
+When = Literal["before", "warmup", "after"]
+STAGES: dict[When, str] = {
+    "before": "before training",
+    "warmup": "after the warm-up",
+    "after": "after training",
+}
+"""When the held-out rows are measured, in words."""
 Point = tuple[int, float | None]
 """Optimizer step and the value logged there; None for NaN and infinities."""
 Step = dict[str, Any]

@@ -10,19 +10,12 @@ from grpo_cli.runs.checkpoints import find_trained, whole_checkpoints
 from grpo_cli.runs.completions import Group, check_group, find_groups, load_groups
 from grpo_cli.runs.files import parse_json, read_object
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import Metrics, Point, RecordTail, Step, read_reward_ends
+from grpo_cli.runs.metrics import Metrics, Point, RecordTail, Step, When, read_reward_ends
 from grpo_cli.runs.status import Life, Status, StatusFile, look_at_life
 
 if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
 
-When = Literal["before", "warmup", "after"]
-STAGES: dict[When, str] = {
-    "before": "before training",
-    "warmup": "after the warm-up",
-    "after": "after training",
-}
-"""When the held-out rows are measured, in words."""
 _SAMPLE_KEYS = frozenset({"row", "prompt", "text", "tokens", "clipped", "rewards"})
 _NEWEST_BYTES = 2**22
 """Read at the end of each file of completions, which may be large: enough for the newest group."""

@@ -20,8 +20,7 @@ from grpo_cli.fast.completions import Completion, open_sampler, sample_completio
 from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
-from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.run import STAGES, When
+from grpo_cli.runs.metrics import STAGES, When, append_record
 from grpo_cli.training.episodes import agree_over_processes
 from grpo_cli.training.session import Session
 from grpo_cli.training.vllm_generation import RunGeneration

@@ -18,8 +18,8 @@ from grpo_cli.errors import RewardError, UsageError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.registry import find_kind
-from grpo_cli.runs.metrics import Metrics, Point, read_rewards
-from grpo_cli.runs.run import Run, When
+from grpo_cli.runs.metrics import Metrics, Point, When, read_rewards
+from grpo_cli.runs.run import Run
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.samples import ScoredCompletion

@@ -24,7 +24,7 @@ from grpo_cli.fast.completions import (
     sample_completions,
 )
 from grpo_cli.fast.log_probs import mean_log_probabilities
-from grpo_cli.runs.run import When
+from grpo_cli.runs.metrics import When
 from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.session import Session
 from grpo_cli.training.trainer import RunTrainer
