@@ -52,9 +52,15 @@ def make_finished_run(
     accuracy: float | None = 0.8,
     state: str = "completed",
     prompts: int = 100,
+    warmed: float | None = None,
     **changes,
 ) -> RunFolder:
-    """A run that logged a reward a step, and was measured on some prompts at its end."""
+    """A run that logged a reward a step, and was measured on some prompts at its end.
+
+    With `warmed`, it had a warm-up, which gave that accuracy.
+    """
+    if warmed is not None:
+        changes["warmup"] = {"answer": "{{ q }}"}
     folder = RunFolder(root / "sums" / f"seed-{seed}")
     folder.evaluations.mkdir(parents=True)
     folder.write_recipe(Recipe.model_validate({**PLAIN, "seed": seed, **changes}))
@@ -72,9 +78,10 @@ def make_finished_run(
         append_record(
             folder.metrics, {"event": "train", "step": step, "reward": reward, "loss": 0.0}
         )
-    if accuracy is not None:
-        told = {"prompts": prompts, "accuracy": {"math": accuracy}, "rewards": {"math": accuracy}}
-        write_json(folder.evaluations / "after.json", told)
+    for when, share in (("warmup", warmed), ("after", accuracy)):
+        if share is not None:
+            told = {"prompts": prompts, "accuracy": {"math": share}, "rewards": {"math": share}}
+            write_json(folder.evaluations / f"{when}.json", told)
     StatusFile(folder.status).update(state=state, step=len(rewards), total_steps=40)
     return folder
 

@@ -21,12 +21,14 @@ from grpo_cli.analysis.expectations import (
     describe_hardware,
     held_out,
     list_versions,
+    stage_at,
 )
 from grpo_cli.analysis.held_out import read_measurement
 from grpo_cli.analysis.metrics import GAP
 from grpo_cli.errors import UsageError, nearest
 from grpo_cli.recipe.comparison import fingerprint_settings, list_training_differences
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
+from grpo_cli.runs.metrics import STAGES, When
 from grpo_cli.runs.run import Run
 
 Band = tuple[float, float]
@@ -63,7 +65,7 @@ def expect_from_runs(
 
     Args:
         paths: Run folders, of different seeds.
-        metrics: Names; none for `reward` and every held-out accuracy.
+        metrics: Names; none for `reward` and every held-out accuracy (also after a warm-up).
         step: The step at which logged metrics are read; None is the last.
         window: Records that a logged metric is the mean of; None is a tenth of them.
 
@@ -77,16 +79,20 @@ def expect_from_runs(
     last = _last_step(runs, step)
     names = list(dict.fromkeys(metrics)) or _default_metrics(runs[0], at_end={last} == _ends(runs))
     notes, expected = [ONE_RUN] * (len(runs) == 1), []
-    for name in names:
-        band, width = _find_band(name, runs, last, window)
+    warmed = [held_out(run, "warmup") for run in runs]
+    for name, at in [(name, at) for name in names for at in (0, last)]:
+        if at == 0 and any(values.get(name) is None for values in warmed):
+            continue
+        called = name if at else f"{name} {STAGES['warmup']}"
+        band, width = _find_band(name, runs, at, window)
         if name.startswith(ACCURACY):
-            band, note = _cut(name, band)
+            band, note = _cut(called, band)
             notes += note
         if band[0] == band[1]:
             notes.append(
-                f"every run gave the same {name}, so its band has no width. Widen it by hand"
+                f"every run gave the same {called}, so its band has no width. Widen it by hand"
             )
-        expected.append(ExpectedMetric(metric=name, step=last, band=widen(band), window=width))
+        expected.append(ExpectedMetric(metric=name, step=at, band=widen(band), window=width))
     return Written(
         ExpectConfig(metrics=tuple(expected), measured=_describe_conditions(runs)), tuple(notes)
     )
@@ -152,12 +158,12 @@ def _find_band(metric: str, runs: Sequence[Run], step: int, window: int | None) 
             raise _unknown(metric, run)
     if metric in runs[0].series:
         return _band_of_series(metric, runs, step, window)
-    if _ends(runs) != {step}:
+    if step and _ends(runs) != {step}:
         raise UsageError(
             f"`{metric}` was measured at the end of each run, not at step {step}. "
             "Fix: leave --step out, or the metric"
         )
-    return _band_of_held_out(metric, runs), 1
+    return _band_of_held_out(metric, runs, stage_at(runs[0], step)), 1
 
 
 def _band_of_series(
@@ -186,12 +192,11 @@ def _band_of_series(
     return predict_mean(windows[0], future=width), width
 
 
-def _band_of_held_out(metric: str, runs: Sequence[Run]) -> Band:
-    means = [value for run in runs if (value := held_out(run)[metric]) is not None]
+def _band_of_held_out(metric: str, runs: Sequence[Run], when: When) -> Band:
+    means = [value for run in runs if (value := held_out(run, when)[metric]) is not None]
     if metric.startswith(ACCURACY):
-        low, high = predict_share(
-            fmean(means), min(int(run.after.get("prompts") or 1) for run in runs)
-        )
+        prompts = min(int(run.measured(when).get("prompts") or 1) for run in runs)
+        low, high = predict_share(fmean(means), prompts)
         if len(means) == 1:
             return low, high
         # Never narrower than the number of prompts allows.
@@ -199,11 +204,11 @@ def _band_of_held_out(metric: str, runs: Sequence[Run]) -> Band:
         return min(low, least), max(high, most)
     if len(means) > 1:
         return predict_mean(means)
-    measured = read_measurement(runs[0])
+    measured = read_measurement(runs[0], when)
     values = {} if isinstance(measured, str) else measured.values.get(metric, {})
     if len(values) < 2:
         raise UsageError(
-            f"one run alone does not say how `{metric}` varies: its samples (eval/after.jsonl) are not "
+            f"one run alone does not say how `{metric}` varies: its samples (eval/{when}.jsonl) are not "
             "there. Fix: give runs of other seeds too, or leave it out with --metric"
         )
     return predict_mean(list(values.values()), future=len(values))

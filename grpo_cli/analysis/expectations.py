@@ -9,7 +9,7 @@ from grpo_cli.analysis.metrics import GAP
 from grpo_cli.errors import UsageError
 from grpo_cli.recipe.comparison import fingerprint_settings
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
-from grpo_cli.runs.metrics import read_numbers
+from grpo_cli.runs.metrics import STAGES, When, read_numbers
 from grpo_cli.runs.run import Run
 
 Outcome = Literal["inside", "outside", "not reached", "not measured", "not logged"]
@@ -146,11 +146,18 @@ def _own_block(run: Run) -> ExpectConfig | None:
         return None
 
 
-def held_out(run: Run) -> dict[str, float | None]:
-    """Return every metric of the measurement after training."""
-    values = {name: run.after[name] for name in _OF_ALL if name in run.after}
+def stage_at(run: Run, step: int) -> When:
+    """Return which held-out measurement belongs to a step: GRPO begins with step 0."""
+    start: When = "warmup" if run.recipe.warmup else "before"
+    return "after" if step else start
+
+
+def held_out(run: Run, when: When = "after") -> dict[str, float | None]:
+    """Return every metric of a held-out measurement."""
+    measured = run.measured(when)
+    values = {name: measured[name] for name in _OF_ALL if name in measured}
     for kind in ("accuracy", "rewards"):
-        values |= {f"{kind}/{name}": value for name, value in run.after.get(kind, {}).items()}
+        values |= {f"{kind}/{name}": value for name, value in measured.get(kind, {}).items()}
     return read_numbers(values)
 
 
@@ -162,7 +169,9 @@ def _judge(expected: ExpectedMetric, run: Run) -> Verdict:
 
     if run.step < step:
         return verdict("not reached", detail=f"{run.step} of {step}")
-    few, value = "", held_out(run).get(metric)
+    when = stage_at(run, step)
+    measured, detail = held_out(run, when), "" if step else STAGES[when]
+    value = measured.get(metric)
     if metric in run.series:
         records = [value for _, value in run.metrics.window(metric, step, expected.window)]
         known = [value for value in records if value is not None]
@@ -171,17 +180,17 @@ def _judge(expected: ExpectedMetric, run: Run) -> Verdict:
         if len(known) < len(records):
             return verdict("not logged", detail="it was NaN or infinite")
         if len(records) < expected.window:
-            few = f"{len(records)} of {expected.window} records"
+            detail = f"{len(records)} of {expected.window} records"
         value = fmean(known)
-    elif metric not in held_out(run):
-        unmeasured = metric.startswith(_MEASURED) and not run.after
+    elif metric not in measured:
+        unmeasured = metric.startswith(_MEASURED) and not measured
         return verdict("not measured" if unmeasured else "not logged")
     elif value is None:
         return verdict("not measured", detail="it applied to no prompt")
-    elif run.step > step:
+    elif run.step > step > 0:
         return verdict("not measured", detail=f"the run went on to step {run.step}")
     inside = low - _ROUNDING <= value <= high + _ROUNDING
-    return verdict("inside" if inside else "outside", value, few)
+    return verdict("inside" if inside else "outside", value, detail)
 
 
 def find_differences(measured: MeasuredConfig, run: Run) -> dict[str, tuple[str, ...]]:

@@ -217,7 +217,7 @@ def _check_records(
         return
     records, rest = divmod(band.step, every)
     # `grpo expect` writes the last step, which need not have a record.
-    if rest and band.window == 1 and band.step != total_steps:
+    if (rest or not records) and band.window == 1 and band.step != total_steps:
         seen = f"step {band.step} has no record: `logging.logging_steps` is {every}"
         fix = f"set it to {max(records, 1) * every}, or `logging_steps: 1`"
         yield Issue(seen, fix, f"{path}.step", level="warning")

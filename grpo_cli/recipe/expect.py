@@ -33,10 +33,10 @@ class ExpectedMetric(Section):
     metric: str = Field(min_length=1)
     """Name of the metric.
     A name in `metrics.jsonl` (`reward`, `kl`, `completions/mean_length`, …), or in the held-out
-    evaluation after training (`accuracy/NAME`, `rewards/NAME`, `completion_length`, `clipped`)."""
-    step: Integer = Field(ge=1)
+    evaluation (`accuracy/NAME`, `rewards/NAME`, `completion_length`, `clipped`)."""
+    step: Integer = Field(ge=0)
     """The optimizer step at which the metric is read.
-    For a held-out metric, the last step."""
+    For a held-out metric, the last step, or 0: before GRPO, and after the warm-up if there is one."""
     band: Annotated[
         tuple[Number, Number], BeforeValidator(_check_pair), AfterValidator(_check_order)
     ]

@@ -62,6 +62,23 @@ def test_a_band_of_accuracies_is_never_narrower_than_the_prompts_allow(tmp_path)
     assert "every run gave the same reward" in note
 
 
+def test_a_warm_up_has_a_band_of_its_own_at_step_0(tmp_path):
+    """0.2, 0.3, 0.4: 0.3 ± 0.4968, as above."""
+    runs = [make_finished_run(tmp_path, seed, warmed=0.2 + seed / 10) for seed in range(3)]
+    written = expect_from_runs(paths(*runs))
+    found = [(each.metric, each.step) for each in written.expect.metrics]
+    assert found == [("reward", 40), ("accuracy/math", 0), ("accuracy/math", 40)]
+    assert written.expect.metrics[1].band == (0.0, 0.797)
+    assert "the band of accuracy/math after the warm-up is cut at 0" in written.notes[1]
+    scores = [("0", [0.0]), ("1", [0.5, 1.5]), ("2", [1.0]), ("3", [2.0])]
+    write_samples(runs[0], scores, when="warmup")
+    write_samples(runs[0], [*scores[1:], ("4", [1.0])])
+    bands = [
+        each.band for each in expect_from_runs(paths(runs[0]), ["rewards/math"]).expect.metrics
+    ]
+    assert bands[0] == (-0.84, 2.84) != bands[1]
+
+
 def test_a_held_out_reward_of_one_run_takes_the_spread_between_prompts(tmp_path):
     """Prompts' means 0, 1, 1, 2: mean 1, s 0.8165, t 3.1824: 1 ± 3.1824 · 0.8165 · √(1/4 + 1/4)."""
     run = make_finished_run(tmp_path)

@@ -4,6 +4,7 @@ import json
 
 from grpo_cli.analysis import expectations
 from grpo_cli.recipe.expect import ExpectConfig
+from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.run import Run
 from tests.run_folders import make_finished_run
@@ -105,6 +106,17 @@ def test_a_measurement_at_a_later_step_is_not_compared(tmp_path):
     run = make_finished_run(tmp_path)
     (verdict,) = compare(run, only("accuracy/math", 20)).verdicts
     assert (verdict.outcome, verdict.detail) == ("not measured", "the run went on to step 40")
+
+
+def test_step_0_is_where_grpo_begins(tmp_path):
+    run = make_finished_run(tmp_path, warmed=0.3)
+    (verdict,) = compare(run, only("accuracy/math", 0)).verdicts
+    assert (verdict.outcome, verdict.value, verdict.detail) == ("inside", 0.3, "after the warm-up")
+    bare = make_finished_run(tmp_path / "bare")
+    assert outcomes(compare(bare, only("accuracy/math", 0))) == [("not measured", None)]
+    assert outcomes(compare(bare, only("reward", 0))) == [("not logged", None)]
+    write_json(bare.evaluations / "before.json", {"accuracy": {"math": 0.1}})
+    assert outcomes(compare(bare, only("accuracy/math", 0))) == [("inside", 0.1)]
 
 
 def test_other_conditions_are_named(tmp_path):
