@@ -37,7 +37,9 @@ from grpo_cli.recipe.launch import LaunchConfig, SlurmConfig
 from grpo_cli.recipe.model import AdapterConfig, LoraConfig, ModelConfig
 from grpo_cli.recipe.recipe import EvaluationConfig, LoggingConfig, Recipe
 from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.recipe.teacher import TeacherConfig
 from grpo_cli.recipe.training import AsyncConfig, EarlyStoppingConfig, FastConfig, TrainingConfig
+from grpo_cli.recipe.warmup import WarmupConfig
 from grpo_cli.rewards.registry import BUILT_IN, describe_kind, find_kind
 from grpo_cli.runs.files import write_json, write_text
 
@@ -60,6 +62,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("dataset, kind: scored", ScoredDataset),
     ("dataset.prompt", PromptConfig),
     ("dataset.columns.NAME", ColumnConfig),
+    ("teacher", TeacherConfig),
     ("rewards, every entry", RewardConfig),
     ("tools and environment, every entry", KindConfig),
     ("episode", EpisodeConfig),
@@ -70,6 +73,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("training.early_stopping", EarlyStoppingConfig),
     ("training.fast", FastConfig),
     ("training.asynchronous", AsyncConfig),
+    ("warmup", WarmupConfig),
     ("launch", LaunchConfig),
     ("launch.slurm", SlurmConfig),
     ("logging", LoggingConfig),

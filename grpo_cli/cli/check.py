@@ -53,8 +53,8 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
     table = Table.grid(padding=(0, 2))
     trained = "LoRA" if recipe.model.lora else "all weights"
     table.add_row("model", Text(f"{recipe.model.path} ({trained})"))
-    if recipe.model.adapter is not None:
-        table.add_row("adapter", Text(recipe.model.adapter.path))
+    for name, told in recipe.stages.items():
+        table.add_row(name, Text(told))
     table.add_row("dataset", f"{recipe.dataset.kind}: {_count_rows(checked)}")
     if seen is not None and seen.columns is not None:
         table.add_row(
@@ -63,13 +63,8 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
     rewards = ", ".join(
         f"{reward.name or reward.kind} × {reward.weight:g}" for reward in recipe.rewards
     )
-    if recipe.teacher is not None:
-        table.add_row("teacher", Text(f"{recipe.teacher.path} × {recipe.teacher.weight:g}"))
     if rewards or recipe.teacher is None:
         table.add_row("rewards", rewards or _describe_groups(checked))
-    if (warmup := recipe.warmup) is not None:
-        kept = f"the best of {warmup.best_of} completions" if warmup.best_of else "written answers"
-        table.add_row("warm-up", f"{kept}, from up to {warmup.limit} rows, then GRPO")
     if checked.batch is not None:
         table.add_row("batch", _describe_batch(checked.batch))
     if recipe.generation.backend == "vllm":

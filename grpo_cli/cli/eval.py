@@ -311,9 +311,9 @@ def _result_table(result: Mapping[str, Any], gap: str) -> Table:
 def _speed(subject: Mapping[str, Any]) -> str:
     if subject["tokens_per_s"] is None:
         return "–"
-    # Earlier versions always included the warm-up.
-    warm_up = " with warm-up" if subject.get("warm_up_included", True) else ""
-    return f"{subject['tokens_per_s']:.0f}{warm_up}"
+    # Earlier versions always included the first batch.
+    first = " with the first batch" if subject.get("warm_up_included", True) else ""
+    return f"{subject['tokens_per_s']:.0f}{first}"
 
 
 def _harness_table(harness: Mapping[str, Any]) -> Table:

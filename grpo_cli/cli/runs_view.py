@@ -155,6 +155,7 @@ def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
     facts = [
         ("started", f"{started}{f', {attempts} attempts' if attempts > 1 else ''}"),
         ("model", f"{recipe.model.path} ({'LoRA' if recipe.model.lora else 'all weights'})"),
+        *recipe.stages.items(),
         ("data", _say_data(recipe.dataset.kind, manifest.get("data") or {})),
         ("rewards", ", ".join(f"{r.name or r.kind} × {r.weight:g}" for r in recipe.rewards)),
         ("batch", _say_batch(run)),

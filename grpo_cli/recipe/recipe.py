@@ -165,6 +165,19 @@ class Recipe(Section):
         return bool(self.tools or self.environment)
 
     @property
+    def stages(self) -> dict[str, str]:
+        """What comes before GRPO or beside its rewards, in words."""
+        adapter, teacher, warmup = self.model.adapter, self.teacher, self.warmup
+        told = {}
+        if adapter is not None:
+            told["adapter"] = adapter.path
+        if warmup is not None:
+            told["warm-up"] = warmup.described
+        if teacher is not None:
+            told["teacher"] = f"{teacher.path} × {teacher.weight:g}"
+        return told
+
+    @property
     def kl_weight(self) -> float:
         """Weight of the KL term: to the teacher, or by `training.beta` to the reference model."""
         beta = self.training.extras.get("beta") or 0.0

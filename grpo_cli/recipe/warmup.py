@@ -60,6 +60,13 @@ class WarmupConfig(Section):
             )
         return self
 
+    @property
+    def described(self) -> str:
+        """What it learns from, in words."""
+        kept = f"the best of {self.best_of} completions" if self.best_of else "written answers"
+        names = [path.rsplit("/", 1)[-1] for path in self.train or ()]
+        return f"{kept}, from up to {self.limit} rows{' of ' * bool(names)}{', '.join(names)}"
+
     def read_from(self, dataset: DatasetConfig) -> FilesDataset | None:
         """Return the warm-up's own files, with the recipe's prompts; None if it has none."""
         if self.train is None:

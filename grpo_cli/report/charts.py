@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from math import isclose
@@ -233,17 +233,14 @@ def _marks(place: int, run: RunReport, name: str) -> Iterator[dict[str, Any]]:
     measured = {"completions/mean_length": "completion_length"}.get(measured, measured)
     if measured == name != "reward":
         return
-    for when, metrics, step in (
-        ("before", run.held_out.before, 0),
-        ("after", run.held_out.after, run.step),
-    ):
-        metric = metrics.get(measured)
+    for when, metrics in _stages(run):
+        metric, step = metrics.get(measured), run.step if when == "after" else 0
         if metric and metric.value is not None:
             yield {"run": place, "when": when, "step": step, **_ends(metric)}
 
 
 def _held_out_rows(runs: Sequence[RunReport]) -> tuple[str, list[dict[str, Any]]]:
-    """Return before and after with intervals: one metric of several runs, or all on one scale of one run."""
+    """Return all measurements with intervals: one metric of several runs, or all on one scale of one run."""
     metric, ranked = rank_runs(runs)
     places = [(runs[place].name, place, metric) for place in ranked]
     if len(runs) == 1:
@@ -253,12 +250,20 @@ def _held_out_rows(runs: Sequence[RunReport]) -> tuple[str, list[dict[str, Any]]
         metric = metric if len(names) == 1 else ""
     rows = []
     for label, place, name in places:
-        held_out = runs[place].held_out
-        stages = (("before", held_out.before.get(name)), ("after", held_out.after.get(name)))
+        stages = ((when, metrics.get(name)) for when, metrics in _stages(runs[place]))
         ends = {when: _ends(each) for when, each in stages if each and each.value is not None}
         if ends:
             rows.append({"label": label, "run": place, "ends": ends})
     return metric, rows
+
+
+def _stages(run: RunReport) -> tuple[tuple[str, Mapping[str, Metric]], ...]:
+    held_out = run.held_out
+    return (
+        ("before", held_out.before),
+        ("after the warm-up", held_out.warmup),
+        ("after", held_out.after),
+    )
 
 
 def _ends(metric: Metric) -> dict[str, float | None]:

@@ -220,7 +220,8 @@ def list_facts(run: RunReport) -> list[tuple[str, str]]:
     if trend and recipe.is_sampled:
         facts["training reward"] = show_trend(trend)
     name = held_out.primary
-    measured = [each.get(name) for each in (held_out.before, held_out.after)]
+    stages = (held_out.before, *filter(None, [held_out.warmup]), held_out.after)
+    measured = [each.get(name) for each in stages]
     if any(measured):
         known = [each.value if each else None for each in measured]
         values = ("–" if value is None else f"{value:.3f}" for value in known)
@@ -228,6 +229,7 @@ def list_facts(run: RunReport) -> list[tuple[str, str]]:
         facts[f"held-out {name}{sampling}"] = " → ".join(values).replace("-", "−")
     facts["learning rate"] = f"{recipe.training.learning_rate:g}"
     facts["model"] = _show_path(recipe.model.path)
+    facts |= {name: _show_path(told) for name, told in recipe.stages.items()}
     if recipe.training.mode == "async":
         facts["training"] = "asynchronous (experimental)"
     facts["device"] = _show_device(run.manifest)

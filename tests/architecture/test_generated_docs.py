@@ -29,6 +29,13 @@ def test_generated_files_are_what_make_docs_would_write():
     assert written == json.loads(json.dumps(generator.build_schema(), default=str)), "make docs"
 
 
+def test_every_section_of_a_recipe_has_its_table():
+    generator = load_generator()
+    listed = {model.__name__ for _, model in generator.SECTIONS}
+    # Both have the table of `KindConfig`.
+    assert set(generator.build_schema()["$defs"]) - {"ToolConfig", "EnvironmentConfig"} <= listed
+
+
 def test_every_field_says_what_it_means():
     generator = load_generator()
     for title, model in (*generator.SECTIONS, *generator.KIND_SECTIONS):

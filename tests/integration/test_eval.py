@@ -109,7 +109,7 @@ def test_results_are_shown_and_compared_and_floors_are_kept(trained):
     evaluate(trained, trained.run, "--baseline", "none", "--batch-size", "4")
     shown = trained.grpo("eval", "show", trained.run)
     assert shown.returncode == 0, shown.stderr
-    assert "with warm-up" not in shown.stdout
+    assert "with the first batch" not in shown.stdout
     compared = trained.grpo("eval", "compare", "b", "a", "--json")
     assert json.loads(compared.stdout)["prompts"] == 12
     other = trained.grpo("eval", "compare", "a", "c")

@@ -187,4 +187,4 @@ def test_a_run_shows_its_newest_finished_evaluation(tmp_path, capsys):
     newest, result = read_result(run.path)
     assert newest.path == run.evaluations / "2"
     print_result(result, newest.path)
-    assert "234 with warm-up" in capsys.readouterr().out
+    assert "234 with the first batch" in capsys.readouterr().out

@@ -88,11 +88,12 @@ def test_length_charts_are_folded_and_each_has_a_caption_of_its_own(tmp_path):
 
 def test_held_out_rewards_are_marked_in_the_chart_of_the_reward(tmp_path):
     run = make_finished_run(tmp_path)
-    for when, value in (("before", 0.1), ("after", 0.6)):
+    for when, value in (("before", 0.1), ("warmup", 0.3), ("after", 0.6)):
         write_json(run.evaluations / f"{when}.json", {"prompts": 9, "reward": value})
     chart = build_charts([RunReport(run, "a")])["data"]["charts"][0]
     assert [(each["when"], each["step"], each["value"]) for each in chart["marks"]] == [
         ("before", 0, 0.1),
+        ("after the warm-up", 0, 0.3),
         ("after", 40, 0.6),
     ]
 
