@@ -251,7 +251,9 @@ def _cost(probe: "Probe") -> Iterator[Table | Text]:
     if probe.memory is not None:
         left = probe.memory_available
         room = f" of {format_bytes(left)} available" if left is not None else ""
-        yield Text(f"memory: about {format_bytes(probe.memory.peak_bytes)} a process{room}")
+        stage = " in the warm-up" if probe.memory.stage == "warm-up" else ""
+        size = format_bytes(probe.memory.peak_bytes)
+        yield Text(f"memory: about {size} a process{stage}{room}")
         yield _table(
             (part.name, format_bytes(part.bytes), part.formula)
             for part in probe.memory.at_peak()

@@ -16,11 +16,13 @@ from grpo_cli.machine import pick_device, read_available_memory
 from grpo_cli.models.shape import ModelShape
 from grpo_cli.recipe.launch import KEEPS_FLOAT32, SHARED_WEIGHTS, Strategy
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.warmup import WarmupConfig
 from grpo_cli.units import format_bytes, format_count
 
 Moment = Literal["always", "sampling", "loss", "update"]
 """When a part is held: all the time, while completions are sampled, when the backward pass begins,
 or when it has ended and the weights change."""
+Stage = Literal["GRPO", "warm-up"]
 
 _CPU_ADAPTER_HOLES = 1.25
 """How much more than the kept tensors the forward pass of adapters takes on a CPU: each one adds up
@@ -84,6 +86,7 @@ class MemoryInputs:
     prompt_tokens: int
     """Of the longest prompt."""
     completion_tokens: int
+    stage: Stage = "GRPO"
     accumulation: int = 1
     """`gradient_accumulation_steps`."""
     group: int | None = None
@@ -163,6 +166,29 @@ def memory_inputs(recipe: Recipe, device: Device, prompt_tokens: int, sampled: i
     )
 
 
+def warmup_inputs(inputs: MemoryInputs, warmup: WarmupConfig, answer_tokens: int) -> MemoryInputs:
+    """Return the settings of the warm-up's supervised steps: nothing is sampled, and no other model is loaded yet.
+
+    Args:
+        inputs: Of GRPO.
+        warmup: The recipe's section.
+        answer_tokens: Of the longest answer.
+    """
+    return replace(
+        inputs,
+        stage="warm-up",
+        micro_batch=warmup.per_device_train_batch_size,
+        accumulation=warmup.gradient_accumulation_steps,
+        completion_tokens=answer_tokens,
+        group=None,
+        budget=None,
+        reference=False,
+        teacher_bytes=0,
+        vllm_bytes=0,
+        elsewhere=True,
+    )
+
+
 class MemoryPart(NamedTuple):
     """One use of memory."""
 
@@ -180,6 +206,7 @@ class MemoryEstimate:
     peak_bytes: int
     moment: Moment
     """When the peak comes."""
+    stage: Stage = "GRPO"
 
     def at_peak(self) -> list[MemoryPart]:
         """Return the parts that are held at the peak."""
@@ -201,7 +228,12 @@ def estimate_memory(shape: ModelShape, inputs: MemoryInputs) -> MemoryEstimate:
     parts = tuple(part for part in everything if part.bytes)
     moments: tuple[Moment, ...] = ("sampling", "loss", "update")
     estimates = [
-        MemoryEstimate(parts, sum(p.bytes for p in parts if p.moment in ("always", moment)), moment)
+        MemoryEstimate(
+            parts,
+            sum(part.bytes for part in parts if part.moment in ("always", moment)),
+            moment,
+            inputs.stage,
+        )
         for moment in moments
     ]
     return max(estimates, key=lambda estimate: estimate.peak_bytes)
@@ -340,7 +372,10 @@ def _largest_pass(inputs: MemoryInputs) -> _Pass:
             # Passes of shorter rows are as full.
             tokens = min(max(inputs.budget, inputs.length), learned * inputs.length)
             formula = f"{tokens} tokens of {learned} × {inputs.length}"
-        return _Pass(tokens, tokens, formula, several=tokens < learned * inputs.length)
+        scored = tokens
+        if inputs.stage == "warm-up":
+            scored = inputs.micro_batch * inputs.completion_tokens
+        return _Pass(tokens, scored, formula, several=tokens < learned * inputs.length)
     prompts = min(learned, math.ceil(inputs.sampled / inputs.group))
     scored = learned * inputs.completion_tokens
     whole = prompts * inputs.prompt_tokens + scored
@@ -398,19 +433,21 @@ def judge_memory(
     largest = max(memory.at_peak(), key=lambda part: part.bytes)
     over = memory.peak_bytes > available and device.kind == "cpu"
     peak, free = (f"{size / 2**30:.1f} GiB" for size in (memory.peak_bytes, available))
+    section, stage, smaller = "training", "", _smaller_batch(plan)
+    if memory.stage == "warm-up" and recipe.warmup is not None:
+        section, stage, smaller = "warmup", " in the warm-up", _smaller_warmup(recipe.warmup)
     yield Issue(
-        f"about {peak} a process, {free} available; the largest part is {largest.name} "
+        f"about {peak} a process{stage}, {free} available; the largest part is {largest.name} "
         f"({largest.bytes / 2**30:.1f} GiB)",
-        _advise(largest.name, recipe, plan),
-        "training.per_device_train_batch_size",
+        _advise(largest.name, recipe, smaller),
+        f"{section}.per_device_train_batch_size",
         level="error" if over else "warning",
         subject="cost: memory",
         why="a training that runs out of memory is killed, most often at its longest batch",
     )
 
 
-def _advise(part: str, recipe: Recipe, plan: BatchPlan) -> str:
-    smaller = _smaller_batch(plan)
+def _advise(part: str, recipe: Recipe, smaller: str) -> str:
     quantize = "add `model.lora` with `model.quantization: 4bit`, or "
     advice = {
         "weights": f"{'' if recipe.model.quantization else quantize}take a smaller model",
@@ -425,6 +462,14 @@ def _advise(part: str, recipe: Recipe, plan: BatchPlan) -> str:
     if part == "activations" and not read_setting(recipe, "gradient_checkpointing"):
         return f"set `gradient_checkpointing: true`, or {smaller.removeprefix('set ')}"
     return advice.get(part, smaller)
+
+
+def _smaller_warmup(warmup: WarmupConfig) -> str:
+    size, steps = warmup.per_device_train_batch_size, warmup.gradient_accumulation_steps
+    if size % 2:
+        return "set `per_device_train_batch_size: 1`" if size > 1 else "shorten the answers"
+    edit = f"`gradient_accumulation_steps: {2 * steps}`"
+    return f"set `per_device_train_batch_size: {size // 2}` and {edit}"
 
 
 def _smaller_batch(plan: BatchPlan) -> str:

@@ -12,13 +12,20 @@ from grpo_cli.batch import plan_batch
 from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.checks.contents import reward_context
 from grpo_cli.checks.settings import read_setting
+from grpo_cli.data.prompts import render_template
 from grpo_cli.environments.episode import Episode, add_empty_records
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import pick_device, read_hardware
 from grpo_cli.models.source import check_model_data
 from grpo_cli.models.teacher import check_teacher_tokenizer, find_teacher
 from grpo_cli.probing import cost, prompts, settings
-from grpo_cli.probing.memory import estimate_memory, find_device, judge_memory, memory_inputs
+from grpo_cli.probing.memory import (
+    estimate_memory,
+    find_device,
+    judge_memory,
+    memory_inputs,
+    warmup_inputs,
+)
 from grpo_cli.probing.signal import CLIPPED, DEAD, WEAK
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import NO_TRAINER, Batch, text_of
@@ -350,10 +357,31 @@ def _estimate(session: "Session", runs: Path) -> None:
     if (teacher := find_teacher(recipe)) is not None:
         size = count_weight_bytes(teacher.model, cuda=device.kind == "cuda")
         inputs = replace(inputs, teacher_bytes=size)
-    memory, disk = estimate_memory(shape, inputs), cost.estimate_disk(recipe, plan, shape)
+    stages = [inputs]
+    if recipe.warmup is not None:
+        stages.append(warmup_inputs(inputs, recipe.warmup, _longest_answer(session)))
+    memory = max(
+        (estimate_memory(shape, each) for each in stages), key=lambda each: each.peak_bytes
+    )
+    disk = cost.estimate_disk(recipe, plan, shape)
     session.shape = shape
     session.probe.memory, session.probe.memory_available = memory, device.available
     session.probe.disk = disk
     session.add(judge_memory(memory, device, recipe, plan))
     folder = next(path for path in (runs, *runs.absolute().parents) if path.is_dir())
     session.add(cost.judge_disk(disk, shutil.disk_usage(folder).free))
+
+
+def _longest_answer(session: "Session") -> int:
+    """Return the tokens of the longest answer of the warm-up; of a completion if the recipe does not say them."""
+    from grpo_cli.fast.completions import encode_answer
+
+    recipe, warmup = session.recipe, session.recipe.warmup
+    if warmup is None or not warmup.answer or warmup.train or recipe.has_episodes:
+        return recipe.generation.max_completion_length
+    rows = session.data.train.select(range(min(warmup.limit, len(session.data.train))))
+    texts = [
+        render_template(warmup.answer[0], row, f"row {row['row_id'] + 1}", "warmup.answer")
+        for row in rows
+    ]
+    return max(len(encode_answer(session.tokenizer, text)) for text in texts)

@@ -15,6 +15,7 @@ import torch
 from datasets import Dataset
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
+from trl.trainer import utils as trl_utils
 
 from grpo_cli.errors import RunError
 from grpo_cli.recipe.model import AdapterConfig, ModelConfig
@@ -26,6 +27,7 @@ from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import AtomicCheckpoints, accept_numbered_cpus
 from grpo_cli.training.examples import WARMING, Example, section_of
 from grpo_cli.training.session import Session, Stopped
+from grpo_cli.training.vllm_weights import replaced
 from grpo_cli.units import spread
 
 _RATES = {True: 2e-4, False: 1e-5}
@@ -141,7 +143,9 @@ def learn(
     accept_numbered_cpus()
     checkpoints = whole_checkpoints(RunFolder(session.folder.warmup))
     newest = str(checkpoints[max(checkpoints)]) if checkpoints else None
-    trainer.train(resume_from_checkpoint=newest)
+    # On a CPU, TRL's output head computes the logits of prompts too, which take most of the memory.
+    with replaced(trl_utils, _use_triton=lambda device: True):
+        trainer.train(resume_from_checkpoint=newest)
     if progress.is_stopped:
         raise Stopped(
             f"stopped after step {trainer.state.global_step} of the warm-up, which is saved"

@@ -121,7 +121,8 @@ ATTRIBUTES = {
 NAMES = {
     "trl.trainer.grpo_trainer": "VLLMGeneration create_model_from_path",
     "trl.generation.vllm_generation": "LLM VLLMClient",
-    "trl.trainer.utils": "nanstd",
+    # Whether the output head computes the logits of labelled tokens alone (`training/warmup.py`).
+    "trl.trainer.utils": "_use_triton nanstd",
     "trl.chat_template_utils": "parse_response",
     "trl.data_utils": "is_conversational",
     f"{_ASYNC}.async_grpo_trainer": "get_peak_flops_per_device",

@@ -9,7 +9,13 @@ from grpo_cli.analysis.samples import ScoredCompletion
 from grpo_cli.batch import BatchInputs, plan_batch
 from grpo_cli.models.shape import ModelShape
 from grpo_cli.probing import cost, signal
-from grpo_cli.probing.memory import Device, MemoryInputs, estimate_memory, judge_memory
+from grpo_cli.probing.memory import (
+    Device,
+    MemoryInputs,
+    estimate_memory,
+    judge_memory,
+    warmup_inputs,
+)
 from grpo_cli.recipe.recipe import Recipe
 
 SHAPE = ModelShape(
@@ -364,6 +370,20 @@ def test_memory_that_is_not_there_is_an_error_with_an_edit():
     assert judge(found.peak_bytes - 1, cuda=True)[0].level == "warning"
     assert judge(10 * found.peak_bytes) == []
     assert "Fix:" in str(over)
+
+
+def test_a_warm_up_holds_its_own_batch_and_the_logits_of_its_answers():
+    warm = recipe(warmup={"answer": "x", "per_device_train_batch_size": 8})
+    inputs = warmup_inputs(replace(INPUTS, teacher_bytes=77, budget=1), warm.warmup, 3)
+    found, told = estimate_memory(SHAPE, inputs), parts(inputs)
+    assert told["activations", "loss"] == 8 * 9 * (40 + 300)
+    assert told["logits", "loss"] == 8 * 3 * (50 * 4 + 4 * 10)
+    assert not {name for name, _ in told} & {"teacher", "keys and values"}
+    device = Device("cpu", None, found.peak_bytes - 1, 0, autocast=False)
+    (over,) = judge_memory(found, device, warm, PLAN)
+    assert over.path == "warmup.per_device_train_batch_size"
+    assert "in the warm-up" in over.seen
+    assert "`per_device_train_batch_size: 4` and `gradient_accumulation_steps: 2`" in over.fix
 
 
 def test_hours_that_nothing_saves_are_a_warning():
