@@ -85,7 +85,9 @@ def _base_link(request: ExportRequest) -> str:
     source = resolve_source(request.recipe.model)
     if source.kind == "hub":
         return f"[{source.location}](https://huggingface.co/{source.location})"
-    return f"`{Path(source.location).name}`"
+    folder = Path(source.location)
+    run = read_object(folder / "export.json").get("run")
+    return f"`{folder.name}`" + (f" (exported from the run `{run}`)" if run else "")
 
 
 def _has_chat_template(folder: Path) -> bool:

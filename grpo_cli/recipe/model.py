@@ -82,7 +82,8 @@ class ModelConfig(Section):
     """Hub id, folder, `file.gguf`, or `package://NAME/FILE` for a file inside an installed Python package."""
     adapter: Annotated[AdapterConfig, AS_PATH] | None = None
     """A LoRA adapter that training goes on from: `adapter: PATH`, or a mapping with `path` and more. `path` of the
-    model may then be left out, and so may `lora`: both are the adapter's own."""
+    model may then be left out, and so may `lora`: both are the adapter's own. For a fresh adapter on top of it,
+    merge it first (`grpo export RUN --to FOLDER`), and name that folder as `path`, with `lora`."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
