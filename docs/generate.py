@@ -25,9 +25,11 @@ from grpo_cli.recipe.dataset import (
     FilesDataset,
     HubDataset,
     InlineDataset,
+    MixtureDataset,
     PromptConfig,
     ReasoningGymDataset,
     ScoredDataset,
+    SourceKeys,
 )
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
@@ -60,6 +62,8 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("dataset, kind: inline", InlineDataset),
     ("dataset, kind: environment", EnvironmentDataset),
     ("dataset, kind: scored", ScoredDataset),
+    ("dataset.sources", MixtureDataset),
+    ("dataset.sources, every entry", SourceKeys),
     ("dataset.prompt", PromptConfig),
     ("dataset.columns.NAME", ColumnConfig),
     ("teacher", TeacherConfig),

@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from grpo_cli.checks.mixture import check_source
 from grpo_cli.data.columns import check_columns, extract_columns
+from grpo_cli.data.mixing import SOURCE, place_issues
 from grpo_cli.data.prompts import Renderer, is_plain, template_columns
 from grpo_cli.data.rows import Row, RowNames
-from grpo_cli.data.sources import Preview, SplitPreview, preview
+from grpo_cli.data.sources import Preview, SplitPreview, join_previews, preview
 from grpo_cli.errors import ProblemsError, RewardError, RunError, nearest
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.base import Section
-from grpo_cli.recipe.dataset import DatasetConfig
+from grpo_cli.recipe.dataset import DatasetConfig, MixtureDataset, SingleDataset
 from grpo_cli.recipe.explanation import Path, dotted, explain, split_path, unknown_key
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
@@ -167,36 +169,85 @@ def check_data(
     dataset = loaded.recipe.dataset if loaded.recipe else _dataset_alone(loaded)
     if dataset is None:
         return None
-    seen = preview(dataset, loaded.recipe.seed if loaded.recipe else 0)
+    seed = loaded.recipe.seed if loaded.recipe else 0
+    if not isinstance(dataset, MixtureDataset):
+        seen = preview(dataset, seed)
+        _check_seen(loaded, dataset, seen, params, kinds, problems)
+        return seen
+    parts = [preview(source, seed) for source in dataset.sources]
+    columns = [
+        frozenset(source.columns).union(each.columns or ())
+        for source, each in zip(dataset.sources, parts, strict=True)
+    ]
+    everywhere = frozenset().union(*columns)
+    known: set[tuple[str, str]] = set()
+    for place, (source, each) in enumerate(zip(dataset.sources, parts, strict=True)):
+        found: list[Issue] = []
+        _check_seen(loaded, source, each, params, kinds, found, everywhere)
+        found += check_source(loaded.recipe, source, each)
+        # What is wrong with a tool, say, is the same for each source.
+        news = [issue for issue in found if (issue.path, issue.seen) not in known]
+        known |= {
+            (issue.path, issue.seen) for issue in news if not issue.path.startswith("dataset")
+        }
+        problems += place_issues(news, place, source.name)
+    seen = join_previews(dataset, parts)
+    # Those of the sources are told.
+    problems += seen.problems[sum(len(each.problems) for each in parts) :]
+    return seen
+
+
+def _check_seen(
+    loaded: LoadedRecipe,
+    dataset: SingleDataset,
+    seen: Preview,
+    params: dict[int, RewardParams],
+    kinds: Mapping[str, Any],
+    problems: list[Issue],
+    everywhere: frozenset[str] = frozenset(),
+) -> None:
+    """Check a dataset; `everywhere` are the columns of all sources if it is one of several."""
     problems += seen.problems
-    own = frozenset(dataset.columns) | _ADDED
+    own = frozenset(dataset.columns) | _ADDED | ({SOURCE} if dataset.source_name else set())
+    configs = dict(enumerate(loaded.recipe.rewards)) if loaded.recipe else {}
+    params = {
+        index: reward
+        for index, reward in params.items()
+        if index not in configs or configs[index].source in (None, dataset.source_name)
+    }
     if seen.columns is None:
         for key, text in _templates(dataset):
             problems += collect(partial(template_columns, text, f"dataset.prompt.{key}"))
         problems += collect(lambda: check_columns(dataset.columns, None))
-        problems += _check_conditions(loaded, None, _make_batch([], frozenset()))
+        problems += _check_conditions(loaded, dataset, None, _make_batch([], frozenset()))
     else:
         available = seen.columns | own
         names = seen.train.names if seen.train else RowNames("training")
-        batch = _check_split(dataset, seen.columns, seen.sample, names, available, problems)
+        batch = _check_split(
+            dataset, seen.columns, seen.sample, names, available | everywhere, problems
+        )
         episodes = loaded.recipe is not None and loaded.recipe.has_episodes
-        rewards = {f"rewards.{index}": reward for index, reward in params.items()}
-        problems += _check_needed_columns(rewards, available | ({EPISODE} if episodes else set()))
-        problems += _check_needed_columns(kinds, available)
-        problems += _check_conditions(loaded, available, batch)
+        for index, reward in list(params.items()):
+            # The rows that `when` leaves out need no column.
+            more = everywhere if index in configs and configs[index].when else frozenset[str]()
+            known = available | more | ({EPISODE} if episodes else set())
+            if lacking := [*_check_needed_columns({f"rewards.{index}": reward}, known)]:
+                problems += lacking
+                del params[index]
+        problems += _check_needed_columns(kinds, available | everywhere)
+        problems += _check_conditions(loaded, dataset, available | everywhere, batch)
         golds = list(_check_golds(loaded, params, batch, "rows"))
-        problems += golds or _check_empty(loaded, params, seen.train)
+        problems += golds or _check_empty(loaded, dataset, params, seen.train)
     if seen.eval_columns is not None:
         # A column that only one split has is empty in the other.
-        available = seen.eval_columns | (seen.columns or frozenset()) | own
+        available = seen.eval_columns | (seen.columns or frozenset()) | own | everywhere
         found: list[Issue] = []
         split = (seen.eval_columns, seen.eval_sample, seen.eval_names)
         batch = _check_split(dataset, *split, available, found)
-        lacking = (seen.columns or frozenset()) - seen.eval_columns
-        found += _check_golds(loaded, params, batch, "evaluation rows", lacking)
-        known = {problem.path for problem in problems}
-        problems += [problem for problem in found if problem.path not in known]
-    return seen
+        lacking_columns = (seen.columns or frozenset()) - seen.eval_columns
+        found += _check_golds(loaded, params, batch, "evaluation rows", lacking_columns)
+        known_paths = {problem.path for problem in problems}
+        problems += [problem for problem in found if problem.path not in known_paths]
 
 
 def _dataset_alone(loaded: LoadedRecipe) -> Any:
@@ -231,7 +282,8 @@ def _make_rows(dataset: Any, sample: Sequence[Row], names: RowNames) -> list[Row
     """Return rows with `row_id`, as training makes them."""
     # Of reasoning-gym only the columns are known, and no row.
     rows = extract_columns(sample, dataset.columns, names) if sample else []
-    return [{**row, "row_id": place} for place, row in enumerate(rows) if row is not None]
+    added = {SOURCE: dataset.source_name} if dataset.source_name else {}
+    return [{**row, **added, "row_id": place} for place, row in enumerate(rows) if row is not None]
 
 
 def _make_batch(rows: list[Row], columns: frozenset[str]) -> Batch:
@@ -257,7 +309,7 @@ def _try_prompts(dataset: Any, rows: list[Row], names: RowNames) -> None:
 
 
 def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator[Issue]:
-    known = columns | set(dataset.columns)
+    known = columns | set(dataset.columns) | ({SOURCE} if dataset.source_name else set())
     for key, text in _templates(dataset):
         path = f"dataset.prompt.{key}"
         try:
@@ -298,11 +350,11 @@ def _check_needed_columns(kinds: Mapping[str, Any], available: frozenset[str]) -
 
 
 def _check_conditions(
-    loaded: LoadedRecipe, available: frozenset[str] | None, batch: Batch
+    loaded: LoadedRecipe, dataset: SingleDataset, available: frozenset[str] | None, batch: Batch
 ) -> Iterator[Issue]:
     """Check that each `when` can be read, names existing columns, and can be evaluated on the first rows."""
     known = available or frozenset()
-    for path, when in _find_conditions(loaded) if loaded.recipe else ():
+    for path, when in _find_conditions(loaded, dataset) if loaded.recipe else ():
         condition = Condition(when)
         problems: list[Issue] = []
         try:
@@ -317,11 +369,12 @@ def _check_conditions(
         yield from [_unnamable_column(name, path) for name in unnamable] or problems
 
 
-def _find_conditions(loaded: LoadedRecipe) -> Iterator[tuple[str, str]]:
-    """Yield each `when` of rewards, tools and environments with its path."""
+def _find_conditions(loaded: LoadedRecipe, dataset: SingleDataset) -> Iterator[tuple[str, str]]:
+    """Yield each `when` of rewards, tools and environments with its path; not of other sources' rewards."""
     for section in ("rewards", "tools", "environment"):
         for at, entry in kind_entries(loaded, section):
-            if isinstance(when := entry.get("when"), str):
+            own = entry.get("source") in (None, dataset.source_name)
+            if own and isinstance(when := entry.get("when"), str):
                 yield f"{dotted(at)}.when", when
 
 
@@ -358,7 +411,7 @@ def _check_golds(
         if reward is None or set(reward.required_columns()) - batch.columns.keys():
             continue
         try:
-            rows = _applying(Condition(config.when) if config.when else None, batch)
+            rows = _applying(Condition(config.condition) if config.condition else None, batch)
         except RewardError:
             continue  # `_check_conditions` tells
         faults = {row: fault for row in rows if (fault := reward.gold_fault(batch, row))}
@@ -386,7 +439,10 @@ _SKIP_EMPTY = {"code", "judge"}
 
 
 def _check_empty(
-    loaded: LoadedRecipe, params: dict[int, RewardParams], train: SplitPreview | None
+    loaded: LoadedRecipe,
+    dataset: SingleDataset,
+    params: dict[int, RewardParams],
+    train: SplitPreview | None,
 ) -> Iterator[Issue]:
     """Find rows without a value in a column that a reward needs."""
     if train is None or loaded.recipe is None:
@@ -396,7 +452,7 @@ def _check_empty(
         if index not in params or config.kind == "python" or config.when:
             continue
         for name in params[index].required_columns():
-            column = loaded.recipe.dataset.columns.get(name)
+            column = dataset.columns.get(name)
             places = train.empty.get(column.from_ if column else name, [])
             every = len(places) == train.looked_at
             if places and (every or config.kind not in _SKIP_EMPTY):

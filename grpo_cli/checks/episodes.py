@@ -1,11 +1,13 @@
 """Tools, environments and episodes: parameters, budget, and what they need of rewards and chat template."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from grpo_cli.checks.contents import KindRegistry, kind_entries, read_params
+from grpo_cli.data.mixing import SOURCE, place_issues
+from grpo_cli.data.rows import Row
 from grpo_cli.data.sources import Preview
 from grpo_cli.errors import ProblemsError
 from grpo_cli.issues import Issue
@@ -15,6 +17,7 @@ from grpo_cli.models.source import (
     read_source_template,
     resolve_source,
 )
+from grpo_cli.recipe.dataset import PromptConfig
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.explanation import dotted
 from grpo_cli.recipe.loading import LoadedRecipe
@@ -149,11 +152,21 @@ def _check_time(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
 
 def _check_style(recipe: Recipe, preview: Preview | None) -> Iterator[Issue]:
     """Check that prompts are messages, to which an answer and more messages can be added."""
-    prompt, path = recipe.dataset.prompt, "dataset.prompt.style"
+    for place, part in enumerate(recipe.dataset.parts):
+        rows = [
+            row
+            for row in (preview.sample if preview else ())
+            if part.source_name in (None, row.get(SOURCE))
+        ]
+        yield from place_issues(_find_plain_prompts(part.prompt, rows), place, part.source_name)
+
+
+def _find_plain_prompts(prompt: PromptConfig, rows: Sequence[Row]) -> Iterator[Issue]:
+    path = "dataset.prompt.style"
     if prompt.style == "text":
         yield Issue(f"{_DIALOGUE}; prompts of plain `text` have none", "write `style: chat`", path)
     is_plain = prompt.style == "auto" and prompt.user is None and prompt.system is None
-    if is_plain and preview and any(isinstance(row.get("prompt"), str) for row in preview.sample):
+    if is_plain and any(isinstance(row.get("prompt"), str) for row in rows):
         fix = "write `dataset.prompt: {style: chat}`, which makes them messages of the user"
         yield Issue(f"{_DIALOGUE}, and the rows have prompts of plain text", fix, path)
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from grpo_cli.checks.evaluation import (
     check_stop_when,
     check_trackers,
 )
+from grpo_cli.checks.mixture import check_mixture
 from grpo_cli.checks.sampling import check_async, check_overlap, check_vllm, settle_backend
 from grpo_cli.checks.settings import check_effects
 from grpo_cli.checks.warmup import check_warmup
+from grpo_cli.data.mixing import place_issues
 from grpo_cli.data.prompts import resolve_style
 from grpo_cli.data.sources import Preview
 from grpo_cli.errors import RecipeError, nearest
@@ -179,6 +182,7 @@ def _check_sections(
     yield from check_effects(recipe, steps)
     yield from check_episodes(recipe, kinds, seen)
     yield from check_warmup(recipe, seen)
+    yield from check_mixture(recipe, seen, batch)
 
 
 def _check_model(recipe: Recipe) -> Iterator[Issue]:
@@ -191,7 +195,9 @@ def _check_model(recipe: Recipe) -> Iterator[Issue]:
     if not any(problem.level == "error" for problem in problems):
         known = known_chat_template(resolve_source(recipe.model), recipe.model)
         if known is not None:
-            yield from collect(lambda: resolve_style(recipe.dataset.prompt, known))
+            for place, part in enumerate(recipe.dataset.parts):
+                found = collect(partial(resolve_style, part.prompt, known))
+                yield from place_issues(found, place, part.source_name)
         template = read_source_template(resolve_source(recipe.model), recipe.model)
         for name in recipe.generation.extras.get("chat_template_kwargs") or {}:
             if template and name not in template and name not in _NO_VARIABLES:

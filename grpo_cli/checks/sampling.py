@@ -141,7 +141,7 @@ def check_vllm(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:
         yield Issue(seen, fix, "generation.vllm.max_model_length")
     if recipe.has_episodes and length is not None and completion < length:
         yield from _check_episode_length(recipe, length)
-    prompt = recipe.dataset.max_prompt_length
+    prompt = recipe.dataset.longest_prompt
     if length is not None and prompt is not None and completion < length < prompt + completion:
         seen = (
             f"{length} tokens are fewer than `dataset.max_prompt_length` ({prompt}) and "

@@ -34,7 +34,8 @@ def check_warmup(recipe: Recipe, seen: Preview | None) -> Iterator[Issue]:
         seen = preview(own, recipe.seed)
         yield from (replace(each, path="warmup.train") for each in seen.problems)
     if seen is not None and seen.columns is not None:
-        added = frozenset(recipe.dataset.columns) | {"prompt", "row_id"}
+        columns = [each.columns for each in recipe.dataset.parts]
+        added = frozenset({"prompt", "row_id"}).union(*columns)
         yield from _check_answers(warmup, seen.columns, added, seen)
 
 

@@ -1,7 +1,7 @@
 """`grpo check`, `grpo check-batch` and `grpo schema`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -14,6 +14,7 @@ from grpo_cli.errors import ExitCode
 if TYPE_CHECKING:
     from grpo_cli.batch import BatchPlan, Misreading
     from grpo_cli.checks.recipe_checks import CheckedRecipe
+    from grpo_cli.data.sources import Preview
 
 
 def check(
@@ -56,10 +57,11 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
     for name, told in recipe.stages.items():
         table.add_row(name, Text(told))
     table.add_row("dataset", f"{recipe.dataset.kind}: {_count_rows(checked)}")
+    if seen is not None and seen.sources:
+        table.add_row("sources", Text(_describe_sources(recipe.dataset, seen)))
     if seen is not None and seen.columns is not None:
-        table.add_row(
-            "columns", Text(", ".join(sorted(seen.columns | set(recipe.dataset.columns))))
-        )
+        columns = seen.columns.union(*(each.columns for each in recipe.dataset.parts))
+        table.add_row("columns", Text(", ".join(sorted(columns))))
     rewards = ", ".join(
         f"{reward.name or reward.kind} × {reward.weight:g}" for reward in recipe.rewards
     )
@@ -89,6 +91,18 @@ def _count_rows(checked: "CheckedRecipe") -> str:
         return "not checked"
     held_out = f", {seen.eval_rows:,} held out" if seen.eval_rows else ""
     return f"{seen.train_rows:,} prompts{held_out}"
+
+
+def _describe_sources(dataset: Any, seen: "Preview") -> str:
+    """Return each source's share, and how often an epoch draws each of its rows."""
+    total = sum(source.ratio for source in dataset.sources)
+    parts = []
+    for source, size in zip(dataset.sources, seen.sources, strict=True):
+        share = source.ratio / total
+        times = share * seen.train_rows / size if size and seen.train_rows else None
+        rows = f" ({size:,} rows, each {times:.3g} times)" if times else ""
+        parts.append(f"{source.name} {share:.0%}{rows}")
+    return ", ".join(parts)
 
 
 def _describe_groups(checked: "CheckedRecipe") -> str:

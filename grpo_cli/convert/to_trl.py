@@ -13,7 +13,7 @@ from grpo_cli.convert.key_report import dump_lines, find, join_parts, list_lines
 from grpo_cli.convert.shared_keys import LAUNCH, LORA_NAMES, LORA_ONLY, MODEL, TRL_REWARDS
 from grpo_cli.convert.trl import NAMED
 from grpo_cli.recipe.base import OpenSection
-from grpo_cli.recipe.dataset import FilesDataset, HubDataset
+from grpo_cli.recipe.dataset import FilesDataset, HubDataset, MixtureDataset
 from grpo_cli.recipe.generation import VllmConfig
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
@@ -225,6 +225,12 @@ def _dataset(recipe: Recipe, changed: dict[str, Any], lost: Lost) -> dict[str, A
     dataset = recipe.dataset
     if isinstance(dataset, FilesDataset):
         return _files(dataset)
+    if isinstance(dataset, MixtureDataset):
+        reason = (
+            "TRL's mixtures join datasets of the same columns, without ratios and rewards by source"
+        )
+        lost.append(("dataset.sources", reason))
+        return {}
     if not isinstance(dataset, HubDataset):
         reason = "TRL reads datasets of the hub and files; write the rows to a file first"
         if not recipe.is_sampled:

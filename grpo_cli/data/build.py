@@ -2,22 +2,29 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import pyarrow
 from datasets import Dataset
 
 from grpo_cli.data.columns import drop_reserved, extract_columns
+from grpo_cli.data.mixing import SOURCE, Draw, count_draws, draw_rows, naming_source
 from grpo_cli.data.prompts import Prompt, Renderer, resolve_style
-from grpo_cli.data.rows import Row, RowNames, canonical_json, columns_of
+from grpo_cli.data.rows import Row, RowNames, canonical_json, columns_of, fill_missing
 from grpo_cli.data.scored import GroupReport, drop_single, make_groups, report_groups
 from grpo_cli.data.sources import hold_out, read_rows
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue
-from grpo_cli.recipe.dataset import DatasetConfig, ReasoningGymDataset, ScoredDataset
+from grpo_cli.recipe.dataset import (
+    MixtureDataset,
+    ReasoningGymDataset,
+    ScoredDataset,
+    SingleDataset,
+)
 from grpo_cli.recipe.recipe import Recipe
 
 CountTokens = Callable[[Prompt], int]
@@ -70,6 +77,8 @@ class DataReport:
     """SHA-256 in hex over the prompts and columns of both splits, in order."""
     groups: GroupReport | None = None
     """Of scored data, whose rows are groups; None of other kinds."""
+    sources: dict[str, dict[str, Any]] | None = None
+    """Of a mixture, whose `train_rows` are the prompts of an epoch: each source's own rows, and its ratio."""
 
     def as_json(self) -> dict[str, object]:
         """Return the report as plain values."""
@@ -120,7 +129,82 @@ def build_datasets(
         RecipeError: The data does not fit the recipe, or no row is left.
         SetupError: The hub cannot be reached.
     """
-    dataset = recipe.dataset
+    if isinstance(recipe.dataset, MixtureDataset):
+        return _build_mixture(recipe, recipe.dataset, has_chat_template, count_tokens)
+    train, held, groups = _read_splits(recipe, recipe.dataset, has_chat_template, count_tokens)
+    rows = train.rows + (held.rows if held else [])
+    _check_one_style(rows)
+    encoded = encode_rows(rows, _metadata_columns(recipe.dataset, rows))
+    kept = len(train.rows)
+    return BuiltData(
+        Dataset(encoded.table.slice(0, kept)),
+        Dataset(encoded.table.slice(kept)) if held else None,
+        replace(_report([train], [held] if held else [], encoded), groups=groups),
+    )
+
+
+def _build_mixture(
+    recipe: Recipe,
+    dataset: MixtureDataset,
+    has_chat_template: bool,
+    count_tokens: CountTokens | None,
+) -> BuiltData:
+    """Build the datasets of several sources, each row once, and order them by `draw_rows`."""
+    trains: list[_Split] = []
+    helds: list[_Split] = []
+    json_columns: set[str] = set()
+    for place, source in enumerate(dataset.sources):
+        with naming_source(place, source.name):
+            train, held, _ = _read_splits(recipe, source, has_chat_template, count_tokens)
+        trains.append(train)
+        helds.append(held or _Split([], RowNames("evaluation")))
+        json_columns |= _metadata_columns(source, train.rows)
+    first = 0
+    for splits in zip(trains, helds, strict=True):
+        highest = max(row["row_id"] for split in splits for row in split.rows)
+        for row in (row for split in splits for row in split.rows):
+            # Rows of different sources have different numbers.
+            row["row_id"] += first
+        first += highest + 1
+    rows = fill_missing([row for split in (*trains, *helds) for row in split.rows])
+    _check_one_style(rows, SOURCE)
+    encoded = encode_rows(rows, frozenset(json_columns))
+    sizes, held_sizes = ([len(split.rows) for split in splits] for splits in (trains, helds))
+    count_draws(dataset, sizes)
+    shuffle = recipe.training.extras.get("shuffle_dataset", True)
+    order = draw_rows(
+        sizes, [source.ratio for source in dataset.sources], recipe.seed, shuffle=shuffle
+    )
+    table, kept = Dataset(encoded.table), sum(sizes)
+    train_set = table.select(_places(sizes, 0, order))
+    # So that the first held-out rows, which `evaluation.limit` keeps, are of all sources.
+    spread = draw_rows(*2 * ([size for size in held_sizes if size],), seed=0, shuffle=False)
+    held_set = table.select(_places([size for size in held_sizes if size], kept, spread))
+    shares = {
+        source.name: {"train_rows": size, "eval_rows": held_size, "ratio": source.ratio}
+        for source, size, held_size in zip(dataset.sources, sizes, held_sizes, strict=True)
+    }
+    report = _report(trains, helds if len(held_set) else [], encoded)
+    return BuiltData(
+        train_set,
+        held_set if len(held_set) else None,
+        replace(report, train_rows=len(train_set), sources=shares),
+    )
+
+
+def _places(sizes: Sequence[int], first: int, draws: Iterable[Draw]) -> list[int]:
+    """Return the places of drawn rows in a table that holds source after source from row `first` on."""
+    starts = [first, *(first + end for end in accumulate(sizes))]
+    return [starts[source] + row for source, row in draws]
+
+
+def _read_splits(
+    recipe: Recipe,
+    dataset: SingleDataset,
+    has_chat_template: bool,
+    count_tokens: CountTokens | None,
+) -> tuple[_Split, _Split | None, GroupReport | None]:
+    """Return the rows to train on, those held out, and what became of groups that are scored already."""
     style = resolve_style(dataset.prompt, has_chat_template)
     renderer = Renderer(dataset.prompt, style, may_be_empty=bool(recipe.environment))
     source = read_rows(dataset, recipe.seed)
@@ -144,23 +228,16 @@ def build_datasets(
         train.rows = train.rows[: dataset.limit]
     for split in filter(None, (train, held)):
         _drop_long(split, dataset.max_prompt_length, count_tokens)
-    rows = train.rows + (held.rows if held else [])
-    _check_one_style(rows)
-    encoded = encode_rows(rows, _metadata_columns(dataset, rows))
-    kept = len(train.rows)
-    return BuiltData(
-        Dataset(encoded.table.slice(0, kept)),
-        Dataset(encoded.table.slice(kept)) if held else None,
-        replace(_report(train, held, encoded), groups=groups),
-    )
+    return train, held, groups
 
 
 def _make_split(
-    dataset: DatasetConfig, renderer: Renderer, rows: list[Row], names: RowNames
+    dataset: SingleDataset, renderer: Renderer, rows: list[Row], names: RowNames
 ) -> _Split:
     """Apply columns, render prompts and leave out reserved names."""
     made = extract_columns(rows, dataset.columns, names)
-    kept = [(place, row) for place, row in enumerate(made) if row is not None]
+    added = {SOURCE: dataset.source_name} if dataset.source_name else {}
+    kept = [(place, {**row, **added}) for place, row in enumerate(made) if row is not None]
     no_match = len(rows) - len(kept)
     if not kept:
         message = f"no {names.split} row is left: a pattern found nothing in all {no_match} of them"
@@ -193,33 +270,39 @@ def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens | N
     split.too_long = len(counts) - len(kept)
 
 
-def _check_one_style(rows: list[Row]) -> None:
+def _check_one_style(rows: list[Row], named_by: str | None = None) -> None:
     """TRL looks only at the first prompt to tell messages from text."""
+
+    def name(row: Row) -> str:
+        return f"source `{row[named_by]}`" if named_by else f"row {row['row_id'] + 1}"
+
     is_text = isinstance(rows[0]["prompt"], str)
     for row in rows:
         if isinstance(row["prompt"], str) is not is_text:
             message = (
-                f"row {row['row_id'] + 1} has a prompt of another kind than row "
-                f"{rows[0]['row_id'] + 1}: some are plain text and some are messages"
+                f"{name(row)} has a prompt of another kind than {name(rows[0])}: some are plain text and some "
+                "are messages"
             )
             fix = "make all of them messages, or set dataset.prompt.style: chat"
             raise _error(message, fix, "dataset.prompt")
 
 
-def _metadata_columns(dataset: DatasetConfig, rows: list[Row]) -> frozenset[str]:
+def _metadata_columns(dataset: SingleDataset, rows: list[Row]) -> frozenset[str]:
     """Return the columns of dicts of reasoning-gym: their keys differ from row to row."""
     if not isinstance(dataset, ReasoningGymDataset):
         return frozenset()
     return frozenset(name for name in rows[0] if isinstance(rows[0][name], dict))
 
 
-def _report(train: _Split, held: _Split | None, encoded: EncodedRows) -> DataReport:
-    splits = [train, held] if held else [train]
-    prompts = {_identify(row) for row in train.rows}
-    repeated = [row for row in held.rows if _identify(row) in prompts] if held else []
+def _report(trains: list[_Split], helds: list[_Split], encoded: EncodedRows) -> DataReport:
+    """Return the report on the splits of all sources."""
+    splits = [*trains, *helds]
+    prompts = {_identify(row) for train in trains for row in train.rows}
+    held_out = [row for held in helds for row in held.rows]
+    repeated = [row for row in held_out if _identify(row) in prompts]
     return DataReport(
-        train_rows=len(train.rows),
-        eval_rows=len(held.rows) if held else None,
+        train_rows=sum(len(train.rows) for train in trains),
+        eval_rows=len(held_out) if helds else None,
         dropped_too_long=sum(split.too_long for split in splits),
         dropped_no_match=sum(split.no_match for split in splits),
         dropped_columns=tuple(sorted(set().union(*(split.dropped_columns for split in splits)))),

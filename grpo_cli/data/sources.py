@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from grpo_cli.data.files import find_files, iterate_rows, preview_file
+from grpo_cli.data.mixing import SOURCE, count_draws, place_issues
 from grpo_cli.data.rows import Row, RowNames, columns_of, fill_missing
 from grpo_cli.data.scored import GroupReport, look_at_groups
 from grpo_cli.data.tasks import COLUMNS, check_task, draw_rows
@@ -19,20 +20,13 @@ from grpo_cli.recipe.dataset import (
     FilesDataset,
     HubDataset,
     InlineDataset,
-    PlainDataset,
+    MixtureDataset,
     ReasoningGymDataset,
     ScoredDataset,
+    SingleDataset,
 )
 
 T = TypeVar("T")
-_EVAL_KEYS = {
-    "files": "eval",
-    "inline": "eval_rows",
-    "reasoning_gym": "eval_size",
-    "environment": "eval_size",
-    "hub": "eval_split",
-}
-"""The key of each kind that names evaluation rows."""
 _EVAL_NAMES = RowNames("evaluation")
 
 
@@ -88,9 +82,11 @@ class Preview:
     """What is wrong with the section, the files and their rows."""
     train: SplitPreview | None = None
     """The training rows seen; None if they are not known before loading."""
+    sources: tuple[int | None, ...] = ()
+    """Of a mixture, the training rows of each source; `train_rows` are then the prompts of an epoch."""
 
 
-def read_rows(dataset: DatasetConfig, seed: int) -> SourceRows:
+def read_rows(dataset: SingleDataset, seed: int) -> SourceRows:
     """Read the rows a recipe names and divide them.
 
     With `eval_fraction` all rows are read, for `hold_out` to divide.
@@ -135,6 +131,8 @@ def preview(dataset: DatasetConfig, seed: int) -> Preview:
     Returns:
         What could be seen: a missing evaluation file, say, does not hide the training rows.
     """
+    if isinstance(dataset, MixtureDataset):
+        return join_previews(dataset, [preview(source, seed) for source in dataset.sources])
     problems: list[Issue] = []
     try:
         check_held_out(dataset)
@@ -145,7 +143,36 @@ def preview(dataset: DatasetConfig, seed: int) -> Preview:
     return replace(seen, problems=(*problems, *seen.problems))
 
 
-def _preview(dataset: DatasetConfig, seed: int, problems: list[Issue]) -> Preview:
+def join_previews(dataset: MixtureDataset, seen: Sequence[Preview]) -> Preview:
+    """Return what is known of a mixture by what is known of its sources."""
+    problems: list[Issue] = []
+    for place, (source, each) in enumerate(zip(dataset.sources, seen, strict=True)):
+        problems += place_issues(each.problems, place, source.name)
+    columns = [each.columns for each in seen if each.columns is not None]
+    sizes = [each.train_rows for each in seen if each.train_rows is not None]
+    held = [each.eval_rows for each in seen if each.eval_rows is not None]
+    train_rows = None
+    if len(sizes) == len(seen) and not problems:
+        try:
+            train_rows = count_draws(dataset, sizes)
+        except RecipeError as error:
+            problems += error.problems
+    return Preview(
+        frozenset({SOURCE}).union(*columns) if len(columns) == len(seen) else None,
+        train_rows,
+        sum(held) if held else None,
+        tuple(
+            {**row, SOURCE: source.name}
+            for source, each in zip(dataset.sources, seen, strict=True)
+            for row in each.sample
+        ),
+        next((each.note for each in seen if each.note), None),
+        problems=tuple(problems),
+        sources=tuple(each.train_rows for each in seen),
+    )
+
+
+def _preview(dataset: SingleDataset, seed: int, problems: list[Issue]) -> Preview:
     if isinstance(dataset, ScoredDataset):
         return _preview_scored(dataset, seed)
     if isinstance(dataset, ReasoningGymDataset):
@@ -251,7 +278,7 @@ def _check_hub_id(path: str) -> None:
         raise _error(f"{path} is a file", f"set `kind: files` and `train: {path}`", "path")
 
 
-def _split_sizes(dataset: DatasetConfig, train: int, held: int | None) -> tuple[int, int | None]:
+def _split_sizes(dataset: SingleDataset, train: int, held: int | None) -> tuple[int, int | None]:
     """Return the rows of both splits as `read_rows` will give them, from the rows there are in the sources."""
     if dataset.eval_fraction:
         held = held_out_count(train, dataset.eval_fraction)
@@ -299,31 +326,22 @@ def hold_out(
 
 def has_eval(dataset: DatasetConfig) -> bool:
     """Return whether the recipe holds out rows for evaluation."""
-    return dataset.eval_fraction is not None or _named_eval(dataset) is not None
+    return any(each.eval_fraction or each.named_eval for each in dataset.parts)
 
 
-def check_held_out(dataset: DatasetConfig) -> None:
+def check_held_out(dataset: SingleDataset) -> None:
     """Check the settings about evaluation against each other.
 
     Raises:
         RecipeError: Two settings hold rows out, or a limit is put on rows that are not there.
     """
-    named = _named_eval(dataset)
+    named = dataset.named_eval
     if named and dataset.eval_fraction is not None:
         message = f"`{named}` and `eval_fraction` both say what is held out for evaluation"
         raise _error(message, "keep one of them", "eval_fraction")
     if dataset.eval_limit is not None and not has_eval(dataset):
         message = f"limits evaluation to {dataset.eval_limit} rows, but none are held out"
         raise _error(message, "add dataset.eval_fraction, such as 0.05, or remove it", "eval_limit")
-
-
-def _named_eval(dataset: DatasetConfig) -> str | None:
-    """Return the key by which a recipe names evaluation rows, if it does."""
-    plain: PlainDataset | ReasoningGymDataset | EnvironmentDataset = (
-        dataset.source if isinstance(dataset, ScoredDataset) else dataset
-    )
-    key = _EVAL_KEYS[plain.kind]
-    return key if getattr(plain, key) not in (None, 0) else None
 
 
 def _read_files(
@@ -373,7 +391,7 @@ def _load_split(dataset: HubDataset, key: str, limit: int | None) -> list[Row]:
     split = getattr(dataset, key)
     try:
         loaded: Any = datasets.load_dataset(
-            dataset.path, dataset.name, split=split, revision=dataset.revision
+            dataset.path, dataset.configuration, split=split, revision=dataset.revision
         )
     except (ValueError, RuntimeError) as error:
         _refuse_choice(dataset, key, error)

@@ -119,7 +119,9 @@ def _read_rows(request: EvalRequest, subject: Subject) -> _Plan:
         recipe,
         has_chat_template=bool(tokenizer.chat_template),
         # Counting takes long, and only a limit needs it.
-        count_tokens=count if recipe.dataset.max_prompt_length else None,
+        count_tokens=count
+        if any(each.max_prompt_length for each in recipe.dataset.parts)
+        else None,
     )
     rows = data.train if request.split == "train" else data.eval
     if rows is None or len(rows) == 0:

@@ -49,7 +49,7 @@ def write_card(request: ExportRequest, folder: Path, result: Mapping[str, Any]) 
         settings=_list_settings(request),
         fence="`" * (1 + max(map(len, re.findall("`+", recipe_text)), default=2)),
         precision=result["precision"],
-        system=recipe.dataset.prompt.fixed_system,
+        system=recipe.dataset.fixed_system,
         checks=_list_checks(result),
         recipe_text=recipe_text,
         licensed=head.license is not None,
@@ -68,12 +68,12 @@ def _read_head(request: ExportRequest) -> ModelCardData:
     """Return the metadata that the hub reads."""
     recipe, source = request.recipe, resolve_source(request.recipe.model)
     is_hub = source.kind == "hub"
-    dataset = getattr(recipe.dataset, "path", None)
+    datasets = [path for each in recipe.dataset.parts if (path := getattr(each, "path", None))]
     return ModelCardData(
         model_name=recipe.name,
         base_model=source.location if is_hub else None,
         base_model_relation=_RELATIONS[request.format] if is_hub else None,
-        datasets=[dataset] if dataset else None,
+        datasets=datasets or None,
         library_name=_LIBRARIES[request.format],
         license=read_licence(recipe.model),
         pipeline_tag="text-generation",
@@ -97,7 +97,7 @@ def _has_chat_template(folder: Path) -> bool:
 
 def _example(recipe: Recipe) -> list[str]:
     """Return messages as the model was trained on them, as JSON."""
-    system = recipe.dataset.prompt.system
+    system = recipe.dataset.parts[0].prompt.system
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": "…"})
     return [json.dumps(message, ensure_ascii=False) for message in messages]
@@ -149,7 +149,10 @@ def _list_versions(versions: Any) -> str | None:
 
 
 def _name_data(recipe: Recipe) -> str:
-    dataset = recipe.dataset
+    return "; ".join(map(_name_dataset, recipe.dataset.parts))
+
+
+def _name_dataset(dataset: Any) -> str:
     name = getattr(dataset, "path", None) or getattr(dataset, "task", None)
     if files := getattr(dataset, "train", None):
         name = ", ".join(Path(file).name for file in files)

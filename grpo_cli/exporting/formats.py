@@ -260,7 +260,7 @@ def write_modelfile(request: ExportRequest, folder: Path) -> None:
         lines.append("# The chat template is the one in the GGUF file.")
     else:
         lines.append('TEMPLATE "{{ .Prompt }}"')
-    system = request.recipe.dataset.prompt.fixed_system
+    system = request.recipe.dataset.fixed_system
     system = system or (turns.default_system if turns is not None else None)
     if system is not None:
         lines.append(_quote("SYSTEM", system))

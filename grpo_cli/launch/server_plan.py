@@ -335,7 +335,7 @@ def _prompted(recipe: Recipe, model: str, adapter: Path | None, settings: ModelC
         model,
         adapter,
         settings,
-        recipe.dataset.prompt.fixed_system,
+        recipe.dataset.fixed_system,
         template if template and template.is_file() else None,
         recipe.generation.extras.get("chat_template_kwargs"),
     )

@@ -45,7 +45,7 @@ def model_length(recipe: Recipe) -> int:
     length = recipe.generation.vllm.extras.get("max_model_length")
     if length is not None:
         return int(length)
-    prompt = recipe.dataset.max_prompt_length
+    prompt = recipe.dataset.longest_prompt
     if prompt is None or recipe.has_episodes:
         return AUTOMATIC
     return prompt + recipe.generation.max_completion_length

@@ -156,7 +156,7 @@ class Session:
     @property
     def prompt_limit(self) -> int | None:
         """The longest prompt that is not dropped; None if none is, or what an environment adds is not counted."""
-        return None if self.recipe.has_episodes else self.recipe.dataset.max_prompt_length
+        return None if self.recipe.has_episodes else self.recipe.dataset.longest_prompt
 
     @property
     def chat_kwargs(self) -> dict[str, Any] | None:

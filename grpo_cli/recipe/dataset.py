@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Integer, Number, OneOrMany, Section
+from grpo_cli.recipe.rewards import SOURCE_NAME, RewardConfig
 
 
 class PromptConfig(Section):
@@ -46,6 +47,9 @@ Column = Annotated[
 ]
 
 
+_EVAL_KEYS = ("eval", "eval_split", "eval_size", "eval_rows")
+
+
 class _DatasetBase(Section):
     prompt: PromptConfig = PromptConfig()
     """How a row becomes a prompt."""
@@ -63,6 +67,33 @@ class _DatasetBase(Section):
     max_prompt_length: Integer | None = Field(default=None, ge=1)
     """Drop rows whose prompt has more tokens; they are counted and reported."""
 
+    @property
+    def parts(self) -> "tuple[SingleDataset, ...]":
+        """The sources of a mixture; of any other dataset itself."""
+        return (self,)  # type: ignore[return-value]
+
+    @property
+    def source_name(self) -> str | None:
+        """Its name in a mixture; None if it is none of its sources."""
+        return None
+
+    @property
+    def named_eval(self) -> str | None:
+        """The key that names evaluation rows, if one does."""
+        return next((key for key in _EVAL_KEYS if getattr(self, key, None) not in (None, 0)), None)
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """The most tokens that a prompt may have; None without a limit."""
+        limits = [each.max_prompt_length or 0 for each in self.parts]
+        return max(limits) if all(limits) else None
+
+    @property
+    def fixed_system(self) -> str | None:
+        """The system message, if it is the same for every row."""
+        first, *others = {each.prompt.fixed_system for each in self.parts}
+        return None if others else first
+
 
 class HubDataset(_DatasetBase):
     """A dataset on the Hugging Face hub, or in its cache."""
@@ -78,6 +109,11 @@ class HubDataset(_DatasetBase):
     """Split to evaluate on."""
     revision: str | None = None
     """Branch, tag or commit."""
+
+    @property
+    def configuration(self) -> str | None:
+        """The configuration's name."""
+        return self.name
 
 
 Paths = Annotated[OneOrMany[str], Field(min_length=1)]
@@ -202,12 +238,120 @@ class ScoredDataset(_DatasetBase):
         return dataset.model_validate({"kind": kind, **values})
 
 
-DatasetConfig = Annotated[
+class SourceKeys(Section):
+    """What a source has besides the keys of its kind of dataset.
+
+    Since `name` is the source's, a hub dataset's configuration is `config` here.
+    """
+
+    name: str = Field(pattern=SOURCE_NAME)
+    """Name of the source: in metrics, in reports, and in the column `source` of its rows."""
+    ratio: Number = Field(default=1.0, gt=0)
+    """Share of the prompts, relative to the other sources' ratios."""
+    rewards: tuple[RewardConfig, ...] = ()
+    """Rewards for this source's rows, beside the recipe's `rewards`, which score the rows of all sources."""
+
+    @property
+    def source_name(self) -> str | None:
+        """Its name in the mixture."""
+        return self.name
+
+
+class FilesSource(SourceKeys, FilesDataset):
+    """A source of local files."""
+
+
+class ReasoningGymSource(SourceKeys, ReasoningGymDataset):
+    """A source of rows from a procedural task."""
+
+
+class InlineSource(SourceKeys, InlineDataset):
+    """A source of rows written in the recipe itself."""
+
+
+class EnvironmentSource(SourceKeys, EnvironmentDataset):
+    """A source whose prompts `environment` gives; its `when` says which rows are whose."""
+
+
+class HubSource(SourceKeys, HubDataset):
+    """A source on the Hugging Face hub, or in its cache."""
+
+    config: str | None = None
+    """Configuration (subset) of the dataset, which is `name` in a recipe with one dataset."""
+
+    @property
+    def configuration(self) -> str | None:
+        """The configuration's name."""
+        return self.config
+
+
+Source = Annotated[
+    HubSource | FilesSource | ReasoningGymSource | InlineSource | EnvironmentSource,
+    Field(discriminator="kind"),
+]
+
+
+def _fill_in(source: Any, shared: dict[str, Any]) -> Any:
+    """Return a source with what stands beside `sources` and it does not say itself."""
+    update = {key: value for key, value in shared.items() if key not in source.model_fields_set}
+    if source.named_eval:
+        update.pop("eval_fraction", None)
+    if not (source.named_eval or update.get("eval_fraction", source.eval_fraction)):
+        update.pop("eval_limit", None)
+    return source.model_copy(update=update)
+
+
+class MixtureDataset(_DatasetBase):
+    """Several sources, drawn by ratio; `sources` alone says so, and `kind` may be left out.
+
+    `prompt`, `columns`, limits and `eval_` keys that stand beside `sources` are those of each source without its
+    own. An epoch ends when every row of every source has been drawn; a source that is used up before starts over
+    in a new order. Later epochs repeat the order of the first.
+    """
+
+    kind: Literal["mixture"] = "mixture"
+    sources: tuple[Source, ...] = Field(min_length=1)
+    """The sources; each is a dataset of its `kind`, with a `name`, a `ratio`, and `rewards` of its own."""
+
+    @field_validator("sources")
+    @classmethod
+    def _check_sources(cls, sources: tuple[Any, ...], info: ValidationInfo) -> tuple[Any, ...]:
+        """Refuse double names, and fill in what stands beside `sources`."""
+        names = [source.name for source in sources]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise PydanticCustomError(
+                "grpo_sources",
+                "has two sources with the name `{name}`",
+                {"name": repeated[0], "fix": "rename one of them"},
+            )
+        shared = {
+            key: value for key, value in info.data.items() if key in _DatasetBase.model_fields
+        }
+        return tuple(_fill_in(source, shared) for source in sources)
+
+    @property
+    def parts(self) -> "tuple[SingleDataset, ...]":
+        """The sources."""
+        return self.sources
+
+
+SingleDataset = (
     HubDataset
     | FilesDataset
     | ReasoningGymDataset
     | InlineDataset
     | EnvironmentDataset
-    | ScoredDataset,
-    Field(discriminator="kind"),
+    | ScoredDataset
+)
+"""A dataset that is no mixture; sources are such datasets too."""
+DatasetConfig = Annotated[
+    Annotated[SingleDataset | MixtureDataset, Field(discriminator="kind")],
+    # `sources` alone makes a mixture.
+    BeforeValidator(
+        lambda value: (
+            {"kind": "mixture", **value}
+            if isinstance(value, dict) and "sources" in value
+            else value
+        )
+    ),
 ]

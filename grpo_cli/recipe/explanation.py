@@ -126,7 +126,8 @@ def _explain_place(
         return None
     seen = node.plain()
     if kind == "union_tag_not_found":
-        fix = "add `kind: …` (one of hub, files, reasoning_gym, inline, scored)"
+        last = "environment" if "sources" in path else "scored"
+        fix = f"add `kind: …` (one of hub, files, reasoning_gym, inline, {last})"
         return Issue("has no `kind`", fix, dotted(path), node.location)
     if kind == "union_tag_invalid":
         path = (*path, "kind")
@@ -206,11 +207,15 @@ def _section_at(model: type[Section], tree: Node, at: Path, path: Path) -> type[
         field = fields.get(str(path[depth]))
         options = list(_sections_in(field.annotation)) if field else []
         if options[1:]:
-            kind = tree.find((*path[: depth + 1], "kind"))
+            # In a list, each entry has its kind.
+            ends = (depth + 1, depth + 2)
+            kinds = [node for end in ends if (node := tree.find((*path[:end], "kind")))]
+            # `sources` alone makes a mixture.
+            kind = kinds[0].value if kinds else "mixture"
             options = [
                 each
                 for each in options
-                if kind and kind.value in typing.get_args(each.model_fields["kind"].annotation)
+                if kind in typing.get_args(each.model_fields["kind"].annotation)
             ]
         model = options[0] if options else model
     return model

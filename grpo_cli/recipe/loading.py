@@ -3,9 +3,9 @@
 import copy
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +59,19 @@ class LoadedRecipe:
     source: Path
     text: str
     """The file as it was read."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Place in `rewards` → where a reward of a source was written."""
 
     def place(self, problem: Issue) -> Issue:
-        """Return the same problem with the line its dotted path was written on."""
-        if problem.location is not None or not problem.path:
+        """Return the same problem with the line its dotted path was written on, and that path."""
+        if problem.location is None and problem.path:
+            steps = explanation.split_path(problem.path)
+            problem = replace(problem, location=explanation.locate(self.tree, steps))
+        section, _, rest = problem.path.partition(".")
+        index, _, rest = rest.partition(".")
+        if (origin := self.origins.get(f"{section}.{index}")) is None:
             return problem
-        steps = explanation.split_path(problem.path)
-        return replace(problem, location=explanation.locate(self.tree, steps))
+        return replace(problem, path=f"{origin}.{rest}".rstrip("."))
 
     @contextmanager
     def placing_errors(self) -> Iterator[None]:
@@ -110,11 +116,13 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:
         if key in tree.value and tree.value[key].value is None:
             del tree.value[key]
     _apply_overrides(tree, overrides or [])
+    origins = _gather_rewards(tree)
     _anchor_paths(tree)
     unfit = fill_from_adapter(tree)
     recipe, problems = _validate(tree)
     problems = unfit + [each for each in problems if not unfit or each.path != "model.path"]
-    return LoadedRecipe(recipe, tree, tuple(problems), path, text)
+    loaded = LoadedRecipe(recipe, tree, tuple(problems), path, text, origins)
+    return replace(loaded, problems=tuple(map(loaded.place, problems))) if origins else loaded
 
 
 def load_recipe(path: Path, overrides: list[str] | None = None) -> Recipe:
@@ -277,9 +285,36 @@ def _no_mapping(path: str, flag: Location) -> RecipeError:
     return _error("leads through a value that holds no keys", fix, flag, path)
 
 
+def _gather_rewards(tree: Node) -> dict[str, str]:
+    """Move the rewards of sources to `rewards`, where `source` says whose they are; return where each was."""
+    sources = tree.find(("dataset", "sources"))
+    origins: dict[str, str] = {}
+    for place, source in enumerate(_entries(sources)):
+        name, own = source.child("name"), source.child("rewards")
+        if name is None or own is None or not isinstance(own.value, list):
+            continue
+        if not isinstance((tree.child("rewards") or own).value, list):
+            break
+        rewards = tree.value.setdefault("rewards", Node([], own.location))
+        for index, entry in enumerate(own.value):
+            if isinstance(entry.value, dict):
+                entry.value["source"] = Node(name.value, entry.location)
+            origins[f"rewards.{len(rewards.value)}"] = f"dataset.sources.{place}.rewards.{index}"
+            rewards.value.append(entry)
+        del source.value["rewards"]
+    return origins
+
+
+def _entries(node: Node | None) -> list[Node]:
+    """Return the entries of a list; nothing of another value."""
+    return node.value if node is not None and isinstance(node.value, list) else []
+
+
 def _anchor_paths(tree: Node) -> None:
     """Make local paths absolute: relative to the file that wrote them, or the working directory for flags."""
-    for path in _LOCAL_PATHS:
+    sources = range(len(_entries(tree.find(("dataset", "sources")))))
+    files = [("dataset", "sources", place, key) for place in sources for key in ("train", "eval")]
+    for path in (*_LOCAL_PATHS, *files):
         node = tree.find(path)
         for item in node.value if node and isinstance(node.value, list) else [node]:
             _anchor(item, only_local=path[-1] in _MAY_BE_ELSEWHERE)

@@ -148,8 +148,9 @@ class Recipe(Section):
     ) -> tuple[KindConfig, ...]:
         """Require one if the environment asks, and none if nothing is sampled."""
         dataset = info.data.get("dataset")
-        if isinstance(dataset, EnvironmentDataset) and not environment:
-            message = "is missing: with `dataset.kind: environment` it is what gives the model its prompts"
+        parts = dataset.parts if dataset is not None else ()
+        if any(isinstance(each, EnvironmentDataset) for each in parts) and not environment:
+            message = "is missing: with `kind: environment` in the dataset it is what gives the model its prompts"
             fix = "add it, such as `environment: {kind: python, path: ./env.py:Game}`"
             raise PydanticCustomError("grpo_environment", message, {"fix": fix})
         if isinstance(dataset, ScoredDataset) and environment:

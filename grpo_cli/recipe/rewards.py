@@ -7,6 +7,9 @@ from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Number, Section
 
+SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+"""What names of sources look like; they stand in metrics, between slashes."""
+
 
 class RewardConfig(Section):
     """One entry of `rewards`; keys that are not listed here are parameters of its `kind`."""
@@ -22,6 +25,8 @@ class RewardConfig(Section):
     when: str | None = None
     """Rows that the reward applies to: a Jinja expression over the dataset's columns, such as `task == "math"` or
     `level >= 3 and answer`; it does not score other rows. Leave out for all rows."""
+    source: str | None = Field(default=None, pattern=SOURCE_NAME)
+    """The one source of `dataset.sources` that the reward is for, as if it stood there under `rewards`."""
     timeout_s: Number | None = Field(default=None, gt=0)
     """Time limit per completion, in seconds. If set, completions are scored individually, several in parallel, in
     processes that are killed at the limit. Kinds that parse the completion (math, regex, reasoning_gym) have their
@@ -47,6 +52,12 @@ class RewardConfig(Section):
         if clip is not None and clip[0] >= clip[1]:
             raise PydanticCustomError("grpo_clip", "should be [lowest, highest]")
         return clip
+
+    @property
+    def condition(self) -> str | None:
+        """The rows that it applies to, by `source` and `when`, as one expression; None for all."""
+        own = f'source == "{self.source}"' if self.source else None
+        return f"{own} and ({self.when})" if own and self.when else own or self.when
 
     @property
     def params(self) -> dict[str, Any]:

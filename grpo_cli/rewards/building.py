@@ -116,6 +116,7 @@ def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
     for config in configs:
         params = find_kind(config.kind)
         default = params.default_name(config.params) if params else config.kind
+        default = f"{default}_{config.source}" if config.source else default
         name, number = config.name or default, 2
         while config.name is None and name in taken:
             name, number = f"{default}_{number}", number + 1
@@ -142,7 +143,7 @@ def _build_reward(source: _RewardSource) -> Reward:
         scorer,
         on_error=config.on_error,
         clip=config.clip,
-        condition=Condition(config.when) if config.when else None,
+        condition=Condition(config.condition) if config.condition else None,
         waits=params.waits(limited=config.timeout_s is not None),
         right_answer=_right_score(config),
         reads=config.reads,

@@ -8,6 +8,7 @@ from trl import GRPOConfig
 
 from grpo_cli.errors import RunError
 from grpo_cli.models.vllm_engine import model_length
+from grpo_cli.recipe.dataset import MixtureDataset
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.trackers import run_name
@@ -40,6 +41,9 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
         "disable_tqdm": True,
         "log_completions": False,
     }
+    if isinstance(recipe.dataset, MixtureDataset):
+        # Its rows are in the order in which they are drawn.
+        values["shuffle_dataset"] = False
     if values.get("load_best_model_at_end") and values.get("save_total_limit") == 1:
         # With 1, transformers (5.17, `Trainer._finalize_training`) removes the newest in the end, also if a stop
         # was requested.

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from grpo_cli.recipe.base import field_docs
+from grpo_cli.recipe.dataset import SourceKeys
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,8 +33,10 @@ def test_generated_files_are_what_make_docs_would_write():
 def test_every_section_of_a_recipe_has_its_table():
     generator = load_generator()
     listed = {model.__name__ for _, model in generator.SECTIONS}
-    # Both have the table of `KindConfig`.
-    assert set(generator.build_schema()["$defs"]) - {"ToolConfig", "EnvironmentConfig"} <= listed
+    # Both have the table of `KindConfig`; sources have that of their kind of dataset, and one for all.
+    described = {"ToolConfig", "EnvironmentConfig"}
+    described |= {each.__name__ for each in SourceKeys.__subclasses__()}
+    assert set(generator.build_schema()["$defs"]) - described <= listed
 
 
 def test_every_field_says_what_it_means():

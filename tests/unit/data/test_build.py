@@ -211,3 +211,40 @@ def test_gsm8k_is_built_whole(recipe, gsm8k) -> None:
     assert (len(built.train), len(built.eval)) == (7473, 400)
     assert built.train[0]["answer"] == "72"
     assert built.report.exact_duplicates_between_splits == 0
+
+
+def test_sources_become_one_dataset_in_the_order_of_their_ratio(recipe) -> None:
+    sums = {"name": "sums", "kind": "inline", "ratio": 3, "columns": {"gold": "a"}}
+    rows = [{"q": f"{number} + 1", "a": number + 1} for number in range(6)]
+    words = [{"q": "spell", "answer": "x"}, {"q": "spell it", "answer": "y"}]
+    made = recipe(
+        prompt={"user": "{{ source }}: {{ q }}"},
+        eval_fraction=0.5,
+        sources=[
+            {**sums, "rows": rows[:4], "eval_rows": rows[4:]},
+            {"name": "words", "kind": "inline", "rows": [*words, *words], "prompt": PROMPT},
+        ],
+    )
+    built = build(made)
+    assert built.report.sources == {
+        "sums": {"train_rows": 4, "eval_rows": 2, "ratio": 3.0},
+        "words": {"train_rows": 2, "eval_rows": 2, "ratio": 1.0},
+    }
+
+    assert sorted(built.train["source"][:]) == ["sums"] * 5 + ["words"] * 2
+    first = built.train[built.train["source"][:].index("sums")]
+    text = first["prompt"][-1]["content"]
+    assert (text[:6], first["gold"], first["answer"]) == ("sums: ", first["a"], None)
+    # Numbers of rows are different; those of held-out rows of the first source, too.
+    assert len({(row["row_id"], row["source"]) for row in built.train}) == 6
+    assert built.eval["source"][:] == ["sums", "words", "sums", "words"]
+    again = build(recipe(**made.model_dump(by_alias=True)["dataset"]))
+    assert again.train["row_id"][:] == built.train["row_id"][:]
+    assert again.report == built.report
+
+
+def test_sources_of_two_styles_of_prompt_are_refused(recipe) -> None:
+    rows = {"kind": "inline", "rows": ROWS, "prompt": PROMPT}
+    text = {**rows, "name": "text", "prompt": {**PROMPT, "style": "text"}}
+    problem = problem_of(recipe(sources=[{**rows, "name": "chat"}, text]))
+    assert problem.seen.startswith("source `text` has a prompt of another kind than source `chat`")

@@ -1,0 +1,145 @@
+"""Mixtures: in which order the rows of several sources are drawn, and which source a problem is about."""
+
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from fractions import Fraction
+from math import lcm
+
+from grpo_cli.errors import RecipeError
+from grpo_cli.issues import Issue
+from grpo_cli.recipe.dataset import MixtureDataset
+
+SOURCE = "source"
+"""The column that holds the name of a row's source."""
+MOST_DRAWS = 20_000_000
+"""Prompts of an epoch; their order is kept in memory."""
+_MOST_PERIOD = 10_000
+"""Draws after which the order of sources repeats itself at the latest; shares are exact to one in as many."""
+
+Draw = tuple[int, int]
+"""A source and one of its rows, both by place."""
+
+
+def draw_rows(
+    sizes: Sequence[int], ratios: Sequence[float], seed: int, *, shuffle: bool = True
+) -> Iterator[Draw]:
+    """Yield the rows of one epoch, which ends when every row of every source has been drawn.
+
+    At any point the draws from a source differ by less than one from its share of all draws, which is exact to
+    one in `_MOST_PERIOD`.
+
+    Args:
+        sizes: Rows of each source, at least one.
+        ratios: Of the sources, above 0; their sum does not matter.
+        seed: Shuffles the rows of each source, for each pass anew.
+        shuffle: Whether rows are shuffled; otherwise sources keep their order.
+    """
+    passes = [
+        _rows(size, f"{seed}/{source}" if shuffle else None) for source, size in enumerate(sizes)
+    ]
+    for source in draw_sources(sizes, ratios):
+        yield source, next(passes[source])
+
+
+def draw_sources(sizes: Sequence[int], ratios: Sequence[float]) -> Iterator[int]:
+    """Yield the source of each draw of an epoch.
+
+    Of the sources that lag behind enough, the one whose next draw is due first.
+
+    Source: Tijdeman 1980, "The chairman assignment problem", Discrete Mathematics 32.
+    """
+    weights = _as_weights(ratios)
+    # After so many draws each source has exactly its share, and the order repeats itself.
+    period, places, slack = sum(weights), range(len(weights)), 2 * len(weights) - 2
+    order: list[int] = []
+    drawn, left = [0] * len(sizes), {place for place in places if sizes[place] > 0}
+    step = 0
+    while left:
+        if step < period:
+            lags = [
+                (step + 1) * weight - done * period
+                for weight, done in zip(weights, drawn, strict=True)
+            ]
+            due = [place for place in places if lags[place] * slack >= period] or places
+            deadlines = [
+                (((slack - 1) * period - slack * lags[place]) / weights[place], place)
+                for place in due
+            ]
+            order.append(min(deadlines)[1])
+        source = order[step % period]
+        step += 1
+        drawn[source] += 1
+        if drawn[source] == sizes[source]:
+            left.remove(source)
+        yield source
+
+
+def _as_weights(ratios: Sequence[float]) -> list[int]:
+    """Return whole numbers of the same ratios; if their sum would exceed `_MOST_PERIOD`, of nearly the same."""
+    exact = [Fraction(str(ratio)) for ratio in ratios]
+    shares = [each / sum(exact) for each in exact]
+    period = lcm(*(share.denominator for share in shares))
+    return [max(round(share * min(period, _MOST_PERIOD)), 1) for share in shares]
+
+
+def count_draws(dataset: MixtureDataset, sizes: Sequence[int]) -> int:
+    """Return the prompts of an epoch.
+
+    Raises:
+        RecipeError: They are more than `MOST_DRAWS`.
+    """
+    ratios = [source.ratio for source in dataset.sources]
+    epochs = [size * sum(ratios) / ratio for size, ratio in zip(sizes, ratios, strict=True)]
+    if max(epochs) > MOST_DRAWS:
+        place = epochs.index(max(epochs))
+        name, most = dataset.sources[place].name, int(sizes[place] * MOST_DRAWS / max(epochs))
+        seen = (
+            f"with this ratio an epoch has {max(epochs):,.0f} prompts until each of the source's {sizes[place]:,} "
+            f"rows is drawn (at most {MOST_DRAWS:,})"
+        )
+        issue = Issue(seen, f"raise it, or set `limit: {max(most, 1)}`", "dataset.ratio")
+        raise RecipeError([place_issue(issue, place, name)])
+    weights = _as_weights(ratios)
+    # All periods but the last one need not be gone through.
+    periods = max(-(-size // weight) for size, weight in zip(sizes, weights, strict=True)) - 1
+    rest = [size - periods * weight for size, weight in zip(sizes, weights, strict=True)]
+    return periods * sum(weights) + sum(1 for _ in draw_sources(rest, ratios))
+
+
+def _rows(size: int, seed: str | None) -> Iterator[int]:
+    """Yield rows without end, pass after pass, each in an order of its own."""
+    chooser = random.Random(seed)
+    order = list(range(size))
+    while True:
+        if seed is not None:
+            chooser.shuffle(order)
+        yield from order
+
+
+def place_issue(issue: Issue, place: int, name: str) -> Issue:
+    """Return an issue about a dataset as one about a source of a mixture."""
+    own = f"dataset.sources.{place}"
+    seen, fix = (text.replace("dataset.", f"{own}.") for text in (issue.seen, issue.fix))
+    path = re.sub(r"^dataset\b", own, issue.path)
+    return replace(issue, seen=f"source `{name}`: {seen}", fix=fix, path=path)
+
+
+def place_issues(issues: Iterable[Issue], place: int, name: str | None) -> list[Issue]:
+    """Return issues as those of a source; as they are if it has no name, since there is no mixture."""
+    return [issue if name is None else place_issue(issue, place, name) for issue in issues]
+
+
+@contextmanager
+def naming_source(place: int, name: str | None) -> Iterator[None]:
+    """Add a source to the errors of what is done inside.
+
+    Raises:
+        RecipeError: As was raised inside.
+    """
+    try:
+        yield
+    except RecipeError as error:
+        raise RecipeError(place_issues(error.problems, place, name)) from error.__cause__
