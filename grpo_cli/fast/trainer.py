@@ -122,8 +122,8 @@ class FastTrainer(GRPOTrainer):
         return reasons[0] if reasons else None
 
     def _and_reference(self, model: Any) -> list[Any]:
-        """Return a model and, if it is one of its own, the reference model, such as a teacher."""
-        return [each for each in (model, self.ref_model) if each is not None]
+        """Return a model and the reference model, such as a teacher, if this process holds one of its own."""
+        return [each for each in (model, self.ref_model) if isinstance(each, torch.nn.Module)]
 
     def _why_not_sampled(self, model: Any) -> str | None:
         """Return why only TRL's own way of sampling will do."""

@@ -13,6 +13,7 @@ from grpo_cli.models.source import check_model_data, find_folder, fingerprint_mo
 from grpo_cli.recipe.adapter import WEIGHTS, find_downloaded, find_run
 from grpo_cli.recipe.model import AdapterConfig, ModelConfig
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.teacher import TeacherConfig
 from grpo_cli.runs.files import read_object
 
 _PATH = "teacher.path"
@@ -30,12 +31,12 @@ class Teacher(NamedTuple):
 
 
 def find_teacher(recipe: Recipe) -> Teacher | None:
-    """Return the teacher that a recipe names; None if it names none.
+    """Return the teacher that a recipe names; None if it names none, or one on a server.
 
     Raises:
         RecipeError: There is no such model.
     """
-    if recipe.teacher is None:
+    if recipe.teacher is None or recipe.teacher.path is None:
         return None
     own = recipe.model.model_dump(include=set(_OWN))
     folder, section = _find_folder(recipe.teacher.path, recipe.teacher.revision)
@@ -81,6 +82,9 @@ def fingerprint_teacher(teacher: Teacher) -> str | None:
 
 def check_teacher(recipe: Recipe) -> Iterator[Issue]:
     """Check that the teacher is there, whole, reads the same tokens, and can take part in this training."""
+    if recipe.teacher is None:
+        return
+    yield from _check_settings(recipe, recipe.teacher)
     try:
         teacher = find_teacher(recipe)
         if teacher is None:
@@ -89,7 +93,6 @@ def check_teacher(recipe: Recipe) -> Iterator[Issue]:
     except RecipeError as error:
         yield from (replace(each, path=_PATH) for each in error.problems)
         return
-    yield from _check_settings(recipe)
     adapter = teacher.adapter
     if adapter is not None and not (adapter / WEIGHTS).is_file():
         yield Issue(f"{adapter} holds no {WEIGHTS}", "name a run that has finished", _PATH)
@@ -100,7 +103,7 @@ def check_teacher(recipe: Recipe) -> Iterator[Issue]:
         yield other
 
 
-def _check_settings(recipe: Recipe) -> Iterator[Issue]:
+def _check_settings(recipe: Recipe, config: TeacherConfig) -> Iterator[Issue]:
     if recipe.training.extras.get("beta"):
         seen = "the KL term is to the teacher or to the reference model, and `training.beta` asks for both"
         yield Issue(seen, "remove `training.beta`: `teacher.weight` takes its place", "teacher")
@@ -113,9 +116,15 @@ def _check_settings(recipe: Recipe) -> Iterator[Issue]:
         ),
         (
             "launch.strategy",
-            recipe.launch.strategy in ("zero3", "fsdp2"),
+            config.path is not None and recipe.launch.strategy in ("zero3", "fsdp2"),
             f"a teacher is whole on each process, and {recipe.launch.strategy} shards models",
             "set `launch.strategy: ddp` or `zero2`, or remove `teacher`",
+        ),
+        (
+            "generation.temperature",
+            config.base_url is not None and recipe.generation.temperature != 1,
+            "a server tells log-probabilities at temperature 1 alone, and the teacher is on one",
+            "remove it, or name a teacher of this machine with `teacher.path`",
         ),
         (
             "training.sync_ref_model",
@@ -154,17 +163,23 @@ def compare_vocabularies(own: Mapping[str, int], teacher: Mapping[str, int]) -> 
     return None
 
 
-def check_teacher_tokenizer(teacher: Teacher, tokenizer: Any) -> None:
-    """Check that the teacher reads each token id as the model does.
+def check_teacher_tokenizer(recipe: Recipe, tokenizer: Any) -> None:
+    """Check that the teacher, if there is one, reads each token id as the model does.
 
     Raises:
         RecipeError: It does not, or it has no tokenizer that can be loaded.
+        SetupError: It does not, or does not answer, on its server.
     """
-    from grpo_cli.models.loading import load_tokenizer
+    if recipe.teacher is not None and recipe.teacher.base_url is not None:
+        from grpo_cli.models.teacher_server import TeacherServer
 
-    own, taught = tokenizer.get_vocab(), load_tokenizer(teacher.model).get_vocab()
-    if (problem := compare_vocabularies(own, taught)) is not None:
-        raise RecipeError([problem])
+        TeacherServer(recipe.teacher.base_url).check_tokenizer(tokenizer)
+    elif (teacher := find_teacher(recipe)) is not None:
+        from grpo_cli.models.loading import load_tokenizer
+
+        own, taught = tokenizer.get_vocab(), load_tokenizer(teacher.model).get_vocab()
+        if (problem := compare_vocabularies(own, taught)) is not None:
+            raise RecipeError([problem])
 
 
 def _read_vocabulary(model: ModelConfig) -> dict[str, int] | None:

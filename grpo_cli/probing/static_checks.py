@@ -86,8 +86,7 @@ def _load_data(session: "Session") -> None:
     check_model_data(model)
     load_config(model)
     session.tokenizer = load_tokenizer(model)
-    if (teacher := find_teacher(session.recipe)) is not None:
-        check_teacher_tokenizer(teacher, session.tokenizer)
+    check_teacher_tokenizer(session.recipe, session.tokenizer)
     session.tell("comparing the weights with config.json")
     check_weights(model, session.tokenizer)
     session.tell("loading the data")

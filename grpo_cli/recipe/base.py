@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -114,6 +116,24 @@ AS_PATH = ShortForm(
     lambda full: {"type": "string", "minLength": 1},
 )
 """A section that may be written as its `path` alone."""
+
+
+def _check_address(text: str) -> str:
+    """Check that HTTP clients understand an address; TRL's takes no path."""
+    try:
+        parts = urlsplit(text)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        whole = False
+    if not whole or parts.path.strip("/") or parts.query:
+        raise PydanticCustomError(
+            "grpo_address", "should be an address such as http://10.0.0.2:8000, without a path"
+        )
+    return text.rstrip("/")
+
+
+Address = Annotated[str, AfterValidator(_check_address)]
+"""Of a server, without a path."""
 OneOrMany = Annotated[
     tuple[Item, ...],
     ShortForm(

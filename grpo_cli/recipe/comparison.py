@@ -24,6 +24,7 @@ _FREE = (
     "generation.vllm.mode",
     "generation.vllm.managed",
     "generation.vllm.base_url",
+    "teacher.base_url",
     "generation.vllm.server_",
     "generation.vllm.group_port",
     "generation.vllm.enable_lora",

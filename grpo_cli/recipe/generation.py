@@ -2,12 +2,11 @@
 
 import re
 from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.recipe.base import Integer, Number, OpenSection, Section
+from grpo_cli.recipe.base import Address, Integer, Number, OpenSection, Section
 
 _ADDRESS = ("server_base_url", "server_host", "server_port")
 """TRL's names for where a server is."""
@@ -30,20 +29,6 @@ _FLAG_KEYS = {
     },
 }
 """Flags of the server that a key of the recipe decides."""
-
-
-def _check_address(text: str) -> str:
-    """Check that HTTP clients understand an address; TRL's takes no path."""
-    try:
-        parts = urlsplit(text)
-        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        whole = False
-    if not whole or parts.path.strip("/") or parts.query:
-        raise PydanticCustomError(
-            "grpo_address", "should be an address such as http://10.0.0.2:8000, without a path"
-        )
-    return text.rstrip("/")
 
 
 def _check_flags(flags: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +56,7 @@ class VllmConfig(OpenSection):
     """In `server` mode: `grpo train` starts the server itself on GPUs that training does not use, monitors it,
     restarts it if it dies, and stops it at the end. `false` uses a server that is already running, as does
     `base_url`."""
-    base_url: Annotated[str, AfterValidator(_check_address)] | None = None
+    base_url: Address | None = None
     """Address of a running server, such as `http://10.0.0.2:8000`; `grpo serve RECIPE` starts one."""
     enable_lora: bool = True
     """With `model.lora`, send vLLM the adapter alone and have it sample with that (`--enable-lora`), if it can.

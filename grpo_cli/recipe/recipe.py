@@ -175,7 +175,7 @@ class Recipe(Section):
         if warmup is not None:
             told["warm-up"] = warmup.described
         if teacher is not None:
-            told["teacher"] = f"{teacher.path} × {teacher.weight:g}"
+            told["teacher"] = f"{teacher.place} × {teacher.weight:g}"
         return told
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from grpo_cli.fast.trainer import FastTrainer
+from grpo_cli.models.teacher_server import TeacherServer
 from grpo_cli.training.callbacks import PhaseClock
 from grpo_cli.training.checkpoints import ExactResume
 from grpo_cli.training.dynamic_sampling import DynamicSampling, GroupSignal, Scored
@@ -144,6 +145,20 @@ class RunTrainer(ExactResume, FastTrainer):
         yield
         if self._episodes is not None:
             self._clock.add("tools", self._episodes.waited_s - before, out_of=out_of)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        rows = input_ids, attention_mask, logits_to_keep
+        if isinstance(model, TeacherServer):
+            return model.read(*rows), None, None
+        return super()._get_per_token_logps_and_entropies(model, *rows, *args, **options)
 
     def _generate(self, prompts: Any) -> Any:
         if self._given is not None:

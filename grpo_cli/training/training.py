@@ -40,6 +40,7 @@ from grpo_cli.models.loading import (
 )
 from grpo_cli.models.source import fingerprint_model
 from grpo_cli.models.teacher import check_teacher_tokenizer, find_teacher, fingerprint_teacher
+from grpo_cli.models.teacher_server import TeacherServer
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.training import leave_off
 from grpo_cli.rewards.building import build_rewards
@@ -109,8 +110,7 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     session.report("loading the tokenizer")
     with session.processes.local_main_process_first():
         tokenizer = load_tokenizer(recipe.model)
-        if (teacher := find_teacher(recipe)) is not None:
-            check_teacher_tokenizer(teacher, tokenizer)
+        check_teacher_tokenizer(recipe, tokenizer)
     session.report("preparing the data")
     data = _build_data(session, tokenizer)
     with ExitStack() as stack:
@@ -309,11 +309,15 @@ def _load_model(session: Session, config: ModelConfig, tokenizer: PreTrainedToke
 
 
 def _attach_teacher(session: Session, trainer: RunTrainer) -> None:
-    config, teacher = session.recipe.teacher, find_teacher(session.recipe)
-    if config is None or teacher is None:
+    config = session.recipe.teacher
+    if config is None:
         return
     session.report("loading the teacher")
-    fingerprint = fingerprint_teacher(teacher)
+    teacher = find_teacher(session.recipe) or TeacherServer(str(config.base_url))
+    if isinstance(teacher, TeacherServer):
+        fingerprint: str | None = teacher.model
+    else:
+        fingerprint = fingerprint_teacher(teacher)
     before = session.folder.read_manifest().get("teacher")
     _refuse_change(session, "the teacher", before, fingerprint)
     attach_teacher(trainer, config, teacher, _loading_device(session))

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 
 import pytest
@@ -9,9 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_cli.checks.recipe_checks import check_recipe
-from grpo_cli.errors import RecipeError
+from grpo_cli.errors import RecipeError, SetupError
 from grpo_cli.machine import Hardware
 from grpo_cli.models.teacher import compare_vocabularies
+from grpo_cli.models.teacher_server import TeacherServer
 from tests.integration.conftest import LORA, RECIPE, Workshop
 from tests.integration.test_resuming import DEADLY, assert_same, train
 from tests.tiny_models import make_tiny_model
@@ -128,6 +131,73 @@ def test_a_killed_run_with_a_run_as_its_teacher_goes_on_exactly(tmp_path, chat_m
     assert all(record["kl"] > 0 for record in broken.records("train"))
 
 
+@pytest.fixture
+def serving(pair):
+    """The address of a server that answers as vLLM's does, with the teacher of the pair."""
+    tokenizer = AutoTokenizer.from_pretrained(pair / "teacher")
+    model = AutoModelForCausalLM.from_pretrained(pair / "teacher", dtype=torch.float32)
+
+    def score(ids):
+        with torch.no_grad():
+            log_probs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        told = [
+            {str(token): {"logprob": float(row[token])}}
+            for token, row in zip(ids[1:], log_probs, strict=True)
+        ]
+        return {"prompt_logprobs": [None, *told]}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.reply({"data": [{"id": "the-teacher"}]})
+
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if self.path == "/detokenize":
+                self.reply({"prompt": tokenizer.decode(asked["tokens"])})
+            else:
+                self.reply({"choices": [score(ids) for ids in asked["prompt"]]})
+
+        def reply(self, answer):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_a_teacher_on_a_server_teaches_as_one_of_this_machine(tmp_path, pair, serving):
+    def train_towards(name, teacher):
+        workshop = Workshop(tmp_path / name, pair / "student")
+        workshop.folder.mkdir()
+        workshop.write(RECIPE_WITH_TEACHER.replace("path: TEACHER", teacher))
+        done = train(workshop, steps=4)
+        return workshop, done
+
+    here, _ = train_towards("here", f"path: {pair / 'teacher'}")
+    there, _ = train_towards("there", f"base_url: {serving}")
+    manifest = json.loads((there.run / "manifest.json").read_text())
+    assert manifest["teacher"] == "the-teacher"
+    for own, served in zip(here.records("train"), there.records("train"), strict=True):
+        assert served["kl"] == pytest.approx(own["kl"], rel=1e-4)
+        assert served["loss"] == pytest.approx(own["loss"], rel=1e-4, abs=1e-7)
+
+
+def test_a_server_with_another_teacher(pair, serving, tmp_path):
+    with pytest.raises(SetupError, match="no vLLM server with the teacher answers"):
+        TeacherServer("http://127.0.0.1:9")
+    another_vocabulary("", pair, tmp_path)
+    other = AutoTokenizer.from_pretrained(tmp_path / "other")
+    first = min(other.get_vocab()[token] for token in "ab")
+    with pytest.raises(SetupError, match=f"{first} is .* here alone"):
+        TeacherServer(serving).check_tokenizer(other)
+
+
 def no_teacher(text, pair, folder):
     return text.replace(str(pair / "teacher"), str(folder / "nowhere"))
 
@@ -167,6 +237,18 @@ def without_teacher(text, pair, folder):
         (scored, "teacher", "samples none"),
         (without_teacher, "rewards", "missing"),
         (lambda text, *rest: text.replace("weight: 1", "weight: 0"), "teacher.weight", "above 0"),
+        (
+            lambda text, *rest: text.replace("weight: 1", "base_url: http://127.0.0.1:9"),
+            "teacher.base_url",
+            "not both",
+        ),
+        (
+            lambda text, pair, _: text.replace(
+                f"path: {pair / 'teacher'}", "base_url: http://127.0.0.1:9"
+            ).replace("generation: {{", "generation: {{temperature: 0.7, "),
+            "generation.temperature",
+            "at temperature 1 alone",
+        ),
         (
             lambda text, *rest: f"{text}  strategy: zero3\n".replace("{{use_cpu: true}}", ""),
             "launch.strategy",

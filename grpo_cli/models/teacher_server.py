@@ -1,0 +1,131 @@
+"""A teacher on a vLLM server: its tokenizer compared with the model's, and its log-probabilities of given tokens.
+
+Source: vLLM 0.31, `/v1/models`, `/detokenize`, and `prompt_logprobs` of `/v1/completions`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from grpo_cli.errors import RunError, SetupError
+
+if TYPE_CHECKING:
+    import torch
+
+_TIMEOUT = httpx.Timeout(600, connect=10)
+"""Seconds; a server that others use too may take long to read a large batch."""
+_RETRIES, _SHOWN = 5, 500
+
+
+class TeacherServer:
+    """A model that tells how likely given tokens are, at temperature 1; TRL takes it for its reference model.
+
+    Args:
+        address: Such as `http://10.0.0.2:8000`.
+
+    Raises:
+        SetupError: No vLLM server answers there.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        # A connection kept through a training step is one that the server has closed.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        transport = httpx.HTTPTransport(retries=_RETRIES, limits=limits)
+        # A proxy would not find addresses of this machine.
+        self._client = httpx.Client(
+            base_url=address, timeout=_TIMEOUT, transport=transport, trust_env=False
+        )
+        try:
+            self.model = str(self._ask("GET", "/v1/models")["data"][0]["id"])
+            """What the server calls its model."""
+        except (RunError, LookupError, TypeError, ValueError) as error:
+            raise SetupError(
+                f"no vLLM server with the teacher answers at {address} ({error}). "
+                "Fix: start one with `vllm serve TEACHER`, or correct `teacher.base_url`"
+            ) from error
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Compare what each token id of the model is, there and here.
+
+        Raises:
+            SetupError: It is not the same.
+        """
+        ids = sorted(set(tokenizer.get_vocab().values()))
+        low, high = 0, len(ids)
+        if self._reads_alike(tokenizer, ids):
+            return
+        # Halves the ids until one is left that is another token.
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._reads_alike(tokenizer, ids[low:middle]):
+                low = middle
+            else:
+                high = middle
+        seen = tokenizer.convert_ids_to_tokens(ids[low])
+        raise SetupError(
+            f"the teacher at {self.address}, {self.model}, has another tokenizer than the model, so it cannot "
+            f"tell how likely tokens are: {ids[low]} is {seen!r} here alone. "
+            "Fix: serve a teacher of the same family of models"
+        )
+
+    def _reads_alike(self, tokenizer: Any, ids: list[int]) -> bool:
+        """Return whether ids are the same text, read one after the other, there and here."""
+        try:
+            answer = self._ask("POST", "/detokenize", {"model": self.model, "tokens": ids})
+        except RunError:
+            # An id that the server does not know.
+            return False
+        return answer["prompt"] == tokenizer.decode(ids)
+
+    def read(
+        self, input_ids: "torch.Tensor", attention_mask: "torch.Tensor", logits_to_keep: int
+    ) -> "torch.Tensor":
+        """Return the log-probabilities of the last tokens of each row.
+
+        Args:
+            input_ids: `[rows, tokens] int64`.
+            attention_mask: The same shape; 0 for padding.
+            logits_to_keep: Number of last columns that are wanted.
+
+        Returns:
+            `[rows, logits_to_keep] float32`; 0 at padding.
+
+        Raises:
+            RunError: The server has gone, or refuses.
+        """
+        rows = [
+            ids[kept].tolist() for ids, kept in zip(input_ids, attention_mask.bool(), strict=True)
+        ]
+        asked = {"model": self.model, "prompt": rows, "max_tokens": 1, "prompt_logprobs": 0}
+        choices = self._ask("POST", "/v1/completions", asked)["choices"]
+        wanted = attention_mask[:, -logits_to_keep:].bool()
+        told = [
+            [position[str(token)]["logprob"] for token, position in pairs[len(pairs) - count :]]
+            for pairs, count in (
+                (list(zip(ids, choice["prompt_logprobs"], strict=True)), count)
+                for ids, choice, count in zip(rows, choices, wanted.sum(1).tolist(), strict=True)
+            )
+        ]
+        values = input_ids.new_zeros(wanted.shape).float()
+        values[wanted] = values.new_tensor([value for row in told for value in row])
+        return values
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Return a server's answer.
+
+        Raises:
+            RunError: There is none, or it is an error.
+        """
+        try:
+            answer = self._client.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise RunError(
+                f"the teacher at {self.address} does not answer: {error or type(error).__name__}. "
+                "Fix: start it again, then go on with `--resume`"
+            ) from error
+        if answer.is_error:
+            raise RunError(
+                f"the teacher at {self.address} refuses with {answer.status_code}: {answer.text[:_SHOWN]}"
+            )
+        return answer.json()
