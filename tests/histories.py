@@ -28,7 +28,9 @@ def make_recipe(**changes) -> Recipe:
     """A recipe with sections changed or replaced."""
     merged = dict(PLAIN)
     for name, value in changes.items():
-        merged[name] = {**PLAIN.get(name, {}), **value} if isinstance(value, dict) else value
+        changes_kind = isinstance(value, dict) and "sources" in value
+        base = {} if changes_kind else PLAIN.get(name, {})
+        merged[name] = {**base, **value} if isinstance(value, dict) else value
     return Recipe.model_validate(merged)
 
 

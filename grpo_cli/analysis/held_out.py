@@ -88,7 +88,7 @@ def _score(
     # All measurements decide: one in which no answer is right has zeros alone.
     scores = (each["rewards"] for stage in STAGES for each in run.samples(stage))
     right = right_scores(run.recipe.rewards, scores)
-    values = per_prompt(groups, right)
+    values = per_prompt(groups, right, run.recipe.dataset.shares)
     if not run.recipe.rewards:
         values.pop("reward", None)
     if run.recipe.is_sampled:
@@ -279,6 +279,7 @@ def _compare(base: Measurement, run: Measurement, names: tuple[str, str]) -> Hel
 
 def _scored_alike(metric: str, base: Recipe, run: Recipe) -> bool:
     """Return whether two recipes give a metric the same meaning."""
+    metric = metric.partition("@")[0] if not metric.startswith(("pass@", "maj@")) else metric
     if not metric.startswith(_OF_REWARDS):
         return True
     if metric == "reward":

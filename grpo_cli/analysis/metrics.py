@@ -2,7 +2,8 @@
 
 Names: `reward` (the weighted total), `rewards/NAME`, `accuracy/NAME` (share of right answers, for rewards that
 judge them), `pass@K/NAME`, `maj@K/NAME`, `completion_length` (tokens), `clipped` (share); of episodes also
-`EPISODE_METRICS`; of models trained on scored data also `accuracy/ranking` and `likelihood_gap`.
+`EPISODE_METRICS`; of models trained on scored data also `accuracy/ranking` and `likelihood_gap`; of a mixture also
+`reward@SOURCE` and `accuracy/NAME@SOURCE`.
 """
 
 import json
@@ -66,12 +67,15 @@ class Metric:
         return asdict(self)
 
 
-def per_prompt(groups: Sequence[Group], right: Mapping[str, float]) -> dict[str, PerPrompt]:
+def per_prompt(
+    groups: Sequence[Group], right: Mapping[str, float], sources: Collection[str] = ()
+) -> dict[str, PerPrompt]:
     """Return every metric's value for every prompt.
 
     Args:
         groups: The completions of each prompt, equally many.
         right: For each reward that judges answers, the score of a right one.
+        sources: Those of a mixture, for which the reward and accuracies are given apart.
     """
     size = min(map(len, groups), default=0)
     names = list(groups[0][0].rewards) if size else []
@@ -90,14 +94,30 @@ def per_prompt(groups: Sequence[Group], right: Mapping[str, float]) -> dict[str,
     values["clipped"] = lambda group: fmean(each.clipped for each in group)
     if size and groups[0][0].episode:
         values |= {name: _of_episodes(estimate) for name, estimate in EPISODE_METRICS.items()}
-    return {
+    found = {
         metric: {group[0].row: number for group in groups if (number := value(group)) is not None}
         for metric, value in values.items()
     }
+    sources_of = {group[0].row: group[0].source for group in groups}
+    for metric, source in _by_source(right, sources):
+        own = {row: each for row, each in found[metric].items() if sources_of[row] == source}
+        if own:
+            found[f"{metric}@{source}"] = own
+    return found
+
+
+def _by_source(right: Iterable[str], sources: Iterable[str]) -> list[tuple[str, str]]:
+    metrics = [*(f"accuracy/{name}" for name in right), "reward"]
+    return [(metric, source) for source in sources for metric in metrics]
 
 
 def metric_names(
-    rewards: Sequence[str], right: Collection[str], size: int, *, episodes: bool
+    rewards: Sequence[str],
+    right: Collection[str],
+    size: int,
+    *,
+    episodes: bool,
+    sources: Collection[str] = (),
 ) -> list[str]:
     """Return the metrics that `per_prompt` gives; majority votes only if a reward can read answers.
 
@@ -106,13 +126,15 @@ def metric_names(
         right: Names of those that judge answers.
         size: Completions of each prompt.
         episodes: Whether the completions are episodes.
+        sources: Those of a mixture.
     """
     more = EPISODE_METRICS if episodes else ()
     votes = [f"maj@{size}"] if size > 2 else []
     of_answers = ["accuracy", *(f"pass@{k}" for k in _powers(size)), *votes]
     judged = [f"{metric}/{name}" for name in right for metric in of_answers]
     shared = ["reward", *(f"rewards/{name}" for name in rewards)]
-    return [*shared, *judged, "completion_length", "clipped", *more]
+    apart = [f"{metric}@{source}" for metric, source in _by_source(right, sources)]
+    return [*shared, *judged, "completion_length", "clipped", *more, *apart]
 
 
 Record = Mapping[str, Any]

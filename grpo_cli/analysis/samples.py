@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from grpo_cli.data.mixing import SOURCE
 from grpo_cli.rewards.contract import EPISODE, NO_TRAINER, Batch
 from grpo_cli.rewards.scoring import Reward, weighted_sum
 
@@ -39,6 +40,8 @@ class ScoredCompletion:
     """All messages of an episode; empty if the answer is the only one."""
     episode: dict[str, Any] | None = None
     """The record of an episode; None if there was none."""
+    source: str | None = None
+    """The source of its row, if rows have one."""
 
 
 def score_samples(
@@ -96,6 +99,7 @@ def score_samples(
                 total=weighted_sum(weights, [score.value for score in scores]) or 0.0,
                 messages=completion.messages,
                 episode=completion.episode,
+                source=repeated[SOURCE][place] if SOURCE in repeated else None,
             )
         )
     return scored

@@ -97,6 +97,10 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
         names = name_rewards(recipe.rewards)
         known = {f"rewards/{name}/{what}" for name in names for what in ("mean", "std")}
         known |= _EVALUATED if recipe.rewards else _EVALUATED - {REWARD, REWARD_STD, FRAC_ZERO_STD}
+        measures = (REWARD, FRAC_ZERO_STD)
+        known |= {
+            f"sources/{source}/{what}" for source in recipe.dataset.shares for what in measures
+        }
         best = "eval_reward" if recipe.learns_from_rewards else "eval_kl"
         own = any(reward.kind == "python" for reward in recipe.rewards)
         for path, metric in named.items():

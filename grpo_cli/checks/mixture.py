@@ -51,10 +51,9 @@ def _check_batch(
 ) -> Iterator[Issue]:
     """Find sources that have fewer prompts than a batch takes from them."""
     prompts = batch.prompts_per_generation_batch
-    total = sum(source.ratio for source in dataset.sources)
     for place, source in enumerate(dataset.sources):
         size = seen.sources[place] if seen else None
-        share = prompts * source.ratio / total if prompts else 0.0
+        share = (prompts or 0) * dataset.shares[source.name]
         if size is not None and share > size:
             text = (
                 f"source `{source.name}` has {size} prompts, and a generation batch takes {share:.3g} from it, so "

@@ -95,13 +95,11 @@ def _count_rows(checked: "CheckedRecipe") -> str:
 
 def _describe_sources(dataset: Any, seen: "Preview") -> str:
     """Return each source's share, and how often an epoch draws each of its rows."""
-    total = sum(source.ratio for source in dataset.sources)
     parts = []
-    for source, size in zip(dataset.sources, seen.sources, strict=True):
-        share = source.ratio / total
+    for (name, share), size in zip(dataset.shares.items(), seen.sources, strict=True):
         times = share * seen.train_rows / size if size and seen.train_rows else None
         rows = f" ({size:,} rows, each {times:.3g} times)" if times else ""
-        parts.append(f"{source.name} {share:.0%}{rows}")
+        parts.append(f"{name} {share:.0%}{rows}")
     return ", ".join(parts)
 
 

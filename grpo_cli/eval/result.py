@@ -24,7 +24,6 @@ from grpo_cli.errors import RunError, UsageError
 from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.request import WARMUP, EvalRequest
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import name_rewards, right_scores
 from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json
 from grpo_cli.runs.folder import RunFolder
@@ -75,20 +74,20 @@ class Measured:
         }
 
 
-def read_measured(folder: EvalFolder, subject: str, rewards: Sequence[RewardConfig]) -> Measured:
+def read_measured(folder: EvalFolder, subject: str, recipe: Recipe) -> Measured:
     """Read a subject's samples back; raises `UsageError` if there are none."""
     chunks = list(folder.read_chunks(subject).values())
     groups = group_by_row([as_scored(each) for chunk in chunks for each in chunk])
     if not groups:
         raise UsageError(f"{folder.path} holds no samples of `{subject}`. Fix: measure it anew")
-    right = right_scores(rewards, (each.rewards for group in groups for each in group))
+    right = right_scores(recipe.rewards, (each.rewards for group in groups for each in group))
     warm = [chunk for chunk in chunks if not chunk[0].get("chunk_warms_up", True)]
     paced_s = sum(chunk[0]["chunk_s"] for chunk in warm or chunks)
     tokens = sum(each["tokens"] for chunk in warm or chunks for each in chunk)
     return Measured(
         groups,
         right,
-        per_prompt(groups, right),
+        per_prompt(groups, right, recipe.dataset.shares),
         sum(chunk[0]["chunk_s"] for chunk in chunks),
         tokens / paced_s if paced_s else None,
         not warm,
@@ -110,8 +109,7 @@ def finish(
     """
     recipe, data, baseline = request.recipe, folder.read_data(), request.baseline
     measured = {
-        subject.name: read_measured(folder, subject.name, recipe.rewards)
-        for subject in request.subjects
+        subject.name: read_measured(folder, subject.name, recipe) for subject in request.subjects
     }
     for name, each in measured.items():
         _check_complete(name, each, request.samples, data["rows"])
@@ -251,7 +249,7 @@ def _read_side(side: str) -> tuple[str, Measured, dict[str, Any]]:
             f"{path} holds {', '.join(result['subjects'])}. Fix: name one of them, as {path}:{measured[0]}"
         )
     recipe = Recipe.model_validate(result["recipe"])
-    samples = read_measured(folder, name or measured[0], recipe.rewards)
+    samples = read_measured(folder, name or measured[0], recipe)
     return side if name else f"{side}:{measured[0]}", samples, result
 
 
@@ -283,6 +281,7 @@ def known_metrics(request: EvalRequest) -> list[str]:
         right_scores(rewards),
         request.samples,
         episodes=request.recipe.has_episodes,
+        sources=request.recipe.dataset.shares,
     )
 
 

@@ -73,6 +73,11 @@ class _DatasetBase(Section):
         return (self,)  # type: ignore[return-value]
 
     @property
+    def shares(self) -> dict[str, float]:
+        """Each source's share of the prompts; empty if this is no mixture."""
+        return {}
+
+    @property
     def source_name(self) -> str | None:
         """Its name in a mixture; None if it is none of its sources."""
         return None
@@ -328,6 +333,12 @@ class MixtureDataset(_DatasetBase):
             key: value for key, value in info.data.items() if key in _DatasetBase.model_fields
         }
         return tuple(_fill_in(source, shared) for source in sources)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each source's share of the prompts."""
+        total = sum(source.ratio for source in self.sources)
+        return {source.name: source.ratio / total for source in self.sources}
 
     @property
     def parts(self) -> "tuple[SingleDataset, ...]":

@@ -17,6 +17,8 @@ StoppingRule = Literal[
     "gradient_spike",
     "clip_share",
     "no_signal",
+    "source_starves",
+    "source_forgets",
     "all_solved",
     "repeated_answers",
     "truncation",

@@ -22,7 +22,7 @@ _SHARES = re.compile(
     r"(eval_|dynamic_sampling/)?"
     r"(frac_reward_zero_std|completions/(repeated_share|clipped_ratio)|clip_ratio/.+"
     r"|episode/end/.+|tools/failure_frequency)"
-    r"|rewards/.+/error_share"
+    r"|rewards/.+/error_share|(eval_)?sources/.+/(share|frac_reward_zero_std)"
 )
 """Metrics between 0 and 1."""
 _SMALL_SHARE = 0.2

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
@@ -143,7 +143,8 @@ class Measurer:
     def _summarize(self, scored: list[ScoredCompletion], seconds: float) -> dict[str, Any]:
         groups = group_by_row(scored)
         right = right_scores(self.session.recipe.rewards, (each.rewards for each in scored))
-        values = per_prompt(groups, right)
+        sources = self.session.recipe.dataset.shares
+        values = per_prompt(groups, right, sources)
         # Environments ask by other columns than the prompt, such as `seed`.
         own = self.session.recipe.environment
         asked = self.rows.to_list() if own else list(self.rows["prompt"])
@@ -160,10 +161,25 @@ class Measurer:
             "completion_length": _mean(values["completion_length"]),
             "clipped": _mean(values["clipped"]),
             **{name: _mean(values[name]) for name in ("turns", "calls") if name in values},
+            **({"sources": _by_source(values, sources)} if sources else {}),
             "temperature": self.session.recipe.evaluation.temperature,
             "backend": "transformers" if self.vllm is None else "vllm",
             "seconds": round(seconds, 2),
         }
+
+
+def _by_source(
+    values: Mapping[str, PerPrompt], sources: Iterable[str]
+) -> dict[str, dict[str, float | None]]:
+    """Return the mean of each metric that sources have apart, by source."""
+    return {
+        source: {
+            name.removesuffix(f"@{source}"): _mean(rows)
+            for name, rows in values.items()
+            if name.endswith(f"@{source}")
+        }
+        for source in sources
+    }
 
 
 def select_rows(rows: Dataset | None, limit: int | None) -> Dataset | None:

@@ -1,11 +1,14 @@
 """`GRPOTrainer` with exact resume, dynamic sampling, early scoring, and the time of each phase."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 
+from grpo_cli.data.mixing import SOURCE
 from grpo_cli.fast.trainer import FastTrainer
 from grpo_cli.models.teacher_server import TeacherServer
 from grpo_cli.training.callbacks import PhaseClock
@@ -21,6 +24,8 @@ class RunTrainer(ExactResume, FastTrainer):
 
     dynamic_sampling: DynamicSampling | None = None
     """Replaces groups without signal; None if they stay."""
+    sources: Sequence[str] = ()
+    """Of a mixture; some metrics are logged for each."""
 
     def __init__(
         self,
@@ -64,7 +69,9 @@ class RunTrainer(ExactResume, FastTrainer):
         with self._begun(inputs) as rows, self._early.expecting(self._early_rows(rows), self.state):
             batch = super()._generate_and_score_completions(rows)
         self._given = None
-        self._clear_silent_groups(batch["advantages"])
+        silent = self._clear_silent_groups(batch["advantages"])
+        if self.sources:
+            self._log_sources(inputs, silent)
         if self.reward_func_names == [NO_REWARD]:
             self._leave_out_rewards()
         return batch
@@ -105,8 +112,8 @@ class RunTrainer(ExactResume, FastTrainer):
         metrics.clear()
         metrics.update(before)
 
-    def _clear_silent_groups(self, advantages: torch.Tensor) -> None:
-        """Set the advantages of groups without signal to exactly 0, and count these groups.
+    def _clear_silent_groups(self, advantages: torch.Tensor) -> list[int]:
+        """Set the advantages of groups without signal to exactly 0; count and return these groups.
 
         Args:
             advantages: Of this process's completions, [completions] float32.
@@ -120,6 +127,25 @@ class RunTrainer(ExactResume, FastTrainer):
         places = [group * size + member - first for group in silent for member in range(size)]
         # One write: on a GPU each costs a kernel.
         advantages[[place for place in places if 0 <= place < len(advantages)]] = 0.0
+        return silent
+
+    def _log_sources(self, inputs: list[Any], silent: list[int]) -> None:
+        """Log each source's share of the groups of all processes, its reward, and its groups without signal."""
+        mode, size = "eval", self.num_generations_eval
+        if self.model.training:
+            mode, size = "train", self.num_generations
+        names = gather_object([row[SOURCE] for row in inputs])[::size]
+        weights = self.reward_weights.to(self._rewards.device)
+        totals = (self._rewards * weights).nansum(dim=1).view(-1, size).mean(dim=1).tolist()
+        metrics = self._metrics[mode]
+        for source in self.sources:
+            groups = [group for group, name in enumerate(names) if name == source]
+            metrics[f"sources/{source}/share"].append(len(groups) / len(names))
+            if groups and self.reward_func_names != [NO_REWARD]:
+                reward = fmean(totals[group] for group in groups)
+                metrics[f"sources/{source}/{REWARD}"].append(reward)
+                without = len(set(silent).intersection(groups)) / len(groups)
+                metrics[f"sources/{source}/{FRAC_ZERO_STD}"].append(without)
 
     def _early_rows(self, inputs: list[Any]) -> list[Any] | None:
         """Return the rows to score while sampling goes on; an episode is scored at its end."""

@@ -369,6 +369,7 @@ def _build_run_trainer(
         **options,
     )
     trainer.rewards = rewards
+    trainer.sources = tuple(recipe.dataset.shares)
     # A state that cannot be saved is reported before the first step.
     save_reward_states(rewards)
     return trainer

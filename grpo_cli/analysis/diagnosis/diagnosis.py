@@ -6,7 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_cli.analysis.diagnosis import episodes, progress, rewards, signal, stability
+from grpo_cli.analysis.diagnosis import (
+    episodes,
+    progress,
+    rewards,
+    signal,
+    sources,
+    stability,
+)
 from grpo_cli.analysis.diagnosis.history import History
 from grpo_cli.analysis.diagnosis.rule import Rule, Symptom
 
@@ -30,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     episodes.repeated_calls,
     rewards.absent_reward,
     signal.no_signal,
+    sources.source_starves,
     rewards.constant_reward,
     rewards.reward_swamped,
     rewards.rewards_apart,
@@ -38,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     progress.held_out_gap,
     progress.early_peak,
     progress.falling_reward,
+    sources.source_forgets,
     signal.repeated_answers,
     signal.length_explosion,
     signal.length_collapse,

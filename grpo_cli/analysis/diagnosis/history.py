@@ -234,8 +234,17 @@ def score_bounds(entry: RewardConfig) -> tuple[float, float]:
         return -inf, inf
 
 
+def rewards_of(recipe: Recipe, source: str) -> Recipe:
+    """Return the recipe with the rewards of one of its sources alone."""
+    rewards = [entry for entry in recipe.rewards if entry.source in (None, source)]
+    own = [each for each in recipe.dataset.parts if each.source_name == source]
+    return recipe.model_copy(update={"rewards": tuple(rewards), "dataset": own[0]})
+
+
 def near_best(recipe: Recipe) -> float:
     """Return the total from which on a completion is about as good as can be; infinite if not known."""
+    if shares := recipe.dataset.shares:
+        return sum(share * near_best(rewards_of(recipe, name)) for name, share in shares.items())
     weighted = [entry for entry in recipe.rewards if entry.weight]
     if not weighted:
         return inf

@@ -57,10 +57,40 @@ def said(texts, **scores):
     return Answers(len(texts), text, count / len(texts), {"reward": totals, **by_row})
 
 
+MIXED = {
+    "dataset": {
+        "sources": [
+            {"name": name, "kind": "inline", "rows": [{"q": name}]} for name in ("sums", "words")
+        ]
+    }
+}
+
+
+def by_source(silent, sums):
+    """Series of two sources: the groups of `sums` without signal, its reward, and as much for the whole."""
+    return {
+        "sources/sums/frac_reward_zero_std": [silent] * 40,
+        "sources/words/frac_reward_zero_std": [0.3] * 40,
+        "sources/sums/reward": noisy(sums),
+        "sources/words/reward": noisy(UP),
+        "reward": noisy(UP),
+    }
+
+
 APART = [f"answer {number}" for number in range(12)]
 BEFORE = said(APART, right=[0.3, 0.2] * 6, form=[0.3] * 12)
 """Of rewards as in `TWO`."""
 SHOWN = {
+    "source_starves": (
+        make_history(by_source(1.0, [0.0] * 40), make_recipe(**MIXED)),
+        "100% of the groups of `sums` in its last 10 records had no two different rewards",
+        "or a lower `dataset.sources.0.ratio`",
+    ),
+    "source_forgets": (
+        make_history(by_source(0.3, UP[::-1]), make_recipe(**MIXED)),
+        "the reward of `sums` began at 0.8",
+        "a higher `dataset.sources.0.ratio` (it has 50% of the prompts)",
+    ),
     "too_high_learning_rate": (
         make_history(
             {"learning_rate": [1.0] * 11, "entropy": [6.0] + [0.001] * 10, "reward": HALF[:11]},
@@ -322,6 +352,14 @@ def test_replacing_is_offered_where_some_groups_have_a_signal(share, offered):
 
 
 SILENT = {
+    # Nothing has a signal: `no_signal` tells. And all sources fall: `falling_reward` does.
+    "source_starves": [
+        {**by_source(1.0, HALF), "sources/words/frac_reward_zero_std": [1.0] * 40},
+    ],
+    "source_forgets": [
+        {**by_source(0.3, UP[::-1]), "reward": noisy(UP[::-1])},
+        by_source(0.3, HALF),
+    ],
     "tools_unused": [
         {"tools/call_frequency": [0.2] * 10, "episode/turns": [1.2] * 10},
         {"tools/call_frequency": [0.0] * 10, "episode/turns": [1.0] * 10, "reward": [1.0] * 10},
@@ -506,6 +544,8 @@ SILENT = {
     ],
 }
 RECIPES = {
+    "source_starves": MIXED,
+    "source_forgets": MIXED,
     **dict.fromkeys(
         "tools_unused malformed_calls tool_failures budget_ends_episodes repeated_calls slow_tool".split(),
         TOOLS,
