@@ -1,0 +1,110 @@
+"""A training on two sources with rewards of their own: shares, resume, and everything by source."""
+
+import json
+
+import pytest
+
+from tests.integration.conftest import Workshop
+from tests.integration.test_resuming import DEADLY, assert_same, sets, train
+
+MIXTURE = """\
+name: mixed
+seed: 1
+model:
+  path: {model}
+  dtype: float32
+dataset:
+  prompt: {{user: "{{{{ source }}}}: {{{{ question }}}}"}}
+  sources:
+  - name: counts
+    kind: inline
+    ratio: 3
+    eval_fraction: 0.25
+    rewards: [{{kind: length, target: 4, scale: 0.1}}]
+    rows:
+{rows}
+  - name: words
+    kind: inline
+    rows: [{{question: "spell a", answer: a}}, {{question: "spell b", answer: b}}]
+    eval_rows: [{{question: "spell c", answer: c}}, {{question: "spell d", answer: d}}]
+    rewards: [{{kind: contains, name: spelled}}]
+rewards:
+  - {{kind: python, path: ./deadly.py:brief, name: brief}}
+generation:
+  num_generations: 2
+  max_completion_length: 8
+training:
+  per_device_train_batch_size: 8
+  learning_rate: 1e-3
+  gradient_checkpointing: false
+launch: {{use_cpu: true}}
+"""
+
+
+def workshop_of(folder, model, die_at=None):
+    folder.mkdir()
+    wish = folder / "die"
+    if die_at is not None:
+        wish.write_text(str(die_at))
+    (folder / "deadly.py").write_text(DEADLY.format(wish=str(wish)))
+    workshop = Workshop(folder, model)
+    workshop.write(MIXTURE)
+    return workshop
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, chat_model):
+    workshop = workshop_of(tmp_path_factory.mktemp("mixture") / "unbroken", chat_model)
+    train(workshop, *sets(save_steps=4))
+    return workshop
+
+
+def test_a_killed_run_on_a_mixture_goes_on_as_if_it_had_not_been(unbroken, tmp_path, chat_model):
+    broken = workshop_of(tmp_path / "broken", chat_model, die_at=5)
+    done = train(broken, *sets(save_steps=4), code=1)
+    assert "was killed (signal 9)" in done.stderr
+    done = train(broken, *sets(save_steps=4), "--resume")
+    assert "from step 4" in done.stderr
+    assert_same(broken, unbroken)
+
+
+def test_sources_have_their_share_of_every_batch_and_metrics_of_their_own(unbroken):
+    for record in unbroken.records("train"):
+        # Of four prompts, three and one.
+        shares = record["sources/counts/share"], record["sources/words/share"]
+        assert shares == (0.75, 0.25)
+        rewards = 0.75 * record["sources/counts/reward"] + 0.25 * record["sources/words/reward"]
+        assert rewards == pytest.approx(record["reward"], abs=1e-5)
+        assert 0 <= record["sources/counts/frac_reward_zero_std"] <= 1
+    (path,) = (unbroken.run / "completions").glob("*.jsonl")
+    groups = [json.loads(line) for line in path.read_text().splitlines()]
+    for group in groups:
+        is_words = "words: " in group["prompt"][-1]["content"]
+        scores = group["rewards"]
+        assert (None in scores["spelled"], None in scores["length_counts"]) == (
+            not is_words,
+            is_words,
+        )
+        assert None not in scores["brief"]
+
+
+def test_held_out_rows_are_measured_by_source(unbroken):
+    _, after = unbroken.records("measure")
+    assert after["prompts"] == 4
+    assert after["sources"].keys() == {"counts", "words"}
+    assert "accuracy/spelled" in after["sources"]["words"]
+    samples = [
+        json.loads(line)
+        for line in (unbroken.run / "eval" / "after.jsonl").read_text().splitlines()
+    ]
+    assert sorted(each["source"] for each in samples) == ["counts", "counts", "words", "words"]
+    done = unbroken.grpo("eval", unbroken.run, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    metrics = result["subjects"]["final"]["metrics"]
+    assert metrics["reward@words"]["prompts"] == metrics["accuracy/spelled@words"]["prompts"] == 2
+    assert "reward@counts" in result["differences"]["final"]
+    assert unbroken.grpo("report", unbroken.run).returncode == 0
+    page = (unbroken.run / "report.html").read_text()
+    assert "reward@counts" in page
+    assert "sources/words/reward" in page
