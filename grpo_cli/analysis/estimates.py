@@ -187,3 +187,72 @@ def predict_share(share: float, trials: int) -> tuple[float, float]:
     square = middle**2 - (1 + c) * (share**2 * (1 + c) - 2 * c * share)
     half = math.sqrt(max(square, 0.0))
     return max((middle - half) / (1 + c), 0.0), min((middle + half) / (1 + c), 1.0)
+
+
+@dataclass(frozen=True)
+class CrossedMean:
+    """A mean over seeds and prompts, each seed with the same prompts, and how much each makes it uncertain."""
+
+    value: float
+    seeds: int
+    prompts: int
+    by_seed: float
+    """Variance between seeds, of a seed's mean."""
+    by_prompt: float
+    """What the choice of prompts adds to the squared standard error, however many seeds there are."""
+
+    def interval(self, seeds: int | None = None) -> Interval:
+        """Return the 95 % interval, or the one that so many seeds would give if they were like these.
+
+        Source: Satterthwaite 1946, the degrees of freedom of a sum of variances.
+        """
+        count = seeds or self.seeds
+        if count < 2:
+            return Interval(None, None, "one seed does not show how much seeds differ")
+        seed_part, prompt_part = self.by_seed / count, self.by_prompt
+        variance = seed_part + prompt_part
+        if variance <= _FLAT**2:
+            return Interval(None, None, ALL_EQUAL)
+        parts = seed_part**2 / (count - 1) + prompt_part**2 / max(self.prompts - 1, 1)
+        freedom = min(max(int(variance**2 / parts), 1), _MOST_FREEDOM)
+        half = student_t((1 + _LEVEL) / 2, freedom) * math.sqrt(variance)
+        return Interval(self.value - half, self.value + half)
+
+    def seeds_needed(self) -> int | None:
+        """Return how many seeds would set this mean apart from 0; None if it takes more prompts, or too many."""
+        return next((count for count in _SEED_COUNTS if self._excludes_zero(count)), None)
+
+    def _excludes_zero(self, seeds: int) -> bool:
+        interval = self.interval(seeds)
+        if interval.low is None or interval.high is None:
+            return False
+        return seeds > self.seeds and (interval.low > 0 or interval.high < 0)
+
+
+_MOST_FREEDOM = 200
+"""From here on Student's t is the normal distribution, and its series takes long."""
+_SEED_COUNTS = (*range(2, 21), *range(25, 101, 5))
+
+
+def crossed_mean(values: Sequence[Sequence[float]]) -> CrossedMean:
+    """Return the mean of values by seed and prompt, both taken as drawn at random.
+
+    Args:
+        values: For each seed, the value of every prompt, in one order.
+
+    Source: Searle, Casella and McCulloch 1992, Variance Components, chapter 4: two-way crossed, one observation a
+    cell. The prompts' part is the variance of the prompts' means less that of the residuals, at least 0.
+    """
+    rows = [fmean(row) for row in values]
+    columns = [fmean(column) for column in zip(*values, strict=True)]
+    seeds, prompts, mean = len(rows), len(columns), fmean(rows)
+    residuals = 0.0
+    if seeds > 1 and prompts > 1:
+        squares = (
+            (value - row - column + mean) ** 2
+            for row, each in zip(rows, values, strict=True)
+            for value, column in zip(each, columns, strict=True)
+        )
+        residuals = sum(squares) / ((seeds - 1) * (prompts - 1) * seeds * prompts)
+    by_prompt = max(variance_of_mean(columns) - residuals, 0.0)
+    return CrossedMean(mean, seeds, prompts, variance_of_mean(rows) * seeds, by_prompt)

@@ -131,7 +131,7 @@ class HeldOut:
     @property
     def primary(self) -> str:
         """The metric that a verdict speaks of; empty if there is none."""
-        return next((name for name in self.names if name.startswith(("accuracy/", "reward"))), "")
+        return find_primary(self.names)
 
     def moved(self) -> dict[str, Metric]:
         """Return changes of rewards and accuracies beyond their interval, falls first.
@@ -201,6 +201,13 @@ def sort_names(names: Iterable[str]) -> list[str]:
     return sorted(places, key=places.__getitem__)
 
 
+def find_primary(names: Iterable[str]) -> str:
+    """Return the metric that a verdict speaks of; empty if there is none."""
+    return next(
+        (name for name in sort_names(names) if name.startswith(("accuracy/", "reward"))), ""
+    )
+
+
 def direction(change: Metric | None) -> int:
     """Return 1 if a difference is beyond doubt a rise, -1 if it is a fall, else 0."""
     return change.direction if change else 0
@@ -267,7 +274,7 @@ def _compare(base: Measurement, run: Measurement, names: tuple[str, str]) -> Hel
     differences = {
         metric: difference
         for metric, difference in compare(base.values, aligned, recipes[0].seed).items()
-        if _scored_alike(metric, *recipes)
+        if scored_alike(metric, *recipes)
     }
     primary = sort_names(differences)[0]
     if primary.startswith((*_OF_REWARDS, GAP)):
@@ -277,7 +284,7 @@ def _compare(base: Measurement, run: Measurement, names: tuple[str, str]) -> Hel
     return HeldOutDifference(*names, len(paired), *alone, primary, differences, settings, verdict)
 
 
-def _scored_alike(metric: str, base: Recipe, run: Recipe) -> bool:
+def scored_alike(metric: str, base: Recipe, run: Recipe) -> bool:
     """Return whether two recipes give a metric the same meaning."""
     metric = metric.partition("@")[0] if not metric.startswith(("pass@", "maj@")) else metric
     if not metric.startswith(_OF_REWARDS):

@@ -20,6 +20,7 @@ from grpo_cli.cli import (
     rewards,
     runs,
     serve,
+    sweep,
     train,
     watch,
 )
@@ -76,6 +77,7 @@ app.command()(check.check)
 app.command("check-batch")(check.check_batch)
 app.command()(probe.probe)
 app.command()(train.train)
+app.command()(sweep.sweep)
 app.command()(check.schema)
 app.command()(doctor.doctor)
 app.add_typer(eval.app, name="eval")

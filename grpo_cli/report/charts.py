@@ -160,7 +160,7 @@ def _build(
 
     def lines(metric: str) -> list[dict[str, Any]]:
         return [
-            _line(place, points, steps, most)
+            make_line(place, points, steps, most)
             for place, run in enumerate(runs)
             if (points := _read_points(run, metric))
         ]
@@ -172,13 +172,14 @@ def _build(
         "evaluated": lines("eval_reward") if name == "reward" else [],
         "bands": list(_bands(runs[0], name)),
         "marks": [mark for place, run in enumerate(runs) for mark in _marks(place, run, name)],
-        "range": _range(name, runs),
+        "range": choose_range(name, runs),
     }
 
 
-def _line(
-    run: int, points: Sequence[Point], steps: dict[tuple[int, ...], int], most: int
+def make_line(
+    run: int, points: Sequence[Point], steps: dict[tuple[int, ...], int], most: int = _MOST_POINTS
 ) -> dict[str, Any]:
+    """Return a line of a chart, and add its steps to those that lines share."""
     kept = thin(points, most)
     place = steps.setdefault(tuple(step for step, _ in kept), len(steps))
     return {"run": run, "steps": place, "values": [_round(value) for _, value in kept]}
@@ -188,7 +189,7 @@ def _round(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def _range(name: str, runs: Sequence[RunReport]) -> str:
+def choose_range(name: str, runs: Sequence[RunReport]) -> str:
     """Return what the axis of values holds: all `shares` from 0 to 1, at least `zero`, or what is `free`."""
     if not _SHARES.fullmatch(name):
         return "free"

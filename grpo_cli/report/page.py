@@ -43,7 +43,7 @@ def write_report(runs: Sequence[Path], output: Path | None, *, force: bool = Fal
     target = output or (own if len(opened) == 1 else Path("report.html"))
     if target.exists() and target.resolve() != own.resolve() and not force:
         raise UsageError(f"{target} exists. Fix: another --output, or --force to replace it")
-    page = _render(opened, _read_plotly())
+    page = _render(opened, read_plotly())
     try:
         write_text(target, page)
     except OSError as error:
@@ -53,7 +53,12 @@ def write_report(runs: Sequence[Path], output: Path | None, *, force: bool = Fal
     return target
 
 
-def _read_plotly() -> str:
+def read_plotly() -> str:
+    """Return the script that draws charts.
+
+    Raises:
+        SetupError: plotly is not installed.
+    """
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
@@ -71,7 +76,7 @@ def _render(runs: Sequence[RunReport], plotly: str) -> str:
         undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["metric"] = tables.format_metric
-    return environment.from_string(_read_asset("page.html.jinja")).render(
+    return environment.from_string(read_asset("page.html.jinja")).render(
         title=", ".join(run.name for run in runs),
         written=time.strftime("%Y-%m-%d %H:%M"),
         runs=described,
@@ -85,14 +90,15 @@ def _render(runs: Sequence[RunReport], plotly: str) -> str:
         tell_settings=tell_settings,
         charts=charts,
         browsers=_build_browsers(runs),
-        style=_read_asset("page.css"),
-        scripts="\n".join(map(_read_asset, _SCRIPTS)),
+        style=read_asset("page.css"),
+        scripts="\n".join(map(read_asset, _SCRIPTS)),
         chart_data=packing.pack_json(charts["data"]),
         plotly=packing.pack_text(plotly),
     )
 
 
-def _read_asset(name: str) -> str:
+def read_asset(name: str) -> str:
+    """Return a file of `assets/`."""
     return resources.files("grpo_cli.report").joinpath("assets", name).read_text("utf-8")
 
 

@@ -53,6 +53,7 @@ COMMANDS = [
     ["init", "fresh"],
     ["train", "recipe.yaml", "--dry-run"],
     ["train", "recipe.yaml", "--slurm", "--dry-run"],
+    ["sweep", "recipe.yaml", "--grid", "training.learning_rate=1e-6,1e-5", "--dry-run"],
     ["convert", "config.yaml"],
     ["convert", "recipe.yaml", "--to", "trl"],
     ["expect", "RUN"],

@@ -4,5 +4,6 @@ if (typeof DecompressionStream === "undefined") {
   document.getElementById("too-old").hidden = false;
 } else {
   startCharts();
-  addEventListener("DOMContentLoaded", () => document.querySelectorAll(".browser").forEach(startBrowser));
+  // A page without completions has no `startBrowser`.
+  addEventListener("DOMContentLoaded", () => document.querySelectorAll(".browser").forEach((box) => startBrowser(box)));
 }

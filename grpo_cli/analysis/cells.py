@@ -1,0 +1,179 @@
+"""The cells of a sweep against the best of them: means over seeds, differences paired by prompt and seed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from grpo_cli.analysis.estimates import ALL_EQUAL, FEWEST_CLUSTERS, CrossedMean, crossed_mean
+from grpo_cli.analysis.held_out import Measurement, find_primary, read_measurement, scored_alike
+from grpo_cli.analysis.metrics import Metric
+from grpo_cli.runs.metrics import count_averaged
+from grpo_cli.runs.run import Run
+from grpo_cli.units import say_number
+
+TRAINING = "reward in training"
+"""What is compared if nothing was measured on held-out prompts: the mean of each run's last records."""
+Values = Mapping[str, float]
+"""Prompt → its value in one run."""
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What the finished runs of one cell came to."""
+
+    seeds: dict[int, float]
+    """Seed → the mean over prompts."""
+    mean: Metric
+    """Over seeds, with the interval between them."""
+    difference: Metric | None = None
+    """The best cell less this one, paired by prompt and seed; None of the best one, and without a measurement."""
+    seeds_needed: int | None = None
+    """How many seeds would tell them apart, if they are not; None if seeds alone would not."""
+    verdict: str = ""
+    """The difference in a sentence; empty of the best."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class CellsComparison:
+    """All cells with a finished run."""
+
+    metric: str
+    """Empty if no run has a number."""
+    best: int | None
+    cells: dict[int, CellResult]
+
+
+def compare_cells(
+    cells: Mapping[int, Mapping[int, Run]], labels: Mapping[int, str]
+) -> CellsComparison:
+    """Compare every cell with the one that has the highest mean.
+
+    Args:
+        cells: Cell → seed → its finished run.
+        labels: What each cell is called in a sentence.
+
+    Raises:
+        UsageError: A run's recipe cannot be read.
+    """
+    runs = [run for each in cells.values() for run in each.values()]
+    measured = {run: read_measurement(run) for run in runs}
+    primary = [
+        find_primary(each.values) for each in measured.values() if isinstance(each, Measurement)
+    ]
+    metric = max(filter(None, primary), key=primary.count, default=TRAINING)
+    values = {
+        cell: {
+            seed: known
+            for seed, run in each.items()
+            if (known := _read(run, measured[run], metric))
+        }
+        for cell, each in cells.items()
+    }
+    values = {cell: each for cell, each in values.items() if each}
+    means = {cell: _mean_over_seeds(each) for cell, each in values.items()}
+    if not means:
+        return CellsComparison("", None, {})
+    best = max(means, key=lambda cell: means[cell].mean.value or 0.0)
+    recipes = {cell: next(iter(each.values())).recipe for cell, each in cells.items() if each}
+    scored = "reward" if metric == TRAINING else metric
+    results = {best: means[best]}
+    for cell in means.keys() - {best}:
+        if scored_alike(scored, recipes[best], recipes[cell]):
+            names = labels[best], labels[cell]
+            results[cell] = _compare(values[best], values[cell], means[cell], metric, names)
+        else:
+            why = f"{labels[cell]}: its rewards are others, so {metric} cannot be compared"
+            results[cell] = replace(means[cell], verdict=why)
+    return CellsComparison(metric, best, results)
+
+
+def read_score(run: Run) -> float | None:
+    """Return the number that a search improves: the primary held-out metric, else the reward in training."""
+    measured = read_measurement(run)
+    metric = find_primary(measured.values) if isinstance(measured, Measurement) else TRAINING
+    known = _read(run, measured, metric)
+    return fmean(known.values()) if known else None
+
+
+def last_reward(rewards: Sequence[float]) -> float:
+    """Return the mean of the last records, as many as a summary of the run takes."""
+    return fmean(rewards[-count_averaged(len(rewards)) :])
+
+
+def _read(run: Run, measured: Measurement | str, metric: str) -> Values:
+    if metric == TRAINING:
+        rewards = run.values("reward")
+        return {"": last_reward(rewards)} if rewards else {}
+    if isinstance(measured, str):
+        return {}
+    return {measured.prompts[row]: value for row, value in measured.values.get(metric, {}).items()}
+
+
+def _mean_over_seeds(values: Mapping[int, Values]) -> CellResult:
+    seeds = {seed: fmean(each.values()) for seed, each in values.items()}
+    mean = crossed_mean([[value] for value in seeds.values()])
+    return CellResult(seeds, _as_metric(mean, min(map(len, values.values()))))
+
+
+def _as_metric(mean: CrossedMean, prompts: int) -> Metric:
+    interval = mean.interval()
+    return Metric(mean.value, interval.low, interval.high, prompts, interval.reason)
+
+
+def _compare(
+    best: Mapping[int, Values],
+    other: Mapping[int, Values],
+    result: CellResult,
+    metric: str,
+    labels: tuple[str, str],
+) -> CellResult:
+    seeds = sorted(best.keys() & other.keys())
+    common = [best[seed].keys() & other[seed].keys() for seed in seeds]
+    prompts = sorted(set.intersection(*map(set, common))) if common else []
+    if not prompts:
+        why = "no prompt is the same" if seeds else "no seed was finished by both"
+        return replace(result, verdict=f"{labels[1]}: not compared with {labels[0]}, since {why}")
+    mean = crossed_mean(
+        [[best[seed][prompt] - other[seed][prompt] for prompt in prompts] for seed in seeds]
+    )
+    difference = _as_metric(mean, len(prompts))
+    if metric != TRAINING and len(prompts) < FEWEST_CLUSTERS:
+        few = f"{len(prompts)} prompts are too few for an interval (at least {FEWEST_CLUSTERS})"
+        difference = Metric(mean.value, None, None, len(prompts), few)
+    needed = None if difference.direction or difference.reason else mean.seeds_needed()
+    verdict = _say(difference, needed, mean, metric, labels)
+    return CellResult(result.seeds, result.mean, difference, needed, verdict)
+
+
+def _say(
+    difference: Metric, needed: int | None, mean: CrossedMean, metric: str, labels: tuple[str, str]
+) -> str:
+    """Return a difference in a sentence: better, or what would tell."""
+    best, other = labels
+    value = say_number(difference.value or 0.0, "+")
+    if difference.reason == ALL_EQUAL and not difference.value:
+        return f"{best} and {other} are equal in {metric} for every prompt and seed"
+    if difference.reason and not difference.direction:
+        more = "; more seeds (--seeds) would tell" if mean.seeds < 2 else ""
+        return (
+            f"{best} and {other}: {value} in {metric}, no verdict, since {difference.reason}{more}"
+        )
+    if difference.low is None or difference.high is None:
+        return f"{best} is better than {other}: {value} in {metric} for every prompt and seed"
+    interval = (
+        f"95 % interval {say_number(difference.low, '+')} to {say_number(difference.high, '+')}"
+    )
+    if difference.direction > 0:
+        return f"{best} is better than {other}: {value} in {metric} ({interval})"
+    # Differences as large as this one: what is seen now may be chance.
+    more = "more seeds alone would not tell: more held-out prompts, or there is no difference"
+    if needed is not None:
+        more = (
+            f"about {needed - mean.seeds} more seeds would tell, if the difference stays as large"
+        )
+    return f"{best} and {other}: no clear difference, {value} in {metric} ({interval}); {more}"

@@ -1,0 +1,202 @@
+"""`grpo sweep`: train a recipe with several settings and seeds, and say which settings are better."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from grpo_cli.cli.arguments import RUNS, AsJson, Overrides, RunsRoot
+from grpo_cli.cli.output import print_json, print_words, stderr, stdout
+from grpo_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from grpo_cli.workflows.sweep import SweepResult
+    from grpo_cli.workflows.sweep_plan import SweepRequest
+
+
+def sweep(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(metavar="RECIPE", help="The recipe (YAML); not needed to resume."),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid", metavar="a.b=1,2", help="Values of a setting; several grids are combined."
+        ),
+    ] = None,
+    range_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range", metavar="a.b=LOW..HIGH[:log]", help="With --search: choose in this range."
+        ),
+    ] = None,
+    search: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Try N cells that Optuna chooses, instead of all."),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|1,2,7", help="Seeds of each cell: so many, or these; 3 by default."
+        ),
+    ] = None,
+    set_: Overrides = None,
+    runs: RunsRoot = RUNS,
+    parallel: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs at a time; by default one for each GPU, or one on a CPU."),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SWEEP|latest", help="Go on with a sweep: its folder, or the newest one."
+        ),
+    ] = None,
+    no_probe: Annotated[
+        bool, typer.Option("--no-probe", help="Skip `grpo probe --quick`.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check every cell and list the runs; start nothing.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Train a recipe with several settings and seeds, each an ordinary run, and say which settings are better.
+
+    Every value is checked before the first run starts. A run that fails is a result, not an end.
+    """
+    from grpo_cli.cli.reporter import TerminalReporter
+    from grpo_cli.workflows.sweep import check_sweep, prepare_sweep, run_sweep
+    from grpo_cli.workflows.sweep_plan import find_sweep
+
+    old = None
+    if resume is not None:
+        if grid or range_ or search or seeds or set_:
+            raise UsageError(
+                "--resume takes everything from the sweep. "
+                "Fix: remove --grid, --range, --search, --seeds and --set"
+            )
+        old = find_sweep(runs, resume, _read_name(recipe) if recipe else "*")
+        request = old.request
+    else:
+        request = _read_request(recipe, grid, range_, search, seeds, set_, probe=not no_probe)
+    if dry_run:
+        _, slots = check_sweep(request, parallel)
+        _print_plan(request, len(slots), as_json=json)
+        return
+    reporter = TerminalReporter(quiet=quiet)
+    prepared = prepare_sweep(request, runs, parallel, reporter, old)
+    if not quiet:
+        stderr().print(f"sweep: {prepared.sweep.folder}", markup=False)
+    try:
+        result = run_sweep(prepared, reporter)
+    except BaseException:
+        stderr().print(f"To resume: grpo sweep --resume {prepared.sweep.folder}", markup=False)
+        raise
+    if json:
+        print_json(result.as_json())
+    else:
+        _print_result(result)
+    raise typer.Exit(result.exit_code)
+
+
+def _read_name(recipe: Path) -> str:
+    from grpo_cli.recipe.loading import load_recipe
+
+    return load_recipe(recipe).name
+
+
+def _read_request(
+    recipe: Path | None,
+    grid: list[str] | None,
+    ranges: list[str] | None,
+    search: int | None,
+    seeds: str | None,
+    overrides: list[str] | None,
+    *,
+    probe: bool,
+) -> "SweepRequest":
+    """Return what the flags ask for.
+
+    Raises:
+        UsageError: They do not fit together, or one cannot be read.
+    """
+    from grpo_cli.recipe.loading import load_tree
+    from grpo_cli.workflows.sweep_plan import SweepRequest, read_seeds
+
+    if recipe is None:
+        raise UsageError("no recipe is named. Fix: grpo sweep RECIPE --grid …, or --resume latest")
+    if ranges and not search:
+        raise UsageError(
+            "--range is for a search. Fix: add --search 20, or list the values with --grid"
+        )
+    if not (grid or ranges):
+        raise UsageError(
+            "there is nothing to vary. Fix: add --grid training.learning_rate=1e-5,1e-4"
+        )
+    loaded = load_tree(recipe, overrides).recipe
+    chosen = read_seeds(seeds or "3", loaded.seed if loaded else 42)
+    texts = tuple(overrides or ()), tuple(grid or ()), tuple(ranges or ())
+    return SweepRequest(str(recipe.absolute()), str(Path.cwd()), *texts, search, chosen, probe)
+
+
+def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
+    """Print what would be run."""
+    # What a search tries is not known before.
+    points = [] if request.search else request.points()
+    cells = request.search or len(points)
+    if as_json:
+        print_json({"cells": cells, "settings": points, "seeds": request.seeds, "parallel": slots})
+        return
+    from grpo_cli.workflows.sweep_plan import say_settings
+
+    console = stdout()
+    runs = cells * len(request.seeds)
+    console.print(
+        f"{cells} cells × {len(request.seeds)} seeds = {runs} runs, {slots} at a time", markup=False
+    )
+    for number, settings in enumerate(points, start=1):
+        console.print(f"  {number}  {say_settings(settings)}", markup=False)
+    for text in (*request.grid, *request.ranges) if request.search else ():
+        console.print(f"  {text}", markup=False)
+    console.print(
+        f"seeds {', '.join(map(str, request.seeds))}; every value passes the checks", markup=False
+    )
+
+
+def _print_result(result: "SweepResult") -> None:
+    """Print the cells, the best first, then what is better than what, and what failed."""
+    from grpo_cli.report.sweep import rank_cells
+
+    console, told = stdout(), result.as_json()
+    ranked = rank_cells(told)
+    keys = list(dict.fromkeys(key for cell in ranked for key in cell["settings"]))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("cell", *keys, "seeds", told["metric"] or "metric", "best less this one"):
+        table.add_column(name, overflow="fold")
+    for cell in ranked:
+        style = "bold" if cell["is_best"] else ""
+        values = (cell["settings"].get(key, "–") for key in keys)
+        numbers = (cell["finished"], cell["mean_text"], cell["difference_text"])
+        table.add_row(*(Text(text, style=style) for text in (str(cell["cell"]), *values, *numbers)))
+    console.print(table)
+    console.print(
+        Text(
+            "means over seeds with 95 % intervals; differences paired by prompt and seed",
+            style="dim",
+        )
+    )
+    for cell in ranked:
+        if cell["verdict"]:
+            print_words(console, Text(f"{cell['verdict']}.", style="green" if cell["tone"] else ""))
+    for cell in ranked:
+        for run in cell["runs"]:
+            if run["reason"]:
+                text = f"cell {cell['cell']}, seed {run['seed']}: {run['state']}: {run['reason']}"
+                print_words(console, Text(text, style="yellow"))
+    if result.page:
+        console.print(f"page   {result.page}", markup=False)
+    console.print(f"sweep  {result.sweep.folder}", markup=False)

@@ -1,0 +1,130 @@
+"""The page of a sweep: its cells, the best first, and their learning curves; each curve is the mean over seeds."""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from grpo_cli.analysis.metrics import Metric
+from grpo_cli.report import packing
+from grpo_cli.report.charts import choose_range, make_line
+from grpo_cli.report.page import read_asset, read_plotly
+from grpo_cli.report.summary import RunReport
+from grpo_cli.report.tables import format_metric
+from grpo_cli.runs.files import write_text
+from grpo_cli.runs.metrics import Point
+
+_SCRIPTS = ("unpacking.js", "charts.js", "page.js")
+_CHARTS = (
+    "reward",
+    "completions/mean_length",
+    "frac_reward_zero_std",
+    "entropy",
+    "grad_norm",
+    "kl",
+)
+
+
+def rank_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the cells of a sweep's result, the best first, with their numbers in words."""
+    cells = sorted(
+        result["cells"], key=lambda cell: -(cell["mean"] or {"value": float("-inf")})["value"]
+    )
+    return [
+        {
+            **cell,
+            "is_best": cell["cell"] == result["best"],
+            "finished": f"{sum(run['state'] == 'completed' for run in cell['runs'])}/{len(cell['runs'])}",
+            "mean_text": _say(cell["mean"]),
+            "difference_text": _say(cell["difference"], "+.3f"),
+            "tone": "good"
+            if cell["difference"] and Metric(**cell["difference"]).direction > 0
+            else "",
+        }
+        for cell in cells
+    ]
+
+
+def _say(metric: Mapping[str, Any] | None, form: str = ".3f") -> str:
+    return format_metric(Metric(**metric), form) if metric else "–"
+
+
+def write_sweep_page(
+    path: Path, result: Mapping[str, Any], runs: Mapping[int, Sequence[RunReport]]
+) -> Path:
+    """Write the page.
+
+    Args:
+        path: The file.
+        result: As `grpo sweep --json` prints it.
+        runs: Cell → its runs.
+
+    Raises:
+        SetupError: plotly is not installed.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    ranked = rank_cells(result)
+    charts = _build_charts(ranked, runs, result["metric"])
+    environment = Environment(
+        undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.from_string(read_asset("sweep.html.jinja")).render(
+        name=Path(result["sweep"]).parent.parent.name,
+        result=result,
+        cells=ranked,
+        keys=list(dict.fromkeys(key for cell in ranked for key in cell["settings"])),
+        charts=charts["charts"],
+        link=lambda run: Path("../..", Path(run).name, "report.html").as_posix(),
+        written=time.strftime("%Y-%m-%d %H:%M"),
+        style=read_asset("page.css"),
+        scripts="\n".join(map(read_asset, _SCRIPTS)),
+        chart_data=packing.pack_json(charts),
+        plotly=packing.pack_text(read_plotly()),
+    )
+    write_text(path, page)
+    return path
+
+
+def _build_charts(
+    ranked: Sequence[Mapping[str, Any]], runs: Mapping[int, Sequence[RunReport]], metric: str | None
+) -> dict[str, Any]:
+    """Return the data of the charts: a cell is drawn as a run is elsewhere."""
+    steps: dict[tuple[int, ...], int] = {}
+    every = [run for each in runs.values() for run in each]
+    charts = []
+    for name in _CHARTS:
+        curves = [_mean_curve(name, runs.get(cell["cell"], ())) for cell in ranked]
+        if any(curves):
+            lines = [make_line(place, curve, steps) for place, curve in enumerate(curves) if curve]
+            more = {"evaluated": [], "bands": [], "marks": [], "range": choose_range(name, every)}
+            charts.append({"metric": name, "lines": lines, **more})
+    rows = [
+        {
+            "label": cell["label"],
+            "run": place,
+            "ends": {"after": {end: cell["mean"][end] for end in ("value", "low", "high")}},
+        }
+        for place, cell in enumerate(ranked)
+        if cell["mean"]
+    ]
+    return {
+        "runs": [cell["label"] for cell in ranked],
+        "held_out": ["" for _ in ranked],
+        "evaluated": ["" for _ in ranked],
+        "steps": list(map(list, steps)),
+        "charts": charts,
+        "held_out_rows": rows,
+    }
+
+
+def _mean_curve(name: str, runs: Sequence[RunReport]) -> list[Point]:
+    """Return the mean over seeds at each step."""
+    values: dict[int, list[float]] = defaultdict(list)
+    for run in runs:
+        for step, value in run.series.get(name, []):
+            if value is not None:
+                values[step].append(value)
+    return [(step, fmean(each)) for step, each in sorted(values.items())]

@@ -1,0 +1,432 @@
+"""Run a sweep: every cell with every seed as an ordinary `grpo train`, side by side as devices allow."""
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from grpo_cli.analysis.cells import CellsComparison, compare_cells
+from grpo_cli.checks.recipe_checks import CheckedRecipe
+from grpo_cli.errors import ExitCode, GrpoError, UsageError
+from grpo_cli.machine import read_hardware
+from grpo_cli.processes import child, run_module
+from grpo_cli.report.summary import RunReport
+from grpo_cli.report.sweep import write_sweep_page
+from grpo_cli.runs.files import SCHEMA_VERSION, lock_folder
+from grpo_cli.runs.folder import RunFolder, check_writable
+from grpo_cli.runs.selection import read_status
+from grpo_cli.runs.status import live_workers
+from grpo_cli.units import format_duration
+from grpo_cli.workflows.reporter import Reporter
+from grpo_cli.workflows.sweep_plan import (
+    Cell,
+    CellRun,
+    Sweep,
+    SweepRequest,
+    as_flags,
+    check_points,
+    check_unchanged,
+    create_sweep,
+    plan_slots,
+)
+
+if TYPE_CHECKING:
+    from grpo_cli.workflows.search import Search
+
+_TICK_S = 0.5
+_LAST_BYTES = 4000
+_RESUMED = ("waiting", "running", "stopped", "interrupted", "failed")
+"""States of runs that a resumed sweep goes on with; one that a rule has stopped is a result."""
+_DIVERGED = "nan_loss, entropy_explosion, kl_runaway, too_high_learning_rate"
+"""Rules of `grpo diagnose` that end a run of a search, unless the recipe names its own."""
+
+
+@dataclass(frozen=True)
+class PreparedSweep:
+    """A sweep whose cells are all checked."""
+
+    sweep: Sweep
+    slots: list[dict[str, str]]
+    """Variables of the runs that go on side by side."""
+    search: "Search | None"
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A sweep, and what its finished runs came to."""
+
+    sweep: Sweep
+    comparison: CellsComparison
+    page: Path | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """A failed run is a result; a sweep fails if nothing was finished."""
+        return ExitCode.OK if self.comparison.cells else ExitCode.FAILED
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as plain values, for `--json`."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "grpo-sweep",
+            "sweep": str(self.sweep.folder),
+            "page": str(self.page) if self.page else None,
+            "metric": self.comparison.metric or None,
+            "best": self.comparison.best,
+            "cells": [self._cell_json(cell) for cell in self.sweep.cells],
+        }
+
+    def _cell_json(self, cell: Cell) -> dict[str, Any]:
+        result = self.comparison.cells.get(cell.number)
+        runs = [
+            {
+                "seed": run.seed,
+                "run": str(self.sweep.run_folder(run).path),
+                "state": run.state,
+                "reason": run.reason,
+                "value": result.seeds.get(run.seed) if result else None,
+            }
+            for run in cell.runs
+        ]
+        plain = result.as_json() if result else {}
+        numbers = {
+            name: plain.get(name) for name in ("mean", "difference", "seeds_needed", "verdict")
+        }
+        return {
+            "cell": cell.number,
+            "label": cell.label,
+            "settings": cell.settings,
+            "pruned": cell.pruned,
+            "runs": runs,
+            **numbers,
+        }
+
+
+def check_sweep(
+    request: SweepRequest, parallel: int | None
+) -> tuple[CheckedRecipe, list[dict[str, str]]]:
+    """Check every value before the first run; return the first cell, and the variables of runs side by side.
+
+    Raises:
+        ProblemsError: A cell cannot be trained.
+        UsageError: A flag cannot be read, or so many runs do not fit the devices.
+    """
+    points, hardware = request.points(), read_hardware()
+    seen, slots = plan_slots(request, points[0], hardware, parallel)
+    return check_points(request, points, seen), slots
+
+
+def prepare_sweep(
+    request: SweepRequest,
+    root: Path,
+    parallel: int | None,
+    reporter: Reporter,
+    old: Sweep | None = None,
+) -> PreparedSweep:
+    """Check a sweep and make its folder, or go on with an old one."""
+    check_writable(root)
+    checked, slots = check_sweep(request, parallel)
+    reporter.issues(checked.problems)
+    search = None
+    if request.search:
+        from grpo_cli.workflows.search import Search
+
+        search = Search(request)
+    if old is None:
+        return PreparedSweep(create_sweep(root, request, checked.recipe), slots, search)
+    check_unchanged(old, checked.recipe)
+    for run in (run for cell in old.cells if not cell.pruned for run in cell.runs):
+        status = read_status(old.run_folder(run))
+        if run.state in _RESUMED and not (status and status.stopped_by):
+            run.state, run.reason = "waiting", None
+    if search:
+        search.recall(old)
+    return PreparedSweep(old, slots, search)
+
+
+def run_sweep(prepared: PreparedSweep, reporter: Reporter) -> SweepResult:
+    """Run what is left of a sweep, and compare its cells.
+
+    The first Ctrl-C or SIGTERM asks the trainings to finish their step and save, and is then raised; a second one
+    ends them at once.
+
+    Raises:
+        UsageError: Another command runs this sweep.
+    """
+    sweep = prepared.sweep
+    with lock_folder(sweep.folder, "running the sweep"):
+        _Runner(prepared, reporter).run()
+        result = read_result(sweep)
+        if importlib.util.find_spec("plotly") is None:
+            return result
+        with reporter.progress("writing the page"):
+            page = write_sweep_page(
+                sweep.folder / "sweep.html", result.as_json(), _read_reports(sweep)
+            )
+        return SweepResult(sweep, result.comparison, page)
+
+
+def read_result(sweep: Sweep) -> SweepResult:
+    """Compare the cells by the runs that are finished."""
+    runs = {
+        cell.number: {
+            run.seed: RunReport(sweep.run_folder(run))
+            for run in cell.runs
+            if run.state == "completed"
+        }
+        for cell in sweep.cells
+    }
+    labels = {cell.number: cell.label for cell in sweep.cells}
+    return SweepResult(sweep, compare_cells(runs, labels))
+
+
+def _read_reports(sweep: Sweep) -> dict[int, list[RunReport]]:
+    """Return the runs of each cell, finished or not, but for those that nothing was logged of."""
+    reports = {
+        cell.number: [RunReport(sweep.run_folder(run)) for run in cell.runs] for cell in sweep.cells
+    }
+    return {cell: [each for each in runs if each.series] for cell, runs in reports.items()}
+
+
+@dataclass
+class _Active:
+    """A run in progress."""
+
+    cell: Cell
+    run: CellRun
+    process: "subprocess.Popen[Any]"
+    slot: dict[str, str]
+    report: RunReport
+    log: Path
+    log_start: int
+    began: float
+
+
+class _Runner:
+    """Starts the runs of a sweep as slots become free, and notes how each ends."""
+
+    def __init__(self, prepared: PreparedSweep, reporter: Reporter) -> None:
+        self._sweep, self._search = prepared.sweep, prepared.search
+        self._free = list(prepared.slots)
+        self._slots = len(prepared.slots)
+        self._reporter = reporter
+        self._active: list[_Active] = []
+        self._seconds: list[float] = []
+
+    def run(self) -> None:
+        """Run all that waits; what is started ends with this call."""
+        with contextlib.ExitStack() as processes, self._reporter.progress("starting") as tell:
+            try:
+                while self._start_next(processes) or self._active:
+                    time.sleep(_TICK_S)
+                    self._look(tell)
+            except BaseException:
+                self._stop()
+                raise
+
+    def _start_next(self, processes: contextlib.ExitStack) -> bool:
+        """Start runs while there are free slots; return whether any is left to start."""
+        while self._free:
+            chosen = self._choose()
+            if chosen is None:
+                break
+            self._start(*chosen, processes)
+        return self._has_more()
+
+    def _has_more(self) -> bool:
+        waiting = any(run.state == "waiting" for cell in self._sweep.cells for run in cell.runs)
+        return waiting or self._wants_cell()
+
+    def _wants_cell(self) -> bool:
+        return self._search is not None and len(self._sweep.cells) < (
+            self._sweep.request.search or 0
+        )
+
+    def _choose(self) -> tuple[Cell, CellRun] | None:
+        """Return the run to start next; of a grid all cells with one seed, then with the next."""
+        pairs = [
+            (cell, run) for cell in self._sweep.cells for run in cell.runs if run.state == "waiting"
+        ]
+        if self._search is None:
+            pairs.sort(key=lambda pair: self._sweep.request.seeds.index(pair[1].seed))
+        for cell, run in pairs:
+            # What is left of a killed sweep may still be saving.
+            if not _is_busy(self._sweep.run_folder(run)):
+                return cell, run
+        if not pairs and self._search is not None and self._wants_cell():
+            cell = self._sweep.add_cell(self._search.ask(len(self._sweep.cells) + 1))
+            return cell, cell.runs[0]
+        return None
+
+    def _start(self, cell: Cell, run: CellRun, processes: contextlib.ExitStack) -> None:
+        folder, slot = self._sweep.run_folder(run), self._free.pop(0)
+        log = self._sweep.logs / f"{run.run_id}.log"
+        run.state = "running"
+        self._sweep.save()
+        with log.open("ab") as output:
+            start = output.tell()
+            process = processes.enter_context(
+                child(
+                    self._command(cell, run, resumes=folder.resolved.is_file()),
+                    # A run that is asked to stop finishes its step and saves; a second request ends it.
+                    grace_s=None,
+                    cwd=self._sweep.request.cwd,
+                    env={**os.environ, **slot},
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+        report = RunReport(folder)
+        self._active.append(_Active(cell, run, process, slot, report, log, start, time.monotonic()))
+        self._reporter.say(
+            f"run {self._number(cell, run)}: {cell.label}, seed {run.seed} ({folder.path})"
+        )
+
+    def _command(self, cell: Cell, run: CellRun, *, resumes: bool) -> list[str]:
+        request, sets = self._sweep.request, []
+        flags = as_flags(request, cell.settings, run.seed)
+        if request.search and not self._sweep.resolved["training"]["stop_when"]:
+            flags.append(f"training.stop_when=[{_DIVERGED}]")
+        for text in flags:
+            sets += ["--set", text]
+        probed = request.probe and run is cell.runs[0]
+        root = self._sweep.folder.parent.parent.parent
+        more = ["--resume"] if resumes else [] if probed else ["--no-probe"]
+        train = ["train", request.recipe, "--runs", str(root), "--run-id", run.run_id, "--quiet"]
+        return [*run_module("grpo_cli"), *train, *more, *sets]
+
+    def _number(self, cell: Cell, run: CellRun) -> str:
+        cells = self._sweep.request.search or len(self._sweep.cells)
+        seeds = self._sweep.request.seeds
+        place = (cell.number - 1) * len(seeds) + seeds.index(run.seed) + 1
+        if self._search is None:
+            place = seeds.index(run.seed) * cells + cell.number
+        return f"{place} of {cells * len(seeds)}"
+
+    def _look(self, tell: Callable[[str], None]) -> None:
+        for active in list(self._active):
+            if active.process.poll() is not None:
+                self._finish(active)
+            elif self._search is not None:
+                self._prune(active, self._search)
+        if self._active:
+            tell(self._say_progress())
+
+    def _say_progress(self) -> str:
+        parts = []
+        for each in self._active:
+            with contextlib.suppress(GrpoError, OSError):
+                each.report.refresh()
+            status = each.report.status
+            steps = (
+                f"step {status.step}/{status.total_steps}" if status.total_steps else status.phase
+            )
+            which = f"{each.cell.label}, seed {each.run.seed}"
+            parts.append(f"run {self._number(each.cell, each.run)} ({which}): {steps}")
+        return f"{'; '.join(parts)}{self._say_left()}"
+
+    def _say_left(self) -> str:
+        """Return the time left by the runs that are finished; empty before the first."""
+        if not self._seconds:
+            return ""
+        waiting = sum(run.state == "waiting" for cell in self._sweep.cells for run in cell.runs)
+        if self._search is not None:
+            cells = (self._sweep.request.search or 0) - len(self._sweep.cells)
+            waiting += cells * len(self._sweep.request.seeds)
+        mean, now = fmean(self._seconds), time.monotonic()
+        begun = sum(max(mean - (now - each.began), 0.0) for each in self._active)
+        return f"; about {format_duration((waiting * mean + begun) / self._slots)} left"
+
+    def _prune(self, active: _Active, search: "Search") -> None:
+        """Ask a run to stop that is worse than the median at its step, by its training reward."""
+        if active.run is not active.cell.runs[0] or active.cell.pruned:
+            return
+        if search.should_prune(active.cell.number, active.report):
+            active.cell.pruned = True
+            active.process.terminate()
+
+    def _finish(self, active: _Active) -> None:
+        """Note how a run has ended, and free its slot."""
+        self._active.remove(active)
+        self._free.append(active.slot)
+        run, took = active.run, time.monotonic() - active.began
+        run.state, run.reason = _read_end(active)
+        if run.state == "completed":
+            self._seconds.append(took)
+        if active.cell.pruned:
+            run.reason = "pruned: its training reward was below the median of the cells before it"
+            for each in active.cell.runs:
+                each.state = "skipped" if each.state == "waiting" else each.state
+        self._sweep.save()
+        reason = f" ({run.reason})" if run.reason else ""
+        more = self._say_left() if self._has_more() else ""
+        text = f"run {self._number(active.cell, run)}: {run.state} in {format_duration(took)}{reason}{more}"
+        self._reporter.say(text, "ok" if run.state == "completed" else "warning")
+        if self._search is not None and all(
+            each.state not in ("waiting", "running") for each in active.cell.runs
+        ):
+            self._search.tell(self._sweep, active.cell)
+
+    def _stop(self) -> None:
+        """Ask all runs to finish their step and save, and wait for them."""
+        if not self._active:
+            return
+        self._reporter.say(
+            f"stopping: {len(self._active)} runs finish their step and save; again to end them at once",
+            "warning",
+        )
+        for each in self._active:
+            each.process.terminate()
+        for each in self._active:
+            each.process.wait()
+            each.run.state, each.run.reason = _read_end(each)
+        self._sweep.save()
+
+
+def _is_busy(folder: RunFolder) -> bool:
+    """Return whether another command, or a worker that outlives it, still works in a run folder."""
+    if not folder.resolved.is_file():
+        return False
+    try:
+        with folder.lock():
+            return bool(live_workers(folder))
+    except UsageError:
+        return True
+
+
+def _read_end(active: _Active) -> tuple[str, str | None]:
+    """Return the state of a run that has ended, and why it is not completed."""
+    folder, code = active.report.folder, active.process.returncode
+    status = read_status(folder)
+    if (
+        code in (ExitCode.USAGE, ExitCode.ENVIRONMENT)
+        or status is None
+        or not folder.resolved.is_file()
+    ):
+        return "failed", _last_words(active)
+    if status.state == "completed":
+        return "completed", None
+    if status.stopped_by:
+        return "stopped", status.reason
+    if status.state in ("stopped", "failed"):
+        return status.state, (status.reason or "").partition("\n")[0] or _last_words(active)
+    return "interrupted", f"its command ended with exit code {code}"
+
+
+def _last_words(active: _Active) -> str:
+    """Return the errors that a command printed, or its last line."""
+    with active.log.open("rb") as file:
+        file.seek(active.log_start)
+        lines = file.read()[-_LAST_BYTES:].decode(errors="replace").split("\n")
+    printed = [line.strip() for line in lines if line.strip()]
+    errors = [line for line in printed if line.startswith(("error:", "✗"))]
+    return "; ".join(errors) or (
+        printed[-1] if printed else f"exit code {active.process.returncode}"
+    )

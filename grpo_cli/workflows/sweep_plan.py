@@ -1,0 +1,398 @@
+"""A sweep before it runs: its cells from `--grid`, `--range` and `--seeds`, their checks, and `sweep.json`."""
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
+from grpo_cli.errors import ProblemsError, RecipeError, UsageError
+from grpo_cli.issues import Issue, Location
+from grpo_cli.machine import Hardware, is_on_cpu
+from grpo_cli.recipe.loading import load_tree
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json
+from grpo_cli.runs.folder import RunFolder, claim_folder
+
+SWEEPS = "sweeps"
+"""Beside the runs of a name: the folder of its sweeps."""
+Settings = dict[str, str]
+"""Dotted path → its value, as `--set` takes it."""
+_OWN = {"seed": "--seeds", "name": "--set name=…", "extends": "the recipe"}
+"""Keys that a sweep does not vary, and where they are set instead."""
+_RANGE = re.compile(r"(?P<low>[^.:]+(?:\.\d+)?(?:e-?\d+)?)\.\.(?P<high>[^:]+?)(?P<log>:log)?")
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a search may choose between."""
+
+    low: float
+    high: float
+    log: bool
+    whole: bool
+    """Whether only whole numbers."""
+    ends: tuple[str, str]
+    """As written."""
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """What the command line asks for; all of it stands in `sweep.json`."""
+
+    recipe: str
+    cwd: str
+    """Where the command was given: paths in `--set` are relative to it."""
+    overrides: tuple[str, ...]
+    grid: tuple[str, ...]
+    ranges: tuple[str, ...]
+    search: int | None
+    """Cells that a search tries; None tries every combination of the grid."""
+    seeds: tuple[int, ...]
+    probe: bool = True
+    """Whether the first run of each cell is probed."""
+
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """Return the values of each grid.
+
+        Raises:
+            UsageError: One cannot be read.
+        """
+        return {key: tuple(split_values(raw)) for key, raw in _read_flags("--grid", self.grid)}
+
+    def limits(self) -> dict[str, Range]:
+        """Return the range of each key that a search chooses in.
+
+        Raises:
+            UsageError: One cannot be read.
+        """
+        return {key: _read_range(key, raw) for key, raw in _read_flags("--range", self.ranges)}
+
+    def points(self) -> list[Settings]:
+        """Return the settings to check before the first run: all cells, or of a search each end of each range."""
+        choices = self.choices()
+        if self.search is None:
+            return [
+                dict(zip(choices, values, strict=True)) for values in product(*choices.values())
+            ]
+        choices |= {key: each.ends for key, each in self.limits().items()}
+        first = {key: values[0] for key, values in choices.items()}
+        others = [{**first, key: value} for key, values in choices.items() for value in values[1:]]
+        return [first, *others]
+
+
+@dataclass
+class CellRun:
+    """One cell with one seed: an ordinary run."""
+
+    seed: int
+    run_id: str
+    state: str = "waiting"
+    """`waiting`, `skipped` if its cell was pruned, or the run's own state."""
+    reason: str | None = None
+
+
+@dataclass
+class Cell:
+    """Settings that are trained with every seed."""
+
+    number: int
+    """From 1."""
+    settings: Settings
+    runs: list[CellRun]
+    pruned: bool = False
+
+    @property
+    def label(self) -> str:
+        """The settings in short."""
+        return say_settings(self.settings)
+
+
+@dataclass
+class Sweep:
+    """A sweep and its folder; `save` after each change."""
+
+    folder: Path
+    request: SweepRequest
+    resolved: dict[str, Any]
+    """The first cell as it was checked, by which a changed recipe is known."""
+    cells: list[Cell] = field(default_factory=list)
+
+    @property
+    def logs(self) -> Path:
+        """What each run's command printed."""
+        return self.folder / "logs"
+
+    def run_folder(self, run: CellRun) -> RunFolder:
+        """Return the folder of a run, which need not exist."""
+        return RunFolder(self.folder.parent.parent / run.run_id)
+
+    def add_cell(self, settings: Settings) -> Cell:
+        """Add a cell that no run was started of."""
+        number = len(self.cells) + 1
+        runs = [
+            CellRun(seed, f"{self.folder.name}-{number}-seed-{seed}") for seed in self.request.seeds
+        ]
+        self.cells.append(Cell(number, settings, runs))
+        return self.cells[-1]
+
+    def save(self) -> None:
+        """Write `sweep.json`, whole or not at all."""
+        write_json(
+            self.folder / "sweep.json",
+            {
+                "schema_version": SCHEMA_VERSION,
+                "kind": "grpo-sweep",
+                "request": asdict(self.request),
+                "cells": [asdict(each) for each in self.cells],
+                "resolved": self.resolved,
+            },
+        )
+
+
+def split_values(text: str) -> list[str]:
+    """Split at commas that are in no brackets and no quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        depth += (letter in "[{(") - (letter in ")}]") if not quote else 0
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _read_flags(flag: str, texts: Iterable[str]) -> list[tuple[str, str]]:
+    read: dict[str, str] = {}
+    for text in texts:
+        key, equals, raw = (part.strip() for part in text.partition("="))
+        if not equals or not key or not raw:
+            example = "1e-5,1e-4" if flag == "--grid" else "1e-6..1e-3:log"
+            raise UsageError(
+                f"{flag} {text} is not `path=values`. "
+                f"Fix: write {flag} training.learning_rate={example}"
+            )
+        if key in _OWN:
+            raise UsageError(
+                f"{flag} {text}: a sweep does not vary `{key}`. Fix: it is set with {_OWN[key]}"
+            )
+        if key in read:
+            raise UsageError(
+                f"{flag} {key} is given twice. Fix: write all its values in one {flag}"
+            )
+        read[key] = raw
+    return list(read.items())
+
+
+def _read_range(key: str, raw: str) -> Range:
+    match = _RANGE.fullmatch(raw)
+    try:
+        if match is None:
+            raise ValueError
+        low, high, log = float(match["low"]), float(match["high"]), bool(match["log"])
+    except ValueError:
+        raise UsageError(
+            f"--range {key}={raw} is no range. Fix: write LOW..HIGH, or LOW..HIGH:log to choose by the logarithm"
+        ) from None
+    if not low < high or (log and low <= 0):
+        rule = "above 0" if low < high else "in order"
+        raise UsageError(
+            f"--range {key}={raw}: its ends are not {rule}. "
+            "Fix: write the lower one first, above 0 with `:log`"
+        )
+    ends = match["low"], match["high"]
+    return Range(low, high, log, all(re.fullmatch(r"[+-]?\d+", end) for end in ends), ends)
+
+
+def read_seeds(text: str, first: int) -> tuple[int, ...]:
+    """Return the seeds of `--seeds`: so many from the recipe's own on, or those of a list.
+
+    Raises:
+        UsageError: The text is neither.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(re.fullmatch(r"\d{1,9}", part) for part in parts):
+        raise UsageError(
+            f"--seeds {text} is neither a number nor a list. Fix: write --seeds 3, or --seeds 1,2,7"
+        )
+    numbers = tuple(map(int, parts))
+    if len(numbers) == 1 and "," not in text:
+        numbers = tuple(range(first, first + numbers[0]))
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise UsageError(
+            f"--seeds {text} names {'one twice' if numbers else 'none'}. Fix: write different seeds"
+        )
+    return numbers
+
+
+def say_settings(settings: Mapping[str, str]) -> str:
+    """Return settings with only the last part of their keys, if that is clear."""
+    short = [key.rpartition(".")[2] for key in settings]
+    names = short if len(set(short)) == len(short) else list(settings)
+    pairs = zip(names, settings.values(), strict=True)
+    return ", ".join(f"{name}={value}" for name, value in pairs)
+
+
+def as_flags(request: SweepRequest, settings: Mapping[str, str], seed: int) -> list[str]:
+    """Return the `--set` texts of a run."""
+    own = [f"{key}={value}" for key, value in settings.items()]
+    return [*request.overrides, *own, f"seed={seed}"]
+
+
+def check_points(
+    request: SweepRequest, points: Sequence[Settings], hardware: Hardware
+) -> CheckedRecipe:
+    """Check the recipe with every point's settings; return the first.
+
+    Raises:
+        ProblemsError: With the problems of all points, each once, and where it is.
+    """
+    seen: dict[tuple[str, ...], tuple[Issue, list[Settings]]] = {}
+    first: CheckedRecipe | None = None
+    with contextlib.chdir(request.cwd):
+        for settings in points:
+            flags = as_flags(request, settings, request.seeds[0])
+            try:
+                checked = check_recipe(Path(request.recipe), flags, hardware)
+                first, issues = first or checked, checked.errors
+            except RecipeError as error:
+                issues = error.problems
+            for issue in issues:
+                same = issue.path, issue.seen, issue.fix
+                seen.setdefault(same, (issue, []))[1].append(settings)
+    if seen or first is None:
+        raise ProblemsError(_place(issue, where, points) for issue, where in seen.values())
+    return first
+
+
+def _place(issue: Issue, where: Sequence[Settings], points: Sequence[Settings]) -> Issue:
+    """Return an issue with the flag that it comes from, or with the cells that have it."""
+    source = issue.location.source if issue.location else ""
+    key, _, value = source.removeprefix("--set ").partition("=")
+    swept = source.startswith("--set ") and key in points[0]
+    having = [each for each in points if each.get(key) == value]
+    if swept:
+        flag = f"{key}={value}" if list(where) == having else key
+        issue = replace(issue, location=Location(f"--grid {flag}"))
+    if list(where) == list(points) or (swept and list(where) == having):
+        return issue
+    named = "; ".join(map(say_settings, where[:_MOST_NAMED]))
+    more = f" and {len(where) - _MOST_NAMED} more" if len(where) > _MOST_NAMED else ""
+    return replace(issue, seen=f"{issue.seen.rstrip('.')} (with {named}{more})")
+
+
+def check_unchanged(sweep: Sweep, recipe: Recipe) -> None:
+    """Refuse to go on with another recipe than the sweep began with.
+
+    Raises:
+        UsageError: It has changed.
+    """
+    from grpo_cli.recipe.comparison import list_training_differences
+
+    if changed := list_training_differences(Recipe.model_validate(sweep.resolved), recipe):
+        changes = "\n".join(f"  {each}" for each in changed)
+        raise UsageError(
+            f"{sweep.request.recipe} has changed since this sweep began:\n{changes}\n"
+            "Fix: undo these changes, or start a sweep of its own without --resume"
+        )
+
+
+def create_sweep(root: Path, request: SweepRequest, recipe: Recipe) -> Sweep:
+    """Make the folder of a sweep, with all cells of a grid.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    folder = claim_folder(root.absolute() / recipe.name / SWEEPS)
+    sweep = Sweep(folder, request, recipe.model_dump(mode="json"))
+    sweep.logs.mkdir()
+    for settings in [] if request.search else request.points():
+        sweep.add_cell(settings)
+    sweep.save()
+    return sweep
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read a sweep from its folder.
+
+    Raises:
+        UsageError: It is none, or its `sweep.json` is damaged.
+    """
+    written = read_object(path / "sweep.json")
+    try:
+        texts = ("overrides", "grid", "ranges", "seeds")
+        request: dict[str, Any] = {
+            name: tuple(value) if name in texts else value
+            for name, value in written["request"].items()
+        }
+        cells = [
+            Cell(**{**cell, "runs": [CellRun(**run) for run in cell["runs"]]})
+            for cell in written["cells"]
+        ]
+        return Sweep(path.absolute(), SweepRequest(**request), written["resolved"], cells)
+    except (KeyError, TypeError, AttributeError):
+        raise UsageError(
+            f"{path} is not a sweep: it has no sweep.json that can be read. "
+            f"Fix: name a folder of runs/NAME/{SWEEPS}/, or latest"
+        ) from None
+
+
+def find_sweep(root: Path, name: str, recipe: str = "*") -> Sweep:
+    """Return the sweep that is meant: a folder, or `latest`.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if name != "latest":
+        return read_sweep(Path(name))
+    known = sorted(root.glob(f"{recipe}/{SWEEPS}/*/sweep.json"), key=lambda path: path.parent.name)
+    if not known:
+        raise UsageError(
+            f"no sweep is in {root.absolute()}. "
+            "Fix: start one with --grid, or say where runs are with --runs DIR"
+        )
+    return read_sweep(known[-1].parent)
+
+
+def plan_slots(
+    request: SweepRequest, point: Settings, hardware: Hardware, parallel: int | None
+) -> tuple[Hardware, list[dict[str, str]]]:
+    """Return what one run sees of this machine, and the variables of each run that goes on beside others.
+
+    Args:
+        request: The sweep.
+        point: The settings of one cell.
+        hardware: Of this machine.
+        parallel: Runs at a time; None is one for each GPU, or one on a CPU.
+
+    Raises:
+        UsageError: So many runs do not fit.
+    """
+    with contextlib.chdir(request.cwd):
+        recipe = load_tree(Path(request.recipe), as_flags(request, point, request.seeds[0])).recipe
+    if recipe is None or is_on_cpu(recipe.launch, hardware):
+        count = parallel or 1
+        threads = {"OMP_NUM_THREADS": str(max(hardware.cpus // count, 1))} if count > 1 else {}
+        return hardware, [threads] * count
+    processes, managed = recipe.launch.num_processes, recipe.generation.managed_gpus
+    least = managed + (1 if processes == "auto" else processes)
+    count = parallel or max(hardware.gpus // least, 1)
+    if count > 1 and count * least > hardware.gpus:
+        raise UsageError(
+            f"--parallel {count}: each run takes {least} of the {hardware.gpus} GPUs. "
+            f"Fix: --parallel {max(hardware.gpus // least, 1)}"
+        )
+    width = (
+        hardware.gpus // count if processes == "auto" and parallel else min(least, hardware.gpus)
+    )
+    shares = [hardware.devices[place * width : (place + 1) * width] for place in range(count)]
+    seen = replace(hardware, gpus=width, names=shares[0])
+    return seen, [hardware.select(share) for share in shares]
