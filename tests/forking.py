@@ -31,6 +31,7 @@ _MODULES = (
     "grpo_cli.exporting.verification",
     "grpo_cli.probing.procedure",
     "grpo_cli.training.worker",
+    "grpo_cli",
 )
 _READ_ON_IMPORT = ("HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "LD_PRELOAD", "PYTHONPATH", "VLLM_")
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -163,12 +164,13 @@ def _set_command_line(line: str) -> None:
 
 
 def _drop_pipes(kept: set[int]) -> None:
-    """Let go of the parent's pipes and sockets. Their numbers stay taken: objects of the parent close them."""
+    """Let go of the parent's pipes, sockets and locks; their numbers stay taken, for its objects to close."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):
         try:
             mode = os.fstat(number).st_mode
         except OSError:
             continue
-        if number not in kept and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        is_lock = os.readlink(f"/proc/self/fd/{number}").endswith("/.lock")
+        if number not in kept and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or is_lock):
             os.dup2(nothing, number, inheritable=False)

@@ -204,18 +204,19 @@ class CrossedMean:
     def interval(self, seeds: int | None = None) -> Interval:
         """Return the 95 % interval, or the one that so many seeds would give if they were like these.
 
-        Source: Satterthwaite 1946, the degrees of freedom of a sum of variances.
+        Each part has the t of its own degrees of freedom: with few seeds, those of their sum are too uncertain.
+
+        Source: Banerjee 1961 (Sankhyā A 23), an interval from separate estimates of variances, never too narrow.
         """
         count = seeds or self.seeds
         if count < 2:
             return Interval(None, None, "one seed does not show how much seeds differ")
-        seed_part, prompt_part = self.by_seed / count, self.by_prompt
-        variance = seed_part + prompt_part
-        if variance <= _FLAT**2:
+        square = _t(count) ** 2 * self.by_seed / count
+        if self.by_prompt:
+            square += _t(self.prompts) ** 2 * self.by_prompt
+        half = math.sqrt(square)
+        if half <= _FLAT:
             return Interval(None, None, ALL_EQUAL)
-        parts = seed_part**2 / (count - 1) + prompt_part**2 / max(self.prompts - 1, 1)
-        freedom = min(max(int(variance**2 / parts), 1), _MOST_FREEDOM)
-        half = student_t((1 + _LEVEL) / 2, freedom) * math.sqrt(variance)
         return Interval(self.value - half, self.value + half)
 
     def seeds_needed(self) -> int | None:
@@ -229,8 +230,11 @@ class CrossedMean:
         return seeds > self.seeds and (interval.low > 0 or interval.high < 0)
 
 
-_MOST_FREEDOM = 200
-"""From here on Student's t is the normal distribution, and its series takes long."""
+def _t(count: int) -> float:
+    # From a few hundred on it is the normal distribution's, and its series takes long.
+    return student_t((1 + _LEVEL) / 2, min(count, 200) - 1)
+
+
 _SEED_COUNTS = (*range(2, 21), *range(25, 101, 5))
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, Overrides, RunsRoot
 from grpo_cli.cli.output import print_json, print_words, stderr, stdout
-from grpo_cli.errors import UsageError
+from grpo_cli.errors import GrpoError, UsageError
 
 if TYPE_CHECKING:
     from grpo_cli.workflows.sweep import SweepResult
@@ -93,8 +93,10 @@ def sweep(
         stderr().print(f"sweep: {prepared.sweep.folder}", markup=False)
     try:
         result = run_sweep(prepared, reporter)
-    except BaseException:
-        stderr().print(f"To resume: grpo sweep --resume {prepared.sweep.folder}", markup=False)
+    except BaseException as error:
+        if not isinstance(error, GrpoError):
+            resume_it = f"grpo sweep --resume {prepared.sweep.folder}"
+            stderr().print(f"To resume: {resume_it}", markup=False)
         raise
     if json:
         print_json(result.as_json())

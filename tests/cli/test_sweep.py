@@ -1,0 +1,115 @@
+"""`grpo sweep` before it trains: what is refused, and what a dry run says."""
+
+import json
+
+import pytest
+
+from grpo_cli.errors import UsageError
+from grpo_cli.machine import Hardware
+from grpo_cli.workflows.sweep_plan import SweepRequest, plan_slots, read_seeds, split_values
+from tests.cli.test_commands import grpo
+from tests.recipe_texts import write_recipe
+
+RATES = "training.learning_rate=1e-6,1e-5"
+
+
+@pytest.mark.parametrize(
+    ("flags", "messages"),
+    [
+        (
+            ["training.lerning_rate=1,2"],
+            ["--grid training.lerning_rate: training.lerning_rate: unknown key", "`learning_rate`"],
+        ),
+        (
+            ["training.learning_rate=1e-5,fast,-1"],
+            ["(got 'fast')", "(got -1)", "2 problems; nothing was started"],
+        ),
+        (
+            ["generation.num_generations=2,3", RATES],
+            ["--grid generation.num_generations=3: ", "does not hold whole groups of 3"],
+        ),
+        (
+            ["generation.num_generations=2,3", "training.per_device_train_batch_size=4,6"],
+            ["(with num_generations=3, per_device_train_batch_size=4)"],
+        ),
+        (["training.learning_rate="], ["is not `path=values`"]),
+        (["seed=1,2"], ["it is set with --seeds"]),
+        ([RATES, RATES], ["is given twice"]),
+        ([], ["there is nothing to vary"]),
+        ([RATES, "--seeds", "1,1"], ["names one twice"]),
+        ([RATES, "--seeds", "0"], ["names none"]),
+        ([RATES, "--seeds", "some"], ["is neither a number nor a list"]),
+        (["--range", RATES], ["--range is for a search"]),
+        (["--search", "3", "--range", "training.learning_rate=1e-3..1e-4"], ["not in order"]),
+        (["--search", "3", "--range", "training.learning_rate=0..1:log"], ["not above 0"]),
+        (
+            ["--search", "3", "--range", "training.learning_rate=-1..1"],
+            ["-1: training.learning_rate: should be at least"],
+        ),
+        ([RATES, "--resume", "latest"], ["--resume takes everything from the sweep"]),
+        (["--resume", "latest"], ["no sweep is in"]),
+        (["--resume", "."], [". is not a sweep"]),
+    ],
+)
+def test_bad_grids_are_refused_before_anything_starts(tmp_path, flags, messages):
+    recipe = write_recipe(tmp_path)
+    sets = [
+        "--set",
+        "generation.num_generations=2",
+        "--set",
+        "training.per_device_train_batch_size=4",
+    ]
+    words = []
+    for word in flags:
+        is_grid = "=" in word and (not words or words[-1] not in ("--range", "--seeds", "--resume"))
+        words += ["--grid", word] if is_grid else [word]
+    done = grpo("sweep", recipe, *words, *([] if "--resume" in flags else sets), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    for message in messages:
+        assert message in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_lists_the_cells_and_leaves_nothing(tmp_path):
+    recipe = write_recipe(tmp_path)
+    flags = ["--grid", RATES, "--seeds", "2", "--dry-run"]
+    done = grpo("sweep", recipe, *flags, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    rates = [each["training.learning_rate"] for each in told["settings"]]
+    assert (told["cells"], rates, len(told["seeds"])) == (2, ["1e-6", "1e-5"], 2)
+    assert (
+        "2 cells × 2 seeds = 4 runs, 1 at a time"
+        in grpo("sweep", recipe, *flags, cwd=tmp_path).stdout
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_values_are_split_at_commas_outside_brackets_and_quotes():
+    assert split_values("1e-5, 1e-4") == ["1e-5", "1e-4"]
+    assert split_values("{r: 8, lora_alpha: 16},null") == ["{r: 8, lora_alpha: 16}", "null"]
+    assert split_values("'a, b',[c, d]") == ["'a, b'", "[c, d]"]
+
+
+def test_seeds_are_a_number_or_a_list():
+    assert read_seeds("3", 42) == (42, 43, 44)
+    assert read_seeds("1,2,7", 42) == (1, 2, 7)
+    assert read_seeds("7,", 42) == (7,)
+
+
+def test_each_run_gets_devices_of_its_own(tmp_path, monkeypatch):
+    request = SweepRequest(str(write_recipe(tmp_path)), str(tmp_path), (), (RATES,), (), None, (1,))
+    point, four = request.points()[0], Hardware(4, 16, names=("4", "5", "6", "7"))
+
+    def share(*overrides, parallel=None, hardware=four):
+        given = SweepRequest(**{**vars(request), "overrides": overrides})
+        seen, slots = plan_slots(given, point, hardware, parallel)
+        return seen.gpus, [each.get("CUDA_VISIBLE_DEVICES") for each in slots]
+
+    assert share() == (1, ["4", "5", "6", "7"])
+    assert share(parallel=2) == (2, ["4,5", "6,7"])
+    assert share("launch.num_processes=2") == (2, ["4,5", "6,7"])
+    assert share("launch.use_cpu=true") == (4, [None])
+    assert plan_slots(request, point, Hardware(0, 8), 2)[1] == [{"OMP_NUM_THREADS": "4"}] * 2
+    with pytest.raises(UsageError, match="--parallel 8: each run takes 1 of the 4 GPUs"):
+        share(parallel=8)
