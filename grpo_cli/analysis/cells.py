@@ -170,7 +170,8 @@ def _say(
     )
     if difference.direction > 0:
         return f"{best} is better than {other}: {value} in {metric} ({interval})"
-    # Differences as large as this one: what is seen now may be chance.
+    if difference.direction < 0:
+        return f"{other} is better than {best} on the seeds that both finished: {value} in {metric} ({interval})"
     more = "more seeds alone would not tell: more held-out prompts, or there is no difference"
     if needed is not None:
         more = (

@@ -69,6 +69,7 @@ def sweep(
     Every value is checked before the first run starts. A run that fails is a result, not an end.
     """
     from grpo_cli.cli.reporter import TerminalReporter
+    from grpo_cli.workflows.reporter import Reporter
     from grpo_cli.workflows.sweep import check_sweep, prepare_sweep, run_sweep
     from grpo_cli.workflows.sweep_plan import find_sweep
 
@@ -87,7 +88,7 @@ def sweep(
         _, slots = check_sweep(request, parallel)
         _print_plan(request, len(slots), as_json=json)
         return
-    reporter = TerminalReporter(quiet=quiet)
+    reporter = Reporter() if quiet else TerminalReporter()
     prepared = prepare_sweep(request, runs, parallel, reporter, old)
     if not quiet:
         stderr().print(f"sweep: {prepared.sweep.folder}", markup=False)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.5
 _LAST_BYTES = 4000
-_RESUMED = ("waiting", "running", "stopped", "interrupted", "failed")
+_RESUMED = ("waiting", "running", "skipped", "stopped", "interrupted", "failed")
 """States of runs that a resumed sweep goes on with; one that a rule has stopped is a result."""
 _DIVERGED = "nan_loss, entropy_explosion, kl_runaway, too_high_learning_rate"
 """Rules of `grpo diagnose` that end a run of a search, unless the recipe names its own."""
@@ -362,6 +362,10 @@ class _Runner:
             self._seconds.append(took)
         if active.cell.pruned:
             run.reason = "pruned: its training reward was below the median of the cells before it"
+        if active.cell.pruned or (
+            run.state == "failed" and not active.report.folder.resolved.is_file()
+        ):
+            # What a check or the probe has refused, it refuses with every seed.
             for each in active.cell.runs:
                 each.state = "skipped" if each.state == "waiting" else each.state
         self._sweep.save()

@@ -92,7 +92,7 @@ class CellRun:
     seed: int
     run_id: str
     state: str = "waiting"
-    """`waiting`, `skipped` if its cell was pruned, or the run's own state."""
+    """`waiting`, `skipped` if its cell was pruned or refused, or the run's own state."""
     reason: str | None = None
 
 
