@@ -13,48 +13,50 @@ from grpo_cli.errors import GrpoError, UsageError
 
 if TYPE_CHECKING:
     from grpo_cli.workflows.sweep import SweepResult
-    from grpo_cli.workflows.sweep_plan import SweepRequest
+    from grpo_cli.workflows.sweep_plan import Sweep, SweepRequest
+
+
+RecipeOrNone = Annotated[
+    Path | None, typer.Argument(metavar="RECIPE", help="The recipe (YAML); not needed to resume.")
+]
+Grids = Annotated[
+    list[str] | None,
+    typer.Option("--grid", metavar="a.b=1,2", help="Values of a setting; grids are combined."),
+]
+Ranges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range", metavar="a.b=LOW..HIGH[:log]", help="With --search: choose in this range."
+    ),
+]
+Cells = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Try N cells that Optuna chooses, instead of all."),
+]
+Seeds = Annotated[
+    str | None,
+    typer.Option(metavar="N|1,2,7", help="Seeds of each cell: so many, or these; 3 by default."),
+]
+Parallel = Annotated[
+    int | None,
+    typer.Option(min=1, help="Runs at a time; by default one for each GPU, or one on a CPU."),
+]
+Resumed = Annotated[
+    str | None,
+    typer.Option(metavar="SWEEP|latest", help="Go on with a sweep: its folder, or the newest one."),
+]
 
 
 def sweep(
-    recipe: Annotated[
-        Path | None,
-        typer.Argument(metavar="RECIPE", help="The recipe (YAML); not needed to resume."),
-    ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--grid", metavar="a.b=1,2", help="Values of a setting; several grids are combined."
-        ),
-    ] = None,
-    range_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--range", metavar="a.b=LOW..HIGH[:log]", help="With --search: choose in this range."
-        ),
-    ] = None,
-    search: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Try N cells that Optuna chooses, instead of all."),
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|1,2,7", help="Seeds of each cell: so many, or these; 3 by default."
-        ),
-    ] = None,
+    recipe: RecipeOrNone = None,
+    grid: Grids = None,
+    range_: Ranges = None,
+    search: Cells = None,
+    seeds: Seeds = None,
     set_: Overrides = None,
     runs: RunsRoot = RUNS,
-    parallel: Annotated[
-        int | None,
-        typer.Option(min=1, help="Runs at a time; by default one for each GPU, or one on a CPU."),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SWEEP|latest", help="Go on with a sweep: its folder, or the newest one."
-        ),
-    ] = None,
+    parallel: Parallel = None,
+    resume: Resumed = None,
     no_probe: Annotated[
         bool, typer.Option("--no-probe", help="Skip `grpo probe --quick`.")
     ] = False,
@@ -68,42 +70,49 @@ def sweep(
 
     Every value is checked before the first run starts. A run that fails is a result, not an end.
     """
-    from grpo_cli.cli.reporter import TerminalReporter
-    from grpo_cli.workflows.reporter import Reporter
-    from grpo_cli.workflows.sweep import check_sweep, prepare_sweep, run_sweep
+    from grpo_cli.workflows.sweep import check_sweep
     from grpo_cli.workflows.sweep_plan import find_sweep
 
     old = None
-    if resume is not None:
-        if grid or range_ or search or seeds or set_:
-            raise UsageError(
-                "--resume takes everything from the sweep. "
-                "Fix: remove --grid, --range, --search, --seeds and --set"
-            )
+    if resume is None:
+        request = _read_request(recipe, grid, range_, search, seeds, set_, probe=not no_probe)
+    elif grid or range_ or search or seeds or set_:
+        raise UsageError(
+            "--resume takes everything from the sweep. "
+            "Fix: remove --grid, --range, --search, --seeds and --set"
+        )
+    else:
         old = find_sweep(runs, resume, _read_name(recipe) if recipe else "*")
         request = old.request
-    else:
-        request = _read_request(recipe, grid, range_, search, seeds, set_, probe=not no_probe)
     if dry_run:
-        _, slots = check_sweep(request, parallel)
-        _print_plan(request, len(slots), as_json=json)
+        _print_plan(request, len(check_sweep(request, parallel)[1]), as_json=json)
         return
-    reporter = Reporter() if quiet else TerminalReporter()
-    prepared = prepare_sweep(request, runs, parallel, reporter, old)
-    if not quiet:
-        stderr().print(f"sweep: {prepared.sweep.folder}", markup=False)
-    try:
-        result = run_sweep(prepared, reporter)
-    except BaseException as error:
-        if not isinstance(error, GrpoError):
-            resume_it = f"grpo sweep --resume {prepared.sweep.folder}"
-            stderr().print(f"To resume: {resume_it}", markup=False)
-        raise
+    result = _run(request, runs, parallel, old, quiet=quiet)
     if json:
         print_json(result.as_json())
     else:
         _print_result(result)
     raise typer.Exit(result.exit_code)
+
+
+def _run(
+    request: "SweepRequest", runs: Path, parallel: int | None, old: "Sweep | None", *, quiet: bool
+) -> "SweepResult":
+    """Run a sweep to its end; if it is interrupted, say how to resume it."""
+    from grpo_cli.cli.reporter import TerminalReporter
+    from grpo_cli.workflows.reporter import Reporter
+    from grpo_cli.workflows.sweep import prepare_sweep, run_sweep
+
+    reporter = Reporter() if quiet else TerminalReporter()
+    prepared = prepare_sweep(request, runs, parallel, reporter, old)
+    reporter.say(f"sweep: {prepared.sweep.folder}")
+    try:
+        return run_sweep(prepared, reporter)
+    except BaseException as error:
+        if not isinstance(error, GrpoError):
+            resume_it = f"grpo sweep --resume {prepared.sweep.folder}"
+            stderr().print(f"To resume: {resume_it}", markup=False)
+        raise
 
 
 def _read_name(recipe: Path) -> str:

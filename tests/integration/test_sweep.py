@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy
 import pytest
 
+from tests.chromium import Page, find_chromium
 from tests.forking import ForkedPopen
 from tests.integration.conftest import RECIPE
 
@@ -95,7 +96,7 @@ def test_a_killed_sweep_goes_on_and_its_numbers_are_those_of_its_runs(workshop, 
     # `grpo expect` takes the runs of a cell as they are.
     done = workshop.grpo("expect", *(runs[1, seed]["run"] for seed in (1, 2)))
     assert "metric: reward" in done.stdout, done.stderr
-    assert (folder / "sweep.html").is_file()
+    look_at_page(folder / "sweep.html")
     again = workshop.grpo("sweep", "--resume", str(folder))
     assert again.returncode == 0, again.stderr
     best = told["cells"][told["best"] - 1]
@@ -105,6 +106,18 @@ def test_a_killed_sweep_goes_on_and_its_numbers_are_those_of_its_runs(workshop, 
     done = workshop.grpo("sweep", "--resume", "latest")
     assert done.returncode == 2
     assert "rewards[1].params.scale" in done.stderr or "scale" in done.stderr
+
+
+def look_at_page(path):
+    """The page draws its charts, without an error and without the network."""
+    if find_chromium() is None:
+        return
+    with Page() as page:
+        page.open(path)
+        page.wait_for("document.querySelectorAll('#result .main-svg').length >= 2")
+        assert page.ask("document.querySelectorAll('table.ranking tbody tr').length") == 2
+        assert page.problems == []
+        assert all(address.startswith(("file:", "data:", "blob:")) for address in page.requests)
 
 
 def check_numbers(told, rewards):
