@@ -6,9 +6,11 @@ import pytest
 
 from grpo_cli.errors import UsageError
 from grpo_cli.machine import Hardware
-from grpo_cli.workflows.sweep_plan import SweepRequest, plan_slots, read_seeds, split_values
+from grpo_cli.runs.run import Run
+from grpo_cli.workflows.sweep_plan import Sweep, SweepRequest, plan_slots, read_seeds, split_values
 from tests.cli.test_commands import grpo
 from tests.recipe_texts import write_recipe
+from tests.run_folders import make_finished_run
 
 RATES = "training.learning_rate=1e-6,1e-5"
 
@@ -113,3 +115,34 @@ def test_each_run_gets_devices_of_its_own(tmp_path, monkeypatch):
     assert plan_slots(request, point, Hardware(0, 8), 2)[1] == [{"OMP_NUM_THREADS": "4"}] * 2
     with pytest.raises(UsageError, match="--parallel 8: each run takes 1 of the 4 GPUs"):
         share(parallel=8)
+
+
+def make_search(root, levels):
+    """A search with a finished cell for each level of reward, and its sweep."""
+    from grpo_cli.workflows.search import Search
+
+    grid = ("training.learning_rate=1e-6,1e-5",)
+    request = SweepRequest("recipe.yaml", str(root), (), grid, (), len(levels) + 1, (1,))
+    search, sweep = Search(request), Sweep(root / "sums" / "sweeps" / "now", request, {})
+    for number, level in enumerate(levels, start=1):
+        cell = sweep.add_cell(search.ask(number))
+        folder = make_finished_run(root, number, [level * step / 40 for step in range(40)])
+        cell.runs[0].run_id, cell.runs[0].state = folder.path.name, "completed"
+        search.should_prune(number, Run(folder))
+        search.tell(sweep, cell)
+    return search, sweep
+
+
+@pytest.mark.parametrize(
+    ("level", "steps", "pruned"), [(0.1, 40, True), (0.1, 8, False), (0.9, 40, False)]
+)
+def test_a_search_ends_a_run_below_the_median_once_it_has_begun(tmp_path, level, steps, pruned):
+    pytest.importorskip("optuna")
+    search, sweep = make_search(tmp_path, [0.5, 0.6, 0.7, 0.8])
+    search.ask(5)
+    folder = make_finished_run(tmp_path, 5, [level * step / 40 for step in range(steps)])
+    assert search.should_prune(5, Run(folder)) is pruned
+    # A resumed sweep judges alike, from the runs on disk.
+    sweep.add_cell({"training.learning_rate": "1e-6"}).runs[0].run_id = folder.path.name
+    search.recall(sweep)
+    assert search.should_prune(5, Run(folder)) is pruned
