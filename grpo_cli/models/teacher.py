@@ -10,7 +10,7 @@ from grpo_cli.issues import Issue
 from grpo_cli.models.adapter import fingerprint_adapter
 from grpo_cli.models.folder import find_fault, is_adapter, read_present_base, read_settings
 from grpo_cli.models.source import check_model_data, find_folder, fingerprint_model, resolve_source
-from grpo_cli.recipe.adapter import WEIGHTS, find_downloaded, find_run
+from grpo_cli.recipe.adapter import WEIGHTS, find_downloaded, find_run, name_checkpoint
 from grpo_cli.recipe.model import AdapterConfig, ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.teacher import TeacherConfig
@@ -67,6 +67,9 @@ def _find_folder(text: str, revision: str | None) -> tuple[Path | None, dict[str
     if not path.is_dir():
         return find_downloaded(text, revision), {}
     run = find_run(path)
+    if run == path and not (path / "model").is_dir():
+        fix = name_checkpoint(path, "*config.json")
+        raise RecipeError([Issue(f"the run {text} has no final model", fix, _PATH)])
     recipe = {} if run is None else read_object(run / "resolved.json").get("recipe") or {}
     return path / "model" if run == path else path, recipe.get("model") or {}
 

@@ -4,7 +4,7 @@ rewards expect in it. Needs a tokenizer, no model.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,13 +80,20 @@ def check_differ(rendered: Sequence[str]) -> Iterator[Issue]:
         yield Issue(seen, fix, "dataset.prompt", level="warning", subject=subject, why=why)
 
 
+VLLM_LENGTH = "generation.vllm.max_model_length"
+_OWNERS = {
+    "model.path": "the model's context",
+    "teacher.path": "the teacher's context",
+    VLLM_LENGTH: "vLLM's max_model_length",
+}
+
+
 def check_lengths(
     sample: PromptSample,
     *,
     longest_allowed: int | None,
     completion: int,
-    context: int | None,
-    vllm_length: int | None,
+    limits: Mapping[str, int | None],
 ) -> Iterator[Issue]:
     """Find prompts that are dropped for their length, or too long to be answered.
 
@@ -94,13 +101,13 @@ def check_lengths(
         sample: The prompts.
         longest_allowed: `dataset.max_prompt_length`.
         completion: `generation.max_completion_length`.
-        context: Positions the model was made for.
-        vllm_length: vLLM's `max_model_length`, if vLLM samples.
+        limits: Path of what reads prompt and completion together → the positions it was made for, if they are
+            known.
     """
     kept, count, longest = sample.kept(longest_allowed), len(sample.lengths), sample.longest
     dropped = count - len(kept)
     if dropped > _MOST_DROPPED * count:
-        room = min((n - completion for n in (context, vllm_length) if n), default=longest)
+        room = min((n - completion for n in limits.values() if n), default=longest)
         yield Issue(
             f"{dropped} of {count} prompts have more than {longest_allowed} tokens (longest: {longest})",
             f"set `max_prompt_length: {max(min(longest, room), 1)}`",
@@ -109,32 +116,28 @@ def check_lengths(
             subject="prompt: dropped rows",
             why="these rows are dropped, and the longest questions are rarely the least useful",
         )
-    for limit, owner in (
-        (context, "the model's context"),
-        (vllm_length, "vLLM's max_model_length"),
-    ):
+    for owner, limit in limits.items():
         over = [length for length in kept if limit and length + completion > limit]
         if limit and over:
-            path, fix = _fit(kept, limit, completion, of_vllm=owner.startswith("vLLM"))
+            path, fix = _fit(kept, limit, completion, owner)
             yield Issue(
                 f"{len(over)} of {len(kept)} prompts do not fit: up to {max(kept)} tokens and {completion} to "
-                f"write, {owner} is {limit}",
+                f"write, {_OWNERS[owner]} is {limit}",
                 fix,
                 path,
-                subject=f"length: {owner}",
+                subject=f"length: {_OWNERS[owner]}",
                 why="beyond it the model writes noise or breaks off with an index error",
             )
 
 
-def _fit(kept: Sequence[int], limit: int, completion: int, *, of_vllm: bool) -> tuple[str, str]:
+def _fit(kept: Sequence[int], limit: int, completion: int, owner: str) -> tuple[str, str]:
     """Return the key to change so that prompts and completions fit, and the edit."""
     longest = max(kept)
     needed, room = longest + completion, limit - longest
-    if of_vllm:
-        path = "generation.vllm.max_model_length"
-        return path, f"set `{path}: {needed}`"
+    if owner == VLLM_LENGTH:
+        return owner, f"set `{owner}: {needed}`"
     if min(kept) >= limit:
-        return "model.path", f"shorten the prompts, or name a model that reads {needed} tokens"
+        return owner, f"shorten the prompts, or name a model that reads {needed} tokens"
     edits = [f"`max_completion_length: {room}`"] if room > 0 else []
     if limit - completion >= min(kept):
         edits.append(f"`dataset.max_prompt_length: {limit - completion}`")

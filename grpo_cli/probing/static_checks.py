@@ -27,6 +27,7 @@ from grpo_cli.probing.memory import (
     warmup_inputs,
 )
 from grpo_cli.probing.signal import CLIPPED, DEAD, WEAK
+from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import NO_TRAINER, Batch, text_of
 from grpo_cli.rewards.scoring import Reward, has_state, read_state
@@ -137,7 +138,7 @@ def _check_scored(session: "Session") -> Iterator[Issue]:
 
 def _check_prompts(session: "Session") -> None:
     from grpo_cli.fast.completions import declared_eos_token_ids
-    from grpo_cli.models.loading import load_config, load_generation_config
+    from grpo_cli.models.loading import load_generation_config
 
     session.tell("beginning episodes" if session.recipe.has_episodes else "looking at the prompts")
     recipe, train, tokenizer = session.recipe, session.data.train, session.tokenizer
@@ -154,14 +155,16 @@ def _check_prompts(session: "Session") -> None:
     rows = round(sample.total * len(sample.kept(limit)) / len(lengths))
     eval_rows, processes = session.data.report.eval_rows or None, int(recipe.launch.num_processes)
     session.plan = plan_batch(batch_inputs(recipe, processes, rows, eval_rows))
-    context = getattr(load_config(recipe.model).get_text_config(), "max_position_embeddings", None)
-    vllm = recipe.generation.backend == "vllm"
+    limits = {"model.path": _context_of(recipe.model)}
+    if (teacher := find_teacher(recipe)) is not None:
+        limits["teacher.path"] = _context_of(teacher.model)
+    if recipe.generation.backend == "vllm":
+        limits[prompts.VLLM_LENGTH] = read_setting(recipe, "vllm_max_model_length")
     fits = prompts.check_lengths(
         sample,
         longest_allowed=limit,
         completion=recipe.generation.max_completion_length,
-        context=context,
-        vllm_length=read_setting(recipe, "vllm_max_model_length") if vllm else None,
+        limits=limits,
     )
     declared = declared_eos_token_ids(load_generation_config(recipe.model))
     own_pad = tokenizer.init_kwargs.get("pad_token") is not None
@@ -172,6 +175,13 @@ def _check_prompts(session: "Session") -> None:
     session.add(prompts.check_stop_tokens(tokenizer, declared, chosen, kwargs))
     session.add(prompts.check_generation_prompt(tokenizer, chosen[0], kwargs))
     session.add(prompts.check_padding(tokenizer, own_pad))
+
+
+def _context_of(model: ModelConfig) -> int | None:
+    """Return how many positions a model was made for; None if its config does not say."""
+    from grpo_cli.models.loading import load_config
+
+    return getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
 
 
 def _choose_places(session: "Session") -> list[int]:

@@ -114,11 +114,15 @@ def _explain_none(text: str, path: Path, run: Path | None) -> _AdapterError:
         fix = f"write `path: {whole}` instead of `adapter`"
         return _AdapterError(f"{text} holds a whole model, not an adapter", fix)
     if run == path:
-        saved = sorted(path.glob(f"checkpoints/*/{CONFIG}"), key=lambda file: file.stat().st_mtime)
-        fix = f"name a checkpoint: `{saved[-1].parent}`" if saved else "name a run that has ended"
-        return _AdapterError(f"the run {text} has no final adapter", fix)
+        return _AdapterError(f"the run {text} has no final adapter", name_checkpoint(path, CONFIG))
     fix = f"name a finished run with `model.lora`, or a folder with {CONFIG} and {WEIGHTS}"
     return _AdapterError(f"{text} holds no {CONFIG}", fix)
+
+
+def name_checkpoint(run: Path, file: str) -> str:
+    """Return what to name instead of a run that has not ended: its last checkpoint with such a file."""
+    saved = sorted(run.glob(f"checkpoints/*/{file}"), key=lambda each: each.stat().st_mtime)
+    return f"name a checkpoint: `{saved[-1].parent}`" if saved else "name a run that has ended"
 
 
 def _read(file: Path) -> dict[str, Any]:

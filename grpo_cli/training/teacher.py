@@ -46,7 +46,10 @@ def _load(trainer: RunTrainer, teacher: Teacher, device: torch.device | None) ->
         teacher.model, device_is_cuda=trainer.accelerator.device.type == "cuda", device=device
     )
     if teacher.adapter is not None:
-        model = load_adapter(model, teacher.adapter, teacher.model.path).merge_and_unload()
+        # peft draws weights before it reads them; the student's samples must not depend on that.
+        with torch.random.fork_rng([] if device is None else [device]):
+            model = load_adapter(model, teacher.adapter, teacher.model.path)
+        model = model.merge_and_unload()
     model = model.eval().requires_grad_(False)
     disable_dropout_in_model(model)
     add_fused_lm_head(model, temperature=trainer.temperature)

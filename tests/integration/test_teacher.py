@@ -224,6 +224,14 @@ def scored(text, pair, folder):
     return f"{text[:start]}dataset: {{{{kind: scored, train: ./rows.jsonl}}}}\n{text[end:]}"
 
 
+def unfinished(text, pair, folder):
+    run = folder / "one/run"
+    (run / "checkpoints/checkpoint-3").mkdir(parents=True)
+    (run / "resolved.json").write_text("{}")
+    (run / "checkpoints/checkpoint-3/config.json").write_text("{}")
+    return text.replace(str(pair / "teacher"), str(run))
+
+
 def without_teacher(text, pair, folder):
     return text.replace(f"teacher: {{{{path: {pair / 'teacher'}, weight: 1}}}}\n", "")
 
@@ -233,6 +241,7 @@ def without_teacher(text, pair, folder):
     [
         (no_teacher, "teacher.path", "nowhere does not exist"),
         (another_vocabulary, "teacher.path", "the teacher has another tokenizer than the model"),
+        (unfinished, "teacher.path", "has no final model"),
         (with_beta, "teacher", "`training.beta` asks for both"),
         (scored, "teacher", "samples none"),
         (without_teacher, "rewards", "missing"),
@@ -271,6 +280,13 @@ def test_a_teacher_that_cannot_teach(taught, pair, change, path, seen):
     except RecipeError as error:
         problems = error.problems
     assert [each for each in problems if each.path == path and seen in each.seen], problems
+
+
+def test_a_teacher_that_reads_less_than_the_model(taught, tmp_path):
+    make_tiny_model(tmp_path / "short", kind="gpt2", context_length=8)
+    done = taught.grpo("probe", "recipe.yaml", "--quick", "--set", f"teacher.path={tmp_path}/short")
+    assert "the teacher's context is 8" in done.stdout + done.stderr
+    assert done.returncode == 1
 
 
 def test_a_teacher_may_know_more_tokens():
