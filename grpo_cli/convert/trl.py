@@ -4,6 +4,9 @@ Source: `trl/scripts/grpo.py`, `trl/scripts/utils.py` and `GRPOConfig` of trl 0.
 `TrainingArguments` of transformers 4.48 to 5.17; open-r1, `configs.py`, `rewards.py` and `grpo.py`.
 """
 
+import re
+from functools import partial
+from itertools import chain, count
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -19,6 +22,7 @@ from grpo_cli.convert.key_report import (
     dropped,
     find,
     moved,
+    put,
     read_keys,
     read_table,
     settled,
@@ -163,17 +167,19 @@ def keep_best_metric(report: KeyReport) -> None:
 NAMED = read_table("named")
 
 
-def _take_files(report: KeyReport, key: Path) -> None:
+def _take_files(report: KeyReport, key: Path, target: str = "dataset") -> None:
     files = report.get(*key)
     if not isinstance(files, dict):
-        report.keep(key, "dataset.train", files)
+        report.keep(key, f"{target}.train", files)
         return
-    report.keep(key, "dataset.train", files.get("train", next(iter(files.values()))))
+    report.keep(key, f"{target}.train", files.get("train", next(iter(files.values()))))
     held_out = [files[name] for name in ("test", "validation", "eval") if name in files]
     if held_out:
-        report.keep(key, "dataset.eval", held_out[0])
+        report.keep(key, f"{target}.eval", held_out[0])
 
 
+_SOURCE_KEYS = {"dataset.name": "config"}
+"""Keys of a dataset that a source has by another name."""
 _FILES: Table = {
     "path": settled("dataset.kind", "read from the files' endings"),
     "data_files": _take_files,
@@ -185,7 +191,9 @@ _FILES: Table = {
 def _take_dataset(report: KeyReport) -> None:
     """Take where the rows come from: a dataset of the hub, or the first of a mixture."""
     if report.get("datasets"):
-        if has_first(report, "datasets"):
+        if _is_mixture(report, "datasets"):
+            _take_sources(report, ("datasets",), "hub", "mixture")
+        elif has_first(report, "datasets"):
             take_source(report, "datasets", 0)
             report.take(read_table("mixture"), "datasets", 0)
             for name in report.rest("datasets", 0):
@@ -218,8 +226,62 @@ def has_first(report: KeyReport, *key: str | int) -> bool:
         return False
     report.settle(key, "dataset", "its first entry")
     for index in range(1, len(listed)):
-        report.drop((*key, index), "a recipe reads one dataset; merge them into one beforehand")
+        report.drop(
+            (*key, index),
+            "one dataset was taken; merge them beforehand, or list all under `dataset.sources`",
+        )
     return True
+
+
+def _is_mixture(report: KeyReport, *key: str | int) -> bool:
+    """Return whether a list has several datasets."""
+    listed = report.get(*key)
+    return (
+        isinstance(listed, list)
+        and len(listed) > 1
+        and all(isinstance(each, dict) for each in listed)
+    )
+
+
+def _take_sources(report: KeyReport, key: Path, *tables: str) -> None:
+    """Take the datasets of a list as sources; `tables` are those of a single dataset."""
+    report.settle(key, "dataset.sources")
+    names: list[str] = []
+    for index, entry in enumerate(report.get(*key)):
+        names.append(_name_source(str(entry.get("path") or entry.get("id")), names))
+        put(report.recipe, f"dataset.sources.{index}.name", names[-1])
+        _take_source_keys(report, (*key, index), f"dataset.sources.{index}", tables)
+    sources = [*find(report.recipe, "dataset.sources").values()]
+    put(report.recipe, "dataset.sources", sources)
+    if not any("ratio" in source for source in sources):
+        note = (
+            f"{report.tool} joins all rows; here each has as many prompts, unless `ratio` says more"
+        )
+        report.comment("dataset.sources", note)
+
+
+def _name_source(path: str, taken: list[str]) -> str:
+    """Return a name for a source that is not taken."""
+    stem = re.sub(r"[^\w.]+", "-", path.rpartition("/")[2]).strip("-_.") or "source"
+    names = chain([stem], (f"{stem}-{number}" for number in count(2)))
+    return next(name for name in names if name not in taken)
+
+
+def _take_source_keys(report: KeyReport, key: Path, place: str, tables: tuple[str, ...]) -> None:
+    """Take the keys of one dataset of a mixture to a place in the recipe."""
+    from_files = report.get(*key, "path") in BUILDERS and report.get(*key, "data_files")
+    put(report.recipe, f"{place}.kind", "files" if from_files else "hub")
+    rules = {name: rule for table in tables for name, rule in read_table(table).items()}
+    if from_files:
+        rules |= {**_FILES, "data_files": partial(_take_files, target=place)}
+    own = {
+        name: f"{place}.{_SOURCE_KEYS.get(rule, rule).rpartition('.')[2]}"
+        for name, rule in rules.items()
+        if isinstance(rule, str)
+    }
+    report.take({**rules, **own, **dict.fromkeys(("fraction", "weight"), f"{place}.ratio")}, *key)
+    for each in report.rest(*key):
+        report.drop_unknown((*key, each), set(rules))
 
 
 def take_source(report: KeyReport, *key: str | int) -> None:
@@ -246,8 +308,12 @@ def _take_mixture(report: KeyReport, key: Path) -> None:
     if not isinstance(report.get(*key), dict):
         report.drop(key, "should be a mapping with `datasets`")
         return
-    report.settle(key, "dataset", "its first dataset")
-    if has_first(report, *key, "datasets"):
+    report.settle(key, "dataset", "its datasets")
+    if _is_mixture(report, *key, "datasets"):
+        _take_sources(report, (*key, "datasets"), "open-r1-first")
+        note = "`weight` was the share of its rows that were kept, and is now its `ratio`"
+        report.comment("dataset.sources", note)
+    elif has_first(report, *key, "datasets"):
         report.recipe.setdefault("dataset", {})["kind"] = "hub"
         report.take(read_table("open-r1-first"), *key, "datasets", 0)
     report.take(read_table("open-r1-mixture"), *key)

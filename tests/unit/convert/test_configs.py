@@ -150,7 +150,6 @@ def test_open_r1_code():
         report,
         {
             "name": "open_r1_code",
-            "dataset.path": "open-r1/verifiable-coding-problems-python",
             "dataset.eval_fraction": 0.1,
             "dataset.prompt.system": "{% raw %}Answer in {{ language }}.{% endraw %}",
             "generation.vllm.mode": "colocate",
@@ -161,7 +160,10 @@ def test_open_r1_code():
     assert "```cpp" in report.recipe["rewards"][0]["pattern"]
     dropped = reasons(report)
     assert "verification_info" in dropped["reward_funcs.0"]
-    assert "merge" in dropped["dataset_mixture.datasets.1"]
+    first, second = report.recipe["dataset"]["sources"]
+    assert first["path"] == "open-r1/verifiable-coding-problems-python"
+    assert first["name"] == "verifiable-coding-problems-python" != second["name"]
+    assert targets(report)["dataset_mixture.datasets.1.weight"] == "dataset.sources.1.ratio"
     assert "sandbox" in dropped["code_provider"]
 
 

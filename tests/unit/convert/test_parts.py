@@ -8,6 +8,7 @@ from grpo_cli.convert.conversion import recognise
 from grpo_cli.convert.key_report import find
 from grpo_cli.convert.shared_keys import place_function
 from grpo_cli.errors import RecipeError, UsageError
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.yaml_tree import read_text
 from tests.unit.convert.readings import convert, reasons
 
@@ -228,3 +229,24 @@ def test_a_reward_may_be_named_alone_with_its_parameters():
     assert (reward["kind"], reward["max_length"]) == ("cosine_length", 7)
     assert report.comments["rewards.0"].startswith("reward_funcs: cosine")
     assert reasons(report) == {}
+
+
+def test_a_mixture_of_trls_becomes_sources():
+    report = take(
+        "datasets:\n"
+        "- {path: openai/gsm8k, name: main, split: train, fraction: 0.7}\n"
+        "- {path: json, data_files: {train: a.jsonl, test: b.jsonl}, fraction: 0.3}\n"
+        "- {path: other/gsm8k, fractoin: 1}\n"
+        "test_split_size: 0.1"
+    )
+    assert report.recipe["dataset"] == {
+        "sources": [
+            {"name": "gsm8k", "kind": "hub", "path": "openai/gsm8k", "config": "main"}
+            | {"split": "train", "ratio": 0.7},
+            {"name": "json", "kind": "files", "train": "a.jsonl", "eval": "b.jsonl", "ratio": 0.3},
+            {"name": "gsm8k-2", "kind": "hub", "path": "other/gsm8k"},
+        ],
+        "eval_fraction": 0.1,
+    }
+    assert "unknown" in reasons(report)["datasets.2.fractoin"]
+    Recipe.model_validate({"name": "a", **report.recipe, "rewards": [{"kind": "exact"}]})
