@@ -107,8 +107,23 @@ def _compare(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
                 continue
             if key == "accuracy" or values != accuracies:
                 yield f"held-out {what} ({name})", *values
+    yield from _compare_sources(*stages)
     if "likelihood_gap" in before:
         yield "held-out likelihood gap", *(each.get("likelihood_gap") for each in stages)
+
+
+def _compare_sources(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield the accuracies of each source of a mixture, as `_compare` does; its reward if it has none."""
+    for source in stages[0].get("sources", {}):
+        means = [each.get("sources", {}).get(source, {}) for each in stages]
+        accuracies = [metric for metric in means[0] if metric.startswith("accuracy/")]
+        for metric in accuracies or ["reward"]:
+            name = metric.partition("/")[2]
+            values = [each.get(metric) for each in means]
+            # A reward of this source alone has been told.
+            if values != [each.get("accuracy", {}).get(name) for each in stages]:
+                what = f"accuracy ({name}, {source})" if name else f"reward ({source})"
+                yield f"held-out {what}", *values
 
 
 def _print_failure(run: "RunReport") -> None:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 import pyarrow
-from datasets import Dataset
+from datasets import Dataset, disable_progress_bars
 
 from grpo_cli.data.columns import drop_reserved, extract_columns
 from grpo_cli.data.mixing import SOURCE, Draw, count_draws, draw_rows, naming_source
@@ -175,6 +175,8 @@ def _build_mixture(
     order = draw_rows(
         sizes, [source.ratio for source in dataset.sources], recipe.seed, shuffle=shuffle
     )
+    # Rows are not copied until they are read, which would show a bar.
+    disable_progress_bars()
     table, kept = Dataset(encoded.table), sum(sizes)
     train_set = table.select(_places(sizes, 0, order))
     # So that the first held-out rows, which `evaluation.limit` keeps, are of all sources.

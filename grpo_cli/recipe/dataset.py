@@ -299,6 +299,9 @@ Source = Annotated[
 def _fill_in(source: Any, shared: dict[str, Any]) -> Any:
     """Return a source with what stands beside `sources` and it does not say itself."""
     update = {key: value for key, value in shared.items() if key not in source.model_fields_set}
+    if isinstance(source, EnvironmentDataset) and "prompt" in update:
+        # The environment asks.
+        update["prompt"] = update["prompt"].model_copy(update={"user": None})
     if source.named_eval:
         update.pop("eval_fraction", None)
     if not (source.named_eval or update.get("eval_fraction", source.eval_fraction)):

@@ -55,7 +55,7 @@ def workshop_of(folder, model, die_at=None):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory, chat_model):
     workshop = workshop_of(tmp_path_factory.mktemp("mixture") / "unbroken", chat_model)
-    train(workshop, *sets(save_steps=4))
+    workshop.told = train(workshop, *sets(save_steps=4)).stdout
     return workshop
 
 
@@ -89,6 +89,10 @@ def test_sources_have_their_share_of_every_batch_and_metrics_of_their_own(unbrok
 
 
 def test_held_out_rows_are_measured_by_source(unbroken):
+    # A reward of one source is told once.
+    assert "held-out accuracy (spelled" in unbroken.told
+    assert "held-out reward (counts)" in unbroken.told
+    assert "(spelled, words)" not in unbroken.told
     _, after = unbroken.records("measure")
     assert after["prompts"] == 4
     assert after["sources"].keys() == {"counts", "words"}
