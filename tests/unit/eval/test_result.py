@@ -13,6 +13,7 @@ from grpo_cli.eval.result import falls_short, read_measured, read_result
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores
 from grpo_cli.runs.files import SCHEMA_VERSION
+from tests.histories import make_recipe
 from tests.run_folders import make_finished_run
 
 
@@ -161,10 +162,12 @@ def test_the_rate_leaves_out_the_first_batch_of_each_process_unless_there_is_no_
             chunk = Chunk(number, (number,), 1)
             folder.append("final", rank, chunk, seconds, [one], warms_up=warms_up)
             if number == 0:
-                alone = read_measured(folder, "final", ())
+                alone = read_measured(
+                    folder, "final", make_recipe().model_copy(update={"rewards": ()})
+                )
                 assert (alone.tokens_per_s, alone.warm_up_included) == (10.0, True)
             number += 1
-    measured = read_measured(folder, "final", ())
+    measured = read_measured(folder, "final", make_recipe().model_copy(update={"rewards": ()}))
     assert (measured.tokens_per_s, measured.warm_up_included) == (50.0, False)
     assert (measured.tokens, measured.seconds) == (400, 24.0)
 
