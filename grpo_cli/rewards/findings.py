@@ -266,7 +266,9 @@ def _check_degenerate(
 
 
 def _total_pairs(table: "Table", scores: "Scores", gold: "Scores") -> list[tuple[float, float]]:
-    """Return the totals of an answer and of the gold, for rows that have both."""
+    """Return the totals of an answer and of the gold, for rows that have both; none if rewards only measure."""
+    if not any(reward.weight for reward in table.rewards):
+        return []
     return [(table.total(scores[row]), table.total(gold[row])) for row in scores if row in gold]
 
 

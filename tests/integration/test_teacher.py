@@ -282,6 +282,17 @@ def test_a_teacher_that_cannot_teach(taught, pair, change, path, seen):
     assert [each for each in problems if each.path == path and seen in each.seen], problems
 
 
+def test_rewards_that_only_measure_are_not_judged_by_their_total(taught):
+    flags = [
+        "--set",
+        "rewards=[{kind: exact, weight: 0}]",
+        "--set",
+        "generation.max_completion_length=16",
+    ]
+    done = taught.grpo("probe", "recipe.yaml", "--quick", *flags)
+    assert "rewards" not in done.stdout[done.stdout.index("✗") :], done.stdout
+
+
 def test_a_teacher_that_reads_less_than_the_model(taught, tmp_path):
     make_tiny_model(tmp_path / "short", kind="gpt2", context_length=8)
     done = taught.grpo("probe", "recipe.yaml", "--quick", "--set", f"teacher.path={tmp_path}/short")
