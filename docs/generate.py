@@ -31,6 +31,7 @@ from grpo_cli.recipe.dataset import (
     ScoredDataset,
     SourceKeys,
 )
+from grpo_cli.recipe.difficulty import AdaptiveDifficulty, OrderDifficulty, PoolsDifficulty
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
 from grpo_cli.recipe.generation import DynamicSamplingConfig, GenerationConfig, VllmConfig
@@ -64,6 +65,9 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("dataset, kind: scored", ScoredDataset),
     ("dataset.sources", MixtureDataset),
     ("dataset.sources, every entry", SourceKeys),
+    ("dataset.difficulty, kind: adaptive", AdaptiveDifficulty),
+    ("dataset.difficulty, kind: pools", PoolsDifficulty),
+    ("dataset.difficulty, kind: order", OrderDifficulty),
     ("dataset.prompt", PromptConfig),
     ("dataset.columns.NAME", ColumnConfig),
     ("teacher", TeacherConfig),

@@ -13,6 +13,7 @@ from grpo_cli.batch import as_json as batch_as_json
 from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.checks.contents import check_data, check_rewards, collect
 from grpo_cli.checks.devices import check_devices, check_precision, settle_dtype
+from grpo_cli.checks.difficulty import check_difficulty
 from grpo_cli.checks.episodes import Kinds, check_episodes, check_kinds
 from grpo_cli.checks.evaluation import (
     check_evaluation,
@@ -183,6 +184,7 @@ def _check_sections(
     yield from check_episodes(recipe, kinds, seen)
     yield from check_warmup(recipe, seen)
     yield from check_mixture(recipe, seen, batch)
+    yield from check_difficulty(recipe, seen)
 
 
 def _check_model(recipe: Recipe) -> Iterator[Issue]:

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Integer, Number, OneOrMany, Section
+from grpo_cli.recipe.difficulty import DifficultyConfig
 from grpo_cli.recipe.rewards import SOURCE_NAME, RewardConfig
 
 
@@ -66,6 +67,8 @@ class _DatasetBase(Section):
     seeds are evaluated on the same rows."""
     max_prompt_length: Integer | None = Field(default=None, ge=1)
     """Drop rows whose prompt has more tokens; they are counted and reported."""
+    difficulty: DifficultyConfig | None = None
+    """Draw prompts by how difficult they are; without it all are drawn equally often, in shuffled order."""
 
     @property
     def parts(self) -> "tuple[SingleDataset, ...]":
@@ -332,8 +335,17 @@ class MixtureDataset(_DatasetBase):
                 "has two sources with the name `{name}`",
                 {"name": repeated[0], "fix": "rename one of them"},
             )
+        for source in sources:
+            if source.difficulty is not None:
+                raise PydanticCustomError(
+                    "grpo_sources",
+                    "has `difficulty` in source `{name}`, and prompts of all sources are drawn together",
+                    {"name": source.name, "fix": "write it beside `sources`"},
+                )
         shared = {
-            key: value for key, value in info.data.items() if key in _DatasetBase.model_fields
+            key: value
+            for key, value in info.data.items()
+            if key in _DatasetBase.model_fields and key != "difficulty"
         }
         return tuple(_fill_in(source, shared) for source in sources)
 

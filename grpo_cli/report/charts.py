@@ -23,6 +23,7 @@ _SHARES = re.compile(
     r"(frac_reward_zero_std|completions/(repeated_share|clipped_ratio)|clip_ratio/.+"
     r"|episode/end/.+|tools/failure_frequency)"
     r"|rewards/.+/error_share|(eval_)?sources/.+/(share|frac_reward_zero_std)"
+    r"|difficulty/(success|easy|hard|seen)"
 )
 """Metrics between 0 and 1."""
 _SMALL_SHARE = 0.2

@@ -19,6 +19,7 @@ from grpo_cli.fast.trainer import shares_weights
 from grpo_cli.rewards.scoring import Reward, has_state, read_state
 from grpo_cli.runs.checkpoints import REFERENCE, STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.training.difficulty import DifficultySampler
 from grpo_cli.units import format_bytes
 
 _FULL_BYTES = 2**26
@@ -167,6 +168,8 @@ class ExactResume(AtomicCheckpoints):
     """Rewards whose state is saved, if they have one."""
     forced = False
     """Whether to resume even if the checkpoint lacks a reward's state."""
+    difficulty: DifficultySampler | None = None
+    """Draws the prompts; None if TRL does."""
     _epochs_done = 0
     _sums: dict[str, Any] | None = None
     """Sums of the record in progress, from the checkpoint."""
@@ -224,6 +227,8 @@ class ExactResume(AtomicCheckpoints):
             "last_logged": self._globalstep_last_logged,
         }
         own = {"sums": sums, "rewards": save_reward_states(self.rewards)}
+        if self.difficulty is not None:
+            own["difficulty"] = self.difficulty.state()
         torch.save(own, self._own_file(staged, "process"))
         if self._saves_reference and self.args.should_save and not self.args.save_only_model:
             reference = self.accelerator.unwrap_model(self.ref_model)
@@ -233,6 +238,8 @@ class ExactResume(AtomicCheckpoints):
         # Checkpoints of earlier versions have no such file.
         own = _load(self._own_file(checkpoint, "process")) or {}
         self._sums = own.get("sums")
+        if self.difficulty is not None and "difficulty" in own:
+            self.difficulty.restore(own["difficulty"])
         _load_reward_states(self.rewards, own.get("rewards", {}), checkpoint, force=self.forced)
 
     @property

@@ -20,6 +20,7 @@ from accelerate.utils import gather_object
 from trl.trainer.utils import nanstd
 
 from grpo_cli.rewards.scoring import ROUNDING
+from grpo_cli.training.difficulty import DifficultySampler
 from grpo_cli.training.reward_functions import CompletionLog
 
 _STATE = "dynamic_sampling"
@@ -155,7 +156,8 @@ class DynamicSampling:
             if silent:
                 used = gather_object([each["row_id"] for each in inputs])
                 with trainer.first_metrics_kept():
-                    self._replace(filling, self._fresh, {self._places[row] for row in used})
+                    fresh = trainer.difficulty or self._fresh
+                    self._replace(filling, fresh, {self._places[row] for row in used})
                     batch = trainer.make_batch(filling.scored.inputs, filling.scored)
             marks += filling.kept
         groups = len(scored.rewards) // self._signal.group_size
@@ -173,7 +175,9 @@ class DynamicSampling:
         metrics[f"{prefix}/prompts_seen"] = [seen]
         metrics[f"{prefix}/epochs"] = [seen / len(self._data)]
 
-    def _replace(self, filling: _Filling, fresh: FreshPrompts, used: set[int]) -> None:
+    def _replace(
+        self, filling: _Filling, fresh: FreshPrompts | DifficultySampler, used: set[int]
+    ) -> None:
         size, processes = self._signal.group_size, self._trainer.accelerator.num_processes
         # So many groups have completions that divide evenly among the processes. A generation batch does so too,
         # hence no round takes more prompts than a batch.

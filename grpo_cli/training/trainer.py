@@ -13,6 +13,7 @@ from grpo_cli.fast.trainer import FastTrainer
 from grpo_cli.models.teacher_server import TeacherServer
 from grpo_cli.training.callbacks import PhaseClock
 from grpo_cli.training.checkpoints import ExactResume
+from grpo_cli.training.difficulty import DifficultySampler
 from grpo_cli.training.dynamic_sampling import DynamicSampling, GroupSignal, Scored
 from grpo_cli.training.episodes import EpisodeRollouts
 from grpo_cli.training.reward_functions import NO_REWARD, EarlyScoring
@@ -59,9 +60,25 @@ class RunTrainer(ExactResume, FastTrainer):
         super().log(logs, start_time)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        if self.dynamic_sampling is None or not self.model.training:
+        if not self.model.training:
+            return self.make_batch(inputs)
+        if self.difficulty is not None:
+            inputs = self._draw(self.difficulty, len(inputs))
+        if self.dynamic_sampling is None:
             return self.make_batch(inputs)
         return self.dynamic_sampling.sample(inputs)
+
+    def _draw(self, difficulty: DifficultySampler, count: int) -> list[Any]:
+        """Return the rows of so many completions of this process, instead of those that TRL has drawn."""
+        size, processes = self.num_generations, self.accelerator.num_processes
+        places = difficulty.take(count * processes // size)
+        for name, value in difficulty.metrics().items():
+            self._metrics["train"][f"difficulty/{name}"].append(value)
+        first = self.accelerator.process_index * count
+        return [
+            dict(self.train_dataset[places[number // size]])
+            for number in range(first, first + count)
+        ]
 
     def make_batch(self, inputs: list[Any], given: Scored | None = None) -> dict[str, Any]:
         """Return TRL's batch of rows; completions that are `given` are not sampled and scored again."""
@@ -224,6 +241,8 @@ class RunTrainer(ExactResume, FastTrainer):
             args = self._episodes.add_records(*args)
         with self._clock.inside("scoring"):
             self._rewards = super()._calculate_rewards(*args, **options)
+        if self.difficulty is not None and self.model.training:
+            self.difficulty.learn(args[0], self._rewards, self.reward_func_names)
         if self._episodes is not None:
             self._episodes.log_metrics(self._metrics["train" if self.model.training else "eval"])
         return self._rewards

@@ -50,6 +50,7 @@ from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import Heartbeat
 from grpo_cli.training.callbacks import RunCallback, track
 from grpo_cli.training.checkpoints import atomic_dir, save_reward_states
+from grpo_cli.training.difficulty import DifficultySampler
 from grpo_cli.training.dynamic_sampling import DynamicSampling
 from grpo_cli.training.episodes import EpisodeRollouts
 from grpo_cli.training.examples import (
@@ -370,6 +371,8 @@ def _build_run_trainer(
     )
     trainer.rewards = rewards
     trainer.sources = tuple(recipe.dataset.shares)
+    if (difficulty := recipe.dataset.difficulty) is not None:
+        trainer.difficulty = DifficultySampler(difficulty, data.train, recipe)
     # A state that cannot be saved is reported before the first step.
     save_reward_states(rewards)
     return trainer

@@ -1,0 +1,89 @@
+"""Checks of `dataset.difficulty` that need no model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from grpo_cli.data.mixing import SOURCE
+from grpo_cli.data.rows import show_names, suggest
+from grpo_cli.data.sources import Preview
+from grpo_cli.issues import Issue
+from grpo_cli.recipe.difficulty import DifficultyConfig, OrderDifficulty, PoolsDifficulty
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.building import name_rewards, right_scores
+
+_PATH = "dataset.difficulty"
+
+
+def check_difficulty(recipe: Recipe, seen: Preview | None) -> Iterator[Issue]:
+    """Check what prompts are drawn by.
+
+    Args:
+        recipe: The recipe.
+        seen: The beginning of its data; None if it could not be read.
+    """
+    config = recipe.dataset.difficulty
+    if config is None:
+        return
+    if recipe.training.mode == "async":
+        fix = "leave it out, or `training.mode`"
+        yield Issue("does not work with `training.mode: async`", fix, _PATH)
+    if not recipe.is_sampled:
+        fix = "leave it out: nothing is sampled that could be right or wrong"
+        yield Issue("does not work with `dataset.kind: scored`", fix, _PATH)
+        return
+    if isinstance(config, OrderDifficulty) and recipe.dataset.shares:
+        seen_ratios = "an order over all sources leaves their ratios out of account"
+        yield Issue(seen_ratios, "write `kind: adaptive`, or leave it out", f"{_PATH}.kind")
+    if isinstance(config, PoolsDifficulty):
+        yield from _check_pools(config)
+    if not isinstance(config, OrderDifficulty):
+        yield from _check_reward(recipe, config.reward)
+    if seen is not None and seen.columns is not None:
+        yield from _check_columns(recipe, config, seen)
+
+
+def _check_pools(config: PoolsDifficulty) -> Iterator[Issue]:
+    if config.hard >= config.easy:
+        text = f"is {config.hard:g}, and `easy` is {config.easy:g}: every prompt would be one or the other"
+        yield Issue(text, "set it below `easy`", f"{_PATH}.hard")
+    if config.easy_share + config.hard_share > 1:
+        text = f"and `easy_share` are {config.easy_share + config.hard_share:g} together"
+        yield Issue(text, "lower one of them: 1 is all prompts", f"{_PATH}.hard_share")
+
+
+def _check_reward(recipe: Recipe, named: str | None) -> Iterator[Issue]:
+    names = name_rewards(recipe.rewards)
+    if named is not None and named not in names:
+        text = f"there is no reward `{named}`; there are {show_names(names)}"
+        yield Issue(text, suggest(named, names, "name one of these"), f"{_PATH}.reward")
+    if named is None and not right_scores(recipe.rewards):
+        text = "no reward says whether an answer is right"
+        fix = f"name one that is between 0 and 1: `reward: {next(iter(names), 'NAME')}`"
+        yield Issue(text, fix, _PATH)
+
+
+def _check_columns(recipe: Recipe, config: DifficultyConfig, seen: Preview) -> Iterator[Issue]:
+    columns = frozenset(seen.columns or ()).union(*(p.columns for p in recipe.dataset.parts))
+    columns |= {SOURCE} if recipe.dataset.shares else set()
+    for key in ("column", "solve_rate", "by"):
+        name = getattr(config, key, None)
+        if name is not None and name not in columns:
+            text = f"there is no column `{name}`; there are {show_names(sorted(columns))}"
+            yield Issue(text, suggest(name, columns, "name one of these"), f"{_PATH}.{key}")
+        elif name is not None and key != "by":
+            values = [row[name] for row in seen.sample if row.get(name) is not None]
+            yield from _check_numbers(name, values, f"{_PATH}.{key}", is_share=key == "solve_rate")
+
+
+def _check_numbers(name: str, values: list[Any], path: str, *, is_share: bool) -> Iterator[Issue]:
+    for value in values:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            fix = "name a column of numbers, or take the number out of it under `dataset.columns` (`regex`)"
+            yield Issue(f"the column `{name}` has {value!r:.60}, which is no number", fix, path)
+            return
+        if is_share and not 0 <= number <= 1:
+            fix = "divide it by its greatest value; if low values mean easy prompts, use `kind: order`"
+            yield Issue(f"the column `{name}` has {number:g}, and shares are 0 to 1", fix, path)
+            return

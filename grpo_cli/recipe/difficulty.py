@@ -1,0 +1,65 @@
+"""The `dataset.difficulty` section: which prompts are drawn, by how often they are answered rightly."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from grpo_cli.recipe.base import Number, Section
+
+
+class OrderDifficulty(Section):
+    """Prompts in the order of a column, pass after pass; equal ones are shuffled."""
+
+    kind: Literal["order"]
+    column: str
+    """Column of numbers, such as a level: prompts with low ones come first."""
+    descending: bool = False
+    """Whether prompts with high numbers come first, as for solve rates."""
+
+
+class _EstimatedDifficulty(Section):
+    solve_rate: str | None = None
+    """Column with the share of right answers, 0 to 1, known from before: what a prompt's estimate begins with.
+    Each group of completions then counts as much as all before it."""
+    by: str | None = None
+    """Column such as a level or a topic. A prompt that has not been drawn yet is expected to be answered as
+    prompts with the same value were lately; by default `source` in a mixture, and otherwise all prompts are
+    alike."""
+    reward: str | None = None
+    """Name of the reward, between 0 and 1, that says whether an answer is right; by default all that do so."""
+
+
+class PoolsDifficulty(_EstimatedDifficulty):
+    """Prompts that are solved, or hopeless, are drawn only as often as asked for.
+
+    Which they are is known once they were drawn, or from `solve_rate`. If no other prompts are left, those of the
+    pools are drawn after all.
+    """
+
+    kind: Literal["pools"]
+    easy: Number = Field(default=1.0, gt=0, le=1)
+    """A prompt is easy if its estimated share of right answers is at least this."""
+    hard: Number = Field(default=0.0, ge=0, lt=1)
+    """A prompt is hard if its estimated share of right answers is at most this."""
+    easy_share: Number = Field(default=0.0, ge=0, le=1)
+    """Share of the prompts that are drawn from the easy ones."""
+    hard_share: Number = Field(default=0.0, ge=0, le=1)
+    """Share of the prompts that are drawn from the hard ones."""
+
+
+class AdaptiveDifficulty(_EstimatedDifficulty):
+    """Prompts are drawn most often where about half of the answers are right, since these teach most.
+
+    How often a prompt comes is proportional to `floor + (1 - floor) * 4 * p * (1 - p)`, where `p` is its estimated
+    share of right answers.
+    """
+
+    kind: Literal["adaptive"]
+    floor: Number = Field(default=0.1, gt=0, le=1)
+    """Weight of prompts that are always or never solved, relative to those solved half of the time."""
+
+
+DifficultyConfig = Annotated[
+    OrderDifficulty | PoolsDifficulty | AdaptiveDifficulty, Field(discriminator="kind")
+]
+EstimatedDifficulty = PoolsDifficulty | AdaptiveDifficulty

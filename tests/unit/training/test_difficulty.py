@@ -1,0 +1,121 @@
+"""Which prompts are drawn, by how often they are solved."""
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+from datasets import Dataset
+
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.training import difficulty
+from grpo_cli.training.difficulty import DifficultySampler
+
+LEVELS = {"easy": 0.98, "medium": 0.5, "hard": 0.02}
+"""True shares of right answers."""
+GROUP = 8
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch):
+    monkeypatch.setattr(difficulty, "gather_object", lambda values: values)
+
+
+def rows(count):
+    names = list(LEVELS)
+    return [
+        {"row_id": place, "level": names[place % 3], "rate": LEVELS[names[place % 3]]}
+        for place in range(count)
+    ]
+
+
+def open_sampler(data, **config):
+    recipe = Recipe.model_validate(
+        {
+            "name": "a",
+            "model": {"path": "m"},
+            "dataset": {"kind": "inline", "rows": [{"prompt": "a"}], "difficulty": config},
+            "rewards": [{"kind": "exact"}],
+        }
+    )
+    return DifficultySampler(recipe.dataset.difficulty, Dataset.from_list(data), recipe)
+
+
+def play(sampler, data, batches, prompts=4):
+    """Draw batches whose answers are right by chance; return the levels drawn in each."""
+    chance, drawn = random.Random(1), []
+    for _ in range(batches):
+        places = sampler.take(prompts)
+        answered = [data[place] for place in places for _ in range(GROUP)]
+        right = [[float(chance.random() < LEVELS[row["level"]])] for row in answered]
+        sampler.learn(answered, torch.tensor(right), ["exact"])
+        drawn.append([data[place]["level"] for place in places])
+    return drawn
+
+
+def test_an_order_is_kept_pass_after_pass():
+    data = [{"row_id": place, "level": level} for place, level in enumerate([3, 1, None, 2, 1])]
+    sampler = open_sampler(data, kind="order", column="level")
+    passes = [sampler.take(5) for _ in range(2)]
+    assert passes[0] == passes[1]
+    assert passes[0][2:] == [3, 0, 2]
+    assert {*passes[0][:2]} == {1, 4}
+    assert open_sampler(data, kind="order", column="level", descending=True).take(2) == [0, 3]
+
+
+@pytest.mark.parametrize("known", [{}, {"by": "level"}, {"solve_rate": "rate"}])
+def test_adaptive_draws_what_is_solved_half_of_the_time_and_starves_nothing(known):
+    data = rows(90)
+    sampler = open_sampler(data, kind="adaptive", **known)
+    late = Counter(level for batch in play(sampler, data, 200)[100:] for level in batch)
+    assert late["medium"] > 2 * max(late["easy"], late["hard"])
+    assert sampler.metrics()["seen"] == 1.0
+    assert min(late.values()) > 10
+
+
+def test_what_prompts_like_it_do_tells_of_one_that_was_not_drawn():
+    data = rows(3000)
+    drawn = play(open_sampler(data, kind="adaptive", by="level"), data, 60)
+    late = Counter(level for batch in drawn[30:] for level in batch)
+    assert late["medium"] > 0.6 * late.total()
+
+
+def test_pools_have_their_share_to_a_prompt():
+    data = rows(300)
+    sampler = open_sampler(
+        data, kind="pools", solve_rate="rate", easy=0.9, hard=0.1, easy_share=0.1, hard_share=0.3
+    )
+    drawn = Counter(data[place]["level"] for _ in range(25) for place in sampler.take(4))
+    assert drawn == {"easy": 10, "hard": 30, "medium": 60}
+
+
+def test_pools_are_drawn_if_nothing_else_is_left():
+    data = [row for row in rows(30) if row["level"] != "medium"]
+    sampler = open_sampler(data, kind="pools", solve_rate="rate", easy=0.9, hard=0.1)
+    assert len({*sampler.take(8)}) == 8
+
+
+def test_what_is_in_use_is_passed_over_while_there_is_something_else():
+    sampler = open_sampler(rows(9), kind="adaptive")
+    assert sorted(sampler.take(4, avoid={0, 1, 2, 3, 4})) == [5, 6, 7, 8]
+    assert len(sampler.take(4, avoid=set(range(7)))) == 4
+    assert len(sampler.take(12)) == 12
+
+
+def test_rows_that_a_mixture_repeats_are_one_prompt_that_comes_more_often():
+    data = [{"row_id": number, "level": "easy"} for number in [0, 1, 1, 1, 2, 3]]
+    sampler = open_sampler(data, kind="adaptive")
+    drawn = Counter(data[sampler.take(1)[0]]["row_id"] for _ in range(600))
+    assert len({data[place]["row_id"] for place in sampler.take(4)}) == 4
+    assert drawn[1] > 1.4 * max(drawn[0], drawn[2], drawn[3])
+
+
+@pytest.mark.parametrize("config", [{"kind": "adaptive"}, {"kind": "order", "column": "rate"}])
+def test_its_state_is_enough_to_go_on(config):
+    data = rows(60)
+    whole, stopped, resumed = (open_sampler(data, **config) for _ in range(3))
+    play(whole, data, 5)
+    play(stopped, data, 5)
+    resumed.restore(stopped.state())
+    assert play(whole, data, 10) == play(resumed, data, 10)
+    assert whole.metrics() == resumed.metrics()
