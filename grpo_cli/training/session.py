@@ -115,6 +115,15 @@ class Session:
         if self.processes.is_main_process:
             write_json(self.folder.manifest, {**self.folder.read_manifest(), **entries})
 
+    def describe_device(self) -> dict[str, Any]:
+        """Return what this process trains on, for the manifest."""
+        import torch
+
+        if self.cpu:
+            return {"device": "cpu", "threads": torch.get_num_threads()}
+        properties = torch.cuda.get_device_properties(self.processes.device)
+        return {"device": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)}
+
     def sampling_settings(self) -> dict[str, Any]:
         """Return how completions are sampled outside of training, as `sample_completions` takes it."""
         evaluation, generation = self.recipe.evaluation, self.recipe.generation

@@ -176,7 +176,7 @@ def _build_data(session: Session, tokenizer: PreTrainedTokenizerBase) -> BuiltDa
     known = (before.get("data") or {}).get("fingerprint")
     _refuse_change(session, "the data", known, str(report["fingerprint"]))
     _refuse_change(session, "`model.adapter`", before.get("adapter"), adapter)
-    session.annotate_manifest(data=report, accelerator=_describe_device(session))
+    session.annotate_manifest(data=report, accelerator=session.describe_device())
     if adapter is not None:
         session.annotate_manifest(adapter=adapter)
     plan = _plan_batch(session, data)
@@ -198,13 +198,6 @@ def _refuse_change(session: Session, what: str, before: str | None, now: str | N
             f"{what} is not what this run began with (fingerprint {str(now)[:12]}, it was {before[:12]}). "
             "Fix: restore it, start a new run, or resume anyway with --force"
         )
-
-
-def _describe_device(session: Session) -> dict[str, Any]:
-    if session.cpu:
-        return {"device": "cpu", "threads": torch.get_num_threads()}
-    properties = torch.cuda.get_device_properties(session.processes.device)
-    return {"device": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)}
 
 
 def _build_trainer(
