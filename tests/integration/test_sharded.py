@@ -155,6 +155,7 @@ def sharded_run(workshop, kind, target):
             "zero3",
             marks=[
                 pytest.mark.slow,
+                pytest.mark.nightly,
                 pytest.mark.skipif(not DEEPSPEED.is_dir(), reason="DeepSpeed is not installed"),
             ],
         ),

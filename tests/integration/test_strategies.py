@@ -110,7 +110,7 @@ def shared_by(strategy, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", nightly("zero1"), nightly("zero2"), "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", *map(nightly, ("zero1", "zero2", "zero3"))])
 def test_two_processes_learn_what_one_does(tmp_path, chat_model, alone, strategy):
     flags, more = shared_by(strategy, tmp_path)
     settings = sets(max_steps=3, optim="sgd", per_device_train_batch_size=2, save_steps=2)
@@ -159,7 +159,7 @@ def spread(completion_ids, trainer_state=None, **kwargs):
         ("fsdp2", True),
         nightly("zero2", False),
         nightly("zero2", True),
-        ("zero3", False),
+        nightly("zero3", False),
         nightly("zero3", True),
     ],
 )
@@ -240,7 +240,7 @@ def spread(completion_ids, trainer_state=None, **kwargs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", nightly("fsdp2"), nightly("zero2"), "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", *map(nightly, ("fsdp2", "zero2", "zero3"))])
 def test_processes_leave_out_different_numbers_of_rows(tmp_path, chat_model, strategy):
     flags, more = shared_by(strategy, tmp_path)
     flags += ["--set", "rewards.1.weight=0", "--set", "rewards.2.weight=0"]

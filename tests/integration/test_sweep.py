@@ -66,6 +66,7 @@ def read_rewards(run):
     return numpy.array([json.loads(line)["total"] for line in lines])
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_and_its_numbers_are_those_of_its_runs(workshop, recipe):
     flags = ["--grid", "training.learning_rate=1e-3,1e-2", "--seeds", "1,2", "--no-probe"]
     steps = ["--set", "training.max_steps=8", "--set", "training.save_steps=1"]
