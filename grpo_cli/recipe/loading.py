@@ -17,7 +17,7 @@ from grpo_cli.recipe import explanation
 from grpo_cli.recipe.adapter import fill_from_adapter
 from grpo_cli.recipe.grpo_fields import check_trl_keys
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.recipe.yaml_tree import Node, merge, read_source, read_text
+from grpo_cli.recipe.yaml_tree import Node, merge, read_source, read_text, write_plain
 
 _STAND_INS: dict[str, Any] = {
     "name": "recipe",
@@ -63,6 +63,24 @@ class LoadedRecipe:
     """The file as it was read."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Place in `rewards` → where a reward of a source was written."""
+
+    def write_movable(self) -> str:
+        """Return the YAML of the file, without overrides, that reads the same in any folder.
+
+        Local paths are absolute, and the recipes that it extends are merged into it.
+        """
+        tree = _read_with_parents(self.source, self.text, {})
+        has_parents = tree.value.pop("extends", None) is not None
+        written = [(node, node.value) for node in _scalars(tree)]
+        try:
+            _anchor_paths(tree)
+        except RecipeError:  # An override replaces what is no path.
+            return self.text
+        if has_parents:
+            return f"# {self.source}, with what it extends\n{write_plain(tree.plain())}"
+        text = _replace_scalars(self.text, [each for each in written if each[0].value != each[1]])
+        is_same = read_text(text, str(self.source)).plain() == tree.plain()
+        return text if is_same else write_plain(tree.plain())
 
     def place(self, problem: Issue) -> Issue:
         """Return the same problem with the line its dotted path was written on, and that path."""
@@ -329,6 +347,25 @@ def _anchor_paths(tree: Node) -> None:
                 _anchor(entry.child("path"), only_local=True)
                 _anchor_command(entry.child("command"))
                 _anchor_command(entry.child("python"))
+
+
+def _scalars(node: Node) -> Iterator[Node]:
+    """Yield the nodes under a node that hold one value each."""
+    if isinstance(node.value, dict | list):
+        for child in node.value.values() if isinstance(node.value, dict) else node.value:
+            yield from _scalars(child)
+    else:
+        yield node
+
+
+def _replace_scalars(text: str, changed: list[tuple[Node, Any]]) -> str:
+    """Write the values of nodes over those that a file held: comments and all else stay."""
+    lines = text.splitlines(keepends=True)
+    # The last of a line first, so that the columns of the others stay right.
+    for node, old in sorted(changed, key=lambda each: -each[0].location.column):
+        line, column = node.location.line - 1, node.location.column - 1
+        lines[line] = lines[line][:column] + lines[line][column:].replace(old, node.value, 1)
+    return "".join(lines)
 
 
 def _anchor_command(node: Node | None) -> None:

@@ -56,7 +56,7 @@ class RunFolder:
     path: Path
 
     recipe = _Child("recipe.yaml")
-    """The recipe as written."""
+    """The recipe as written, but for its paths, which are absolute, and what it extends, which is merged into it."""
     resolved = _Child("resolved.json")
     """The recipe after `extends`, overrides and defaults; the worker's only input."""
     manifest = _Child("manifest.json")
@@ -207,12 +207,12 @@ def _by_number(paths: Iterable[Path]) -> dict[int, Path]:
 
 
 def create_run(root: Path, recipe: "Recipe", recipe_text: str) -> RunFolder:
-    """Make a new run folder with the recipe as written and as resolved.
+    """Make a new run folder with the recipe as YAML and as resolved.
 
     Args:
         root: Usually `runs`.
         recipe: The validated recipe.
-        recipe_text: The YAML as the user wrote it.
+        recipe_text: The recipe's YAML, which reads the same in any folder.
 
     Raises:
         UsageError: The folder cannot be written.

@@ -115,7 +115,7 @@ def prepare(
         return _prepare_named(named, checked, resuming, plan_for(named.path))
     if resume.wanted and (resumed := resuming.find(root, plan_for)):
         return resumed
-    folder = create_run(root, recipe, checked.loaded.text)
+    folder = create_run(root, recipe, checked.loaded.write_movable())
     plan = plan_for(folder.path)
     with removed_on_failure(folder):
         _describe(folder, plan, origin)
@@ -177,7 +177,7 @@ def _prepare_named(
         with folder.lock():
             known = folder.resolved.is_file()
             if not known:
-                create_named_run(folder, recipe, checked.loaded.text)
+                create_named_run(folder, recipe, checked.loaded.write_movable())
                 _describe(folder, plan, origin)
     except OSError as error:
         raise unwritable(folder.path, error) from None

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from grpo_cli.errors import RecipeError
-from grpo_cli.recipe.loading import load_recipe
+from grpo_cli.recipe.loading import load_recipe, load_tree
 from grpo_cli.recipe.recipe import Recipe
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -92,6 +92,29 @@ def test_paths_are_relative_to_the_file_that_wrote_them(tmp_path, monkeypatch):
     assert recipe.rewards[0].params["path"] == f"{folder / 'rewards.py'}:score"
     flagged = load_recipe(tmp_path / "recipe.yaml", ["model.path=./here"])
     assert flagged.model.path == str(tmp_path / "elsewhere" / "here")
+
+
+def test_what_a_run_keeps_of_its_recipe_reads_the_same_in_any_folder(tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "rewards.py").write_text("")
+    own = "{kind: python, path: 'rewards.py:score'} # from: rewards.py"
+    text = GOOD.replace("tiny", "./tiny  # untrained")
+    text = text.replace("{kind: math, answer: answer}", own)
+    parent = write_recipe(tmp_path / "base", text)
+    child = write_recipe(
+        tmp_path, "extends: base/recipe.yaml\nlaunch: {accelerate_config: own.yaml}\n"
+    )
+    for number, path in enumerate((parent, child)):
+        loaded = load_tree(path, ["training.max_steps=9"])
+        (tmp_path / f"{number}").mkdir()
+        moved = write_recipe(tmp_path / f"{number}", loaded.write_movable())
+        assert load_recipe(moved) == load_recipe(path)
+    # Of a recipe that extends none, only the paths change.
+    folder = tmp_path / "base"
+    assert load_tree(parent).write_movable() == text.replace("./tiny", f"{folder}/tiny").replace(
+        "'rewards.py", f"'{folder}/rewards.py"
+    )
+    assert load_tree(write_recipe(tmp_path)).write_movable() == GOOD
 
 
 def test_files_of_commands_are_relative_too(tmp_path, monkeypatch):
