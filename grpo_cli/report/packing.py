@@ -23,7 +23,7 @@ _BLOCK_CHARACTERS = 400_000
 _TRIAL = 48
 """Groups that are packed to see how small they get."""
 _SPLITS = ("train", "eval", "held-out")
-_STAGES = ("before", "after")
+_STAGES = ("before", "warmup", "after")
 _DIGITS = 6
 
 Item = TypeVar("Item")
@@ -70,7 +70,7 @@ class _Entry:
 
     group: Group
     stages: list[str] = field(default_factory=list)
-    """`before` or `after`, one a completion."""
+    """Of `_STAGES`, one a completion."""
     change: int | None = None
     """1 if the answers got better, -1 if they got worse, else 0."""
 
@@ -151,14 +151,14 @@ def pack_training(run: RunReport, most_bytes: int = TRAINING_BYTES) -> Pack | No
 
 
 def pack_held_out(run: RunReport, most_bytes: int = HELD_OUT_BYTES) -> Pack | None:
-    """Pack the held-out prompts, before and after; None if their answers are not there."""
+    """Pack the held-out prompts with the answers of each measurement; None if these are not there."""
     return _fit(run, _held_out_entries(run), iter, most_bytes)
 
 
 def _held_out_entries(run: RunReport) -> list[_Entry]:
     """Return held-out prompts with their answers, or the few that a model trained on scored data answers."""
     entries: dict[int, _Entry] = {}
-    for when in ("before", "after", "answers"):
+    for when in (*_STAGES, "answers"):
         if when == "answers" and entries:
             break
         for sample in run.samples(when):
@@ -171,12 +171,12 @@ def _held_out_entries(run: RunReport) -> list[_Entry]:
             lists = [sample["text"]], [sample["tokens"]], [sample["clipped"]]
             episode = ([sample[part]] for part in ("messages", "episode") if sample.get(part))
             entry.group.add(*lists, rewards, reasons, *episode)
-            entry.stages.append("before" if when == "before" else "after")
+            entry.stages.append("after" if when == "answers" else when)
     primary = {
         stage: each.get(run.held_out.primary, {}) for stage, each in run.held_out.values.items()
     }
     for row, entry in entries.items():
-        before, after = (primary.get(stage, {}).get(row) for stage in _STAGES)
+        before, after = (primary.get(stage, {}).get(row) for stage in ("before", "after"))
         if before is not None and after is not None:
             entry.change = (after > before) - (after < before)
     return [entries[row] for row in sorted(entries)]

@@ -116,7 +116,8 @@ class Metrics:
     attempt: int = 0
     """Index in `steps` at which the newest attempt begins."""
     series: dict[str, list[Point]] = field(default_factory=dict)
-    """Metric → its values in training and evaluation, in order."""
+    """Metric → its values in training and evaluation, in order; `warmup/loss` and `warmup/eval_loss` by the
+    warm-up's own steps."""
     measured: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """`before`, `warmup` and `after` → the record of the held-out measurement."""
     step: int = 0
@@ -124,13 +125,15 @@ class Metrics:
     total_steps: int | None = None
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add one record; those that are neither training, evaluation nor measurement are only kept."""
+        """Add one record; those that are no training, evaluation, warm-up or measurement are only kept."""
         self.records.append(record)
         event, step = record.get("event"), record.get("step")
         if event == "measure":
             self.measured[str(record.get("when"))] = record
         elif event == "resume":
             self.attempt = len(self.steps)
+        elif event == "warmup":
+            self._add_warmup(record)
         if event not in ("train", "eval") or not isinstance(step, int):
             return
         numbers = read_numbers(record)
@@ -141,6 +144,16 @@ class Metrics:
                 self.series.setdefault(name, []).append((step, value))
         if event == "train":
             self.steps.append(numbers)
+
+    def _add_warmup(self, record: Mapping[str, Any]) -> None:
+        """Add the losses of a step of the warm-up; what an earlier attempt logged from there on is dropped."""
+        numbers = read_numbers(record)
+        for name in numbers.keys() & {"loss", "eval_loss"}:
+            points = self.series.setdefault(f"warmup/{name}", [])
+            step = record["warmup_step"]
+            while points and points[-1][0] >= step:
+                points.pop()
+            points.append((step, numbers[name]))
 
     def values(self, metric: str) -> list[float]:
         """Return the values of a metric that are numbers, in order."""

@@ -1,6 +1,7 @@
 // A browser of groups: filters on the left of the index, a list of groups, and one group side by side.
 // Every text of a run goes through `make` or `writeMarked`, which know no HTML.
 
+const STAGES = ["before", "after the warm-up", "after"];
 const SPLITS = ["training", "evaluation", "held-out"];
 const SHOWN_AT_ONCE = 150;
 const SHORT_PROMPT = 40;  // Characters that the list has room for.
@@ -42,9 +43,9 @@ function meanOf(values) {
 }
 
 function compareStages(totals, stages) {
-  // Mean scores before and after, of groups that have both.
-  const [before, after] = [0, 1].map((stage) => meanOf(totals.filter((_, place) => stages[place] === stage)));
-  return { before, after, gain: (after ?? 0) - (before ?? 0) };
+  // Mean scores of each measurement, of groups that have them.
+  const means = STAGES.map((_, stage) => meanOf(totals.filter((_, place) => stages[place] === stage)));
+  return { means, gain: (means[2] ?? 0) - (means[0] ?? 0) };
 }
 
 function lastPart(text) {
@@ -190,10 +191,11 @@ class Browser {
   }
 
   sayMean(group) {
-    const [mean, before, after] = [group.mean, group.before, group.after].map((each) => each?.toFixed(2) ?? "–");
+    const say = (each) => each?.toFixed(2) ?? "–";
+    const measured = group.means.filter((each, stage) => each !== null || stage !== 1);
     // Nothing scores what a model trained on scored data answers.
     if (!this.pack.rewards.length) return "";
-    return (this.kind === "held-out" ? `${before} → ${after}` : mean).replaceAll("-", "−");
+    return (this.kind === "held-out" ? measured.map(say).join(" → ") : say(group.mean)).replaceAll("-", "−");
   }
 
   filterSoon() {
@@ -401,7 +403,7 @@ class Browser {
     const active = this.wanted.hasRange || this.wanted.clipped;
     if (active && !this.matches(group, place, this.wanted)) card.classList.add("other");
     const head = make("header");
-    const stage = this.pack.stages.length ? ["before", "after"][this.pack.stages[at]] : `#${place + 1}`;
+    const stage = this.pack.stages.length ? STAGES[this.pack.stages[at]] : `#${place + 1}`;
     head.append(make("strong", "", stage));
     if (this.pack.rewards.length) head.append(make("span", "total", sayNumber(group.totals[place])));
     if (!this.pack.stages.length && group.count > 1) {

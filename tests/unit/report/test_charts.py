@@ -98,6 +98,20 @@ def test_held_out_rewards_are_marked_in_the_chart_of_the_reward(tmp_path):
     ]
 
 
+def test_the_losses_of_the_warm_up_have_charts_by_its_own_steps(tmp_path):
+    run = make_finished_run(tmp_path)
+    # It was killed after its third step, and went on from its first.
+    for step, loss in ((1, 3.0), (2, 2.0), (3, 1.0), (2, 2.0), (3, 1.5)):
+        record = {"event": "warmup", "warmup_step": step, "total_steps": 3, "loss": loss}
+        append_record(run.metrics, record)
+    charts = build_charts([RunReport(run, "a")])
+    (group,) = (each for each in charts["groups"] if each["heading"] == "Warm-up")
+    (chart,) = (each for each in charts["data"]["charts"] if each["metric"] == "warmup/loss")
+    assert group["charts"][0]["note"]
+    assert charts["data"]["steps"][chart["lines"][0]["steps"]] == [1, 2, 3]
+    assert chart["lines"][0]["values"] == [3.0, 2.0, 1.5]
+
+
 def test_what_never_changes_is_told_and_what_says_the_same_twice_is_left_out(tmp_path):
     run = make_finished_run(tmp_path, rewards=())
     for step in range(1, 5):

@@ -55,9 +55,16 @@ def test_held_out_answers_stand_before_and_after_with_their_change(run):
     pack = pack_held_out(RunReport(run, "a"))
     index = read(pack.index)
     assert [(group[2], group[-1]) for group in index["groups"]] == [(0, 1), (1, 0), (2, -1)]
-    assert index["stages"] == [0, 1] * 3
+    assert index["stages"] == [0, 2] * 3
     assert read(pack.blocks[0])[0]["t"] == ["it is 0.0", "it is 1.0"]
     assert pack.has_changes
+
+
+def test_answers_after_the_warm_up_stand_in_between(run):
+    measure(run, [0.0, 0.0], [1.0, 1.0], [0.0, 1.0])
+    index = read(pack_held_out(RunReport(run, "a")).index)
+    assert index["stages"] == [0, 1, 2] * 2
+    assert [group[-1] for group in index["groups"]] == [1, 1]
 
 
 def test_episodes_are_packed_turn_by_turn(run):
@@ -110,4 +117,4 @@ def test_answers_stand_in_where_nothing_is_held_out(run):
     write_samples(run, {"2 + 3?": [0.0]}, when="answers", rewards=())
     pack = pack_held_out(RunReport(run, "a"))
     index = read(pack.index)
-    assert (index["rewards"], index["stages"], pack.has_changes) == ([], [1], False)
+    assert (index["rewards"], index["stages"], pack.has_changes) == ([], [2], False)

@@ -14,9 +14,12 @@ from grpo_cli.runs.status import StatusFile
 from tests.run_folders import make_finished_run, write_samples
 
 
-def measure(run, before, after):
-    """Writes both measurements from each prompt's score."""
-    for when, scores in (("before", before), ("after", after)):
+def measure(run, before, after, warmed=None):
+    """Writes the measurements from each prompt's score."""
+    stages = {"before": before, "warmup": warmed, "after": after}
+    for when, scores in stages.items():
+        if scores is None:
+            continue
         write_samples(run, [(f"q{n}", [score]) for n, score in enumerate(scores)], when)
         told = {"prompts": len(scores), "accuracy": {"math": sum(scores) / len(scores)}}
         write_json(run.evaluations / f"{when}.json", told)
@@ -39,6 +42,14 @@ def test_a_gain_beyond_doubt_is_claimed_with_its_interval(tmp_path):
     told = verdict_on(run)
     assert "held-out accuracy fell from 0.810 to 0.300 (−0.510" in told.text
     assert told.tone == "bad"
+
+
+def test_a_gain_is_split_at_the_warm_up(tmp_path):
+    run = make_finished_run(tmp_path, warmed=0.5)
+    measure(run, [0.0] * 90 + [1.0] * 10, [0.0] * 20 + [1.0] * 80, [0.0] * 50 + [1.0] * 50)
+    text = verdict_on(run).text
+    assert "rose from 0.100 (0.500 after the warm-up) to 0.800 (+0.700" in text
+    assert "of that, +0.300, 95 % interval" in text
 
 
 def test_no_gain_is_claimed_where_the_interval_holds_zero(tmp_path):
