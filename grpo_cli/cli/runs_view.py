@@ -244,11 +244,13 @@ def print_comparison(compared: "RunsComparison") -> None:
     _print_table("training: first → last (best)", letters, rows, "no metrics were logged")
     if rows:
         console.print(Text(f"  {_say_widths(trends)}", style="dim"), soft_wrap=False)
+    warmed = [run.held_out.warmup for run in compared.runs]
+    if any(warmed):
+        title = "held-out prompts after the warm-up (95 % interval)"
+        _print_table(title, letters, _list_metrics(warmed), "")
     measured = [{} if isinstance(each, str) else each.metrics for each in compared.measurements]
-    names = dict.fromkeys(name for each in measured for name in each)
-    rows = [(name, [_say_metric(each.get(name)) for each in measured]) for name in names]
     title = "held-out prompts after training (95 % interval)"
-    _print_table(title, letters, rows, "none of them was measured")
+    _print_table(title, letters, _list_metrics(measured), "none of them was measured")
     for letter, difference in zip(letters[1:], compared.held_out, strict=True):
         _print_difference(letter, difference)
 
@@ -337,6 +339,11 @@ def _say_metric(metric: "Metric | None") -> str:
     if metric.low is None or metric.high is None:
         return say_number(metric.value)
     return f"{say_number(metric.value)} ({say_number(metric.low)} to {say_number(metric.high)})"
+
+
+def _list_metrics(measured: "Sequence[Mapping[str, Metric]]") -> list[tuple[str, list[str]]]:
+    names = dict.fromkeys(name for each in measured for name in each)
+    return [(name, [_say_metric(each.get(name)) for each in measured]) for name in names]
 
 
 def _say_paired(metric: "Metric", known_reason: str | None) -> str:

@@ -73,6 +73,7 @@ def _run_json(run: RunReport, measured: Measurement | str) -> dict[str, Any]:
         "seconds": round(run.status.seconds, 1),
         "metrics": {name: each.as_json() for name, each in find_trends(run).items()},
         "held_out": {name: each.as_json() for name, each in metrics.items()},
+        "held_out_warmup": {name: each.as_json() for name, each in run.held_out.warmup.items()},
         "held_out_reason": measured if isinstance(measured, str) else None,
     }
 
@@ -106,11 +107,24 @@ def compare_runs(runs: Sequence[RunReport]) -> RunsComparison:
 
 
 def _compare_settings(recipes: Sequence[Recipe]) -> dict[str, tuple[Any, ...]]:
-    plain = [
-        dict(flatten(recipe.model_dump(mode="json", exclude=_NO_SETTINGS))) for recipe in recipes
-    ]
-    paths = dict.fromkeys(path for each in plain for path in each)
-    rows = {path: tuple(each.get(path) for each in plain) for path in paths}
+    whole, chosen = (
+        [
+            dict(flatten(each.model_dump(mode="json", exclude=_NO_SETTINGS, exclude_defaults=only)))
+            for each in recipes
+        ]
+        for only in (False, True)
+    )
+    # Of a section that another recipe does not have, the defaults say nothing.
+    shared = set.intersection(*map(set, whole))
+    paths = dict.fromkeys(path for each in whole for path in each)
+    paths |= dict.fromkeys(path for each in chosen for path in each)
+    rows = {
+        path: tuple(
+            own.get(path, every.get(path) if path in shared else None)
+            for own, every in zip(chosen, whole, strict=True)
+        )
+        for path in paths
+    }
     return {path: row for path, row in rows.items() if any(value != row[0] for value in row)}
 
 

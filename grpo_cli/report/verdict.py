@@ -62,7 +62,9 @@ def _tell_gain(run: RunReport) -> str:
         return ""
     what, change = f"held-out {_name_metric(name)}", held_out.change.get(name)
     warmed = held_out.warmup.get(name)
-    between = f" ({warmed.value:.3f} after the warm-up)" if warmed and warmed.value is not None else ""
+    between = (
+        f" ({warmed.value:.3f} after the warm-up)" if warmed and warmed.value is not None else ""
+    )
     values = f"from {before.value:.3f}{between} to {after.value:.3f}"
     sampling = [f"sampled {run.sampling}"] if run.sampling else []
     if change is None or change.value is None or change.low is None or change.high is None:

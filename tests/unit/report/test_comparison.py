@@ -41,6 +41,21 @@ def test_settings_that_differ_stand_side_by_side(tmp_path):
     assert found == {}
 
 
+def test_of_a_section_that_one_run_has_only_what_was_set_is_told(tmp_path):
+    plain = make_finished_run(tmp_path, seed=1)
+    lora = {"model": {"path": "org/model", "lora": {}}}
+    warmed = make_finished_run(tmp_path, seed=2, warmed=0.5, **lora)
+    compared = compare(plain, warmed)
+    assert compared.settings == {
+        "seed": (1, 2),
+        "model.lora": (None, {}),
+        "warmup.answer": (None, ["{{ q }}"]),
+    }
+    measured = [each["held_out_warmup"] for each in compared.as_json()["runs"]]
+    assert measured[0] == {}
+    assert measured[1]["accuracy/math"]["value"] == 0.5
+
+
 def test_trends_are_means_and_the_best_is_the_first_of_equals(tmp_path):
     rewards = [0.0] * 5 + [1.0] * 9 + [0.5] * 36
     trend = find_trends(Run(make_finished_run(tmp_path, rewards=rewards)))["reward"]
