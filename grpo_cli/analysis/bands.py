@@ -65,7 +65,8 @@ def expect_from_runs(
 
     Args:
         paths: Run folders, of different seeds.
-        metrics: Names; none for `reward` and every held-out accuracy (also after a warm-up).
+        metrics: Names; none for `reward` (`kl` if only a teacher is learned from) and every held-out accuracy
+            (also after a warm-up).
         step: The step at which logged metrics are read; None is the last.
         window: Records that a logged metric is the mean of; None is a tenth of them.
 
@@ -148,7 +149,9 @@ def _default_metrics(run: Run, *, at_end: bool) -> list[str]:
     measured = held_out(run) if at_end else {}
     accuracies = [name for name in measured if name.startswith(ACCURACY)]
     # The rewards of scored data are those of the data, whatever is learned.
-    return [*accuracies, GAP] if GAP in measured else ["reward", *accuracies]
+    if GAP in measured:
+        return [*accuracies, GAP]
+    return ["reward" if run.recipe.learns_from_rewards else "kl", *accuracies]
 
 
 def _find_band(metric: str, runs: Sequence[Run], step: int, window: int | None) -> tuple[Band, int]:

@@ -167,6 +167,8 @@ def _judge(expected: ExpectedMetric, run: Run) -> Verdict:
     def verdict(outcome: Outcome, value: float | None = None, detail: str = "") -> Verdict:
         return Verdict(metric, step, low, high, outcome, value, detail)
 
+    if metric == "reward" and not run.recipe.learns_from_rewards:
+        return verdict("not measured", detail="no reward has a weight")
     if run.step < step:
         return verdict("not reached", detail=f"{run.step} of {step}")
     when = stage_at(run, step)

@@ -16,12 +16,13 @@ Path = tuple[str | int, ...]
 _LISTED = 12
 """Valid keys that a message names."""
 _MAPPING = "a mapping (`key: value` lines)"
+_BOOLEAN = "true or false"
 _NOUNS = {
     "int": "a whole number",
     "int_from": "a whole number",
     "float": "a number",
     "finite": "a finite number",
-    "bool": "true or false",
+    "bool": _BOOLEAN,
     "string": "text",
     **dict.fromkeys(("dict", "mapping", "model", "model_attributes"), _MAPPING),
     **dict.fromkeys(("list", "tuple"), "a list"),
@@ -180,6 +181,8 @@ def _expectation(entries: list[dict[str, Any]], seen: Any) -> tuple[str, str]:
 
 def _combine(nouns: list[str], choices: list[str], seen: Any) -> tuple[str, str]:
     """Return the expectation and the fix for a value that is one of `choices`, or of the types in `nouns`."""
+    if choices and _BOOLEAN in nouns:
+        nouns, choices = [each for each in nouns if each != _BOOLEAN], ["true", "false", *choices]
     expected = " or ".join([*([f"one of {', '.join(choices)}"] if choices else []), *nouns])
     if seen is None and nouns == [_MAPPING]:
         return "is empty", "write its keys beneath it, indented, or remove it"

@@ -169,7 +169,9 @@ def _say_measurement(record: Mapping[str, Any]) -> str:
     sampling = say_sampling(record.get("temperature"))
     measured = [f"{record['prompts']} held-out prompts", *([sampling] if sampling else [])]
     when = STAGES[record["when"]]
-    return f"{when}, {', '.join(measured)}: {scores or 'nothing to compare'}"
+    if not scores and (length := record.get("completion_length")) is not None:
+        scores = f"completions of {length:.1f} tokens"
+    return f"{when}, {', '.join(measured)}: {scores or 'no rewards'}"
 
 
 def _say_warmup(record: Mapping[str, Any]) -> str:

@@ -56,7 +56,7 @@ class RunFolder:
     path: Path
 
     recipe = _Child("recipe.yaml")
-    """The recipe as written, but for its paths, which are absolute, and what it extends, which is merged into it."""
+    """The recipe as written, but with absolute paths and with what it extends."""
     resolved = _Child("resolved.json")
     """The recipe after `extends`, overrides and defaults; the worker's only input."""
     manifest = _Child("manifest.json")

@@ -54,6 +54,7 @@ from grpo_cli.training.difficulty import DifficultySampler
 from grpo_cli.training.dynamic_sampling import DynamicSampling
 from grpo_cli.training.episodes import EpisodeRollouts
 from grpo_cli.training.examples import (
+    WARMING,
     has_examples,
     read_examples,
     read_rows,
@@ -267,7 +268,7 @@ def _warm_up(
     end = folder.warmup / "model"
     if end.is_dir():
         return warmed_up(folder, config)
-    session.report("warming up")
+    session.report(WARMING)
     rows = read_rows(session.recipe, data.train, tokenizer)
     # One process makes them, and all read the same: environments need not answer twice alike.
     with processes.main_process_first():

@@ -59,6 +59,8 @@ class _Progress(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the clock."""
         self._started = time.monotonic()
+        if state.is_world_process_zero:
+            StatusFile(self._session.folder.status).update(phase=WARMING, detail="")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Record the time that it took."""

@@ -89,6 +89,16 @@ def test_metrics_that_are_not_there_are_said(tmp_path):
     assert outcomes(compare(unmeasured, only("accuracy/math"))) == [("not measured", None)]
 
 
+def test_a_reward_that_nothing_is_learned_from_is_not_judged(tmp_path):
+    run = make_finished_run(tmp_path, rewards=[0.0] * 40, teacher={"path": "org/teacher"})
+    assert compare(run, only("reward")).verdicts[0].outcome == "inside"
+    recipe = run.read_recipe()
+    measuring = recipe.rewards[0].model_copy(update={"weight": 0.0})
+    run.write_recipe(recipe.model_copy(update={"rewards": (measuring,)}))
+    (verdict,) = compare(run, only("reward")).verdicts
+    assert (verdict.outcome, verdict.value) == ("not measured", None)
+
+
 def test_a_number_that_was_none_is_not_skipped(tmp_path):
     run = make_finished_run(tmp_path, rewards=[0.5] * 38 + [float("nan"), 0.5])
     (verdict,) = compare(run, only("reward", window=2)).verdicts

@@ -57,7 +57,12 @@ def test_fields_are_read_by_their_own_names(tmp_path):
         ("{bias: some}", "bias", "one of none, all, lora_only", "none"),
         ("{layers_to_transform: first}", "layers_to_transform", "whole number", ""),
         ("{init_lora_weights: pissa_niter_4}", "init_lora_weights", "rewrites the base", "mica"),
-        ("{init_lora_weights: gausian}", "init_lora_weights", "one of", "`gaussian`"),
+        (
+            "{init_lora_weights: gausian}",
+            "init_lora_weights",
+            "one of true, false, gaussian, ",
+            "`gaussian`",
+        ),
         ("{kasa_config: {}}", "kasa_config", "does not belong", "rewrites the base"),
         ("{task_type: CAUSAL_LM}", "task_type", "does not belong", "always a causal"),
         ("{beta: 0.1}", "beta", "does not belong", "`training.beta`"),
