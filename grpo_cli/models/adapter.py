@@ -1,7 +1,7 @@
 """Checks of the adapter that training goes on from, without torch."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from grpo_cli.issues import Issue
@@ -57,9 +57,25 @@ def check_lora(recipe: Recipe) -> Iterator[Issue]:
                 seen = f"peft picks layers only from a list, not with target_modules: {lora['target_modules']}"
                 fix = "write `target_modules: [q_proj, …]`"
                 yield Issue(seen, fix, f"{path}.{key}")
+    layers = lora.get("layers_to_transform") or []
+    layers = [layers] if isinstance(layers, int) else layers
+    if fault := _find_missing_layer(recipe.model, layers):
+        yield Issue(*fault, f"{path}.layers_to_transform")
     if recipe.generation.backend == "vllm" and lora.get("target_parameters"):
         fix = "set `generation.backend: transformers`"
         yield Issue("cannot be sent to vLLM", fix, f"{path}.target_parameters")
+
+
+def _find_missing_layer(model: ModelConfig, layers: Sequence[int]) -> Fault | None:
+    """Find a layer that the model does not have, by its config.json; peft passes over it in silence."""
+    folder = find_folder(resolve_source(model))
+    config = read_object(folder / "config.json") if layers and folder else {}
+    config = config.get("text_config") or config
+    count = config.get("num_hidden_layers") or config.get("n_layer")
+    missing = [each for each in layers if isinstance(count, int) and not 0 <= each < count]
+    if not missing:
+        return None
+    return f"the model has no layer {missing[0]}", f"its layers are numbered from 0 to {count - 1}"
 
 
 def fingerprint_adapter(model: ModelConfig) -> str | None:
