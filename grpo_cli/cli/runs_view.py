@@ -217,7 +217,7 @@ def _list_next(run: "RunReport") -> list[tuple[str, str]]:
     if run.folder.model.is_dir():
         commands.append((f"grpo eval {path}", "compare with the model it started from"))
         commands.append((f"grpo export {path} --to DIR", "export the model"))
-    if run.life.state != "completed" and run.checkpoints:
+    if run.life.state != "completed" and run.can_resume:
         resume = f"--resume-from {path}{overrule(run.status)}"
         commands.append((f"grpo train {path}/{run.folder.resolved.name} {resume}", "resume it"))
     return commands

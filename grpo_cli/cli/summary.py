@@ -135,7 +135,7 @@ def _print_failure(run: "RunReport") -> None:
     print_words(console, Text(status.reason or "no reason was recorded", style=style))
     if status.state == "failed":
         console.print(f"The worker's log: {folder.log}", markup=False)
-    if run.checkpoints:
+    if run.can_resume:
         resume = f"grpo train {folder.resolved} --resume-from {folder.path}{overrule(status)}"
         console.print(f"To resume: {resume}", markup=False, soft_wrap=True)
         if status.stopped_by:

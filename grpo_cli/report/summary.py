@@ -151,6 +151,11 @@ class RunReport(Run):
         """Whether nothing more is to come."""
         return self.life.state not in ("pending", "running")
 
+    @property
+    def can_resume(self) -> bool:
+        """Whether an attempt left something to resume from: a checkpoint, or a warm-up."""
+        return bool(self.checkpoints) or self.folder.warmup.is_dir()
+
     def trend(self, metric: str) -> Trend | None:
         """Return where a metric began and ended; None if it was logged less than twice."""
         values = self.values(metric)

@@ -204,7 +204,7 @@ class _Display:
         self._spinner.close()
         if self._probe and self._probe.warnings is not None:
             self._reporter.probed(self._probe.warnings)
-        resumed = self._prepared.resumption is not None
+        resumed = self._prepared.resumption is not None or self._prepared.anew
         self._view = self._reporter.view(self._prepared.folder, from_now=resumed)
 
     def stopping(self) -> None:

@@ -128,6 +128,8 @@ class History:
     answers_before: Answers | None = None
     """The answers to held-out prompts before training; None if they are not known."""
     answers_after: Answers | None = None
+    answers_warmed: Answers | None = None
+    """Those after the warm-up; None if there was none."""
     source: str = "RECIPE"
     """The recipe as commands take it: the path of `resolved.json`, if that is known."""
     run: str = "RUN"
@@ -263,6 +265,7 @@ def read_history(run: Run) -> History:
         run.metrics,
         read_answers(run, "before"),
         read_answers(run, "after"),
+        read_answers(run, "warmup"),
         str(run.folder.resolved),
         str(run.folder.path),
         tuple(run.checkpoints),

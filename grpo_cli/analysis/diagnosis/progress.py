@@ -167,6 +167,10 @@ def held_out_collapse(history: History) -> Issue | None:
         f"{after.share:.0%} of the held-out answers to {after.prompts} prompts are {shown} (below "
         f"{_ALIKE:.0%}); before training {before.share:.0%} were the same"
     )
+    if (warmed := history.answers_warmed) and warmed.share >= _ALIKE:
+        seen += f", after the warm-up {warmed.share:.0%}"
+        fix = "a shorter warm-up (`warmup.max_steps`), or one with answers that differ more"
+        return Issue(seen, fix, level="warning")
     if after.mean() <= before.mean():
         return Issue(seen, _go_back(history), level="warning")
     fix = (

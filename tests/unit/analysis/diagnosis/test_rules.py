@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from collections import Counter
 
 import pytest
@@ -597,6 +598,10 @@ def test_a_reward_that_grows_by_one_answer_to_everything_is_to_blame():
     symptom = find("held_out_collapse", history)
     assert "are 'ideide'" in symptom.seen
     assert "`grpo rewards test RECIPE` shows what it rewards" in symptom.fix
+    # Answers that were all the same before GRPO began.
+    symptom = find("held_out_collapse", replace(history, answers_warmed=after))
+    assert symptom.seen.endswith(", after the warm-up 100%")
+    assert symptom.fix.startswith("a shorter warm-up")
 
 
 @pytest.mark.parametrize(
