@@ -130,16 +130,19 @@ def _play_script(
 
     (episode,) = player.begin([row])
     player.play([episode], give)
+    if failed := next((call for call in episode.calls if call.failure), None):
+        replies = [str(each["content"]) for each in episode.messages if each["role"] != "assistant"]
+        why = next((each for each in replies if each.startswith("Error: ")), failed.failure)
+        why = " ".join(why.removeprefix("Error: ").split())
+        raise RunError(
+            f"the call of `{failed.tool or '?'}` in {where} failed: {why}. "
+            f"Fix: correct the tool, or `{_ANSWER}`, which would teach the model to make this call"
+        )
     if left := len([*script]):
         why = episode.end or "ended"
         raise RunError(
             f"the episode of {where} ended ({why}) before {left} of the {len(answers)} answers of `{_ANSWER}`. "
             "Fix: write a call that the model's tools take, or fewer answers"
-        )
-    if failed := [call for call in episode.calls if call.failure]:
-        raise RunError(
-            f"the call of `{failed[0].tool or '?'}` in {where} failed ({failed[0].failure}). "
-            f"Fix: correct `{_ANSWER}`, which would teach the model to make it"
         )
     _check_room(where, clipped=episode.is_clipped, tokens=len(episode.token_ids))
     return Example(
