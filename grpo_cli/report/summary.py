@@ -26,7 +26,7 @@ from grpo_cli.units import format_duration
 if TYPE_CHECKING:
     from grpo_cli.analysis.held_out import HeldOut
 
-_PARTS = ("checkpoints", "model", "completions", "eval", "logs", "tensorboard")
+_PARTS = ("checkpoints", "warmup", "model", "completions", "eval", "logs", "tensorboard")
 """Folders whose sizes are listed one by one."""
 REST = "the rest"
 _UNKNOWN = dict.fromkeys(

@@ -247,6 +247,10 @@ def _describe_fall(
 
 
 def _go_back(history: History) -> str:
+    """Return what keeps held-out scores from falling."""
+    warmed, after = history.answers_warmed, history.answers_after
+    if warmed and after and warmed.mean() <= after.mean():
+        return "a shorter warm-up (`warmup.max_steps`) or a lower `warmup.learning_rate`: it was lost there"
     if not history.checkpoints:
         return f"{slower(history.recipe)}, or fewer steps"
     first = min(history.checkpoints)

@@ -628,6 +628,10 @@ def test_a_form_that_gives_way_to_the_answer_is_a_note():
     history = make_history({"reward": HALF}, recipe, answers_before=BEFORE, answers_after=both)
     symptom = find("held_out_loss", history)
     assert symptom.level == "warning"
+    assert "warm-up" not in symptom.fix
+    assert find("held_out_loss", replace(history, answers_warmed=both)).fix.startswith(
+        "a shorter warm-up"
+    )
     assert "`form` fell from 0.3 to 0 (95% interval of the change -0.3 to -0.3)" in symptom.seen
     assert "`training.learning_rate: 2e-06`, or fewer steps" in symptom.fix
 
