@@ -72,10 +72,10 @@ def _find_missing_layer(model: ModelConfig, layers: Sequence[int]) -> Fault | No
     config = read_object(folder / "config.json") if layers and folder else {}
     config = config.get("text_config") or config
     count = config.get("num_hidden_layers") or config.get("n_layer")
-    missing = [each for each in layers if isinstance(count, int) and not 0 <= each < count]
-    if not missing:
+    if not isinstance(count, int) or all(0 <= each < count for each in layers):
         return None
-    return f"the model has no layer {missing[0]}", f"its layers are numbered from 0 to {count - 1}"
+    seen = f"the model has no layer {next(each for each in layers if not 0 <= each < count)}"
+    return seen, f"its layers are numbered from 0 to {count - 1}"
 
 
 def fingerprint_adapter(model: ModelConfig) -> str | None:

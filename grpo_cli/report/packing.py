@@ -8,12 +8,13 @@ import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.wording import list_turns, say_episode
 from grpo_cli.rewards.scoring import weighted_sum
 from grpo_cli.runs.completions import Group, find_groups, load_groups
+from grpo_cli.runs.metrics import STAGES, When
 
 TRAINING_BYTES = 12_000_000
 """Most bytes that the groups of training may take in a page."""
@@ -23,7 +24,8 @@ _BLOCK_CHARACTERS = 400_000
 _TRIAL = 48
 """Groups that are packed to see how small they get."""
 _SPLITS = ("train", "eval", "held-out")
-_STAGES = ("before", "warmup", "after")
+_STAGES = tuple(STAGES)
+_SAMPLED: tuple[When | Literal["answers"], ...] = (*_STAGES, "answers")
 _DIGITS = 6
 
 Item = TypeVar("Item")
@@ -69,7 +71,7 @@ class _Entry:
     """A group, and what is known of a held-out one."""
 
     group: Group
-    stages: list[str] = field(default_factory=list)
+    stages: list[When] = field(default_factory=list)
     """Of `_STAGES`, one a completion."""
     change: int | None = None
     """1 if the answers got better, -1 if they got worse, else 0."""
@@ -158,7 +160,7 @@ def pack_held_out(run: RunReport, most_bytes: int = HELD_OUT_BYTES) -> Pack | No
 def _held_out_entries(run: RunReport) -> list[_Entry]:
     """Return held-out prompts with their answers, or the few that a model trained on scored data answers."""
     entries: dict[int, _Entry] = {}
-    for when in (*_STAGES, "answers"):
+    for when in _SAMPLED:
         if when == "answers" and entries:
             break
         for sample in run.samples(when):
