@@ -59,6 +59,8 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
     table.add_row("dataset", f"{recipe.dataset.kind}: {_count_rows(checked)}")
     if seen is not None and seen.sources:
         table.add_row("sources", Text(_describe_sources(recipe.dataset, seen)))
+    if (difficulty := recipe.dataset.difficulty) is not None:
+        table.add_row("difficulty", difficulty.kind)
     if seen is not None and seen.columns is not None:
         columns = seen.columns.union(*(each.columns for each in recipe.dataset.parts))
         table.add_row("columns", Text(", ".join(sorted(columns))))
@@ -98,9 +100,13 @@ def _describe_sources(dataset: Any, seen: "Preview") -> str:
     parts = []
     for (name, share), size in zip(dataset.shares.items(), seen.sources, strict=True):
         times = share * seen.train_rows / size if size and seen.train_rows else None
-        rows = f" ({size:,} rows, each {times:.3g} times)" if times else ""
+        rows = f" ({size:,} rows, each {_times(times)})" if times else ""
         parts.append(f"{name} {share:.0%}{rows}")
     return ", ".join(parts)
+
+
+def _times(number: float) -> str:
+    return "once" if round(number, 2) == 1 else f"{number:.3g} times"
 
 
 def _describe_groups(checked: "CheckedRecipe") -> str:

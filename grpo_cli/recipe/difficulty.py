@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from grpo_cli.recipe.base import Number, Section
+from grpo_cli.recipe.base import Number, Section, ShortForm
 
 
 class OrderDifficulty(Section):
@@ -60,6 +60,11 @@ class AdaptiveDifficulty(_EstimatedDifficulty):
 
 
 DifficultyConfig = Annotated[
-    OrderDifficulty | PoolsDifficulty | AdaptiveDifficulty, Field(discriminator="kind")
+    Annotated[OrderDifficulty | PoolsDifficulty | AdaptiveDifficulty, Field(discriminator="kind")],
+    ShortForm(
+        lambda value: {"kind": value} if isinstance(value, str) else value,
+        lambda full: {"enum": ["adaptive", "pools"]},
+    ),
 ]
+"""May be written as its `kind` alone, if that has a default for all else."""
 EstimatedDifficulty = PoolsDifficulty | AdaptiveDifficulty

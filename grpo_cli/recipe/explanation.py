@@ -127,8 +127,8 @@ def _explain_place(
         return None
     seen = node.plain()
     if kind == "union_tag_not_found":
-        last = "environment" if "sources" in path else "scored"
-        fix = f"add `kind: …` (one of hub, files, reasoning_gym, inline, {last})"
+        kinds = ", ".join(_kinds_at(model, tree, at, path))
+        fix = f"add `kind: …` (one of {kinds})"
         return Issue("has no `kind`", fix, dotted(path), node.location)
     if kind == "union_tag_invalid":
         path = (*path, "kind")
@@ -211,17 +211,25 @@ def _section_at(model: type[Section], tree: Node, at: Path, path: Path) -> type[
         options = list(_sections_in(field.annotation)) if field else []
         if options[1:]:
             # In a list, each entry has its kind.
-            ends = (depth + 1, depth + 2)
-            kinds = [node for end in ends if (node := tree.find((*path[:end], "kind")))]
+            end = depth + 1 + isinstance((*path, "")[depth + 1], int)
+            node = tree.find((*path[:end], "kind"))
             # `sources` alone makes a mixture.
-            kind = kinds[0].value if kinds else "mixture"
-            options = [
-                each
-                for each in options
-                if kind in typing.get_args(each.model_fields["kind"].annotation)
-            ]
+            kind = node.value if node else "mixture"
+            options = [each for each in options if kind in _kinds_of(each)]
         model = options[0] if options else model
     return model
+
+
+def _kinds_at(model: type[Section], tree: Node, at: Path, path: Path) -> list[str]:
+    """Return the kinds that the mapping at `path`, or list entry, may be of; keys tell a mixture."""
+    end = -2 if isinstance(path[-1], int) else -1
+    field = _section_at(model, tree, at, path[:end]).model_fields[str(path[end])]
+    kinds = [kind for each in _sections_in(field.annotation) for kind in _kinds_of(each)]
+    return [kind for kind in kinds if kind != "mixture"]
+
+
+def _kinds_of(section: type[Section]) -> tuple[str, ...]:
+    return typing.get_args(section.model_fields["kind"].annotation)
 
 
 def _sections_in(annotation: Any) -> Iterator[type[Section]]:

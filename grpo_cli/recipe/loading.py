@@ -44,8 +44,8 @@ _LOCAL_PATHS = (
     ("warmup", "train"),
     ("dataset", "eval"),
 )
-_AS_PATH = ("adapter", "teacher")
-"""Sections that may be written as their `path` alone."""
+_SHORT_FORMS = {"adapter": "path", "teacher": "path", "difficulty": "kind"}
+"""Sections that may be written as the value of one key, and that key."""
 _MAY_BE_ELSEWHERE = {"adapter", "path", "chat_template", "teacher"}
 """Keys whose values are local paths only if they look like one or exist."""
 
@@ -286,8 +286,8 @@ def _descend(node: Node, step: str, path: str, flag: Location) -> Node:
         return entry
     if not isinstance(node.value, dict):
         raise _no_mapping(path, flag)
-    if step in _AS_PATH and isinstance(getattr(node.value.get(step), "value", None), str):
-        node.value[step] = Node({"path": node.value[step]}, node.value[step].location)
+    if step in _SHORT_FORMS and isinstance(getattr(node.value.get(step), "value", None), str):
+        node.value[step] = Node({_SHORT_FORMS[step]: node.value[step]}, node.value[step].location)
     if (child := node.value.get(step)) is None or child.value is None:
         node.value[step] = child = Node({}, flag)
         node.key_locations[step] = flag

@@ -92,6 +92,7 @@ class DifficultySampler:
             self._values = self._column(config.column)
         else:
             known = self._column(config.solve_rate)
+            _check_shares(config.solve_rate, known)
             self._estimates = SuccessEstimates(known, self._alike(config.by, recipe))
             right = right_scores(recipe.rewards)
             names = [config.reward] if config.reward else list(right)
@@ -221,6 +222,15 @@ class DifficultySampler:
         self._drawn, self._calls = state["drawn"], state["calls"]
         if not isinstance(self._config, OrderDifficulty):
             self._estimates.restore(state)
+
+
+def _check_shares(column: str | None, values: torch.Tensor) -> None:
+    wrong = values[(values < 0) | (values > 1)]
+    if len(wrong):
+        raise RunError(
+            f"dataset.difficulty.solve_rate: the column `{column}` has {wrong[0]:g}, and shares are 0 to 1. Fix: "
+            "divide it by its greatest value; if low values mean easy prompts, use `kind: order`"
+        )
 
 
 def _read_number(column: str, value: Any) -> float:
