@@ -33,12 +33,13 @@ from grpo_cli.recipe.dataset import (
 )
 from grpo_cli.recipe.difficulty import AdaptiveDifficulty, OrderDifficulty, PoolsDifficulty
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
+from grpo_cli.recipe.evaluation import EvaluationConfig, HeldOutSetConfig
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
 from grpo_cli.recipe.generation import DynamicSamplingConfig, GenerationConfig, VllmConfig
 from grpo_cli.recipe.kinds import KindDescription, ParameterDescription
 from grpo_cli.recipe.launch import LaunchConfig, SlurmConfig
 from grpo_cli.recipe.model import AdapterConfig, LoraConfig, ModelConfig
-from grpo_cli.recipe.recipe import EvaluationConfig, LoggingConfig, Recipe
+from grpo_cli.recipe.recipe import LoggingConfig, Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.recipe.teacher import TeacherConfig
 from grpo_cli.recipe.training import AsyncConfig, EarlyStoppingConfig, FastConfig, TrainingConfig
@@ -86,6 +87,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("launch.slurm", SlurmConfig),
     ("logging", LoggingConfig),
     ("evaluation", EvaluationConfig),
+    ("evaluation.during, every entry", HeldOutSetConfig),
     ("expect", ExpectConfig),
     ("expect.metrics, every entry", ExpectedMetric),
     ("expect.measured", MeasuredConfig),

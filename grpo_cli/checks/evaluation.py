@@ -5,16 +5,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from grpo_cli.analysis.metrics import GAP, RANKING
+from grpo_cli.analysis.metrics import GAP, RANKING, metric_names
 from grpo_cli.checks.settings import read_setting
 from grpo_cli.data.scored import GroupReport
 from grpo_cli.data.sources import Preview, has_eval
 from grpo_cli.errors import RewardError, nearest
 from grpo_cli.issues import Issue
+from grpo_cli.recipe.evaluation import HeldOutSetConfig
 from grpo_cli.recipe.expect import ExpectedMetric
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.building import name_rewards
+from grpo_cli.rewards.building import name_rewards, right_scores
 from grpo_cli.runs.trackers import (
     ALL,
     MODULES,
@@ -31,6 +32,8 @@ _EVALUATED = frozenset(
 """What evaluation may log besides the rewards."""
 _HELD_OUT = ("completion_length", "clipped")
 """Metrics of the evaluation after training, besides those of rewards."""
+_LOGGED = frozenset("rewards sources completions episode tools clip_ratio sampling".split())
+"""What the metrics of TRL's evaluation, and ours in it, begin with before a `/`."""
 _EMPTY = 0.5
 """Share of empty places in groups beyond which most of a step is padding."""
 
@@ -44,9 +47,7 @@ def check_evaluation(recipe: Recipe) -> Iterator[Issue]:
         fix = "run `grpo eval RUN` when it is done"
         yield Issue(seen, fix, "launch.strategy", level="note")
     if samples > 1 and recipe.evaluation.temperature == 0:
-        seen = f"{samples} greedy completions of a prompt are all the same"
-        fix = "set `evaluation.temperature: 0.6` or the like, or `samples_per_prompt: 1`"
-        yield Issue(seen, fix, "evaluation.samples_per_prompt", level="warning")
+        yield _all_greedy(samples, "evaluation")
     evaluates = training.eval_strategy
     if evaluates != "no" and not has_eval(recipe.dataset):
         yield Issue(
@@ -57,6 +58,14 @@ def check_evaluation(recipe: Recipe) -> Iterator[Issue]:
         )
     saves = training.extras.get("save_strategy", "steps")
     best = training.extras.get("load_best_model_at_end")
+    if recipe.is_best_of_held_out_set:
+        if best and saves == "no":
+            yield Issue(
+                "the best model is saved, and `save_strategy` is `no`",
+                "set `save_strategy: steps`",
+                "training.load_best_model_at_end",
+            )
+        return
     if best and (saves != evaluates or evaluates == "no"):
         seen = f"the best model is known only where both evaluation (`{evaluates}`) and saving (`{saves}`) happen"
         same = next((each for each in (saves, evaluates) if each != "no"), "steps")
@@ -72,7 +81,76 @@ def check_evaluation(recipe: Recipe) -> Iterator[Issue]:
     if training.early_stopping and evaluates == "no":
         seen = "early stopping reads an evaluation metric, and `eval_strategy` is `no`"
         fix = "set `training.eval_strategy: steps` and `training.eval_steps`"
+        if during := recipe.evaluation.during:
+            fix += f", or `early_stopping.metric: {during[0].prefix}reward`"
         yield Issue(seen, fix, "training.early_stopping")
+
+
+def _all_greedy(samples: int, path: str) -> Issue:
+    seen = f"{samples} greedy completions of a prompt are all the same"
+    fix = f"set `{path}.temperature: 0.6` or the like, or `samples_per_prompt: 1`"
+    return Issue(seen, fix, f"{path}.samples_per_prompt", level="warning")
+
+
+def check_during(recipe: Recipe, total_steps: int | None) -> Iterator[Issue]:
+    """Find held-out sets that cannot be evaluated during training, or never are.
+
+    Args:
+        recipe: The recipe.
+        total_steps: Optimizer steps of the whole training; None if they are not known.
+    """
+    during, path, strategy = recipe.evaluation.during, "evaluation.during", recipe.launch.strategy
+    if not during:
+        return
+    obstacle = "`training.mode: async`" if recipe.training.mode == "async" else ""
+    if strategy in SHARED_WEIGHTS:
+        obstacle = f"`launch.strategy: {strategy}`, which shards the weights"
+    if not recipe.is_sampled:
+        obstacle = (
+            "`dataset.kind: scored`, with which `training.eval_strategy` ranks held-out responses"
+        )
+    if obstacle:
+        fix = "remove it, and measure checkpoints with `grpo eval RUN --checkpoint all`"
+        yield Issue(f"does not work with {obstacle}", fix, path)
+        return
+    labels = [each.label for each in during]
+    for place, config in enumerate(during):
+        own = f"{path}.{place}"
+        if config.label in labels[:place]:
+            seen = f"two sets are called `{config.label}`"
+            yield Issue(seen, "give this one another `name`", own)
+        if config.label in _LOGGED:
+            seen = f"`eval_{config.label}/…` are metrics of TRL's own evaluation"
+            yield Issue(seen, "give it another `name`", own)
+        yield from _check_held_out_set(recipe, config, own, total_steps)
+
+
+def _check_held_out_set(
+    recipe: Recipe, config: HeldOutSetConfig, path: str, total_steps: int | None
+) -> Iterator[Issue]:
+    settings = recipe.evaluation.settings_of(config)
+    parts = {each.source_name: each for each in recipe.dataset.parts}
+    if config.source is not None and config.source not in parts:
+        names = [name for name in parts if name]
+        close = nearest(config.source, names) or ", ".join(names)
+        fix = f"write {close}" if names else "remove it: all held-out rows are meant then"
+        yield Issue(f"there is no source `{config.source}`", fix, f"{path}.source")
+    elif not has_eval(parts[config.source] if config.source else recipe.dataset):
+        of_source = f"source `{config.source}`" if config.source else "the dataset"
+        yield Issue(
+            f"needs held-out rows, and {of_source} has none",
+            "give it some (`eval`, `eval_split`, `eval_size`, `eval_rows` or `eval_fraction`), or remove this",
+            path,
+        )
+    if settings.limit == 0:
+        seen = "has no prompts, since `evaluation.limit` is 0"
+        yield Issue(seen, "give it a `limit` of its own", path)
+    if settings.samples_per_prompt > 1 and settings.temperature == 0:
+        yield _all_greedy(settings.samples_per_prompt, path)
+    if total_steps is not None and config.every > total_steps:
+        seen = f"{config.every} is more than the {total_steps} steps of this training"
+        fix = f"set it to {max(total_steps // 10, 1)}, or train longer"
+        yield Issue(seen, fix, f"{path}.every", level="warning")
 
 
 def check_metrics(recipe: Recipe) -> Iterator[Issue]:
@@ -90,8 +168,9 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
                 seen = f"`{metric}` is not measured on scored data; {best} and eval_{GAP} are"
                 yield Issue(seen, f"set it to eval_{RANKING}", path)
         return
+    during = recipe.evaluation.during
     unused = training.eval_strategy == "no" and not training.extras.get("load_best_model_at_end")
-    if unused or training.mode == "async":
+    if (unused and not during) or training.mode == "async":
         return
     with suppress(RewardError):
         names = name_rewards(recipe.rewards)
@@ -101,7 +180,10 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
         known |= {
             f"sources/{source}/{what}" for source in recipe.dataset.shares for what in measures
         }
+        known |= {name.removeprefix("eval_") for name in _held_out_metrics(recipe)}
         best = "eval_reward" if recipe.learns_from_rewards else "eval_kl"
+        if during and training.eval_strategy == "no" and recipe.learns_from_rewards:
+            best = f"{during[0].prefix}reward"
         own = any(reward.kind == "python" for reward in recipe.rewards)
         for path, metric in named.items():
             name = (metric or best).removeprefix("eval_")
@@ -110,6 +192,18 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
                 fix = f"set it to eval_{nearest(name, known) or best.removeprefix('eval_')}"
                 seen = f"no evaluation logs `eval_{name}`{unless}"
                 yield Issue(seen, fix, path, level="warning" if own else "error")
+
+
+def _held_out_metrics(recipe: Recipe) -> Iterator[str]:
+    """Yield the names of the metrics of held-out sets."""
+    right, names = right_scores(recipe.rewards), name_rewards(recipe.rewards)
+    for config in recipe.evaluation.during:
+        size = recipe.evaluation.settings_of(config).samples_per_prompt
+        sources = () if config.source else tuple(recipe.dataset.shares)
+        for metric in metric_names(
+            names, right, size, episodes=recipe.has_episodes, sources=sources
+        ):
+            yield f"{config.prefix}{metric}"
 
 
 def check_scored(recipe: Recipe, preview: Preview | None) -> Iterator[Issue]:

@@ -16,6 +16,7 @@ from grpo_cli.checks.devices import check_devices, check_precision, settle_dtype
 from grpo_cli.checks.difficulty import check_difficulty
 from grpo_cli.checks.episodes import Kinds, check_episodes, check_kinds
 from grpo_cli.checks.evaluation import (
+    check_during,
     check_evaluation,
     check_expect,
     check_metrics,
@@ -174,6 +175,7 @@ def _check_sections(
     yield from check_vllm(recipe, hardware)
     yield from check_async(recipe)
     yield from check_evaluation(recipe)
+    yield from check_during(recipe, steps)
     yield from check_scored(recipe, seen)
     yield from check_stop_when(recipe)
     yield from check_metrics(recipe)

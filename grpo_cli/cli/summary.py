@@ -42,6 +42,8 @@ def print_summary(run: "RunReport") -> None:
             ", before, after the warm-up, at the end" if warmup else ""
         )
         table.add_row(Text(f"  {clean_text(name)}"), values, f"[dim]{note}[/]")
+    for name, values, note in _list_held_out_sets(run):
+        table.add_row(Text(f"  {clean_text(name)}"), values, f"[dim]{note}[/]")
     console.print(table)
     for question, answer in answers[:2]:
         for line, style in (
@@ -67,6 +69,22 @@ def print_summary(run: "RunReport") -> None:
         print_words(stderr(), Text(lost, style="bold red"))
     elif status.state in ("stopped", "failed"):
         _print_failure(run)
+
+
+def _list_held_out_sets(run: "RunReport") -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the values and the best step of each set that was evaluated during training."""
+    for name, series in run.held_out_sets.items():
+        values = series.values(series.primary)
+        if len(values) < 2:
+            continue
+        (start, first), *_, (end, last) = values.items()
+        best = max(values, key=values.__getitem__)
+        kind, _, reward = series.primary.partition("/")
+        yield (
+            f"{name} {kind}{f' ({reward})' if reward else ''}",
+            f"{format_value(first)} → [bold]{format_value(last)}[/]",
+            f"steps {start} and {end}, best {format_value(values[best])} at step {best}",
+        )
 
 
 def _say_end(run: "RunReport") -> Text:

@@ -11,6 +11,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 
 _BESIDE, _INSIDE = "measuring before and after", "evaluation while training"
+_SETS = "held-out sets while training"
 _TOOLS, _WARMUP = "tools and environments", "warm-up"
 _TOO_MUCH = 0.5
 """Share of the time beyond which scoring, or measuring, is worth a warning."""
@@ -150,16 +151,21 @@ def _warm_up(recipe: Recipe, plan: BatchPlan, timings: Timings) -> Iterator[Time
 def _evaluations(
     recipe: Recipe, plan: BatchPlan, timings: Timings, steps: int, eval_rows: int
 ) -> Iterator[TimePart]:
-    evaluation = recipe.evaluation
-    rows = eval_rows if evaluation.limit is None else min(evaluation.limit, eval_rows)
-    if rows:
-        # Greedy completions of a prompt are all the same, and sampled once.
-        samples = 1 if evaluation.temperature == 0 else evaluation.samples_per_prompt
-        times = f" × {samples} completions" if samples > 1 else ""
-        each = timings.measure_s + timings.tools_s + timings.score_s
-        stages = 2 if recipe.warmup is None else 3
-        formula = f"{stages} × {rows} prompts{times} × {each:.3g} s"
-        yield TimePart(_BESIDE, stages * rows * samples / plan.num_processes * each, formula)
+    evaluation, stages = recipe.evaluation, 2 if recipe.warmup is None else 3
+    rounds_of = [(_BESIDE, evaluation, stages)]
+    for held_out in evaluation.during:
+        rounds = steps // held_out.every + (0 if evaluation.repeats(held_out) else 2)
+        rounds_of.append((_SETS, evaluation.settings_of(held_out), rounds))
+    for name, settings, rounds in rounds_of:
+        # Of a single source there may be fewer.
+        rows = eval_rows if settings.limit is None else min(settings.limit, eval_rows)
+        if rows and rounds:
+            # Greedy completions of a prompt are all the same, and sampled once.
+            samples = 1 if settings.temperature == 0 else settings.samples_per_prompt
+            times = f" × {samples} completions" if samples > 1 else ""
+            each = timings.measure_s + timings.tools_s + timings.score_s
+            formula = f"{rounds} × {rows} prompts{times} × {each:.3g} s"
+            yield TimePart(name, rounds * rows * samples / plan.num_processes * each, formula)
     if plan.eval_completions:
         every = _eval_interval(recipe)
         rounds = count_events(every, steps)
@@ -204,10 +210,13 @@ def judge_time(recipe: Recipe, time: TimeEstimate) -> Iterator[Issue]:
             subject="cost: tools",
             why="the model waits while calls run",
         )
-    measuring = time.share(_BESIDE) + time.share(_INSIDE)
+    shares = {name: time.share(name) for name in (_BESIDE, _INSIDE, _SETS)}
+    measuring, most = sum(shares.values()), max(shares, key=shares.__getitem__)
     if measuring > _TOO_MUCH and time.total_s > _UNSAVED_S:
         path, fix = "training.eval_steps", f"raise `eval_steps` (now {_eval_interval(recipe):g})"
-        if time.share(_BESIDE) >= time.share(_INSIDE):
+        if most == _SETS:
+            path, fix = "evaluation.during", "raise `every`, or lower `limit`"
+        elif most == _BESIDE:
             limit = max((recipe.evaluation.limit or 256) // 8, 1)
             path, fix = "evaluation.limit", f"set `evaluation.limit: {limit}`"
         seen = f"evaluation takes {measuring:.0%} of {format_duration(time.total_s)}"

@@ -16,6 +16,7 @@ from grpo_cli.recipe.base import (
 )
 from grpo_cli.recipe.dataset import DatasetConfig, EnvironmentDataset, ScoredDataset
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
+from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.expect import ExpectConfig
 from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.recipe.launch import LaunchConfig
@@ -45,19 +46,6 @@ class LoggingConfig(OpenSection):
         """Return every `GRPOConfig` field this section sets, under TRL's names."""
         fields = self.model_dump(exclude={"log_completions"})
         return {**fields, "report_to": list(self.report_to)}
-
-
-class EvaluationConfig(Section):
-    """Evaluation on the held-out rows before and after training."""
-
-    limit: Integer | None = Field(default=256, ge=0)
-    """Number of prompts; 0 turns evaluation off, null uses all."""
-    samples_per_prompt: Integer = Field(default=1, ge=1)
-    """Completions sampled per prompt."""
-    temperature: Number = Field(default=0.0, ge=0)
-    """Sampling temperature; 0 is greedy decoding."""
-    batch_size: Integer = Field(default=32, ge=1)
-    """Completions generated at a time on each device."""
 
 
 OneOrManyKinds = Annotated[
@@ -105,7 +93,7 @@ class Recipe(Section):
     logging: LoggingConfig = LoggingConfig()
     """What is logged, and where."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """How the model is evaluated before and after training."""
+    """How the model is evaluated before, during and after training."""
     expect: ExpectConfig | None = None
     """The expected ranges of metrics, and the runs that they come from."""
 
@@ -188,6 +176,26 @@ class Recipe(Section):
     def learns_from_rewards(self) -> bool:
         """Whether rewards decide what is learned; otherwise only a teacher does."""
         return self.teacher is None or any(reward.weight for reward in self.rewards)
+
+    @property
+    def best_metric(self) -> str | None:
+        """The metric that decides on the best checkpoint and on early stopping; None if nothing does."""
+        training, during = self.training, self.evaluation.during
+        if training.early_stopping is not None:
+            return training.early_stopping.metric
+        if (named := training.extras.get("metric_for_best_model")) is not None:
+            return str(named)
+        if training.eval_strategy != "no":
+            if not self.is_sampled:
+                return "eval_ranking"
+            return "eval_reward" if self.learns_from_rewards else "eval_kl"
+        return f"{during[0].prefix}reward" if during and self.learns_from_rewards else None
+
+    @property
+    def is_best_of_held_out_set(self) -> bool:
+        """Whether `best_metric` is of a set of `evaluation.during`."""
+        metric = f"eval_{(self.best_metric or '').removeprefix('eval_')}"
+        return any(metric.startswith(each.prefix) for each in self.evaluation.during)
 
     @property
     def is_sampled(self) -> bool:

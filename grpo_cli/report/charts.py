@@ -18,18 +18,23 @@ from grpo_cli.runs.metrics import Point
 _MOST_POINTS = 20_000
 """Points of all lines of a chart; of longer ones the least and the greatest of each stretch are kept."""
 _NOT_SHOWN = frozenset({"epoch", "num_tokens", "dynamic_sampling/prompts_seen"})
+_RUNTIME = re.compile(r"eval_[^/]+/runtime")
+"""Seconds of held-out sets, which the table of time adds up."""
 _SHARES = re.compile(
     r"(eval_|dynamic_sampling/)?"
     r"(frac_reward_zero_std|completions/(repeated_share|clipped_ratio)|clip_ratio/.+"
     r"|episode/end/.+|tools/failure_frequency)"
     r"|rewards/.+/error_share|(eval_)?sources/.+/(share|frac_reward_zero_std)"
     r"|difficulty/(success|easy|hard|seen)"
+    r"|eval_[^/]+/((accuracy|pass@\d+|maj@\d+)/.+|clipped)"
 )
 """Metrics between 0 and 1."""
 _SMALL_SHARE = 0.2
 """Shares that are never above it would be a flat line on an axis up to 1."""
 _TERMINATED = re.compile(r"(eval_)?completions/(min|max|mean)_terminated_length")
-_OPEN = ("Reward", "Signal", "Stability")
+_OF_SET = re.compile(r"eval_([^/]+)/(.+)")
+"""Metrics of the sets of `evaluation.during`, and some of TRL's own evaluation."""
+_OPEN = ("Reward", "Evaluation during training", "Signal", "Stability")
 """Headings whose charts are not folded away."""
 
 
@@ -46,10 +51,12 @@ def build_charts(runs: Sequence[RunReport]) -> dict[str, Any]:
     Returns:
         `reward`: place of the chart that a page begins with; `held_out`: metric of the one next to it, empty if of
         several, None if nothing was measured; `groups` under their headings; `data` for the script; `most_points`
-        of a line if any was thinned; `marks` and `evaluations`: how these were sampled, if there are any.
+        of a line if any was thinned; `marks` and `evaluations`: how these were sampled, if there are any;
+        `has_sets`: whether some marks are of held-out sets during training.
     """
     logged = sorted({name for run in runs for name in run.series} - _NOT_SHOWN)
     names = [name for name in logged if any(run.values(name) for run in runs)]
+    names = [name for name in names if not _RUNTIME.fullmatch(name)]
     steps: dict[tuple[int, ...], int] = {}
     most = _MOST_POINTS // len(runs)
     charts = [_build("reward", runs, steps, most)] if "reward" in names else []
@@ -70,6 +77,7 @@ def build_charts(runs: Sequence[RunReport]) -> dict[str, Any]:
         charts += [_build(name, runs, steps, most) for name in drawn]
     metric, rows = _held_out_rows(runs)
     held_out = [run.sampling for run in runs]
+    in_sets = [each.sampling for run in runs for each in run.held_out_sets.values()]
     evaluated = [f"at temperature {run.recipe.generation.temperature:g}" for run in runs]
     longest = max((len(points) for run in runs for points in run.series.values()), default=0)
     return {
@@ -85,7 +93,8 @@ def build_charts(runs: Sequence[RunReport]) -> dict[str, Any]:
             "held_out_rows": rows,
         },
         "most_points": most if longest > most else None,
-        "marks": _join(held_out) if any(each["marks"] for each in charts) else None,
+        "marks": _join([*held_out, *in_sets]) if any(each["marks"] for each in charts) else None,
+        "has_sets": bool(in_sets),
         "evaluations": _join(evaluated) if any(each["evaluated"] for each in charts) else None,
     }
 
@@ -109,10 +118,10 @@ def _sort_under_headings(names: Sequence[str], runs: Sequence[RunReport]) -> dic
 
 def _repeats_reward(name: str, runs: Sequence[RunReport]) -> bool:
     """Return whether a metric is that of the only reward, of weight 1, so that the total says the same."""
-    match = re.fullmatch(r"(eval_)?rewards/.+/(mean|std)", name)
+    match = re.fullmatch(r"(eval_|eval_[^/]+/)?rewards/.+?(/mean|/std)?", name)
     if not match:
         return False
-    total = (match[1] or "") + {"mean": "reward", "std": "reward_std"}[match[2]]
+    total = (match[1] or "") + ("reward_std" if match[2] == "/std" else "reward")
     return all(
         [each.weight for each in run.recipe.rewards] == [1]
         and _agree(run.values(name), run.values(total))
@@ -231,6 +240,12 @@ def _bands(run: RunReport, name: str) -> Iterator[dict[str, float]]:
 
 
 def _marks(place: int, run: RunReport, name: str) -> Iterator[dict[str, Any]]:
+    if (match := _OF_SET.fullmatch(name)) and (series := run.held_out_sets.get(match[1])):
+        for step, metrics in series.points.items():
+            metric, own = metrics.get(match[2]), {"step": step, "sampled": series.sampling}
+            if metric and metric.value is not None:
+                yield {"run": place, "when": f"at step {step}", **own, **_ends(metric)}
+        return
     measured = re.sub(r"^(rewards/.+)/mean$", r"\1", name)
     measured = {"completions/mean_length": "completion_length"}.get(measured, measured)
     if measured == name != "reward":

@@ -25,6 +25,7 @@ from grpo_cli.units import format_duration
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.held_out import HeldOut
+    from grpo_cli.analysis.metrics import Metric
 
 _PARTS = ("checkpoints", "warmup", "model", "completions", "eval", "logs", "tensorboard")
 """Folders whose sizes are listed one by one."""
@@ -79,6 +80,42 @@ class Trend:
         return {name: value for name, value in asdict(self).items() if name != "error"}
 
 
+@dataclass(frozen=True)
+class HeldOutSetSeries:
+    """What a set of `evaluation.during` came to."""
+
+    points: Mapping[int, Mapping[str, "Metric"]]
+    """Step → every metric with its interval, in order."""
+    sampling: str
+    """How its prompts were answered."""
+
+    @property
+    def primary(self) -> str:
+        """The metric that a summary speaks of; empty if there is none."""
+        from grpo_cli.analysis.held_out import find_primary
+
+        return find_primary({name for metrics in self.points.values() for name in metrics})
+
+    def values(self, metric: str) -> dict[int, float]:
+        """Return a metric by step, where it applies to a prompt."""
+        known = {step: metrics.get(metric) for step, metrics in self.points.items()}
+        return {step: each.value for step, each in known.items() if each and each.value is not None}
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return the points as plain values."""
+        return [
+            {"step": step, "metrics": {name: each.as_json() for name, each in metrics.items()}}
+            for step, metrics in self.points.items()
+        ]
+
+
+def _say_sampling(measured: Mapping[str, Any]) -> str:
+    temperature = measured.get("temperature")
+    if temperature is None:
+        return ""
+    return f"at temperature {temperature:g}" if temperature else "greedily"
+
+
 def find_trend(first: Sequence[float], last: Sequence[float]) -> Trend | None:
     """Return the trend from the first records to the last; None if there are none."""
     if not first or not last:
@@ -120,10 +157,41 @@ class RunReport(Run):
     @property
     def sampling(self) -> str:
         """How held-out prompts were answered; empty if that was not recorded."""
-        temperature = {**self.before, **self.after}.get("temperature")
-        if temperature is None:
-            return ""
-        return f"at temperature {temperature:g}" if temperature else "greedily"
+        return _say_sampling({**self.before, **self.after})
+
+    @cached_property
+    def held_out_sets(self) -> dict[str, "HeldOutSetSeries"]:
+        """Each set of `evaluation.during` by its name, with its metrics before, during and after training."""
+        from grpo_cli.analysis.metrics import Metric
+
+        series = {}
+        for name, measured in self.during.items():
+            points = {
+                step: {metric: Metric(**each) for metric, each in result["metrics"].items()}
+                for step, result in measured.items()
+            }
+            if name in self._repeated_sets():
+                points = self._add_ends(points)
+            sampling = _say_sampling(next(iter(measured.values())))
+            series[name] = HeldOutSetSeries(points, sampling)
+        return series
+
+    def _repeated_sets(self) -> set[str]:
+        """Return the sets of `evaluation.during` that are measured before and after training too."""
+        try:
+            evaluation = self.recipe.evaluation
+        except GrpoError:
+            return set()
+        return {each.label for each in evaluation.during if evaluation.repeats(each)}
+
+    def _add_ends(self, points: dict[int, dict[str, "Metric"]]) -> dict[int, dict[str, "Metric"]]:
+        """Add the measurements before and after training, which are of the same set."""
+        held_out = self.held_out
+        first = {0: held_out.warmup or held_out.before}
+        # The best model is of an earlier step.
+        is_best = self.recipe.training.extras.get("load_best_model_at_end")
+        last = {} if is_best or self.step in points else {self.step: held_out.after}
+        return {step: each for step, each in {**first, **points, **last}.items() if each}
 
     @cached_property
     def weights(self) -> Mapping[str, float]:
@@ -224,11 +292,15 @@ class RunReport(Run):
             "before": self.before or None,
             **({"warmup": warmup} if (warmup := self.measured("warmup")) else {}),
             "after": self.after or None,
+            **({"during": during} if (during := self._during_json()) else {}),
             "answers": [list(pair) for pair in self.answers()],
             "expected": self.expected.as_json() if self.expected else None,
             "warnings": [f"{each.rule}: {each.seen}. Fix: {each.fix}" for each in self.problems()],
             "model": str(self.folder.model) if self.folder.model.is_dir() else None,
         }
+
+    def _during_json(self) -> dict[str, Any]:
+        return {name: each.as_json() for name, each in self.held_out_sets.items()}
 
     def overview_json(self) -> dict[str, Any]:
         """Return everything that `grpo runs show --json` prints."""

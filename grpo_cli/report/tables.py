@@ -153,7 +153,8 @@ def list_phases(run: RunReport) -> list[dict[str, Any]]:
     for when, measured in (("before", run.before), ("after", run.after)):
         seconds_of[f"measuring {when}"] = measured.get("seconds") or 0.0
     seconds_of["warm-up"] = _warm_up_s(run)
-    seconds_of[_EVALUATION] = sum(run.values("eval_runtime"))
+    of_sets = (each.get("seconds") for steps in run.during.values() for each in steps.values())
+    seconds_of[_EVALUATION] = sum(run.values("eval_runtime")) + sum(filter(None, of_sets))
     # The status knows of the last attempt alone: phases may be longer than it.
     whole = max(run.status.seconds, sum(seconds_of.values()))
     seconds_of[_OTHER] = whole - sum(seconds_of.values())

@@ -181,14 +181,28 @@ def _say_warmup(record: Mapping[str, Any]) -> str:
 
 
 def _say_evaluation(record: Mapping[str, Any]) -> str | None:
+    said = []
     if record.get("eval_reward") is not None:
         sampling = say_sampling(record["sampled_at"])
         sampled = f", sampled {sampling}" if sampling else ""
-        return f"step {record['step']}  eval reward {record['eval_reward']:.3f}{sampled}"
+        said.append(f"eval reward {record['eval_reward']:.3f}{sampled}")
     if record.get("eval_ranking") is not None:
         gap = f"{record['eval_likelihood_gap']:+.3f}"
-        return f"step {record['step']}  pairs ranked right {record['eval_ranking']:.3f}  likelihood gap {gap}"
-    return None
+        said.append(f"pairs ranked right {record['eval_ranking']:.3f}  likelihood gap {gap}")
+    said += list(_say_held_out_sets(record))
+    return f"step {record['step']}  {'  '.join(said)}" if said else None
+
+
+def _say_held_out_sets(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the accuracies of each set of `evaluation.during`, or its reward if it has none."""
+    for each in record:
+        prefix, _, metric = each.partition("/")
+        if metric == "runtime":
+            own = [name for name in record if name.startswith(f"{prefix}/accuracy/")]
+            for name in [name for name in own if "@" not in name] or [f"{prefix}/reward"]:
+                if (value := record.get(name)) is not None:
+                    said = name.removeprefix("eval_").replace("/", " ")
+                    yield f"{said} {value:.3f}"
 
 
 def _say_server(record: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from grpo_cli.errors import UsageError
 from grpo_cli.runs.files import parse_json, read_object, read_tensors_header
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.metrics import DURING
 
 STAGING = ".saving"
 """Where a checkpoint is written before it gets its name."""
@@ -155,7 +156,8 @@ def _find_best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
             return name, path
     raise UsageError(
         f"{run.path} does not say which checkpoint is best{_list_checkpoints(run)}. "
-        "Fix: --checkpoint N; a run that evaluates while it trains (`training.eval_strategy`) knows it"
+        "Fix: --checkpoint N; a run that evaluates while it trains (`evaluation.during`, or "
+        "`training.eval_strategy`) knows it"
     )
 
 
@@ -188,6 +190,8 @@ def rewind(run: RunFolder, step: int) -> None:
         for log in logs:
             _cut(log, step, undone / log.relative_to(run.path))
         later += sorted(run.evaluations.glob("after.*"))
+        during = (run.evaluations / DURING).glob("*/*.json*")
+        later += [each for each in during if each.stem.isdecimal() and int(each.stem) > step]
     else:
         later += [*logs, run.evaluations]
     if not step:

@@ -23,6 +23,8 @@ STAGES: dict[When, str] = {
     "after": "after training",
 }
 """When the held-out rows are measured, in words."""
+DURING = "during"
+"""Folder in `eval/` of what held-out sets came to during training: `NAME/STEP.json`, and the samples."""
 Point = tuple[int, float | None]
 """Optimizer step and the value logged there; None for NaN and infinities."""
 Step = dict[str, Any]

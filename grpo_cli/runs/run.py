@@ -10,7 +10,7 @@ from grpo_cli.runs.checkpoints import find_trained, whole_checkpoints
 from grpo_cli.runs.completions import Group, check_group, find_groups, load_groups
 from grpo_cli.runs.files import parse_json, read_object
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import Metrics, Point, RecordTail, Step, When, read_reward_ends
+from grpo_cli.runs.metrics import DURING, Metrics, Point, RecordTail, Step, When, read_reward_ends
 from grpo_cli.runs.status import Life, Status, StatusFile, look_at_life
 
 if TYPE_CHECKING:
@@ -125,6 +125,18 @@ class Run:
     def after(self) -> dict[str, Any]:
         """The held-out measurement after training."""
         return self.measured("after")
+
+    @cached_property
+    def during(self) -> dict[str, dict[int, dict[str, Any]]]:
+        """The measurements of each set of `evaluation.during` by step, in order, as in `eval/during/`."""
+        measured: dict[str, dict[int, dict[str, Any]]] = {}
+        files = (self.folder.evaluations / DURING).glob("*/*.json")
+        for path in sorted(files, key=lambda path: (path.parent.name, len(path.stem), path.stem)):
+            if path.stem.isdecimal() and isinstance(
+                (read := read_object(path)).get("metrics"), dict
+            ):
+                measured.setdefault(path.parent.name, {})[int(path.stem)] = read
+        return measured
 
     def samples(self, when: When | Literal["answers"]) -> list[dict[str, Any]]:
         """Return the completions of a measurement with their scores; none if they are not there.

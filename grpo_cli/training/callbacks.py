@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from accelerate.utils import broadcast_object_list
 from transformers import (
     Trainer,
@@ -87,8 +88,7 @@ class RunCallback(TrainerCallback):
             self._stepping_s += time.monotonic() - self._started
         self.session.heartbeat.beat()
         self._update_status(state)
-        if is_stop_requested(self.session):
-            self._requested = control.should_save = control.should_training_stop = True
+        self._obey_request(control)
         # A checkpoint comes last in its step: a resumed run begins with the next epoch.
         epochs = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
         if epochs and _ends_epoch(state):
@@ -106,7 +106,8 @@ class RunCallback(TrainerCallback):
     def on_evaluate(
         self, args: Any, state: TrainerState, control: Any, metrics: Any = None, **_: Any
     ) -> None:
-        """Save a model that is better than all before, also between two checkpoints."""
+        """Obey a request to stop, and save a model that is better than all before, also between checkpoints."""
+        self._obey_request(control)
         name = (args.metric_for_best_model or "").removeprefix("eval_")
         value, best = (metrics or {}).get(f"eval_{name}"), state.best_metric
         if value is None or args.save_strategy == SaveStrategy.NO:
@@ -139,6 +140,11 @@ class RunCallback(TrainerCallback):
             if self._symptom.rule == _FATAL:
                 raise RunError(f"{self._symptom}. The last checkpoint is from before")
             control.should_save = control.should_training_stop = True
+
+    def _obey_request(self, control: TrainerControl) -> None:
+        """Stop all processes after this step, which is saved, if any of them was requested to."""
+        if is_stop_requested(self.session):
+            self._requested = control.should_save = control.should_training_stop = True
 
     def raise_if_stopped(self, state: TrainerState) -> None:
         """Raise `Stopped` if a request or a rule ended the loop."""
@@ -183,6 +189,23 @@ class RunCallback(TrainerCallback):
     def _update_status(self, state: TrainerState, **changes: Any) -> None:
         if state.is_world_process_zero:
             StatusFile(self.session.folder.status).update(step=state.global_step, **changes)
+
+
+class EarlyStoppingCallback(transformers.EarlyStoppingCallback):
+    """Stops by a metric of a held-out set too, which needs no `eval_strategy` and is not in every evaluation.
+
+    Checkpoints hold its state under the name of the class it comes from.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Require no `eval_strategy`."""
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any
+    ) -> None:
+        """Compare the metric with the best so far, if it was evaluated."""
+        if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in (metrics or {}):
+            super().on_evaluate(args, state, control, metrics)
 
 
 def is_stop_requested(session: Session) -> bool:

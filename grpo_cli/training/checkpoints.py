@@ -64,17 +64,15 @@ def save_reward_states(rewards: Sequence[Reward]) -> dict[str, Any]:
     return {reward.name: read_state(reward) for reward in rewards if has_state(reward)}
 
 
-def _load_reward_states(
-    rewards: Sequence[Reward], states: Mapping[str, Any], checkpoint: Path, *, force: bool
-) -> None:
+def load_reward_states(rewards: Sequence[Reward], states: Mapping[str, Any]) -> None:
+    """Restore the states that `save_reward_states` returned.
+
+    Raises:
+        RewardError: A reward refuses its state.
+    """
     for reward in filter(has_state, rewards):
         if reward.name not in states:
-            if force:
-                continue
-            raise RewardError(
-                f"{checkpoint} holds no state of reward {reward.name!r}, which would start afresh. Fix: start a "
-                "new run, or resume anyway with --force"
-            )
+            continue
         try:
             reward.scorer.load_state_dict(states[reward.name])  # type: ignore[attr-defined]
         except Exception as error:
@@ -82,6 +80,18 @@ def _load_reward_states(
                 f"load_state_dict() of reward {reward.name!r} failed: {error!r:.300}. Fix: accept what "
                 "state_dict() returned"
             ) from error
+
+
+def _check_reward_states(
+    rewards: Sequence[Reward], states: Mapping[str, Any], checkpoint: Path
+) -> None:
+    """Refuse a checkpoint that lacks a reward's state."""
+    for reward in filter(has_state, rewards):
+        if reward.name not in states:
+            raise RewardError(
+                f"{checkpoint} holds no state of reward {reward.name!r}, which would start afresh. Fix: start a "
+                "new run, or resume anyway with --force"
+            )
 
 
 class AtomicCheckpoints(_Mixin):
@@ -240,7 +250,10 @@ class ExactResume(AtomicCheckpoints):
         self._sums = own.get("sums")
         if self.difficulty is not None and "difficulty" in own:
             self.difficulty.restore(own["difficulty"])
-        _load_reward_states(self.rewards, own.get("rewards", {}), checkpoint, force=self.forced)
+        states = own.get("rewards", {})
+        if not self.forced:
+            _check_reward_states(self.rewards, states, checkpoint)
+        load_reward_states(self.rewards, states)
 
     @property
     def _saves_reference(self) -> bool:

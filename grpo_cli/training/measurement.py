@@ -1,9 +1,10 @@
-"""Measures the model on the held-out rows before and after training, over all processes."""
+"""Measures the model on held-out rows before, during and after training, over all processes."""
 
 import hashlib
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
@@ -12,66 +13,112 @@ from typing import Any
 from accelerate.utils import gather_object
 from datasets import Dataset
 
-from grpo_cli.analysis.metrics import PerPrompt, per_prompt
+from grpo_cli.analysis.metrics import PerPrompt, per_prompt, summarize
 from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, score_samples
+from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import canonical_json
 from grpo_cli.environments.player import Player, sample_episodes
 from grpo_cli.fast.completions import Completion, open_sampler, sample_completions
+from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.metrics import STAGES, When, append_record
+from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.episodes import agree_over_processes
-from grpo_cli.training.session import Session
+from grpo_cli.training.session import Session, Stopped
 from grpo_cli.training.vllm_generation import RunGeneration
 
+INTERVALS = "metrics"
+"""The entry of a result that holds every metric with its 95 % interval."""
 _VLLM_BATCH = 256
 """Completions of one call of vLLM: enough to keep a GPU busy, few enough to show progress."""
 
 
 @dataclass(frozen=True)
 class Measurer:
-    """Measures before and after training in the same way."""
+    """Measures the model on the same rows, in the same way, at different times of a training."""
 
     session: Session
     rewards: Sequence[Reward]
     rows: Dataset
+    evaluation: EvaluationConfig
+    """How completions are sampled."""
     vllm: RunGeneration | None = field(default=None, kw_only=True)
     """Samples, if the training samples with vLLM; otherwise transformers does."""
     player: Player | None = field(default=None, kw_only=True)
     """Plays episodes, if the recipe has some."""
 
     def measure(self, when: When, model: Any, tokenizer: Any) -> None:
-        """Sample, score, and write `eval/<when>.json`, its samples, and a record of `metrics.jsonl`.
+        """Measure at a stage of the training, and add a record to `metrics.jsonl`.
 
-        Progress goes to the status; a request to stop is obeyed between batches.
+        Args:
+            when: One of `STAGES`.
+            model: As it is then.
+            tokenizer: Its tokenizer.
+
+        Raises:
+            Stopped: A stop was requested.
+        """
+        result = self.write(when, f"measuring {STAGES[when]}", model, tokenizer)
+        if self.session.processes.is_main_process:
+            # The means say enough there.
+            means = {name: value for name, value in result.items() if name != INTERVALS}
+            record = {"event": "measure", "when": when, **means}
+            append_record(self.session.folder.metrics, record)
+
+    def write(self, name: str, phase: str, model: Any, tokenizer: Any) -> dict[str, Any]:
+        """Sample, score, and write `eval/<name>.json` and its samples; return what the former holds.
+
+        Progress goes to the status. A request to stop is obeyed between batches, by all processes.
+
+        Args:
+            name: Of the files, without their ending.
+            phase: What the status says meanwhile.
+            model: To be measured.
+            tokenizer: Its tokenizer.
+
+        Raises:
+            Stopped: A stop was requested; nothing was written.
         """
         started = time.monotonic()
         processes, folder = self.session.processes, self.session.folder
-        self._report(when)
         places = range(processes.process_index, len(self.rows), processes.num_processes)
         shard = self.rows.select(places)
-        seed = self.session.recipe.seed + processes.process_index
-        # vLLM samples for all processes together.
-        if len(shard) or self.vllm:
-            if self.player is None:
-                sampled = self._sample(when, shard, model, tokenizer, seed)
-            else:
-                sampled = self._play(self.player, when, shard, model, tokenizer, seed)
-        scored = score_samples(self.rewards, shard.to_dict(), sampled, seed) if len(shard) else []
-        everyone = sorted(gather_object(scored), key=lambda each: each.row)
-        more = self._measure_more(when, model)
+        scored: list[ScoredCompletion] | None = None
+        with suppress(Stopped):
+            scored = self._sample_and_score(phase, shard, model, tokenizer)
+        shares = gather_object([scored])
+        if None in shares:
+            raise Stopped(f"stopped while {phase}; no step was cut short")
+        everyone = sorted((each for share in shares for each in share), key=lambda each: each.row)
+        more = self._measure_more(name, phase, model)
         result = self._summarize(everyone, time.monotonic() - started) | more
         if processes.is_main_process:
-            self.session.write_samples(when, everyone)
-            write_json(folder.evaluations / f"{when}.json", result)
-            append_record(folder.metrics, {"event": "measure", "when": when, **result})
+            self.session.write_samples(name, everyone)
+            write_json(folder.evaluations / f"{name}.json", result)
+        return result
+
+    def _sample_and_score(
+        self, phase: str, shard: Dataset, model: Any, tokenizer: Any
+    ) -> list[ScoredCompletion]:
+        """Return the scored completions of this process's rows."""
+        self._report(phase)
+        seed = self.session.recipe.seed + self.session.processes.process_index
+        # vLLM samples for all processes together.
+        if not len(shard) and not self.vllm:
+            return []
+        if self.player is None:
+            sampled = self._sample(phase, shard, model, tokenizer, seed)
+        else:
+            sampled = self._play(self.player, phase, shard, model, tokenizer, seed)
+        return score_samples(self.rewards, shard.to_dict(), sampled, seed) if len(shard) else []
 
     def _sample(
-        self, when: When, rows: Dataset, model: Any, tokenizer: Any, seed: int
+        self, phase: str, rows: Dataset, model: Any, tokenizer: Any, seed: int
     ) -> list[list[Completion]]:
-        evaluation, prompts = self.session.recipe.evaluation, list(rows["prompt"])
-        settings = self.session.sampling_settings()
+        evaluation, prompts = self.evaluation, list(rows["prompt"])
+        settings = self.session.sampling_settings(evaluation)
         if self.vllm is not None:
             self.vllm.sync_weights()
             count = evaluation.samples_per_prompt if evaluation.temperature > 0 else 1
@@ -90,14 +137,14 @@ class Measurer:
             samples_per_prompt=evaluation.samples_per_prompt,
             seed=seed,
             fast=self.session.recipe.training.fast,
-            on_progress=lambda done, total: self._report(when, f"{done}/{total} prompts"),
+            on_progress=lambda done, total: self._report(phase, f"{done}/{total} prompts"),
         )
         return sampled[: len(rows)]
 
     def _play(
-        self, player: Player, when: When, rows: Dataset, model: Any, tokenizer: Any, seed: int
+        self, player: Player, phase: str, rows: Dataset, model: Any, tokenizer: Any, seed: int
     ) -> list[list[Completion]]:
-        evaluation, vllm = self.session.recipe.evaluation, self.vllm
+        evaluation, vllm = self.evaluation, self.vllm
         # As everywhere, greedy samples of a prompt are one and the same.
         count = evaluation.samples_per_prompt if evaluation.temperature > 0 else 1
         repeats = evaluation.samples_per_prompt // count
@@ -105,7 +152,7 @@ class Measurer:
             sample_episodes,
             player,
             samples_per_prompt=count,
-            on_progress=lambda done, total: self._report(when, f"{done}/{total} episodes"),
+            on_progress=lambda done, total: self._report(phase, f"{done}/{total} episodes"),
         )
         if vllm is None:
             with open_sampler(
@@ -132,19 +179,23 @@ class Measurer:
         )
         return [group * repeats for group in played[: len(rows)]]
 
-    def _measure_more(self, when: When, model: Any) -> dict[str, Any]:
+    def _measure_more(self, name: str, phase: str, model: Any) -> dict[str, Any]:
         """More entries of the result."""
         return {}
 
-    def _report(self, when: When, detail: str = "") -> None:
+    def _report(self, phase: str, detail: str = "") -> None:
         self.session.heartbeat.beat()
-        self.session.report(f"measuring {STAGES[when]}", detail=detail)
+        self.session.show(phase, detail=detail)
+        # vLLM samples for all processes together, so that they stop together; others need not wait for each other.
+        if is_stop_requested(self.session) if self.vllm else self.session.stop.seen_here():
+            raise Stopped
 
     def _summarize(self, scored: list[ScoredCompletion], seconds: float) -> dict[str, Any]:
         groups = group_by_row(scored)
         right = right_scores(self.session.recipe.rewards, (each.rewards for each in scored))
         sources = self.session.recipe.dataset.shares
         values = per_prompt(groups, right, sources)
+        metrics = summarize(values, self.evaluation.samples_per_prompt, self.session.recipe.seed)
         # Environments ask by other columns than the prompt, such as `seed`.
         own = self.session.recipe.environment
         asked = self.rows.to_list() if own else list(self.rows["prompt"])
@@ -162,7 +213,8 @@ class Measurer:
             "clipped": _mean(values["clipped"]),
             **{name: _mean(values[name]) for name in ("turns", "calls") if name in values},
             **({"sources": _by_source(values, sources)} if sources else {}),
-            "temperature": self.session.recipe.evaluation.temperature,
+            INTERVALS: {name: each.as_json() for name, each in metrics.items()},
+            "temperature": self.evaluation.temperature,
             "backend": "transformers" if self.vllm is None else "vllm",
             "seconds": round(seconds, 2),
         }
@@ -182,8 +234,13 @@ def _by_source(
     }
 
 
-def select_rows(rows: Dataset | None, limit: int | None) -> Dataset | None:
-    """Return the rows to measure on; None if there are none, or `limit` is 0."""
+def select_rows(
+    rows: Dataset | None, limit: int | None, source: str | None = None
+) -> Dataset | None:
+    """Return the rows to measure on, of one source if it is named; None if there are none, or `limit` is 0."""
+    if rows is not None and source is not None:
+        names = rows[SOURCE]
+        rows = rows.select([place for place, name in enumerate(names) if name == source])
     if rows is None or limit == 0 or len(rows) == 0:
         return None
     return rows.select(range(min(limit, len(rows)))) if limit else rows

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_cli.errors import ExitCode, SetupError
 from grpo_cli.processes import stop_with_parent
+from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json, write_text
 from grpo_cli.runs.folder import RunFolder
@@ -89,10 +90,14 @@ class Session:
     cpu: bool
     heartbeat: Heartbeat
 
-    def report(self, phase: str, **changes: Any) -> None:
-        """Write the phase to the status (main process); raise `Stopped` if a stop is requested."""
+    def show(self, phase: str, **changes: Any) -> None:
+        """Write the phase to the status (main process)."""
         if self.processes.is_main_process:
             StatusFile(self.folder.status).update(phase=phase, **changes)
+
+    def report(self, phase: str, **changes: Any) -> None:
+        """Write the phase to the status (main process); raise `Stopped` if a stop is requested."""
+        self.show(phase, **changes)
         if self.stop.seen_here():
             raise Stopped(f"stopped while {phase}; no step was cut short")
 
@@ -124,9 +129,13 @@ class Session:
         properties = torch.cuda.get_device_properties(self.processes.device)
         return {"device": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)}
 
-    def sampling_settings(self) -> dict[str, Any]:
-        """Return how completions are sampled outside of training, as `sample_completions` takes it."""
-        evaluation, generation = self.recipe.evaluation, self.recipe.generation
+    def sampling_settings(self, evaluation: EvaluationConfig | None = None) -> dict[str, Any]:
+        """Return how completions are sampled outside of training, as `sample_completions` takes it.
+
+        Args:
+            evaluation: What decides on it, if not the recipe's `evaluation`.
+        """
+        evaluation, generation = evaluation or self.recipe.evaluation, self.recipe.generation
         return {
             "max_new_tokens": generation.max_completion_length,
             "temperature": evaluation.temperature,
@@ -136,9 +145,10 @@ class Session:
 
     def write_samples(self, name: str, scored: "Sequence[ScoredCompletion]") -> None:
         """Write scored completions to `eval/<name>.jsonl`."""
-        self.folder.evaluations.mkdir(exist_ok=True)
+        path = self.folder.evaluations / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in scored]
-        write_text(self.folder.evaluations / f"{name}.jsonl", "".join(lines))
+        write_text(path, "".join(lines))
 
 
 def write_failure(folder: RunFolder, rank: int, reason: str, stack: str | None = None) -> None:

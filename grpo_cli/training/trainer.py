@@ -16,6 +16,7 @@ from grpo_cli.training.checkpoints import ExactResume
 from grpo_cli.training.difficulty import DifficultySampler
 from grpo_cli.training.dynamic_sampling import DynamicSampling, GroupSignal, Scored
 from grpo_cli.training.episodes import EpisodeRollouts
+from grpo_cli.training.held_out_sets import HeldOutSets
 from grpo_cli.training.reward_functions import NO_REWARD, EarlyScoring
 from grpo_cli.upstream.trl import FRAC_ZERO_STD, NUM_TOKENS, REWARD, REWARD_STD, reward_metric
 
@@ -27,6 +28,8 @@ class RunTrainer(ExactResume, FastTrainer):
     """Replaces groups without signal; None if they stay."""
     sources: Sequence[str] = ()
     """Of a mixture; some metrics are logged for each."""
+    held_out_sets: HeldOutSets | None = None
+    """Evaluated during training beside TRL's own evaluation."""
 
     def __init__(
         self,
@@ -58,6 +61,44 @@ class RunTrainer(ExactResume, FastTrainer):
         if "loss" in logs:
             logs.update(self._clock.take())
         super().log(logs, start_time)
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """Evaluate as TRL does, and the held-out sets that are due."""
+        metrics: dict[str, float] = {}
+        if self.held_out_sets is None or not self.held_out_sets.only_these:
+            metrics = super().evaluate(*args, **options)
+        return metrics if self.held_out_sets is None else {**metrics, **self._evaluate_sets()}
+
+    def catch_up(self) -> None:
+        """Evaluate held-out sets before the first step of this attempt."""
+        metrics = self._evaluate_sets()
+        # The model that training starts from is no checkpoint.
+        if self.state.global_step:
+            self._determine_best_metric(metrics, None)
+
+    def _evaluate_sets(self) -> dict[str, float]:
+        metrics = self.held_out_sets.evaluate() if self.held_out_sets else {}
+        if metrics:
+            self.log_evaluation(metrics)
+        self.control: Any = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        return metrics
+
+    def log_evaluation(self, metrics: dict[str, float]) -> None:
+        """Log the metrics of an evaluation that is not TRL's own."""
+        training = self.model.training
+        # By this TRL tells whether a record is of training.
+        self.model.training = False
+        self.log(dict(metrics))
+        self.model.training = training
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        # At a step, only some sets may be due.
+        name = f"eval_{(self.args.metric_for_best_model or '').removeprefix('eval_')}"
+        if self.held_out_sets is not None and name not in metrics:
+            return False
+        return bool(super()._determine_best_metric(metrics, trial))
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         if not self.model.training:

@@ -5,7 +5,7 @@ Reads top to bottom in the order in which things happen. The algorithm is TRL's.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 import transformers
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
-from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, PrinterCallback
+from transformers import PreTrainedTokenizerBase, PrinterCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer import grpo_trainer
 
@@ -41,6 +41,7 @@ from grpo_cli.models.loading import (
 from grpo_cli.models.source import fingerprint_model
 from grpo_cli.models.teacher import check_teacher_tokenizer, find_teacher, fingerprint_teacher
 from grpo_cli.models.teacher_server import TeacherServer
+from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.training import leave_off
 from grpo_cli.rewards.building import build_rewards
@@ -48,7 +49,7 @@ from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import Heartbeat
-from grpo_cli.training.callbacks import RunCallback, track
+from grpo_cli.training.callbacks import EarlyStoppingCallback, RunCallback, track
 from grpo_cli.training.checkpoints import atomic_dir, save_reward_states
 from grpo_cli.training.difficulty import DifficultySampler
 from grpo_cli.training.dynamic_sampling import DynamicSampling
@@ -63,6 +64,7 @@ from grpo_cli.training.examples import (
     section_of,
     write_examples,
 )
+from grpo_cli.training.held_out_sets import HeldOutSet, HeldOutSets
 from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.reward_functions import CompletionLog, EarlyScoring, build_reward_functions
 from grpo_cli.training.scored.trainer import (
@@ -277,7 +279,8 @@ def _warm_up(
     model = load_trainable(_load_model(session, config, tokenizer), config)
     held_out = select_rows(data.eval, session.recipe.evaluation.limit)
     if held_out is not None and not (folder.evaluations / "before.json").is_file():
-        measurer = Measurer(session, rewards, held_out, player=player)
+        evaluation = session.recipe.evaluation
+        measurer = Measurer(session, rewards, held_out, evaluation, player=player)
         measurer.measure("before", model, tokenizer)
     processes.wait_for_everyone()
     if not has_examples(folder):
@@ -428,14 +431,41 @@ def _build_measurer(
     data: BuiltData,
     player: Player | None,
 ) -> Measurer | None:
-    vllm = _watch_vllm(session, trainer)
-    rows = select_rows(data.eval, session.recipe.evaluation.limit)
-    if rows is None or shares_weights(trainer):
-        # With sharded weights no process has a model that it could sample from.
+    """Return what measures before and after training, if anything does; add what does in between."""
+    vllm, evaluation = _watch_vllm(session, trainer), session.recipe.evaluation
+    if shares_weights(trainer):
+        # No process has a model that it could sample from.
+        return None
+    if evaluation.during and isinstance(trainer, RunTrainer):
+        make = partial(Measurer, session, rewards, vllm=vllm, player=player)
+        _add_held_out_sets(session, trainer, data, make)
+    rows = select_rows(data.eval, evaluation.limit)
+    if rows is None:
         return None
     if isinstance(trainer, ScoredTrainer):
-        return ScoredMeasurer(session, rewards, rows, trainer)
-    return Measurer(session, rewards, rows, vllm=vllm, player=player)
+        return ScoredMeasurer(session, rewards, rows, evaluation, trainer)
+    return Measurer(session, rewards, rows, evaluation, vllm=vllm, player=player)
+
+
+def _add_held_out_sets(
+    session: Session,
+    trainer: RunTrainer,
+    data: BuiltData,
+    make_measurer: Callable[[Any, EvaluationConfig], Measurer],
+) -> None:
+    """Have the trainer evaluate the sets of `evaluation.during`."""
+    evaluation, sets = session.recipe.evaluation, []
+    for config in evaluation.during:
+        settings = evaluation.settings_of(config)
+        rows = select_rows(data.eval, settings.limit, config.source)
+        if rows is None:
+            raise RunError(
+                f"evaluation.during: `{config.label}` has no held-out rows. Fix: hold some out, or remove it"
+            )
+        measurer = make_measurer(rows, settings)
+        sets.append(HeldOutSet(config, measurer, at_ends=not evaluation.repeats(config)))
+    trainer.held_out_sets = HeldOutSets(session, trainer, sets)
+    trainer.add_callback(trainer.held_out_sets)
 
 
 def _watch_vllm(session: Session, trainer: "AnyTrainer") -> RunGeneration | None:
@@ -460,6 +490,8 @@ def _resume(session: Session, trainer: "AnyTrainer", data: BuiltData) -> None:
     plan = _plan_batch(session, data)
     if resumption["step"] >= (plan.total_optimizer_steps or 0):
         trainer.load_weights(checkpoint)
+        if isinstance(trainer, RunTrainer) and trainer.held_out_sets is not None:
+            trainer.held_out_sets.catch_up(trainer.state)
     else:
         trainer.resume_from(checkpoint, plan.optimizer_steps_per_epoch or 1)
 

@@ -63,12 +63,16 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
         # What the class does not know was refused before the launch, by `checks`.
         known = {field.name for field in fields(config)}
         values = {name: value for name, value in values.items() if name in known}
+    # By a set of `evaluation.during`, which needs no `eval_strategy`, though the arguments insist on one.
+    loads_best = recipe.is_best_of_held_out_set and values.pop("load_best_model_at_end", False)
     try:
-        return config(**values)
+        arguments = config(**values)
     except ValueError as error:
         raise RunError(
             f"TRL refuses these settings: {error} Fix: change them in the recipe"
         ) from error
+    arguments.load_best_model_at_end |= bool(loads_best)
+    return arguments
 
 
 def _grpo_fields(recipe: Recipe) -> dict[str, Any]:
@@ -121,16 +125,16 @@ def _server_timeout(recipe: Recipe) -> Any:
 
 def _best_model(recipe: Recipe) -> dict[str, Any]:
     """Return the metric that decides on the best checkpoint and on early stopping."""
-    training = recipe.training
-    if training.early_stopping is not None:
-        metric = training.early_stopping.metric
-    elif training.eval_strategy != "no" and not training.extras.get("metric_for_best_model"):
-        metric = "eval_reward" if recipe.is_sampled else "eval_ranking"
-        metric = metric if recipe.learns_from_rewards else "eval_kl"
-    else:
+    training, metric = recipe.training, recipe.best_metric
+    named = training.early_stopping is None and training.extras.get("metric_for_best_model")
+    if recipe.is_best_of_held_out_set:
+        metric = f"eval_{str(metric).removeprefix('eval_')}"
+    elif metric is None or named:
         return {}
-    less = metric.endswith(("loss", "kl"))
-    return {"metric_for_best_model": metric, "greater_is_better": not less}
+    greater = training.extras.get("greater_is_better")
+    if greater is None:
+        greater = not metric.endswith(("loss", "kl"))
+    return {"metric_for_best_model": metric, "greater_is_better": greater}
 
 
 def _model_kwargs(recipe: Recipe) -> dict[str, Any]:

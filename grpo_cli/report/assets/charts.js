@@ -127,7 +127,7 @@ function traceMarks(marks, many) {
   const runs = [...new Set(marks.map((mark) => mark.run))];
   return runs.map((run) => {
     const own = marks.filter((mark) => mark.run === run), name = plain(chartData.runs[run]);
-    const sampled = chartData.held_out[run] ? `, ${chartData.held_out[run]}` : "";
+    const sampling = own[0].sampled ?? chartData.held_out[run], sampled = sampling ? `, ${sampling}` : "";
     return {
       x: own.map((mark) => mark.step), y: own.map((mark) => mark.value), error_y: barsOf(own),
       text: own.map((mark) => `${sayEnds(mark)} ${mark.when}`), hovertemplate: `%{text}${sampled}`, mode: "markers",

@@ -24,7 +24,6 @@ from grpo_cli.fast.completions import (
     sample_completions,
 )
 from grpo_cli.fast.log_probs import mean_log_probabilities
-from grpo_cli.runs.metrics import When
 from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.session import Session
 from grpo_cli.training.trainer import RunTrainer
@@ -142,12 +141,8 @@ class ScoredTrainer(RunTrainer):
                 "Fix: hold out other rows, or set training.eval_strategy: no"
             )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in means.items()}
-        training = self.model.training
-        # By this TRL tells whether a record is of training.
-        self.model.eval()
-        self.log({name: value for name, value in metrics.items() if value is not None})
-        self.model.train(training)
-        self.control: Any = self.callback_handler.on_evaluate(
+        self.log_evaluation({name: value for name, value in metrics.items() if value is not None})
+        self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
         return metrics
@@ -159,11 +154,11 @@ class ScoredMeasurer(Measurer):
 
     trainer: ScoredTrainer
 
-    def _measure_more(self, when: When, model: Any) -> dict[str, Any]:
-        ranked = self.trainer.rank(lambda text: self._report(when, text))
+    def _measure_more(self, name: str, phase: str, model: Any) -> dict[str, Any]:
+        ranked = self.trainer.rank(lambda text: self._report(phase, text))
         if self.session.processes.is_main_process:
             self.session.folder.evaluations.mkdir(exist_ok=True)
-            write_ranked(self.session.folder.evaluations / f"{when}_ranked.jsonl", ranked)
+            write_ranked(self.session.folder.evaluations / f"{name}_ranked.jsonl", ranked)
         means = _summarize(ranked)
         return {"accuracy": {RANKING: means[RANKING]}, GAP: means[GAP]}
 

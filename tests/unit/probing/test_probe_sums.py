@@ -336,6 +336,11 @@ def test_time_is_extrapolated_from_what_was_measured():
     assert "25% of the tokens" in part.formula
     more = cost.estimate_time(given, plan, replace(timings, resampled=0.5), 20).parts
     assert [part.seconds for part in more if part.name in ("sampling", "scoring")] == [120.0, 60.0]
+    # Two evaluations of all 20 prompts; of 3 prompts also one before the first step and one after the last.
+    during = {"during": [{"every": 4}, {"name": "few", "every": 5, "limit": 3}]}
+    more = cost.estimate_time(recipe(evaluation=during), plan, timings, 20).parts
+    seconds = [part.seconds for part in more if part.name == "held-out sets while training"]
+    assert seconds == [2 * 20 * (1.6 + 0.5), 4 * 3 * (1.6 + 0.5)]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,36 @@ def test_length_charts_are_folded_and_each_has_a_caption_of_its_own(tmp_path):
     assert len(set(notes.values())) == 3
 
 
+def test_a_set_evaluated_during_training_has_its_points_and_those_before_and_after(tmp_path):
+    during = [{"every": 10}, {"name": "few", "every": 10, "limit": 9, "temperature": 0.5}]
+    run = make_finished_run(tmp_path, evaluation={"during": during})
+    before = {"accuracy": {"math": 0.1}, "prompts": 9, "temperature": 0}
+    write_json(run.evaluations / "before.json", before)
+    for name, temperature in (("held_out", 0), ("few", 0.5)):
+        (run.evaluations / "during" / name).mkdir(parents=True)
+        for step, value in ((10, 0.2), (20, 0.7)):
+            metric = {"value": value, "low": 0.1, "high": 0.9, "prompts": 9}
+            result = {"metrics": {"accuracy/math": metric}, "temperature": temperature}
+            write_json(run.evaluations / "during" / name / f"{step}.json", result)
+            logged = {f"eval_{name}/accuracy/math": value}
+            append_record(run.metrics, {"event": "eval", "step": step, **logged})
+    report = RunReport(run, "a")
+    charts = build_charts([report])["data"]["charts"]
+    marks = {each["metric"]: each["marks"] for each in charts}
+    assert [(each["step"], each["value"]) for each in marks["eval_held_out/accuracy/math"]] == [
+        (0, 0.1),
+        (10, 0.2),
+        (20, 0.7),
+        (40, 0.8),
+    ]
+    first, _ = marks["eval_few/accuracy/math"]
+    assert first == {
+        **{"run": 0, "when": "at step 10", "step": 10, "sampled": "at temperature 0.5"},
+        **{"value": 0.2, "low": 0.1, "high": 0.9},
+    }
+    assert report.summary_json()["during"]["few"][1]["step"] == 20
+
+
 def test_held_out_rewards_are_marked_in_the_chart_of_the_reward(tmp_path):
     run = make_finished_run(tmp_path)
     for when, value in (("before", 0.1), ("warmup", 0.3), ("after", 0.6)):

@@ -1,0 +1,116 @@
+"""Evaluates the held-out sets of `evaluation.during`."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from grpo_cli.recipe.evaluation import HeldOutSetConfig
+from grpo_cli.rewards.scoring import Reward
+from grpo_cli.runs.metrics import DURING
+from grpo_cli.training.callbacks import is_stop_requested
+from grpo_cli.training.checkpoints import load_reward_states, save_reward_states
+from grpo_cli.training.measurement import INTERVALS, Measurer
+from grpo_cli.training.session import Session, Stopped
+
+
+@dataclass(frozen=True)
+class HeldOutSet:
+    """One entry of `evaluation.during`."""
+
+    config: HeldOutSetConfig
+    measurer: Measurer
+    at_ends: bool
+    """Whether it is measured before the first and after the last step too; otherwise others do that."""
+
+    def is_due(self, step: int, last: int) -> bool:
+        """Return whether it is evaluated at a step."""
+        return (self.at_ends and step in (0, last)) or (step > 0 and step % self.config.every == 0)
+
+    def name_at(self, step: int) -> str:
+        """Return the name of its files at a step."""
+        return f"{DURING}/{self.config.label}/{step}"
+
+
+class HeldOutSets(TrainerCallback):
+    """Evaluates each set when it is due; what training samples does not depend on it."""
+
+    def __init__(self, session: Session, trainer: Any, sets: Sequence[HeldOutSet]) -> None:
+        self._session, self._trainer, self._sets = session, trainer, sets
+        self._due: list[HeldOutSet] = []
+        self.only_these = False
+        """Whether TRL's own evaluation is not due as well."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        """Evaluate before the first step; see `catch_up`."""
+        self.catch_up(state)
+
+    def catch_up(self, state: TrainerState) -> None:
+        """Evaluate what is due at the step that an attempt begins with, if an earlier one was stopped before.
+
+        Raises:
+            Stopped: A stop was requested.
+        """
+        folder, due = self._session.folder.evaluations, self._find_due(state)
+        left = [not (folder / f"{each.name_at(state.global_step)}.json").is_file() for each in due]
+        # Only the main process writes there.
+        left = broadcast_object_list([left])[0]
+        self._due = [each for each, is_left in zip(due, left, strict=True) if is_left]
+        if self._due:
+            self._trainer.catch_up()
+            if is_stop_requested(self._session):
+                raise Stopped(f"stopped after step {state.global_step}, which is saved")
+
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Have the trainer evaluate if a set is due."""
+        self._due = self._find_due(state)
+        self.only_these = bool(self._due) and not control.should_evaluate
+        control.should_evaluate = control.should_evaluate or bool(self._due)
+
+    def _find_due(self, state: TrainerState) -> list[HeldOutSet]:
+        return [each for each in self._sets if each.is_due(state.global_step, state.max_steps)]
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate what is due; return its metrics as they are logged.
+
+        If a stop is requested meanwhile, a resumed run evaluates the rest before its first step.
+        """
+        due, self._due, self.only_these = self._due, [], False
+        step = self._trainer.state.global_step
+        metrics: dict[str, float] = {}
+        for each in due:
+            try:
+                metrics |= self._measure(each, step)
+            except Stopped:
+                break
+        self._session.show("training", detail="")
+        return metrics
+
+    def _measure(self, held_out: HeldOutSet, step: int) -> dict[str, float]:
+        config, measurer = held_out.config, held_out.measurer
+        phase = f"measuring {config.label} at step {step}"
+        trainer = self._trainer
+        with _unchanged(measurer.rewards):
+            result = measurer.write(
+                held_out.name_at(step), phase, trainer.model, trainer.processing_class
+            )
+        metrics = {name: each["value"] for name, each in result[INTERVALS].items()}
+        known = {name: value for name, value in metrics.items() if value is not None}
+        known["runtime"] = result["seconds"]
+        return {f"{config.prefix}{name}": value for name, value in known.items()}
+
+
+@contextmanager
+def _unchanged(rewards: Sequence[Reward]) -> Iterator[None]:
+    """Restore the states of rewards, which training goes on with."""
+    states = copy.deepcopy(save_reward_states(rewards))
+    try:
+        yield
+    finally:
+        load_reward_states(rewards, states)

@@ -1,0 +1,151 @@
+"""Held-out sets that are evaluated during training: as `grpo eval` does it, and as if training did not know."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.integration.conftest import Workshop
+from tests.integration.test_mixture import MIXTURE
+from tests.integration.test_resuming import assert_same, compared, sets, train, weights_of
+
+# Ends the worker in a training step, or asks it to stop while it measures for the nth time.
+BRIEF = """\
+import os
+import signal
+from pathlib import Path
+
+measured = 0
+
+def brief(completions, trainer_state=None, **kwargs):
+    global measured
+    wish = Path(__file__).with_name("die")
+    end, _, at = wish.read_text().partition(" ") if wish.exists() else ("", "", "0")
+    measured += not trainer_state.max_steps
+    if end == "kill" and trainer_state.global_step >= int(at):
+        wish.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if end == "stop" and measured == int(at):
+        wish.unlink()
+        os.kill(os.getpid(), signal.SIGTERM)
+    return [-0.01 * len(str(completion)) for completion in completions]
+"""
+DURING = """\
+evaluation:
+  during:
+    - {{every: 2}}
+    - {{name: spelling, every: 3, source: words, samples_per_prompt: 4, temperature: 1.0}}
+"""
+BEST = sets(save_steps=4, load_best_model_at_end="true")
+
+
+def workshop_of(folder, model, end="", text=DURING):
+    folder.mkdir()
+    (folder / "deadly.py").write_text(BRIEF)
+    if end:
+        (folder / "die").write_text(end)
+    workshop = Workshop(folder, model)
+    workshop.write(MIXTURE + text)
+    return workshop
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, chat_model):
+    workshop = workshop_of(tmp_path_factory.mktemp("sets") / "unbroken", chat_model)
+    workshop.told = train(workshop, *BEST).stderr
+    return workshop
+
+
+def evaluations_of(workshop):
+    """All files of `eval/during/`, and the records, without the times."""
+    files = (workshop.run / "eval" / "during").glob("*/*.json")
+    results = {
+        f"{path.parent.name}/{path.stem}": {**json.loads(path.read_text()), "seconds": 0}
+        for path in files
+    }
+    records = [
+        {name: value for name, value in compared(each).items() if not name.endswith("/runtime")}
+        for each in workshop.records("eval")
+    ]
+    return results, records
+
+
+def test_sets_are_evaluated_as_grpo_eval_does_it(unbroken):
+    results, records = evaluations_of(unbroken)
+    # Those before and after training are of the first set, and the second has its own.
+    assert results.keys() == {
+        *(f"held_out/{step}" for step in (2, 4, 6, 8)),
+        *(f"spelling/{step}" for step in (0, 3, 6, 8)),
+    }
+    assert [each["step"] for each in records] == [0, 2, 3, 4, 6, 8]
+    at_four = next(each for each in records if each["step"] == 4)
+    done = unbroken.grpo("eval", unbroken.run, "--checkpoint", "4", "--baseline", "none", "--json")
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads(done.stdout)["subjects"]["checkpoint-4"]["metrics"]
+    assert results["held_out/4"]["metrics"] == metrics
+    assert at_four["eval_held_out/reward"] == metrics["reward"]["value"]
+    spelling = results["spelling/6"]
+    assert (spelling["prompts"], spelling["completions"], spelling["temperature"]) == (2, 8, 1.0)
+    assert {"pass@2/spelled", "pass@4/spelled", "accuracy/spelled"} <= spelling["metrics"].keys()
+
+
+def test_training_does_not_depend_on_them(unbroken, tmp_path, chat_model):
+    without = workshop_of(tmp_path / "without", chat_model, text="")
+    train(without, *sets(save_steps=4))
+    records = [[compared(each) for each in each.records("train")] for each in (without, unbroken)]
+    assert records[0] == records[1]
+
+
+@pytest.mark.parametrize(
+    ("end", "going_on"),
+    [
+        pytest.param("kill 5", 4, id="killed"),
+        # Both are due at step 6; the request comes during the first, and the second is made up for.
+        pytest.param("stop 6", 6, id="stopped while measuring"),
+    ],
+)
+def test_a_run_that_goes_on_has_the_same_numbers(unbroken, tmp_path, chat_model, end, going_on):
+    broken = workshop_of(tmp_path / "broken", chat_model, end=end)
+    train(broken, *BEST, code=1 if "kill" in end else 130)
+    if "stop" in end:
+        assert not (broken.run / "eval" / "during" / "spelling" / "6.json").exists()
+    done = train(broken, *BEST, "--resume")
+    assert f"from step {going_on}" in done.stderr
+    assert_same(broken, unbroken)
+    results, records = evaluations_of(broken)
+    assert results == evaluations_of(unbroken)[0]
+    merged = [
+        {name: value for each in told if each["step"] == step for name, value in each.items()}
+        for told in (records, evaluations_of(unbroken)[1])
+        for step in (0, 2, 3, 4, 6, 8)
+    ]
+    assert merged[:6] == merged[6:]
+
+
+def test_a_set_decides_on_the_best_checkpoint(unbroken):
+    _, records = evaluations_of(unbroken)
+    # By default the reward of the first set; the model before the first step is no checkpoint.
+    rewards = {
+        each["step"]: each["eval_held_out/reward"]
+        for each in records
+        if "eval_held_out/reward" in each
+    }
+    best = max(rewards, key=rewards.__getitem__)
+    kept = load_file(unbroken.run / "checkpoints" / f"checkpoint-{best}" / "model.safetensors")
+    final = weights_of(unbroken)
+    assert all(torch.equal(kept[name], final[name]) for name in kept)
+    done = unbroken.grpo("eval", unbroken.run, "--checkpoint", "best", "--json")
+    assert f"checkpoint-{best}" in json.loads(done.stdout)["subjects"]
+
+
+def test_they_are_shown(unbroken):
+    assert "step 4 held_out accuracy spelled" in unbroken.told
+    assert "spelling accuracy (spelled)" in unbroken.grpo("runs", "show", unbroken.run).stdout
+    done = unbroken.grpo("runs", "show", unbroken.run, "--json")
+    points = json.loads(done.stdout)["during"]
+    assert [each["step"] for each in points["spelling"]] == [0, 3, 6, 8]
+    # The measurement before training is of this set too; the one after is of the best model.
+    assert [each["step"] for each in points["held_out"]] == [0, 2, 4, 6, 8]
+    assert unbroken.grpo("report", unbroken.run).returncode == 0
+    assert "eval_spelling/pass@4/spelled" in (unbroken.run / "report.html").read_text()
