@@ -117,16 +117,26 @@ def _sort_under_headings(names: Sequence[str], runs: Sequence[RunReport]) -> dic
 
 
 def _repeats_reward(name: str, runs: Sequence[RunReport]) -> bool:
-    """Return whether a metric is that of the only reward, of weight 1, so that the total says the same."""
-    match = re.fullmatch(r"(eval_|eval_[^/]+/)?rewards/.+?(/mean|/std)?", name)
+    """Return whether a metric is that of the only reward, of weight 1, so that the total says the same.
+
+    Of a held-out set, also whether the accuracy does.
+    """
+    match = re.fullmatch(r"(eval_|eval_[^/]+/)?rewards/(.+?)(/mean|/std)?", name)
     if not match:
         return False
-    total = (match[1] or "") + ("reward_std" if match[2] == "/std" else "reward")
+    prefix, reward, statistic = match.groups(default="")
+    accuracy = f"{prefix}accuracy/{reward}"
+    if all(accuracy in run.series and _agrees(run, name, accuracy) for run in runs):
+        return True
+    total = prefix + ("reward_std" if statistic == "/std" else "reward")
     return all(
-        [each.weight for each in run.recipe.rewards] == [1]
-        and _agree(run.values(name), run.values(total))
+        [each.weight for each in run.recipe.rewards] == [1] and _agrees(run, name, total)
         for run in runs
     )
+
+
+def _agrees(run: RunReport, name: str, other: str) -> bool:
+    return _agree(run.values(name), run.values(other))
 
 
 def _agree(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -209,6 +219,8 @@ def choose_range(name: str, runs: Sequence[RunReport]) -> str:
 
 def _read_points(run: RunReport, name: str) -> Sequence[Point]:
     """Return a metric's records, with gaps if a 0 stands for nothing that could be measured."""
+    if (match := _OF_SET.fullmatch(name)) and (series := run.held_out_sets.get(match[1])):
+        return list(series.values(match[2]).items())
     points = run.series.get(name, [])
     if not _TERMINATED.fullmatch(name):
         return points

@@ -94,7 +94,7 @@ class HeldOutSetSeries:
         """The metric that a summary speaks of; empty if there is none."""
         from grpo_cli.analysis.held_out import find_primary
 
-        return find_primary({name for metrics in self.points.values() for name in metrics})
+        return find_primary(name for metrics in self.points.values() for name in metrics)
 
     def values(self, metric: str) -> dict[int, float]:
         """Return a metric by step, where it applies to a prompt."""

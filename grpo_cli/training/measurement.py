@@ -48,6 +48,8 @@ class Measurer:
     """Samples, if the training samples with vLLM; otherwise transformers does."""
     player: Player | None = field(default=None, kw_only=True)
     """Plays episodes, if the recipe has some."""
+    source: str | None = field(default=None, kw_only=True)
+    """Of a mixture, the source that all rows are of; None if they are of several."""
 
     def measure(self, when: When, model: Any, tokenizer: Any) -> None:
         """Measure at a stage of the training, and add a record to `metrics.jsonl`.
@@ -193,7 +195,7 @@ class Measurer:
     def _summarize(self, scored: list[ScoredCompletion], seconds: float) -> dict[str, Any]:
         groups = group_by_row(scored)
         right = right_scores(self.session.recipe.rewards, (each.rewards for each in scored))
-        sources = self.session.recipe.dataset.shares
+        sources = () if self.source else tuple(self.session.recipe.dataset.shares)
         values = per_prompt(groups, right, sources)
         metrics = summarize(values, self.evaluation.samples_per_prompt, self.session.recipe.seed)
         # Environments ask by other columns than the prompt, such as `seed`.

@@ -41,7 +41,6 @@ from grpo_cli.models.loading import (
 from grpo_cli.models.source import fingerprint_model
 from grpo_cli.models.teacher import check_teacher_tokenizer, find_teacher, fingerprint_teacher
 from grpo_cli.models.teacher_server import TeacherServer
-from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.training import leave_off
 from grpo_cli.rewards.building import build_rewards
@@ -451,7 +450,7 @@ def _add_held_out_sets(
     session: Session,
     trainer: RunTrainer,
     data: BuiltData,
-    make_measurer: Callable[[Any, EvaluationConfig], Measurer],
+    make_measurer: Callable[..., Measurer],
 ) -> None:
     """Have the trainer evaluate the sets of `evaluation.during`."""
     evaluation, sets = session.recipe.evaluation, []
@@ -462,7 +461,7 @@ def _add_held_out_sets(
             raise RunError(
                 f"evaluation.during: `{config.label}` has no held-out rows. Fix: hold some out, or remove it"
             )
-        measurer = make_measurer(rows, settings)
+        measurer = make_measurer(rows, settings, source=config.source)
         sets.append(HeldOutSet(config, measurer, at_ends=not evaluation.repeats(config)))
     trainer.held_out_sets = HeldOutSets(session, trainer, sets)
     trainer.add_callback(trainer.held_out_sets)

@@ -87,6 +87,8 @@ def test_sets_are_evaluated_as_grpo_eval_does_it(unbroken):
     assert at_four["eval_held_out/reward"] == metrics["reward"]["value"]
     spelling = results["spelling/6"]
     assert (spelling["prompts"], spelling["completions"], spelling["temperature"]) == (2, 8, 1.0)
+    # All are of one source.
+    assert not any("@words" in name for name in spelling["metrics"])
     assert {"pass@2/spelled", "pass@4/spelled", "accuracy/spelled"} <= spelling["metrics"].keys()
 
 
