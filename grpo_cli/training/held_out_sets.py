@@ -1,7 +1,7 @@
 """Evaluates the held-out sets of `evaluation.during`."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +9,13 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from grpo_cli.errors import RunError
 from grpo_cli.recipe.evaluation import HeldOutSetConfig
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.metrics import DURING
 from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import load_reward_states, save_reward_states
-from grpo_cli.training.measurement import INTERVALS, Measurer
+from grpo_cli.training.measurement import INTERVALS, Measurer, select_rows
 from grpo_cli.training.session import Session, Stopped
 
 
@@ -104,6 +105,34 @@ class HeldOutSets(TrainerCallback):
         known = {name: value for name, value in metrics.items() if value is not None}
         known["runtime"] = result["seconds"]
         return {f"{config.prefix}{name}": value for name, value in known.items()}
+
+
+def add_held_out_sets(
+    session: Session, trainer: Any, held_out: Any, make_measurer: Callable[..., Measurer]
+) -> None:
+    """Have the trainer evaluate the sets of `evaluation.during`.
+
+    Args:
+        session: Of the run.
+        trainer: A `RunTrainer`.
+        held_out: All held-out rows, a `Dataset`; None if there are none.
+        make_measurer: Makes a `Measurer` of rows and settings.
+
+    Raises:
+        RunError: A set has no rows.
+    """
+    evaluation, sets = session.recipe.evaluation, []
+    for config in evaluation.during:
+        settings = evaluation.settings_of(config)
+        rows = select_rows(held_out, settings.limit, config.source)
+        if rows is None:
+            raise RunError(
+                f"evaluation.during: `{config.label}` has no held-out rows. Fix: hold some out, or remove it"
+            )
+        measurer = make_measurer(rows, settings, source=config.source)
+        sets.append(HeldOutSet(config, measurer, at_ends=not evaluation.repeats(config)))
+    trainer.held_out_sets = HeldOutSets(session, trainer, sets)
+    trainer.add_callback(trainer.held_out_sets)
 
 
 @contextmanager

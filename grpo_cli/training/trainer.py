@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -68,6 +69,12 @@ class RunTrainer(ExactResume, FastTrainer):
         if self.held_out_sets is None or not self.held_out_sets.only_these:
             metrics = super().evaluate(*args, **options)
         return metrics if self.held_out_sets is None else {**metrics, **self._evaluate_sets()}
+
+    def load_weights(self, checkpoint: Path) -> None:
+        """Load a checkpoint after which no step is left, though perhaps an evaluation."""
+        super().load_weights(checkpoint)
+        if self.held_out_sets is not None:
+            self.held_out_sets.catch_up(self.state)
 
     def catch_up(self) -> None:
         """Evaluate held-out sets before the first step of this attempt."""

@@ -5,7 +5,7 @@ Reads top to bottom in the order in which things happen. The algorithm is TRL's.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ from grpo_cli.training.examples import (
     section_of,
     write_examples,
 )
-from grpo_cli.training.held_out_sets import HeldOutSet, HeldOutSets
+from grpo_cli.training.held_out_sets import add_held_out_sets
 from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.reward_functions import CompletionLog, EarlyScoring, build_reward_functions
 from grpo_cli.training.scored.trainer import (
@@ -83,7 +83,7 @@ from grpo_cli.training.session import (
 from grpo_cli.training.teacher import attach_teacher
 from grpo_cli.training.trainer import RunTrainer
 from grpo_cli.training.trl_args import build_trl_args
-from grpo_cli.training.vllm_generation import RunGeneration, patched_vllm
+from grpo_cli.training.vllm_generation import patched_vllm, watch_server
 from grpo_cli.training.warmup import finish, learn, warmed_up
 
 if TYPE_CHECKING:
@@ -278,8 +278,7 @@ def _warm_up(
     model = load_trainable(_load_model(session, config, tokenizer), config)
     held_out = select_rows(data.eval, session.recipe.evaluation.limit)
     if held_out is not None and not (folder.evaluations / "before.json").is_file():
-        evaluation = session.recipe.evaluation
-        measurer = Measurer(session, rewards, held_out, evaluation, player=player)
+        measurer = Measurer(session, rewards, held_out, session.recipe.evaluation, player=player)
         measurer.measure("before", model, tokenizer)
     processes.wait_for_everyone()
     if not has_examples(folder):
@@ -431,55 +430,17 @@ def _build_measurer(
     player: Player | None,
 ) -> Measurer | None:
     """Return what measures before and after training, if anything does; add what does in between."""
-    vllm, evaluation = _watch_vllm(session, trainer), session.recipe.evaluation
+    vllm, evaluation = watch_server(session, trainer), session.recipe.evaluation
     if shares_weights(trainer):
         # No process has a model that it could sample from.
         return None
+    make = partial(Measurer, session, rewards, vllm=vllm, player=player)
     if evaluation.during and isinstance(trainer, RunTrainer):
-        make = partial(Measurer, session, rewards, vllm=vllm, player=player)
-        _add_held_out_sets(session, trainer, data, make)
+        add_held_out_sets(session, trainer, data.eval, make)
     rows = select_rows(data.eval, evaluation.limit)
-    if rows is None:
-        return None
-    if isinstance(trainer, ScoredTrainer):
+    if rows is not None and isinstance(trainer, ScoredTrainer):
         return ScoredMeasurer(session, rewards, rows, evaluation, trainer)
-    return Measurer(session, rewards, rows, evaluation, vllm=vllm, player=player)
-
-
-def _add_held_out_sets(
-    session: Session,
-    trainer: RunTrainer,
-    data: BuiltData,
-    make_measurer: Callable[..., Measurer],
-) -> None:
-    """Have the trainer evaluate the sets of `evaluation.during`."""
-    evaluation, sets = session.recipe.evaluation, []
-    for config in evaluation.during:
-        settings = evaluation.settings_of(config)
-        rows = select_rows(data.eval, settings.limit, config.source)
-        if rows is None:
-            raise RunError(
-                f"evaluation.during: `{config.label}` has no held-out rows. Fix: hold some out, or remove it"
-            )
-        measurer = make_measurer(rows, settings, source=config.source)
-        sets.append(HeldOutSet(config, measurer, at_ends=not evaluation.repeats(config)))
-    trainer.held_out_sets = HeldOutSets(session, trainer, sets)
-    trainer.add_callback(trainer.held_out_sets)
-
-
-def _watch_vllm(session: Session, trainer: "AnyTrainer") -> RunGeneration | None:
-    """Record in which step a vLLM server came back; return what samples with vLLM, if anything does."""
-    generation = getattr(trainer, "vllm_generation", None)
-    if not isinstance(generation, RunGeneration):
-        return None
-
-    def record_return() -> None:
-        session.report("training")
-        record = {"event": "server", "step": trainer.state.global_step}
-        append_record(session.folder.metrics, record)
-
-    generation.on_return = record_return
-    return generation
+    return None if rows is None else make(rows, evaluation)
 
 
 def _resume(session: Session, trainer: "AnyTrainer", data: BuiltData) -> None:
@@ -489,8 +450,6 @@ def _resume(session: Session, trainer: "AnyTrainer", data: BuiltData) -> None:
     plan = _plan_batch(session, data)
     if resumption["step"] >= (plan.total_optimizer_steps or 0):
         trainer.load_weights(checkpoint)
-        if isinstance(trainer, RunTrainer) and trainer.held_out_sets is not None:
-            trainer.held_out_sets.catch_up(trainer.state)
     else:
         trainer.resume_from(checkpoint, plan.optimizer_steps_per_epoch or 1)
 

@@ -27,6 +27,7 @@ from grpo_cli.errors import SetupError
 from grpo_cli.launch.server_process import HERE, answers
 from grpo_cli.machine import pick_free_port
 from grpo_cli.models.vllm_engine import adapter_rank
+from grpo_cli.runs.metrics import append_record
 from grpo_cli.training.session import Session
 from grpo_cli.training.vllm_weights import (
     SyncWatch,
@@ -454,3 +455,18 @@ class RunGeneration(VLLMGeneration):
         answers = [ask(self.vllm_client) if self.accelerator.is_main_process else None]
         broadcast_object_list(answers, from_process=0)
         return answers[0]  # type: ignore[return-value]
+
+
+def watch_server(session: Session, trainer: Any) -> RunGeneration | None:
+    """Record in which step a vLLM server came back; return what samples with vLLM, if anything does."""
+    generation = getattr(trainer, "vllm_generation", None)
+    if not isinstance(generation, RunGeneration):
+        return None
+
+    def record_return() -> None:
+        session.report("training")
+        record = {"event": "server", "step": trainer.state.global_step}
+        append_record(session.folder.metrics, record)
+
+    generation.on_return = record_return
+    return generation
