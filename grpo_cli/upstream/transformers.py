@@ -10,6 +10,7 @@ EAGER = "eager_attention_forward"
 _TRAINER = "transformers.trainer.Trainer"
 
 METHODS = {
+    f"{_TRAINER}._determine_best_metric": "metrics, trial",
     f"{_TRAINER}._get_output_dir": "trial",
     f"{_TRAINER}._load_from_checkpoint": "resume_from_checkpoint, model",
 }

@@ -102,7 +102,7 @@ def test_training_does_not_depend_on_them(unbroken, tmp_path, chat_model):
 @pytest.mark.parametrize(
     ("end", "going_on"),
     [
-        pytest.param("kill 5", 4, id="killed"),
+        pytest.param("kill 5", 4, id="killed", marks=pytest.mark.slow),
         # Both are due at step 6; the request comes during the first, and the second is made up for.
         pytest.param("stop 6", 6, id="stopped while measuring"),
     ],
