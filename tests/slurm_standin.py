@@ -10,11 +10,17 @@ from pathlib import Path
 _SBATCH = """\
 cat > "$SLURM_STANDIN/job.sh"
 echo "$*" > "$SLURM_STANDIN/sbatch"
+sed -n 's/^#SBATCH --array=\\([^%]*\\).*/\\1/p' "$SLURM_STANDIN/job.sh" | tr , '\\n' | tr - ' ' |
+  while read -r first last; do seq "$first" "${last:-$first}"; done |
+  sed 's/.*/7 & PENDING/' > "$SLURM_STANDIN/queue"
 echo "7;here"
 """
 _SCONTROL = """\
 if [ "$1" = show ]; then printf '127.0.0.1\\n127.0.0.2\\n127.0.0.3\\n'; exit; fi
 echo "$*" >> "$SLURM_STANDIN/scontrol"
+"""
+_SQUEUE = """\
+cat "$SLURM_STANDIN/queue" 2>/dev/null || true
 """
 # Tasks get the signals of their step, and the worst exit code is the step's.
 _SRUN = """\
@@ -45,6 +51,7 @@ class Cluster:
         self.bin.mkdir(parents=True)
         self.write("sbatch", f"#!/bin/sh\n{_SBATCH}")
         self.write("scontrol", f"#!/bin/sh\n{_SCONTROL}")
+        self.write("squeue", f"#!/bin/sh\n{_SQUEUE}")
         self.write("srun", f"#!{sys.executable}\n{_SRUN}")
 
     def write(self, name: str, text: str) -> None:
@@ -59,14 +66,19 @@ class Cluster:
         path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
         return {"PATH": path, "SLURM_STANDIN": str(self.folder)}
 
-    def start(self, cwd: Path, *, restarts: int = 0, seconds_left: int = 3600) -> subprocess.Popen:
-        """Starts the submitted job, as the controller would."""
+    def start(
+        self, cwd: Path, *, restarts: int = 0, seconds_left: int = 3600, task: int | None = None
+    ) -> subprocess.Popen:
+        """Starts the submitted job, or a task of its array, as the controller would."""
         job = {
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "node[1-3]",
             "SLURM_JOB_END_TIME": str(int(time.time()) + seconds_left),
             "SLURM_RESTART_COUNT": str(restarts),
         }
+        if task is not None:
+            own = {"SLURM_JOB_ID": str(7 + task), "SLURM_ARRAY_JOB_ID": "7"}
+            job |= {**own, "SLURM_ARRAY_TASK_ID": str(task)}
         (self.folder / "srun.pid").unlink(missing_ok=True)
         return subprocess.Popen(
             ["bash", self.folder / "job.sh"],
@@ -81,6 +93,11 @@ class Cluster:
         """What comes shortly before the time limit: a SIGTERM for every step, and here for the script."""
         os.kill(int((self.folder / "srun.pid").read_text()), signal.SIGTERM)
         job.send_signal(signal.SIGTERM)
+
+    def queue(self, tasks: dict[int, str]) -> None:
+        """Sets which tasks of array 7 are in the queue, and their states."""
+        lines = [f"7 {task} {state}\n" for task, state in tasks.items()]
+        (self.folder / "queue").write_text("".join(["6 N/A RUNNING\n", *lines]))
 
     @property
     def asked(self) -> list[str]:

@@ -64,3 +64,7 @@ Overrides = Annotated[
     typer.Option("--set", metavar="a.b=c", help="Replace a value of the recipe; may be repeated."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+AsSlurmJob = Annotated[
+    bool,
+    typer.Option("--slurm", help="Submit a Slurm job; with --dry-run, print its script."),
+]

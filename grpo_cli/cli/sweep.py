@@ -1,5 +1,6 @@
 """`grpo sweep`: train a recipe with several settings and seeds, and say which settings are better."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,12 +8,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from grpo_cli.cli.arguments import RUNS, AsJson, Overrides, RunsRoot
+from grpo_cli.cli.arguments import RUNS, AsJson, AsSlurmJob, Overrides, RunsRoot
 from grpo_cli.cli.output import print_json, print_words, stderr, stdout
 from grpo_cli.errors import GrpoError, UsageError
 
 if TYPE_CHECKING:
     from grpo_cli.workflows.sweep import SweepResult
+    from grpo_cli.workflows.sweep_job import SubmittedSweep
     from grpo_cli.workflows.sweep_plan import Sweep, SweepRequest
 
 
@@ -39,7 +41,10 @@ Seeds = Annotated[
 ]
 Parallel = Annotated[
     int | None,
-    typer.Option(min=1, help="Runs at a time; by default one for each GPU, or one on a CPU."),
+    typer.Option(
+        min=1,
+        help="Runs at a time; by default one for each GPU, or one on a CPU; with --slurm, no limit.",
+    ),
 ]
 Resumed = Annotated[
     str | None,
@@ -57,6 +62,7 @@ def sweep(
     runs: RunsRoot = RUNS,
     parallel: Parallel = None,
     resume: Resumed = None,
+    slurm: AsSlurmJob = False,
     no_probe: Annotated[
         bool, typer.Option("--no-probe", help="Skip `grpo probe --quick`.")
     ] = False,
@@ -84,6 +90,9 @@ def sweep(
     else:
         old = find_sweep(runs, resume, _read_name(recipe) if recipe else "*")
         request = old.request
+    if slurm:
+        _submit(request, runs, parallel, old, quiet=quiet, dry_run=dry_run, as_json=json)
+        return
     if dry_run:
         _print_plan(request, len(check_sweep(request, parallel)[1]), as_json=json)
         return
@@ -98,12 +107,15 @@ def sweep(
 def _run(
     request: "SweepRequest", runs: Path, parallel: int | None, old: "Sweep | None", *, quiet: bool
 ) -> "SweepResult":
-    """Run a sweep to its end; if it is interrupted, say how to resume it."""
+    """Run a sweep to its end, or read the results of its Slurm jobs; if interrupted, say how to resume it."""
     from grpo_cli.cli.reporter import TerminalReporter
     from grpo_cli.workflows.reporter import Reporter
     from grpo_cli.workflows.sweep import prepare_sweep, run_sweep
+    from grpo_cli.workflows.sweep_job import read_job
 
     reporter = Reporter() if quiet else TerminalReporter()
+    if old and old.job:
+        return read_job(old, reporter)
     prepared = prepare_sweep(request, runs, parallel, reporter, old)
     reporter.say(f"sweep: {prepared.sweep.folder}")
     try:
@@ -113,6 +125,42 @@ def _run(
             resume_it = f"grpo sweep --resume {prepared.sweep.folder}"
             stderr().print(f"To resume: {resume_it}", markup=False)
         raise
+
+
+def _submit(
+    request: "SweepRequest",
+    runs: Path,
+    parallel: int | None,
+    old: "Sweep | None",
+    *,
+    quiet: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Submit a sweep to Slurm, and print how to read its result; or print its script."""
+    from grpo_cli.cli.reporter import TerminalReporter
+    from grpo_cli.workflows.sweep_job import submit_sweep
+
+    reporter = TerminalReporter(quiet=quiet)
+    job = submit_sweep(request, runs, parallel, reporter, old, dry_run=dry_run)
+    if as_json:
+        print_json(job.as_json())
+    elif dry_run:
+        sys.stdout.write(job.script)
+    else:
+        _print_submitted(job)
+
+
+def _print_submitted(job: "SubmittedSweep") -> None:
+    console, sweep = stdout(), job.sweep
+    lines = {
+        "job": f"{sweep.job}, an array of {job.tasks} tasks",
+        "sweep": sweep.folder,
+        "logs": job.log,
+        "result": f"grpo sweep --resume {sweep.folder}",
+    }
+    for name, text in lines.items():
+        console.print(f"{name:<7} {text}", markup=False)
 
 
 def _read_name(recipe: Path) -> str:
@@ -181,7 +229,7 @@ def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
 
 def _print_result(result: "SweepResult") -> None:
     """Print the cells, the best first, then what is better than what, and what failed."""
-    from grpo_cli.report.sweep import rank_cells
+    from grpo_cli.report.sweep import rank_cells, say_progress
 
     console, told = stdout(), result.as_json()
     ranked = rank_cells(told)
@@ -208,7 +256,10 @@ def _print_result(result: "SweepResult") -> None:
         for run in cell["runs"]:
             if run["reason"]:
                 text = f"cell {cell['cell']}, seed {run['seed']}: {run['state']}: {run['reason']}"
-                print_words(console, Text(text, style="yellow"))
+                style = "" if run["state"] in ("running", "waiting") else "yellow"
+                print_words(console, Text(text, style=style))
+    if progress := say_progress(told):
+        print_words(console, Text(f"{progress}."))
     if result.page:
         console.print(f"page   {result.page}", markup=False)
     console.print(f"sweep  {result.sweep.folder}", markup=False)

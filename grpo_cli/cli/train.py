@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpo_cli.cli.arguments import RUNS, AsJson, Overrides, RecipePath, RunsRoot
+from grpo_cli.cli.arguments import RUNS, AsJson, AsSlurmJob, Overrides, RecipePath, RunsRoot
 from grpo_cli.cli.output import print_json, stdout
 
 if TYPE_CHECKING:
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 RunId = Annotated[
     str | None,
     typer.Option(metavar="ID", help="Name the run folder; with --resume, resume it if it exists."),
-]
-
-
-AsSlurmJob = Annotated[
-    bool,
-    typer.Option("--slurm", help="Submit a Slurm job; with --dry-run, print its script."),
 ]
 
 

@@ -1,6 +1,6 @@
-"""A Slurm job that trains a recipe: its script, from the template `job.sh.jinja`, and its submission.
+"""A Slurm job that trains a recipe, or an array of them: its script, from `job.sh.jinja`, and its submission.
 
-Source: sbatch, srun and scontrol of Slurm 22.05 and newer (`SLURM_JOB_END_TIME`).
+Source: sbatch, srun, scontrol and squeue of Slurm 22.05 and newer (`SLURM_JOB_END_TIME`).
 """
 
 import shlex
@@ -28,9 +28,39 @@ class JobPlan:
 
     script: str
     log: str
-    """The job's output; `%j` stands for its number."""
+    """The job's output; `%j` stands for its number, `%A` and `%a` for those of an array and its task."""
     run: str
     """The run folder; `$SLURM_JOB_ID` stands for the job's number."""
+
+
+@dataclass(frozen=True)
+class ArrayTask:
+    """One task of a job array: a run of its own."""
+
+    number: int
+    """Its index in the array."""
+    run_id: str
+    overrides: tuple[str, ...]
+    """`--set` texts that follow those of all tasks."""
+
+
+@dataclass(frozen=True)
+class JobArray:
+    """The tasks of a job array."""
+
+    tasks: tuple[ArrayTask, ...]
+    parallel: int | None
+    """Tasks at a time; None is as many as Slurm allows."""
+    logs: Path
+    """Where the tasks' output goes."""
+
+    @property
+    def option(self) -> str:
+        """The value of sbatch's `--array`."""
+        numbers = [task.number for task in self.tasks]
+        is_range = len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1
+        text = f"{numbers[0]}-{numbers[-1]}" if is_range else ",".join(map(str, numbers))
+        return f"{text}%{self.parallel}" if self.parallel else text
 
 
 @dataclass(frozen=True)
@@ -49,6 +79,17 @@ class JobRequest:
     """Further flags for `grpo train`."""
     run_id: str | None = None
     """The run it goes on with; None is one named after the job."""
+    array: JobArray | None = None
+    """Tasks that are submitted as one array."""
+
+    def log_folder(self, name: str) -> Path:
+        """Return where the job's output goes, by the recipe's name."""
+        return self.array.logs if self.array else self.runs / name
+
+    @property
+    def log_name(self) -> str:
+        """The output's file, in which sbatch fills in the number of the job, or of array and task."""
+        return "slurm-%A_%a.log" if self.array else "slurm-%j.log"
 
 
 def plan_job(recipe: Recipe, request: JobRequest) -> JobPlan:
@@ -64,7 +105,6 @@ def plan_job(recipe: Recipe, request: JobRequest) -> JobPlan:
     from jinja2 import Environment, StrictUndefined
 
     slurm, machines = recipe.launch.slurm or SlurmConfig(), recipe.launch.num_machines
-    log = f"{request.runs / recipe.name}/slurm-%j.log"
     text = resources.files("grpo_cli.launch").joinpath("job.sh.jinja").read_text("utf-8")
     template = Environment(
         trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
@@ -77,7 +117,9 @@ def plan_job(recipe: Recipe, request: JobRequest) -> JobPlan:
         grpo=f"{shlex.quote(sys.executable)} -m grpo_cli",
         recipe=shlex.quote(str(request.recipe)),
         runs=shlex.quote(str(request.runs)),
-        run_id=shlex.quote(request.run_id) if request.run_id else '"slurm-$SLURM_JOB_ID"',
+        tasks=request.array.tasks if request.array else (),
+        run_id=_run_id(request),
+        quote=shlex.join,
         flags=shlex.join(request.flags),
         overrides=list(map(shlex.quote, request.overrides)),
         sets_timeout="server_timeout" in recipe.generation.vllm.extras,
@@ -86,21 +128,28 @@ def plan_job(recipe: Recipe, request: JobRequest) -> JobPlan:
         margin_s=slurm.signal_before_end_s + _EARLY_S,
     )
     run = request.runs / recipe.name / (request.run_id or "slurm-$SLURM_JOB_ID")
-    return JobPlan(script, log, str(run))
+    return JobPlan(script, f"{request.log_folder(recipe.name)}/{request.log_name}", str(run))
 
 
-def submit(plan: JobPlan, runs: Path) -> str:
+def _run_id(request: JobRequest) -> str:
+    """Return the run's name as it stands in the script."""
+    if request.array:
+        return '"$run_id"'
+    return shlex.quote(request.run_id) if request.run_id else '"slurm-$SLURM_JOB_ID"'
+
+
+def submit(plan: JobPlan, logs: Path) -> str:
     """Submit a job; return its number.
 
     Args:
         plan: What is submitted.
-        runs: The folder of the recipe's runs, which is made: Slurm opens the log in it.
+        logs: The folder of the log, which is made: Slurm opens the log in it.
 
     Raises:
         SetupError: There is no Slurm here.
         RunError: It refuses the job.
     """
-    runs.mkdir(parents=True, exist_ok=True)
+    logs.mkdir(parents=True, exist_ok=True)
     try:
         done = subprocess.run(
             ["sbatch", "--parsable"], input=plan.script, capture_output=True, text=True
@@ -121,6 +170,19 @@ def submit(plan: JobPlan, runs: Path) -> str:
     return number
 
 
+def read_queue(array: str) -> dict[int, str] | None:
+    """Return task → state (PENDING, RUNNING, …) of a job array in the queue; None if Slurm does not tell."""
+    command = ["squeue", "--me", "--noheader", "--array", "--format=%F %K %T"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    if done.returncode:
+        return None
+    jobs = (line.split() for line in done.stdout.splitlines())
+    return {int(job[1]): job[2] for job in jobs if len(job) == 3 and job[0] == array}
+
+
 def _directives(recipe: Recipe, slurm: SlurmConfig, request: JobRequest) -> Iterator[str]:
     named = ("partition", "account", "qos", "constraint", "time", "mem")
     options: dict[str, object] = {
@@ -133,11 +195,12 @@ def _directives(recipe: Recipe, slurm: SlurmConfig, request: JobRequest) -> Iter
         "exclusive": slurm.exclusive,
         "chdir": request.folder,
         # sbatch replaces % in this one.
-        "output": f"{str(request.runs / recipe.name).replace('%', '%%')}/slurm-%j.log",
+        "output": f"{str(request.log_folder(recipe.name)).replace('%', '%%')}/{request.log_name}",
         "open-mode": "append",
         "requeue" if slurm.requeue else "no-requeue": True,
         "signal": f"TERM@{slurm.signal_before_end_s}",
         **slurm.options,
+        **({"array": request.array.option} if request.array else {}),
     }
     for name, value in options.items():
         if value is True:

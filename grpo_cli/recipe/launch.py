@@ -54,7 +54,7 @@ _TypedGpus = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+:[1-9][0-9]{0,3}$")]
 
 
 class SlurmConfig(Section):
-    """The job that `grpo train --slurm` submits: sbatch's own names, all optional."""
+    """The job that `--slurm` submits, or each task of the array of a sweep: sbatch's own names, all optional."""
 
     partition: _Line | None = None
     """Partition (queue) of the job."""

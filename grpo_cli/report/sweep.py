@@ -47,6 +47,16 @@ def rank_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def say_progress(result: Mapping[str, Any]) -> str:
+    """Return how many runs are under way; empty if none is."""
+    states = [run["state"] for cell in result["cells"] for run in cell["runs"]]
+    under_way = [
+        f"{states.count(each)} {each}" for each in ("running", "waiting") if each in states
+    ]
+    done = f"{states.count('completed')} of {len(states)} runs completed"
+    return ", ".join([done, *under_way]) if under_way else ""
+
+
 def _say(metric: Mapping[str, Any] | None, form: str = ".3f") -> str:
     return format_metric(Metric(**metric), form) if metric else "–"
 
@@ -74,6 +84,7 @@ def write_sweep_page(
     page = environment.from_string(read_asset("sweep.html.jinja")).render(
         name=Path(result["sweep"]).parent.parent.name,
         result=result,
+        progress=say_progress(result),
         cells=ranked,
         keys=list(dict.fromkeys(key for cell in ranked for key in cell["settings"])),
         charts=charts["charts"],

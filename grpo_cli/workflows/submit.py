@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
 from grpo_cli.errors import UsageError
 from grpo_cli.launch.slurm import JobPlan, JobRequest, plan_job, submit
 from grpo_cli.machine import Hardware, read_hardware, resolve_num_processes
@@ -75,10 +75,9 @@ def run_as_job(
             "a job resumes its own run by itself. Fix: name an earlier run with --run-id and --resume, "
             "or remove --resume and --resume-from"
         )
-    hardware, processes, later = _nodes_settings(path, overrides)
-    flags_set = [*(overrides or []), *processes]
+    given = overrides or []
     # A dry run may be made where nothing is installed.
-    checked = check_recipe(path, [*flags_set, *later], hardware, environment=not dry_run)
+    checked, processes = check_for_nodes(path, given, environment=not dry_run)
     recipe = checked.recipe
     check_writable(root)
     reporter.issues(checked.problems)
@@ -88,15 +87,28 @@ def run_as_job(
         if run.resolved.is_file() and not resume.wanted:
             raise already_exists(run)
     request = JobRequest(
-        path.absolute(), tuple(flags_set), root, Path.cwd(), flags, run_id=resume.run_id
+        path.absolute(), (*given, *processes), root, Path.cwd(), flags, run_id=resume.run_id
     )
     plan = plan_job(recipe, request)
     return SubmittedJob(plan, None if dry_run else submit(plan, root / recipe.name))
 
 
-def _nodes_settings(
-    path: Path, overrides: list[str] | None
-) -> tuple[Hardware, list[str], list[str]]:
+def check_for_nodes(
+    path: Path, overrides: list[str], *, environment: bool
+) -> tuple[CheckedRecipe, list[str]]:
+    """Check a recipe as a job's nodes will see it; return it, and the settings that follow from the nodes.
+
+    Args:
+        path: The recipe.
+        overrides: `--set` texts.
+        environment: Whether a package that this machine lacks is an error, rather than a note.
+    """
+    hardware, processes, later = _nodes_settings(path, overrides)
+    settings = [*overrides, *processes, *later]
+    return check_recipe(path, settings, hardware, environment=environment), processes
+
+
+def _nodes_settings(path: Path, overrides: list[str]) -> tuple[Hardware, list[str], list[str]]:
     """Return the nodes' hardware, the settings that follow from it, and those that the job will set."""
     here = read_hardware()
     recipe = load_tree(path, overrides).recipe
@@ -109,6 +121,6 @@ def _nodes_settings(
     nodes = Hardware(slurm.gpus, slurm.cpus_per_task or here.cpus)
     if recipe.launch.num_processes != "auto":
         return nodes, [], later
-    served = load_tree(path, [*(overrides or []), *later]).recipe or recipe
+    served = load_tree(path, [*overrides, *later]).recipe or recipe
     # The nodes would find the same number. With it set, a node that lacks a GPU is an error, not a smaller batch.
     return nodes, [f"launch.num_processes={resolve_num_processes(served, nodes)}"], later

@@ -7,12 +7,13 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.analysis.cells import CellsComparison, compare_cells
-from grpo_cli.checks.recipe_checks import CheckedRecipe
+from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
 from grpo_cli.errors import ExitCode, GrpoError, UsageError
 from grpo_cli.machine import read_hardware
 from grpo_cli.processes import child, run_module
@@ -67,8 +68,10 @@ class SweepResult:
 
     @property
     def exit_code(self) -> ExitCode:
-        """A failed run is a result; a sweep fails if nothing was finished."""
-        return ExitCode.OK if self.comparison.cells else ExitCode.FAILED
+        """A failed run is a result; a sweep fails if nothing was finished, and nothing will be."""
+        states = {run.state for cell in self.sweep.cells for run in cell.runs}
+        has_result = self.comparison.cells or states & {"waiting", "running"}
+        return ExitCode.OK if has_result else ExitCode.FAILED
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as plain values, for `--json`."""
@@ -76,6 +79,7 @@ class SweepResult:
             "schema_version": SCHEMA_VERSION,
             "kind": "grpo-sweep",
             "sweep": str(self.sweep.folder),
+            "job": self.sweep.job,
             "page": str(self.page) if self.page else None,
             "metric": self.comparison.metric or None,
             "best": self.comparison.best,
@@ -119,7 +123,7 @@ def check_sweep(
     """
     points, hardware = request.points(), read_hardware()
     seen, slots = plan_slots(request, points[0], hardware, parallel)
-    return check_points(request, points, seen), slots
+    return check_points(request, points, partial(check_recipe, hardware=seen)), slots
 
 
 def prepare_sweep(
@@ -141,13 +145,22 @@ def prepare_sweep(
     if old is None:
         return PreparedSweep(create_sweep(root, request, checked.recipe), slots, search)
     check_unchanged(old, checked.recipe)
-    for run in (run for cell in old.cells if not cell.pruned for run in cell.runs):
-        status = read_status(old.run_folder(run))
-        if run.state in _RESUMED and not (status and status.stopped_by):
-            run.state, run.reason = "waiting", None
+    for run in list_unfinished(old):
+        run.state, run.reason = "waiting", None
     if search:
         search.recall(old)
     return PreparedSweep(old, slots, search)
+
+
+def list_unfinished(sweep: Sweep) -> list[CellRun]:
+    """Return the runs that a resumed sweep goes on with; one that a rule has stopped is a result."""
+    runs = [run for cell in sweep.cells if not cell.pruned for run in cell.runs]
+    statuses = [read_status(sweep.run_folder(run)) for run in runs]
+    return [
+        run
+        for run, status in zip(runs, statuses, strict=True)
+        if run.state in _RESUMED and not (status and status.stopped_by)
+    ]
 
 
 def run_sweep(prepared: PreparedSweep, reporter: Reporter) -> SweepResult:
@@ -162,14 +175,17 @@ def run_sweep(prepared: PreparedSweep, reporter: Reporter) -> SweepResult:
     sweep = prepared.sweep
     with lock_folder(sweep.folder, "running the sweep"):
         _Runner(prepared, reporter).run()
-        result = read_result(sweep)
-        if importlib.util.find_spec("plotly") is None:
-            return result
-        with reporter.progress("writing the page"):
-            page = write_sweep_page(
-                sweep.folder / "sweep.html", result.as_json(), _read_reports(sweep)
-            )
-        return SweepResult(sweep, result.comparison, page)
+        return finish_sweep(sweep, reporter)
+
+
+def finish_sweep(sweep: Sweep, reporter: Reporter) -> SweepResult:
+    """Compare the cells, and write the page if plotly is installed."""
+    result = read_result(sweep)
+    if importlib.util.find_spec("plotly") is None:
+        return result
+    with reporter.progress("writing the page"):
+        page = write_sweep_page(sweep.folder / "sweep.html", result.as_json(), _read_reports(sweep))
+    return SweepResult(sweep, result.comparison, page)
 
 
 def read_result(sweep: Sweep) -> SweepResult:
@@ -249,12 +265,8 @@ class _Runner:
         )
 
     def _choose(self) -> tuple[Cell, CellRun] | None:
-        """Return the run to start next; of a grid all cells with one seed, then with the next."""
-        pairs = [
-            (cell, run) for cell in self._sweep.cells for run in cell.runs if run.state == "waiting"
-        ]
-        if self._search is None:
-            pairs.sort(key=lambda pair: self._sweep.request.seeds.index(pair[1].seed))
+        """Return the run to start next."""
+        pairs = [(cell, run) for cell, run in self._sweep.in_order() if run.state == "waiting"]
         for cell, run in pairs:
             # What is left of a killed sweep may still be saving.
             if not _is_busy(self._sweep.run_folder(run)):
@@ -304,11 +316,8 @@ class _Runner:
 
     def _number(self, cell: Cell, run: CellRun) -> str:
         cells = self._sweep.request.search or len(self._sweep.cells)
-        seeds = self._sweep.request.seeds
-        place = (cell.number - 1) * len(seeds) + seeds.index(run.seed) + 1
-        if self._search is None:
-            place = seeds.index(run.seed) * cells + cell.number
-        return f"{place} of {cells * len(seeds)}"
+        place = self._sweep.in_order().index((cell, run)) + 1
+        return f"{place} of {cells * len(self._sweep.request.seeds)}"
 
     def _look(self, tell: Callable[[str], None]) -> None:
         for active in list(self._active):

@@ -2,13 +2,13 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
+from grpo_cli.checks.recipe_checks import CheckedRecipe
 from grpo_cli.errors import ProblemsError, RecipeError, UsageError
 from grpo_cli.issues import Issue, Location
 from grpo_cli.machine import Hardware, is_on_cpu
@@ -121,6 +121,8 @@ class Sweep:
     resolved: dict[str, Any]
     """The first cell as it was checked, by which a changed recipe is known."""
     cells: list[Cell] = field(default_factory=list)
+    job: str | None = None
+    """The Slurm job array that runs it; None if this machine does."""
 
     @property
     def logs(self) -> Path:
@@ -140,6 +142,13 @@ class Sweep:
         self.cells.append(Cell(number, settings, runs))
         return self.cells[-1]
 
+    def in_order(self) -> list[tuple[Cell, CellRun]]:
+        """Return all runs as they are started: of a grid all cells with one seed, then with the next."""
+        pairs = [(cell, run) for cell in self.cells for run in cell.runs]
+        if self.request.search is None:
+            pairs.sort(key=lambda pair: self.request.seeds.index(pair[1].seed))
+        return pairs
+
     def save(self) -> None:
         """Write `sweep.json`, whole or not at all."""
         write_json(
@@ -148,6 +157,7 @@ class Sweep:
                 "schema_version": SCHEMA_VERSION,
                 "kind": "grpo-sweep",
                 "request": asdict(self.request),
+                "job": self.job,
                 "cells": [asdict(each) for each in self.cells],
                 "resolved": self.resolved,
             },
@@ -248,9 +258,16 @@ def as_flags(request: SweepRequest, settings: Mapping[str, str], seed: int) -> l
 
 
 def check_points(
-    request: SweepRequest, points: Sequence[Settings], hardware: Hardware
+    request: SweepRequest,
+    points: Sequence[Settings],
+    check: Callable[[Path, list[str]], CheckedRecipe],
 ) -> CheckedRecipe:
     """Check the recipe with every point's settings; return the first.
+
+    Args:
+        request: The sweep.
+        points: The settings.
+        check: Checks the recipe with `--set` texts.
 
     Raises:
         ProblemsError: With the problems of all points, each once, and where it is.
@@ -261,7 +278,7 @@ def check_points(
         for settings in points:
             flags = as_flags(request, settings, request.seeds[0])
             try:
-                checked = check_recipe(Path(request.recipe), flags, hardware)
+                checked = check(Path(request.recipe), flags)
                 first, issues = first or checked, checked.errors
             except RecipeError as error:
                 issues = error.problems
@@ -312,11 +329,17 @@ def create_sweep(root: Path, request: SweepRequest, recipe: Recipe) -> Sweep:
         UsageError: It cannot be written.
     """
     folder = claim_folder(root.absolute() / recipe.name / SWEEPS)
-    sweep = Sweep(folder, request, recipe.model_dump(mode="json"))
+    sweep = plan_sweep(folder, request, recipe)
     sweep.logs.mkdir()
+    sweep.save()
+    return sweep
+
+
+def plan_sweep(folder: Path, request: SweepRequest, recipe: Recipe) -> Sweep:
+    """Return a sweep with all cells of a grid; nothing is written."""
+    sweep = Sweep(folder, request, recipe.model_dump(mode="json"))
     for settings in [] if request.search else request.points():
         sweep.add_cell(settings)
-    sweep.save()
     return sweep
 
 
@@ -337,7 +360,8 @@ def read_sweep(path: Path) -> Sweep:
             Cell(**{**cell, "runs": [CellRun(**run) for run in cell["runs"]]})
             for cell in written["cells"]
         ]
-        return Sweep(path.absolute(), SweepRequest(**request), written["resolved"], cells)
+        resolved, job = written["resolved"], written.get("job")
+        return Sweep(path.absolute(), SweepRequest(**request), resolved, cells, job)
     except (KeyError, TypeError, AttributeError):
         raise UsageError(
             f"{path} is not a sweep: it has no sweep.json that can be read. "
@@ -362,6 +386,20 @@ def find_sweep(root: Path, name: str, recipe: str = "*") -> Sweep:
     return read_sweep(known[-1].parent)
 
 
+def check_vllm_server(recipe: Recipe, parallel: int | None) -> None:
+    """Refuse runs side by side that would send their weights to one vLLM server.
+
+    Raises:
+        UsageError: They would.
+    """
+    address = recipe.generation.vllm.address
+    if recipe.generation.backend == "vllm" and address is not None and parallel != 1:
+        raise UsageError(
+            f"runs side by side cannot share the vLLM server at {address}: each sends it its weights. "
+            "Fix: --parallel 1, or remove the address, and each run starts its own"
+        )
+
+
 def plan_slots(
     request: SweepRequest, point: Settings, hardware: Hardware, parallel: int | None
 ) -> tuple[Hardware, list[dict[str, str]]]:
@@ -380,11 +418,14 @@ def plan_slots(
         recipe = load_tree(Path(request.recipe), as_flags(request, point, request.seeds[0])).recipe
     if recipe is None or is_on_cpu(recipe.launch, hardware):
         count = parallel or 1
+        if recipe is not None:
+            check_vllm_server(recipe, count)
         threads = {"OMP_NUM_THREADS": str(max(hardware.cpus // count, 1))} if count > 1 else {}
         return hardware, [threads] * count
     processes, managed = recipe.launch.num_processes, recipe.generation.managed_gpus
     least = managed + (1 if processes == "auto" else processes)
     count = parallel or max(hardware.gpus // least, 1)
+    check_vllm_server(recipe, count)
     if count > 1 and count * least > hardware.gpus:
         raise UsageError(
             f"--parallel {count}: each run takes {least} of the {hardware.gpus} GPUs. "

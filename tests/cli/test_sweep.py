@@ -1,16 +1,19 @@
 """`grpo sweep` before it trains: what is refused, and what a dry run says."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from grpo_cli.errors import UsageError
 from grpo_cli.machine import Hardware
 from grpo_cli.runs.run import Run
+from grpo_cli.runs.status import StatusFile
 from grpo_cli.workflows.sweep_plan import Sweep, SweepRequest, plan_slots, read_seeds, split_values
 from tests.cli.test_commands import grpo
 from tests.recipe_texts import write_recipe
 from tests.run_folders import make_finished_run
+from tests.slurm_standin import Cluster
 
 RATES = "training.learning_rate=1e-6,1e-5"
 
@@ -48,6 +51,8 @@ RATES = "training.learning_rate=1e-6,1e-5"
             ["--search", "3", "--range", "training.learning_rate=-1..1"],
             ["-1: training.learning_rate: should be at least"],
         ),
+        ([RATES, "--search", "3", "--slurm"], ["--search cannot be a job array"]),
+        (["launch.num_machines=1,2", "--slurm"], ["all tasks of a job array get the same nodes"]),
         ([RATES, "--resume", "latest"], ["--resume takes everything from the sweep"]),
         (["--resume", "latest"], ["no sweep is in"]),
         (["--resume", "."], [". is not a sweep"]),
@@ -115,6 +120,60 @@ def test_each_run_gets_devices_of_its_own(tmp_path, monkeypatch):
     assert plan_slots(request, point, Hardware(0, 8), 2)[1] == [{"OMP_NUM_THREADS": "4"}] * 2
     with pytest.raises(UsageError, match="--parallel 8: each run takes 1 of the 4 GPUs"):
         share(parallel=8)
+    server = "generation.backend=vllm", "generation.vllm.base_url=http://a:1"
+    with pytest.raises(UsageError, match="cannot share the vLLM server at http://a:1"):
+        share(*server, parallel=2)
+
+
+def test_a_job_array_is_submitted_read_and_submitted_again(tmp_path):
+    cluster = Cluster(tmp_path / "slurm")
+
+    def sweep(*flags):
+        done = grpo("sweep", *flags, "--json", cwd=tmp_path, **cluster.environment)
+        return json.loads(done.stdout) if done.returncode == 0 else done.stderr
+
+    def read_states():
+        told = sweep("--resume", "latest")
+        return {(cell["cell"], run["seed"]): run for cell in told["cells"] for run in cell["runs"]}
+
+    flags = ["--grid", RATES, "--seeds", "2", "--slurm"]
+    told = sweep(write_recipe(tmp_path), *flags, "--parallel", "2")
+    assert (told["job"], told["tasks"]) == ("7", 4)
+    assert "#SBATCH --array=0-3%2\n" in (cluster.folder / "job.sh").read_text()
+
+    # The tasks are both cells with the first seed, then with the second.
+    cluster.queue({1: "PENDING", 2: "RUNNING"})
+    runs = read_states()
+    for seed, key, changes in [
+        (1, (1, 42), {}),
+        (2, (2, 42), {"state": "stopped", "step": 3, "total_steps": 40}),
+    ]:
+        folder = make_finished_run(tmp_path / "made", seed)
+        StatusFile(folder.status).update(**changes)
+        folder.path.rename(runs[key]["run"])
+    states = {key: (run["state"], run["reason"]) for key, run in read_states().items()}
+    assert states[1, 42] == ("completed", None)
+    assert states[2, 42] == ("waiting", "step 3/40")
+    assert states[1, 43] == ("running", "starting")
+    assert states[2, 43][0] == "interrupted"
+    assert states[2, 43][1].endswith("logs/slurm-7_3.log")
+    assert "job 7 has 2 tasks in the queue" in sweep("--resume", "latest", "--slurm")
+
+    cluster.queue({})
+    assert sweep("--resume", "latest", "--slurm")["tasks"] == 3
+    script = (cluster.folder / "job.sh").read_text()
+    assert "#SBATCH --array=1-3\n" in script
+    assert f"run_id={Path(runs[1, 42]['run']).name}\n" not in script
+
+
+def test_a_sweep_that_slurm_refuses_leaves_no_folder(tmp_path):
+    cluster = Cluster(tmp_path / "slurm")
+    cluster.write("sbatch", "#!/bin/sh\necho 'invalid partition' >&2; exit 1\n")
+    flags = ["--grid", RATES, "--slurm"]
+    done = grpo("sweep", write_recipe(tmp_path), *flags, cwd=tmp_path, **cluster.environment)
+    assert done.returncode == 1
+    assert "invalid partition" in done.stderr
+    assert not list(tmp_path.glob("runs/good/sweeps/*"))
 
 
 def make_search(root, levels):

@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +30,9 @@ STEPS = 8
 WORLD = "launch: {{use_cpu: true, num_machines: 2, num_processes: 2, slurm: {{time: 60}}}}"
 
 
+SLOW_REWARDS = "rewards:\n  - {{kind: python, path: ./slow.py:brief, name: brief}}\n"
+
+
 class Machines(Workshop):
     """A folder from which a job is submitted."""
 
@@ -42,9 +46,8 @@ class Machines(Workshop):
 
     def submit(self, *flags):
         (self.folder / "slow.py").write_text(SLOW)
-        text = RECIPE.replace("launch: {{use_cpu: true}}", WORLD).replace(
-            "rewards:\n", "rewards:\n  - {{kind: python, path: ./slow.py:brief, name: brief}}\n"
-        )
+        text = RECIPE.replace("launch: {{use_cpu: true}}", WORLD)
+        text = text.replace("rewards:\n", SLOW_REWARDS)
         done = self.grpo("train", self.write(text), "--slurm", *flags, **self.cluster.environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -66,9 +69,9 @@ class Machines(Workshop):
 
 
 def wait_for_step(machines, step, job):
-    metrics = machines.run / "metrics.jsonl"
     for _ in range(600):
         assert job.poll() is None, job.communicate()
+        metrics = machines.run / "metrics.jsonl"
         if metrics.is_file() and any(each["step"] >= step for each in machines.records("train")):
             return
         time.sleep(0.2)
@@ -113,6 +116,60 @@ def test_a_job_that_reaches_its_time_limit_goes_on_as_if_it_had_not(tmp_path, ch
     assert sorted(path.name for path in run.checkpoints.iterdir())[-1] == f"checkpoint-{STEPS}"
     # A job that is started once more has nothing left to do.
     assert "nothing to resume" in broken.end(broken.cluster.start(broken.folder, restarts=2))
+
+
+class Sweep(Machines):
+    """A folder from which a sweep is submitted; `run` is the one of its second cell."""
+
+    @property
+    def run(self):
+        return next(self.folder.glob("runs/tiny/*-2-seed-1"), self.folder / "not started")
+
+    def sweep(self, *arguments):
+        done = self.grpo("sweep", *arguments, "--json", **self.cluster.environment)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def states(self):
+        told = self.sweep("--resume", "latest")
+        return told, [cell["runs"][0]["state"] for cell in told["cells"]]
+
+
+@pytest.mark.slow
+def test_a_sweep_is_a_job_array_whose_tasks_are_requeued_at_their_time_limit(tmp_path, chat_model):
+    (tmp_path / "slow.py").write_text(SLOW)
+    array = Sweep(tmp_path, chat_model)
+    recipe = array.write(RECIPE.replace("rewards:\n", SLOW_REWARDS))
+    grid = ["--grid", "training.learning_rate=1e-3,1e-2", "--seeds", "1,"]
+    array.sweep(recipe, *grid, *sets(max_steps=5, save_steps=5), "--slurm")
+    array.cluster.queue({0: "RUNNING", 1: "PENDING"})
+    assert array.states()[1] == ["running", "waiting"]
+
+    array.end(array.cluster.start(array.folder, task=0))
+    job = array.cluster.start(array.folder, task=1, seconds_left=60)
+    wait_for_step(array, 2, job)
+    array.cluster.ask_to_stop(job)
+    array.end(job)
+    assert array.cluster.asked == ["requeue 7_1"]
+    stopped_at = array.status()["step"]
+    assert 2 <= stopped_at < 5
+    array.cluster.queue({1: "PENDING"})
+    told, states = array.states()
+    assert states == ["completed", "waiting"]
+    assert told["cells"][1]["runs"][0]["reason"] == f"step {stopped_at}/5"
+
+    said = array.end(array.cluster.start(array.folder, task=1, restarts=1))
+    assert f"from step {stopped_at}" in said
+    array.cluster.queue({})
+    told, states = array.states()
+    assert states == ["completed", "completed"]
+    written = [
+        json.loads((Path(cell["runs"][0]["run"]) / "resolved.json").read_text())["recipe"]
+        for cell in told["cells"]
+    ]
+    assert [recipe["training"]["learning_rate"] for recipe in written] == [1e-3, 1e-2]
+    assert all(cell["mean"] for cell in told["cells"])
+    assert "<h2>Which is better" in Path(told["page"]).read_text()
 
 
 def test_a_named_run_is_started_and_goes_on(workshop):

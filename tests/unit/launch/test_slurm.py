@@ -10,7 +10,7 @@ import pytest
 
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import RecipeError, RunError, SetupError, UsageError
-from grpo_cli.launch.slurm import JobRequest, plan_job, submit
+from grpo_cli.launch.slurm import ArrayTask, JobArray, JobRequest, plan_job, submit
 from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import GOOD, write_recipe
 from tests.slurm_standin import Cluster
@@ -221,6 +221,32 @@ def test_a_job_that_is_in_the_queue_already_fails_no_script(tmp_path):
     said, _ = job.communicate(timeout=60)
     assert job.returncode == 143
     assert "it may be in the queue already" in said
+
+
+def test_a_task_of_an_array_trains_its_own_run_and_is_requeued_alone(tmp_path):
+    cluster = Cluster(tmp_path / "slurm")
+    cluster.write("srun", '#!/bin/sh\nprintf "%s\\n" "$@"\nexit 143\n')
+    evil = "logging.run_name=a b'; $(id) \"\n#SBATCH --hold"
+    tasks = tuple(ArrayTask(n, f"now-{n}", (evil, f"seed={n}")) for n in (0, 1))
+    planned = plan(tmp_path, overrides=("a=b",), array=JobArray(tasks, 1, RUNS / "50%" / "logs"))
+    assert {"array=0-1%1", "output=/scratch/runs/50%%/logs/slurm-%A_%a.log"} <= set(
+        directives(planned)
+    )
+    (cluster.folder / "job.sh").write_text(planned.script)
+    job = cluster.start(tmp_path, seconds_left=NEAR, task=1)
+    said, _ = job.communicate(timeout=60)
+    assert f"--run-id\nnow-1\n--resume\n--set\na=b\n--set\n{evil}\n--set\nseed=1\n" in said
+    # Task 0 has the number of the array, so that alone would requeue both.
+    assert (job.returncode, cluster.asked) == (0, ["requeue 7_1"]), said
+
+
+@pytest.mark.parametrize(
+    ("numbers", "parallel", "option"),
+    [((0,), None, "0"), ((2, 3, 4), None, "2-4"), ((0, 2, 3), 2, "0,2,3%2")],
+)
+def test_the_tasks_of_an_array_are_named_in_short(numbers, parallel, option):
+    tasks = tuple(ArrayTask(number, "now", ()) for number in numbers)
+    assert JobArray(tasks, parallel, RUNS).option == option
 
 
 def test_the_server_outlives_a_stop_and_ends_with_the_script(tmp_path):
