@@ -112,6 +112,9 @@ def _list_recipe_only(recipe: Recipe, changed: dict[str, Any]) -> Iterator[tuple
             yield f"model.lora.{name}", "TRL's command line has no such field"
     if recipe.evaluation.limit != 0:
         yield "evaluation", "TRL does not measure before and after; `grpo eval` does"
+    if recipe.evaluation.during:
+        reason = "TRL evaluates all held-out rows at once, by `eval_strategy`, and knows no metric of a set"
+        yield "evaluation.during", reason
     if recipe.generation.backend == "vllm" and recipe.generation.vllm.is_managed:
         command = f"trl vllm-serve --model {recipe.model.path}"
         yield "generation.vllm.managed", f"TRL starts no server: start one with `{command}`"
