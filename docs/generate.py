@@ -30,6 +30,7 @@ from grpo_cli.recipe.dataset import (
     ReasoningGymDataset,
     ScoredDataset,
     SourceKeys,
+    StreamingConfig,
 )
 from grpo_cli.recipe.difficulty import AdaptiveDifficulty, OrderDifficulty, PoolsDifficulty
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
@@ -66,6 +67,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("dataset, kind: scored", ScoredDataset),
     ("dataset.sources", MixtureDataset),
     ("dataset.sources, every entry", SourceKeys),
+    ("dataset.streaming", StreamingConfig),
     ("dataset.difficulty, kind: adaptive", AdaptiveDifficulty),
     ("dataset.difficulty, kind: pools", PoolsDifficulty),
     ("dataset.difficulty, kind: order", OrderDifficulty),

@@ -27,6 +27,7 @@ from grpo_cli.checks.evaluation import (
 from grpo_cli.checks.mixture import check_mixture
 from grpo_cli.checks.sampling import check_async, check_overlap, check_vllm, settle_backend
 from grpo_cli.checks.settings import check_effects
+from grpo_cli.checks.streaming import check_streaming
 from grpo_cli.checks.warmup import check_warmup
 from grpo_cli.data.mixing import place_issues
 from grpo_cli.data.prompts import resolve_style
@@ -187,6 +188,7 @@ def _check_sections(
     yield from check_warmup(recipe, seen)
     yield from check_mixture(recipe, seen, batch)
     yield from check_difficulty(recipe, seen)
+    yield from check_streaming(recipe)
 
 
 def _check_model(recipe: Recipe) -> Iterator[Issue]:
@@ -228,7 +230,9 @@ def _decides_batch(path: str) -> bool:
 def _find_unseen(
     recipe: Recipe, seen: Preview | None, processes: int, hardware: Hardware
 ) -> Iterator[str]:
-    if seen is None or seen.train_rows is None:
+    if recipe.dataset.streams and recipe.dataset.limit != recipe.dataset.rows_read:
+        yield f"rows after the first {recipe.dataset.rows_read:,}, which are read while training needs them"
+    elif seen is None or seen.train_rows is None:
         yield "the rows of the dataset, which are loaded when training starts"
     with suppress(RecipeError):
         if resolve_source(recipe.model).kind == "hub":

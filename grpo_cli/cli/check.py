@@ -88,11 +88,12 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
 
 
 def _count_rows(checked: "CheckedRecipe") -> str:
-    seen = checked.preview
-    if seen is None or seen.train_rows is None:
+    seen, is_streamed = checked.preview, checked.recipe.dataset.streams is not None
+    if seen is None or (seen.train_rows is None and not is_streamed):
         return "not checked"
     held_out = f", {seen.eval_rows:,} held out" if seen.eval_rows else ""
-    return f"{seen.train_rows:,} prompts{held_out}"
+    prompts = "streamed" if seen.train_rows is None else f"{seen.train_rows:,} prompts"
+    return f"{prompts}{held_out}"
 
 
 def _describe_sources(dataset: Any, seen: "Preview") -> str:

@@ -175,7 +175,9 @@ def _say_data(kind: str, data: Mapping[str, Any]) -> str:
         return kind
     held_out = f", {data['eval_rows']:,} held out" if data.get("eval_rows") else ""
     mark = f" (fingerprint {str(data['fingerprint'])[:12]})" if data.get("fingerprint") else ""
-    return f"{kind}: {data['train_rows']:,} prompts{held_out}{mark}"
+    rows = data["train_rows"]
+    prompts = "streamed" if rows is None else f"{rows:,} prompts"
+    return f"{kind}: {prompts}{held_out}{mark}"
 
 
 def _say_batch(run: "RunReport") -> str:

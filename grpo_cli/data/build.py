@@ -4,12 +4,12 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pyarrow
-from datasets import Dataset, disable_progress_bars
+from datasets import Dataset, IterableDataset, disable_progress_bars
 
 from grpo_cli.data.columns import drop_reserved, extract_columns
 from grpo_cli.data.mixing import SOURCE, Draw, count_draws, draw_rows, naming_source
@@ -20,6 +20,7 @@ from grpo_cli.data.sources import hold_out, read_rows
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import (
+    FilesDataset,
     MixtureDataset,
     ReasoningGymDataset,
     ScoredDataset,
@@ -56,7 +57,8 @@ class PromptTokens:
 class DataReport:
     """What became of the rows."""
 
-    train_rows: int
+    train_rows: int | None
+    """None if they are streamed: what is said of training rows is then of the first ones."""
     eval_rows: int | None
     """None if nothing is held out."""
     dropped_too_long: int
@@ -93,8 +95,11 @@ class BuiltData:
     """What is trained on and what is held out."""
 
     train: Dataset
+    """Of streamed data, the first rows."""
     eval: Dataset | None
     report: DataReport
+    stream: IterableDataset | None = None
+    """All training rows of streamed data, without end."""
 
 
 @dataclass
@@ -133,14 +138,17 @@ def build_datasets(
         return _build_mixture(recipe, recipe.dataset, has_chat_template, count_tokens)
     train, held, groups = _read_splits(recipe, recipe.dataset, has_chat_template, count_tokens)
     rows = train.rows + (held.rows if held else [])
-    _check_one_style(rows)
+    check_one_style(rows)
     encoded = encode_rows(rows, _metadata_columns(recipe.dataset, rows))
     kept = len(train.rows)
-    return BuiltData(
+    data = BuiltData(
         Dataset(encoded.table.slice(0, kept)),
         Dataset(encoded.table.slice(kept)) if held else None,
         replace(_report([train], [held] if held else [], encoded), groups=groups),
     )
+    if recipe.dataset.streams is None:
+        return data
+    return replace(data, report=_report_stream(recipe.dataset, data.report))
 
 
 def _build_mixture(
@@ -167,7 +175,7 @@ def _build_mixture(
             row["row_id"] += first
         first += highest + 1
     rows = fill_missing([row for split in (*trains, *helds) for row in split.rows])
-    _check_one_style(rows, SOURCE)
+    check_one_style(rows, SOURCE)
     encoded = encode_rows(rows, frozenset(json_columns))
     sizes, held_sizes = ([len(split.rows) for split in splits] for splits in (trains, helds))
     count_draws(dataset, sizes)
@@ -237,22 +245,35 @@ def _make_split(
     dataset: SingleDataset, renderer: Renderer, rows: list[Row], names: RowNames
 ) -> _Split:
     """Apply columns, render prompts and leave out reserved names."""
-    made = extract_columns(rows, dataset.columns, names)
-    added = {SOURCE: dataset.source_name} if dataset.source_name else {}
-    kept = [(place, {**row, **added}) for place, row in enumerate(made) if row is not None]
+    kept = make_rows(dataset, renderer, rows, names)
     no_match = len(rows) - len(kept)
     if not kept:
         message = f"no {names.split} row is left: a pattern found nothing in all {no_match} of them"
         raise _error(message, "correct its regex", "dataset.columns")
-    prompts = [renderer.render(row, names(place)) for place, row in kept]
     if isinstance(dataset, ScoredDataset):
-        return _Split(make_groups(dataset, kept, prompts, names), names, no_match)
-    clean, dropped = drop_reserved([row for _, row in kept])
+        places = [(place, row) for place, row, _ in kept]
+        prompts = [prompt for _, _, prompt in kept]
+        return _Split(make_groups(dataset, places, prompts, names), names, no_match)
+    clean, dropped = drop_reserved([row for _, row, _ in kept])
     ready = [
         {"prompt": prompt, "row_id": place, **{key: row[key] for key in row if key != "prompt"}}
-        for prompt, (place, _), row in zip(prompts, kept, clean, strict=True)
+        for (place, _, prompt), row in zip(kept, clean, strict=True)
     ]
     return _Split(ready, names, no_match, dropped_columns=dropped)
+
+
+def make_rows(
+    dataset: SingleDataset, renderer: Renderer, rows: list[Row], names: RowNames
+) -> list[tuple[int, Row, Prompt]]:
+    """Return the place, all columns and the prompt of each row that no pattern drops.
+
+    Raises:
+        RecipeError: A pattern or a template fails on a row.
+    """
+    made = extract_columns(rows, dataset.columns, names)
+    added = {SOURCE: dataset.source_name} if dataset.source_name else {}
+    kept = [(place, {**row, **added}) for place, row in enumerate(made) if row is not None]
+    return [(place, row, renderer.render(row, names(place))) for place, row in kept]
 
 
 def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens | None) -> None:
@@ -272,8 +293,12 @@ def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens | N
     split.too_long = len(counts) - len(kept)
 
 
-def _check_one_style(rows: list[Row], named_by: str | None = None) -> None:
-    """TRL looks only at the first prompt to tell messages from text."""
+def check_one_style(rows: list[Row], named_by: str | None = None) -> None:
+    """Refuse prompts of both kinds: TRL looks only at the first one to tell messages from text.
+
+    Raises:
+        RecipeError: Some are messages and some are text.
+    """
 
     def name(row: Row) -> str:
         return f"source `{row[named_by]}`" if named_by else f"row {row['row_id'] + 1}"
@@ -294,6 +319,14 @@ def _metadata_columns(dataset: SingleDataset, rows: list[Row]) -> frozenset[str]
     if not isinstance(dataset, ReasoningGymDataset):
         return frozenset()
     return frozenset(name for name in rows[0] if isinstance(rows[0][name], dict))
+
+
+def _report_stream(dataset: SingleDataset, report: DataReport) -> DataReport:
+    """Return the report on streamed data by that on its first rows; files are told apart by their sizes too."""
+    paths = dataset.train if isinstance(dataset, FilesDataset) else ()
+    sizes = [Path(path).expanduser().stat().st_size for path in paths]
+    fingerprint = hashlib.sha256(f"{report.fingerprint} {sizes}".encode()).hexdigest()
+    return replace(report, train_rows=None, fingerprint=fingerprint)
 
 
 def _report(trains: list[_Split], helds: list[_Split], encoded: EncodedRows) -> DataReport:
@@ -363,10 +396,16 @@ def encode_rows(rows: list[Row], always_json: frozenset[str] = frozenset()) -> E
     return EncodedRows(pyarrow.table(arrays), tuple(as_json), tuple(as_text))
 
 
+def as_text(value: Any, *, nested: bool) -> str | None:
+    """Return a value of a column that is passed on as text, or as JSON if it is `nested`."""
+    if value is None:
+        return None
+    return canonical_json(value, sort_keys=False) if nested else str(value)
+
+
 def _as_text_array(name: str, values: list[Any], nested: bool) -> Any:
-    to_text = partial(canonical_json, sort_keys=False) if nested else str
     try:
-        texts = [None if value is None else to_text(value) for value in values]
+        texts = [as_text(value, nested=nested) for value in values]
         return pyarrow.array(texts, pyarrow.string())
     except UnicodeEncodeError as error:
         message = f"the column `{name}` holds half a character (a lone surrogate): {error.reason}"

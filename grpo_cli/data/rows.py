@@ -22,10 +22,12 @@ class RowNames:
     """`training` or `evaluation`."""
     files: tuple[tuple[str, int], ...] = ()
     """Name and number of rows of each file, in the order they were read."""
+    first: int = 0
+    """Rows of the split before the one at place 0."""
 
     def __call__(self, place: int) -> str:
         """Return the name of the row at a place, from 0: `row 7 of train.jsonl`."""
-        start = 0
+        place, start = place + self.first, 0
         for file, count in self.files:
             if place < start + count:
                 return f"row {place - start + 1} of {file}"

@@ -4,15 +4,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 from grpo_cli.data.files import find_files, iterate_rows, preview_file
+from grpo_cli.data.hub import check_id, load_split
 from grpo_cli.data.mixing import SOURCE, count_draws, place_issues
 from grpo_cli.data.rows import Row, RowNames, columns_of, fill_missing
 from grpo_cli.data.scored import GroupReport, look_at_groups
 from grpo_cli.data.tasks import COLUMNS, check_task, draw_rows
-from grpo_cli.errors import RecipeError, SetupError
+from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import (
     DatasetConfig,
@@ -89,7 +89,8 @@ class Preview:
 def read_rows(dataset: SingleDataset, seed: int) -> SourceRows:
     """Read the rows a recipe names and divide them.
 
-    With `eval_fraction` all rows are read, for `hold_out` to divide.
+    With `eval_fraction` all rows are read, for `hold_out` to divide. Of streamed data the first training rows
+    are read.
 
     Args:
         dataset: The section of the recipe; its paths are absolute or relative to the working directory.
@@ -100,7 +101,7 @@ def read_rows(dataset: SingleDataset, seed: int) -> SourceRows:
         SetupError: The hub cannot be reached or does not have the dataset.
     """
     check_held_out(dataset)
-    limit = None if dataset.eval_fraction else dataset.limit
+    limit = None if dataset.eval_fraction else dataset.rows_read
     plain = dataset.source if isinstance(dataset, ScoredDataset) else dataset
     names: list[RowNames] = [RowNames("training"), RowNames("evaluation")]
     if isinstance(plain, FilesDataset):
@@ -115,8 +116,8 @@ def read_rows(dataset: SingleDataset, seed: int) -> SourceRows:
     elif isinstance(plain, EnvironmentDataset):
         train, held = _seed_rows(plain, seed)
     else:
-        train = _load_split(plain, "split", limit)
-        held = _load_split(plain, "eval_split", dataset.eval_limit) if plain.eval_split else None
+        train = load_split(plain, "split", limit)
+        held = load_split(plain, "eval_split", dataset.eval_limit) if plain.eval_split else None
     held = None if held is None else fill_missing(held[: dataset.eval_limit])
     return SourceRows(fill_missing(train[:limit]), held, *names)
 
@@ -185,11 +186,15 @@ def _preview(dataset: SingleDataset, seed: int, problems: list[Issue]) -> Previe
             frozenset({"prompt", "seed"}), *sizes, (), "the environment gives the prompts"
         )
     if isinstance(dataset, HubDataset):
-        _check_hub_id(dataset.path)
+        check_id(dataset.path)
         note = f"{dataset.path} is downloaded when it is needed; nothing was looked up"
         return Preview(None, None, None, (), note)
     if isinstance(dataset, FilesDataset):
-        train = _preview_files(dataset.train, "train", "training", problems)
+        train = (
+            _preview_stream(dataset)
+            if dataset.streams
+            else _preview_files(dataset.train, "train", "training", problems)
+        )
         held = _preview_files(dataset.eval or (), "eval", "evaluation", problems)
         held = held if dataset.eval else None
     else:
@@ -200,7 +205,8 @@ def _preview(dataset: SingleDataset, seed: int, problems: list[Issue]) -> Previe
         seen = Preview(None, None, None, (), "a file of the training rows cannot be read")
     else:
         sizes = _split_sizes(dataset, train.count, held.count if held else None)
-        seen = Preview(train.columns, *sizes, train.sample, None, train=train)
+        train_rows = None if dataset.streams else sizes[0]
+        seen = Preview(train.columns, train_rows, sizes[1], train.sample, None, train=train)
     if held is None:
         return seen
     return replace(seen, eval_columns=held.columns, eval_sample=held.sample, eval_names=held.names)
@@ -235,6 +241,20 @@ def _preview_files(
     return replace(seen, columns=frozenset(columns), count=total, names=names_of_rows)
 
 
+def _preview_stream(dataset: FilesDataset) -> SplitPreview:
+    """Return the first rows.
+
+    Raises:
+        RecipeError: A file is malformed there, or cannot be read row by row.
+    """
+    for file in find_files(dataset.train, "dataset.train"):
+        if file.format == ".json":
+            fix = "write one object a line, in a .jsonl file"
+            raise file.problem("cannot be streamed, since JSON is read whole", fix)
+    rows, names = _read_files(dataset.train, "train", "training", dataset.rows_read)
+    return replace(_preview_list(rows, "training"), names=names)
+
+
 SAMPLE_ROWS = 20
 
 
@@ -266,16 +286,6 @@ def _preview_scored(dataset: ScoredDataset, seed: int) -> Preview:
     except RecipeError as error:
         return replace(seen, problems=tuple(error.problems))
     return replace(seen, train_rows=left, eval_rows=held, groups=groups)
-
-
-def _check_hub_id(path: str) -> None:
-    """Refuse what is no hub id: an address, or a file of this machine."""
-    if "://" in path:
-        name = path.partition("/datasets/")[2].strip("/") or "openai/gsm8k"
-        message, fix = "is an address, not the id of a dataset", f"write its id, such as `{name}`"
-        raise _error(message, fix, "path")
-    if Path(path).is_file():
-        raise _error(f"{path} is a file", f"set `kind: files` and `train: {path}`", "path")
 
 
 def _split_sizes(dataset: SingleDataset, train: int, held: int | None) -> tuple[int, int | None]:
@@ -382,59 +392,6 @@ def _seed_rows(dataset: EnvironmentDataset, seed: int) -> tuple[list[Row], list[
         for seeds in (train, held)
     )
     return rows, eval_rows if dataset.eval_size else None
-
-
-def _load_split(dataset: HubDataset, key: str, limit: int | None) -> list[Row]:
-    """Load one split of a hub dataset; `datasets` itself runs no code of the repository."""
-    import datasets
-
-    split = getattr(dataset, key)
-    try:
-        loaded: Any = datasets.load_dataset(
-            dataset.path, dataset.configuration, split=split, revision=dataset.revision
-        )
-    except (ValueError, RuntimeError) as error:
-        _refuse_choice(dataset, key, error)
-    except (datasets.exceptions.DatasetsError, OSError) as error:
-        raise SetupError(_explain_hub(dataset, error)) from error
-    rows: list[Row] = loaded.select(range(min(limit or len(loaded), len(loaded)))).to_list()
-    if not rows:
-        raise _error(f"split `{split}` of {dataset.path} is empty", "choose another", key)
-    return rows
-
-
-def _refuse_choice(dataset: HubDataset, field: str, error: Exception) -> NoReturn:
-    """Name the setting `datasets` complains about; anything else keeps its traceback."""
-    text = str(error)
-    choices = {
-        "Unknown split": (field, "choose one of the splits listed"),
-        "Config name is missing": ("name", "set dataset.name to one of those listed"),
-        "BuilderConfig": ("name", "choose one of those listed"),
-        "Dataset scripts": ("path", "set dataset.revision: refs/convert/parquet"),
-    }
-    for start, (key, fix) in choices.items():
-        if start in text:
-            raise _error(f"{dataset.path}: {text.strip()}", fix, key) from error
-    raise error
-
-
-def _explain_hub(dataset: HubDataset, error: Exception) -> str:
-    import datasets
-
-    reason = str(error).strip().split("\n")[0]
-    if isinstance(error, FileNotFoundError):
-        fix = (
-            f"check the id at https://huggingface.co/datasets/{dataset.path}; for a private or "
-            "gated dataset run `hf auth login`"
-        )
-    elif isinstance(error, datasets.exceptions.DatasetsError):
-        fix = "choose another dataset.revision, or download its files and use dataset.kind: files"
-    else:
-        fix = (
-            "check the network and HF_HUB_OFFLINE, or download the rows on a machine with a network "
-            "and use dataset.kind: files"
-        )
-    return f"dataset.path: {dataset.path} cannot be loaded: {reason}. Fix: {fix}"
 
 
 def _error(message: str, fix: str, key: str) -> RecipeError:

@@ -152,7 +152,9 @@ def _check_prompts(session: "Session") -> None:
     )
     session.probe.prompts = sample
     # The batch arithmetic with the rows that are left once long prompts are dropped.
-    rows = round(sample.total * len(sample.kept(limit)) / len(lengths))
+    rows = None
+    if session.data.report.train_rows is not None:
+        rows = round(sample.total * len(sample.kept(limit)) / len(lengths))
     eval_rows, processes = session.data.report.eval_rows or None, int(recipe.launch.num_processes)
     session.plan = plan_batch(batch_inputs(recipe, processes, rows, eval_rows))
     limits = {"model.path": _context_of(recipe.model)}

@@ -48,6 +48,25 @@ Column = Annotated[
 ]
 
 
+class StreamingConfig(Section):
+    """Training rows are read while they are needed, pass after pass, each shuffled anew; `true` is short for the
+    defaults. Held-out rows are read whole. Needs `training.max_steps`."""
+
+    buffer_size: Integer = Field(default=1000, ge=1)
+    """Rows that are kept in memory and drawn from at random. With `training.shuffle_dataset: false` rows keep the
+    order of the data."""
+
+
+Streaming = Annotated[
+    StreamingConfig | None,
+    # `streaming: true` is short for the defaults.
+    BeforeValidator(
+        lambda value: ({} if value else None) if isinstance(value, bool) else value,
+        json_schema_input_type=bool | StreamingConfig | None,
+    ),
+]
+FIRST_ROWS = 1024
+"""Rows of streamed data that are read before the training."""
 _EVAL_KEYS = ("eval", "eval_split", "eval_size", "eval_rows")
 
 
@@ -91,6 +110,16 @@ class _DatasetBase(Section):
         return next((key for key in _EVAL_KEYS if getattr(self, key, None) not in (None, 0)), None)
 
     @property
+    def streams(self) -> StreamingConfig | None:
+        """How its training rows are streamed; None if they are read before the training."""
+        return getattr(self, "streaming", None)
+
+    @property
+    def rows_read(self) -> int | None:
+        """The most training rows that are read before the training; None without a limit."""
+        return min(self.limit or FIRST_ROWS, FIRST_ROWS) if self.streams else self.limit
+
+    @property
     def longest_prompt(self) -> int | None:
         """The most tokens that a prompt may have; None without a limit."""
         limits = [each.max_prompt_length or 0 for each in self.parts]
@@ -117,6 +146,8 @@ class HubDataset(_DatasetBase):
     """Split to evaluate on."""
     revision: str | None = None
     """Branch, tag or commit."""
+    streaming: Streaming = None
+    """Read training rows while they are needed, for data that does not fit into memory or on the disk."""
 
     @property
     def configuration(self) -> str | None:
@@ -135,6 +166,8 @@ class FilesDataset(_DatasetBase):
     """One path or a list, relative to the recipe."""
     eval: Paths | None = None
     """One path or a list for evaluation."""
+    streaming: Streaming = None
+    """Read training rows while they are needed, for data that does not fit into memory; jsonl, csv and parquet."""
 
 
 class ReasoningGymDataset(_DatasetBase):

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.checks.contents import reward_context
 from grpo_cli.checks.settings import wanted_parts
 from grpo_cli.data.build import BuiltData, build_datasets
+from grpo_cli.data.streaming import stream_rows
 from grpo_cli.environments.player import Player, open_player
 from grpo_cli.errors import RunError
 from grpo_cli.fast.completions import all_eos_token_ids, count_prompt_tokens
@@ -167,12 +169,14 @@ def _train(
 def _build_data(session: Session, tokenizer: PreTrainedTokenizerBase) -> BuiltData:
     """Return the datasets; refuse those on which TRL would silently train nothing."""
     template = session.recipe.generation.extras.get("chat_template_kwargs")
+    options: dict[str, Any] = {
+        "has_chat_template": bool(tokenizer.chat_template),
+        "count_tokens": partial(count_prompt_tokens, tokenizer, chat_template_kwargs=template),
+    }
     with session.processes.local_main_process_first():
-        data = build_datasets(
-            session.recipe,
-            has_chat_template=bool(tokenizer.chat_template),
-            count_tokens=partial(count_prompt_tokens, tokenizer, chat_template_kwargs=template),
-        )
+        data = build_datasets(session.recipe, **options)
+    if session.recipe.dataset.streams:
+        data = replace(data, stream=stream_rows(session.recipe, data, **options))
     report, adapter = data.report.as_json(), fingerprint_adapter(session.recipe.model)
     before = session.folder.read_manifest()
     known = (before.get("data") or {}).get("fingerprint")
@@ -189,7 +193,7 @@ def _build_data(session: Session, tokenizer: PreTrainedTokenizerBase) -> BuiltDa
 
 def _plan_batch(session: Session, data: BuiltData) -> BatchPlan:
     processes = session.processes.num_processes
-    return plan_batch(batch_inputs(session.recipe, processes, len(data.train)))
+    return plan_batch(batch_inputs(session.recipe, processes, data.report.train_rows))
 
 
 def _refuse_change(session: Session, what: str, before: str | None, now: str | None) -> None:
@@ -360,7 +364,7 @@ def _build_run_trainer(
     trainer = RunTrainer(
         reward_funcs=build_reward_functions(rewards, log, early, seed),
         early=early,
-        train_dataset=data.train,
+        train_dataset=data.stream or data.train,
         eval_dataset=data.eval if recipe.training.eval_strategy != "no" else None,
         **options,
     )

@@ -41,8 +41,8 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
         "disable_tqdm": True,
         "log_completions": False,
     }
-    if isinstance(recipe.dataset, MixtureDataset):
-        # Its rows are in the order in which they are drawn.
+    if isinstance(recipe.dataset, MixtureDataset) or recipe.dataset.streams:
+        # Their rows are in the order in which they are drawn.
         values["shuffle_dataset"] = False
     if values.get("load_best_model_at_end") and values.get("save_total_limit") == 1:
         # With 1, transformers (5.17, `Trainer._finalize_training`) removes the newest in the end, also if a stop

@@ -1,0 +1,114 @@
+"""Datasets of the hub: read whole or streamed, and what is said if they cannot be."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn
+
+from grpo_cli.data.rows import Row
+from grpo_cli.errors import RecipeError, SetupError
+from grpo_cli.issues import Issue
+from grpo_cli.recipe.dataset import HubDataset
+
+
+def check_id(path: str) -> None:
+    """Refuse what is no hub id: an address, or a file of this machine."""
+    if "://" in path:
+        name = path.partition("/datasets/")[2].strip("/") or "openai/gsm8k"
+        message, fix = "is an address, not the id of a dataset", f"write its id, such as `{name}`"
+        raise _error(message, fix, "path")
+    if Path(path).is_file():
+        raise _error(f"{path} is a file", f"set `kind: files` and `train: {path}`", "path")
+
+
+def load_split(dataset: HubDataset, key: str, limit: int | None) -> list[Row]:
+    """Return one split, or its first rows.
+
+    Raises:
+        RecipeError: There is no such configuration or split.
+        SetupError: The hub cannot be reached or does not have the dataset.
+    """
+    if dataset.streams:
+        # What is not streamed is downloaded whole, with all splits.
+        rows = list(islice(iterate_split(dataset, key), limit))
+    else:
+        with _explaining(dataset, key):
+            loaded = _open_split(dataset, key)
+        rows = loaded.select(range(min(limit or len(loaded), len(loaded)))).to_list()
+    if not rows:
+        split = getattr(dataset, key)
+        raise _error(f"split `{split}` of {dataset.path} is empty", "choose another", key)
+    return rows
+
+
+def iterate_split(dataset: HubDataset, key: str) -> Iterator[Row]:
+    """Yield the rows of one split as they are downloaded.
+
+    Raises:
+        RecipeError: There is no such configuration or split.
+        SetupError: The hub cannot be reached or does not have the dataset.
+    """
+    with _explaining(dataset, key):
+        yield from _open_split(dataset, key, streaming=True)
+
+
+def _open_split(dataset: HubDataset, key: str, **options: Any) -> Any:
+    """Open one split of a hub dataset; `datasets` itself runs no code of the repository."""
+    import datasets
+
+    split, revision = getattr(dataset, key), dataset.revision
+    return datasets.load_dataset(
+        dataset.path, dataset.configuration, split=split, revision=revision, **options
+    )
+
+
+@contextmanager
+def _explaining(dataset: HubDataset, key: str) -> Iterator[None]:
+    """Say what is wrong with a hub dataset that cannot be read inside."""
+    import datasets
+
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        _refuse_choice(dataset, key, error)
+    except (datasets.exceptions.DatasetsError, OSError) as error:
+        raise SetupError(_explain_hub(dataset, error)) from error
+
+
+def _refuse_choice(dataset: HubDataset, field: str, error: Exception) -> NoReturn:
+    """Name the setting `datasets` complains about; anything else keeps its traceback."""
+    text = str(error)
+    choices = {
+        "Unknown split": (field, "choose one of the splits listed"),
+        "Config name is missing": ("name", "set dataset.name to one of those listed"),
+        "BuilderConfig": ("name", "choose one of those listed"),
+        "Dataset scripts": ("path", "set dataset.revision: refs/convert/parquet"),
+    }
+    for start, (key, fix) in choices.items():
+        if start in text:
+            raise _error(f"{dataset.path}: {text.strip()}", fix, key) from error
+    raise error
+
+
+def _explain_hub(dataset: HubDataset, error: Exception) -> str:
+    import datasets
+
+    reason = str(error).strip().split("\n")[0]
+    if isinstance(error, FileNotFoundError):
+        fix = (
+            f"check the id at https://huggingface.co/datasets/{dataset.path}; for a private or "
+            "gated dataset run `hf auth login`"
+        )
+    elif isinstance(error, datasets.exceptions.DatasetsError):
+        fix = "choose another dataset.revision, or download its files and use dataset.kind: files"
+    else:
+        fix = (
+            "check the network and HF_HUB_OFFLINE, or download the rows on a machine with a network "
+            "and use dataset.kind: files"
+        )
+    return f"dataset.path: {dataset.path} cannot be loaded: {reason}. Fix: {fix}"
+
+
+def _error(message: str, fix: str, key: str) -> RecipeError:
+    return RecipeError([Issue(message, fix, f"dataset.{key}")])

@@ -1,0 +1,114 @@
+"""Streamed training rows: read while they are needed, pass after pass, through a bounded shuffle buffer."""
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from grpo_cli.data.build import BuiltData, CountTokens, as_text, check_one_style, make_rows
+from grpo_cli.data.files import find_files, iterate_rows
+from grpo_cli.data.hub import iterate_split
+from grpo_cli.data.prompts import Renderer, resolve_style
+from grpo_cli.data.rows import Row, RowNames
+from grpo_cli.recipe.dataset import FilesDataset, HubDataset
+from grpo_cli.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+
+T = TypeVar("T")
+
+
+def stream_rows(
+    recipe: Recipe, data: BuiltData, *, has_chat_template: bool, count_tokens: CountTokens
+) -> "IterableDataset":
+    """Return the training rows of streamed data, without end: one pass follows another.
+
+    Rows are those that `build_datasets` would make, except that they have the columns of the first rows alone.
+    Iterating again begins anew, so that a resumed run gets the rows of an unbroken one by skipping. For the
+    trainer all passes are one epoch: with more, it could not tell from a step's number how many rows to skip.
+
+    Args:
+        recipe: The whole recipe.
+        data: What `build_datasets` returned.
+        has_chat_template: Whether the tokenizer has one.
+        count_tokens: Tokens of a prompt as the model will see it.
+
+    Raises:
+        RecipeError: While iterating: the file or the row does not fit the recipe.
+        SetupError: While iterating: the hub cannot be reached.
+    """
+    from datasets import IterableDataset
+
+    rows = _Rows(recipe, data, has_chat_template, count_tokens)
+    return IterableDataset.from_generator(rows.__iter__)
+
+
+class _Rows:
+    """The rows, which can be iterated any number of times."""
+
+    def __init__(
+        self, recipe: Recipe, data: BuiltData, has_chat_template: bool, count_tokens: CountTokens
+    ) -> None:
+        dataset: Any = recipe.dataset
+        self._dataset, self._seed = dataset, recipe.seed
+        self._buffer_size = dataset.streaming.buffer_size
+        self._shuffles = recipe.training.extras.get("shuffle_dataset", True)
+        style = resolve_style(dataset.prompt, has_chat_template)
+        self._renderer = Renderer(dataset.prompt, style, may_be_empty=bool(recipe.environment))
+        self._count_tokens = count_tokens
+        names = data.train.column_names
+        sources = (column.from_ for column in dataset.columns.values())
+        self._empty = dict.fromkeys([*names, *sources])
+        self._encode: dict[str, Callable[[Any], Any]] = dict.fromkeys(names, lambda value: value)
+        for names, nested in ((data.report.json_columns, True), (data.report.text_columns, False)):
+            self._encode |= dict.fromkeys(names, partial(as_text, nested=nested))
+        self._first = data.train[0]
+
+    def __iter__(self) -> Iterator[Row]:
+        for number in count():
+            rows: Iterator[tuple[int, tuple[RowNames, Row]]]
+            rows = islice(enumerate(_read(self._dataset)), self._dataset.limit)
+            if self._shuffles:
+                rows = shuffle(rows, self._buffer_size, f"{self._seed}/{number}")
+            for row_id, (names, row) in rows:
+                yield from self._make(row_id, names, row)
+
+    def _make(self, row_id: int, names: RowNames, row: Row) -> Iterator[Row]:
+        """Yield the row as it is trained on; nothing if it is dropped."""
+        longest = self._dataset.max_prompt_length
+        for _, made, prompt in make_rows(
+            self._dataset, self._renderer, [{**self._empty, **row}], names
+        ):
+            if longest is not None and self._count_tokens(prompt) > longest:
+                continue
+            made |= {"prompt": prompt, "row_id": row_id}
+            check_one_style([self._first, made])
+            yield {name: encode(made.get(name)) for name, encode in self._encode.items()}
+
+
+def _read(dataset: FilesDataset | HubDataset) -> Iterator[tuple[RowNames, Row]]:
+    """Yield each training row with its name in messages, which is that of place 0."""
+    if isinstance(dataset, FilesDataset):
+        for file in find_files(dataset.train, "dataset.train"):
+            files = ((file.path.name, sys.maxsize),)
+            for number, row in enumerate(iterate_rows(file)):
+                yield RowNames("training", files, number), row
+    else:
+        for number, row in enumerate(iterate_split(dataset, "split")):
+            yield RowNames("training", first=number), row
+
+
+def shuffle(items: Iterable[T], buffer_size: int, seed: str) -> Iterator[T]:
+    """Yield all items in an order that the seed decides, with `buffer_size` of them in memory."""
+    chooser = random.Random(seed)
+    rest = iter(items)
+    buffer = list(islice(rest, buffer_size))
+    for item in rest:
+        place = chooser.randrange(buffer_size)
+        yield buffer[place]
+        buffer[place] = item
+    chooser.shuffle(buffer)
+    yield from buffer
