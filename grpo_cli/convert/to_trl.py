@@ -241,7 +241,8 @@ def _dataset(recipe: Recipe, changed: dict[str, Any], lost: Lost) -> dict[str, A
         lost.append((f"dataset.kind: {dataset.kind}", reason))
         return {}
     if dataset.eval_fraction is None or dataset.eval_split is not None:
-        return _copied(changed, "dataset")
+        streaming = {"dataset_streaming": True} if dataset.streams else {}
+        return _copied(changed, "dataset") | streaming
     named = {"name": dataset.name} if dataset.name is not None else {}
     source = {"path": dataset.path, "split": dataset.split, **named}
     return {"datasets": [source], "test_split_size": dataset.eval_fraction}
@@ -252,6 +253,8 @@ def _files(dataset: FilesDataset) -> dict[str, Any]:
     fields: dict[str, Any] = {"datasets": [{"path": builder, "data_files": list(dataset.train)}]}
     if dataset.eval_fraction is not None:
         fields["test_split_size"] = dataset.eval_fraction
+    if dataset.streams:
+        fields["streaming"] = True
     return fields
 
 

@@ -193,8 +193,10 @@ def _take_dataset(report: KeyReport) -> None:
     if report.get("datasets"):
         if _is_mixture(report, "datasets"):
             _take_sources(report, ("datasets",), "hub", "mixture")
+            report.drop_all((), ("streaming",), "the sources of a mixture are not streamed")
         elif has_first(report, "datasets"):
             take_source(report, "datasets", 0)
+            report.take({"streaming": switch("dataset.streaming", True)})
             report.take(read_table("mixture"), "datasets", 0)
             for name in report.rest("datasets", 0):
                 report.drop_unknown(
@@ -202,7 +204,8 @@ def _take_dataset(report: KeyReport) -> None:
                 )
         else:
             report.to_do.setdefault("dataset", NO_DATASET)
-        report.drop_all((), tuple(NAMED)[:3], "`datasets` is given too, and wins")
+        others = tuple(name for name in NAMED if name != "dataset_test_split")
+        report.drop_all((), others, "`datasets` is given too, and wins")
         report.take({"test_split_size": "dataset.eval_fraction"})
         report.drop_all((), ("dataset_test_split",), "`test_split_size` makes the evaluation rows")
         return
@@ -215,7 +218,7 @@ def _take_dataset(report: KeyReport) -> None:
     if evaluates != "no" and report.get("dataset_name") is not None:
         report.add_missing("dataset.eval_split", "test", f"{report.tool}'s default")
     reason = "only a mixture (`datasets`) has it, and there is none"
-    report.drop_all((), ("datasets", "test_split_size"), reason)
+    report.drop_all((), ("datasets", "test_split_size", "streaming"), reason)
 
 
 def has_first(report: KeyReport, *key: str | int) -> bool:

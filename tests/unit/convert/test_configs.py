@@ -29,6 +29,7 @@ def test_trl_math():
                 "path": "trl-lib/DeepMath-103K",
                 "split": "train",
                 "eval_split": "test",
+                "streaming": True,
             },
             "generation.backend": "vllm",
             "generation.vllm": {
@@ -50,7 +51,6 @@ def test_trl_math():
     assert rewards[3] == {"kind": "soft_overlong", "max_length": 1280, "cache": 256, "weight": 1.0}
     assert rewards[4]["path"] == "./my_rewards.py:brevity"
     assert set(reasons(report)) == {
-        "dataset_streaming",
         "output_dir",
         "num_completions_to_print",
         "push_to_hub",

@@ -23,6 +23,16 @@ def flatten(folder=Path("/somewhere"), **changes):
     return config.flat, dict(config.lost), config.missing
 
 
+def test_streamed_data_is_streamed_by_trl_too():
+    rows = {"kind": "hub", "path": "org/rows", "streaming": True}
+    flat, lost, _ = flatten(dataset=rows)
+    assert (flat["dataset_streaming"], lost) == (True, {})
+    rows = {"kind": "files", "train": ["rows.jsonl"], "streaming": {"buffer_size": 9}}
+    flat, lost, _ = flatten(dataset=rows)
+    assert flat["streaming"] is True
+    assert "1,000" in lost["dataset.streaming.buffer_size"]
+
+
 @pytest.mark.parametrize(
     ("reward", "name"),
     [
