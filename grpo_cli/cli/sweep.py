@@ -243,12 +243,9 @@ def _print_result(result: "SweepResult") -> None:
         numbers = (cell["finished"], cell["mean_text"], cell["difference_text"])
         table.add_row(*(Text(text, style=style) for text in (str(cell["cell"]), *values, *numbers)))
     console.print(table)
-    console.print(
-        Text(
-            "means over seeds with 95 % intervals; differences paired by prompt and seed",
-            style="dim",
-        )
-    )
+    if told["metric"]:
+        caption = "means over seeds with 95 % intervals; differences paired by prompt and seed"
+        console.print(Text(caption, style="dim"))
     for cell in ranked:
         if cell["verdict"]:
             print_words(console, Text(f"{cell['verdict']}.", style="green" if cell["tone"] else ""))

@@ -14,6 +14,7 @@ from grpo_cli.report.page import read_asset, read_plotly
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.tables import format_metric
 from grpo_cli.runs.files import write_text
+from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import Point
 
 _SCRIPTS = ("unpacking.js", "charts.js", "page.js")
@@ -88,7 +89,7 @@ def write_sweep_page(
         cells=ranked,
         keys=list(dict.fromkeys(key for cell in ranked for key in cell["settings"])),
         charts=charts["charts"],
-        link=lambda run: Path("../..", Path(run).name, "report.html").as_posix(),
+        link=_link_report,
         written=time.strftime("%Y-%m-%d %H:%M"),
         style=read_asset("page.css"),
         scripts="\n".join(map(read_asset, _SCRIPTS)),
@@ -97,6 +98,12 @@ def write_sweep_page(
     )
     write_text(path, page)
     return path
+
+
+def _link_report(run: str) -> str | None:
+    """Return the address of a run's report on the page; None if there is none yet."""
+    report = RunFolder(Path(run)).report
+    return f"../../{report.parent.name}/{report.name}" if report.is_file() else None
 
 
 def _build_charts(

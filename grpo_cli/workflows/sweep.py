@@ -69,9 +69,14 @@ class SweepResult:
     @property
     def exit_code(self) -> ExitCode:
         """A failed run is a result; a sweep fails if nothing was finished, and nothing will be."""
-        states = {run.state for cell in self.sweep.cells for run in cell.runs}
-        has_result = self.comparison.cells or states & {"waiting", "running"}
-        return ExitCode.OK if has_result else ExitCode.FAILED
+        return ExitCode.OK if self.comparison.cells or self.is_under_way else ExitCode.FAILED
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether runs are waiting or running, as those of a job array."""
+        return any(
+            run.state in ("waiting", "running") for cell in self.sweep.cells for run in cell.runs
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as plain values, for `--json`."""

@@ -116,7 +116,11 @@ def submit_sweep(
 def read_job(sweep: Sweep, reporter: Reporter) -> SweepResult:
     """Compare the cells by the runs that are finished so far, and say how the others stand."""
     _refresh(sweep)
-    return finish_sweep(sweep, reporter)
+    result, unfinished = finish_sweep(sweep, reporter), list_unfinished(sweep)
+    if unfinished and not result.is_under_way:
+        again = f"grpo sweep --resume {sweep.folder} --slurm"
+        reporter.say(f"{len(unfinished)} runs are not finished. To submit them again: {again}")
+    return result
 
 
 def _check_cells(

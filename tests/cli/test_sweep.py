@@ -160,6 +160,8 @@ def test_a_job_array_is_submitted_read_and_submitted_again(tmp_path):
     assert "job 7 has 2 tasks in the queue" in sweep("--resume", "latest", "--slurm")
 
     cluster.queue({})
+    done = grpo("sweep", "--resume", "latest", cwd=tmp_path, **cluster.environment)
+    assert "3 runs are not finished. To submit them again: grpo sweep --resume" in done.stderr
     assert sweep("--resume", "latest", "--slurm")["tasks"] == 3
     script = (cluster.folder / "job.sh").read_text()
     assert "#SBATCH --array=1-3\n" in script

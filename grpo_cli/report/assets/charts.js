@@ -194,10 +194,11 @@ function specifyHeldOut() {
   // A line a run, or of one run a line a metric: the earlier above the later, so that the bars do not cover each other.
   const SHIFTS = { before: -0.15, "after the warm-up": 0, after: 0.15 };
   const rows = chartData.held_out_rows, many = chartData.runs.length > 1, layout = layoutOf(null);
-  const traces = rows.flatMap((row, place) => Object.entries(row.ends).map(([when, ends]) => {
+  const traces = rows.flatMap((row, place) => Object.entries(row.ends).map(([when, ends], _, all) => {
+    const shift = all.length > 1 ? SHIFTS[when] : 0;
     const ink = colour(many ? `--run-${row.run % 6}` : "--accent"), color = when === "after" ? ink : fade(ink, 0.6);
     return {
-      x: [ends.value], y: [place + SHIFTS[when]], error_x: { ...barsOf([ends]), color }, mode: "markers",
+      x: [ends.value], y: [place + shift], error_x: { ...barsOf([ends]), color }, mode: "markers",
       hovertemplate: `${plain(row.label)}<br>${sayEnds(ends)} ${when}<extra></extra>`,
       marker: { color, size: 9, symbol: when === "after" ? "diamond" : "diamond-open" },
     };
