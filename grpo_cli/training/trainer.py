@@ -101,11 +101,13 @@ class RunTrainer(ExactResume, FastTrainer):
         self.model.training = training
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        # At a step, only some sets may be due.
+        # With `save_strategy: best` the result decides on saving, which a requested stop does too.
+        stops = self.control.should_training_stop and self.control.should_save
         name = f"eval_{(self.args.metric_for_best_model or '').removeprefix('eval_')}"
+        # At a step, only some sets may be due.
         if self.held_out_sets is not None and name not in metrics:
-            return False
-        return bool(super()._determine_best_metric(metrics, trial))
+            return stops
+        return super()._determine_best_metric(metrics, trial) or stops
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         if not self.model.training:
