@@ -86,7 +86,7 @@ from grpo_cli.training.teacher import attach_teacher
 from grpo_cli.training.trainer import RunTrainer
 from grpo_cli.training.trl_args import build_trl_args
 from grpo_cli.training.vllm_generation import patched_vllm, watch_server
-from grpo_cli.training.warmup import finish, learn, warmed_up
+from grpo_cli.training.warmup import clean_up, learn, warmed_up
 
 if TYPE_CHECKING:
     from grpo_cli.training.asynchronous.trainer import AsyncRunTrainer
@@ -269,10 +269,22 @@ def _warm_up(
     player: Player | None,
 ) -> ModelConfig:
     """Train the warm-up, unless an earlier attempt has; return the model that GRPO begins with."""
+    if not (session.folder.warmup / "model").is_dir():
+        _train_warmup(session, args, tokenizer, data, rewards, player)
+        # Its model and trainer refer to each other: without this they would stay in memory beside GRPO's.
+        clean_up(session)
+    return warmed_up(session.folder, session.recipe.model)
+
+
+def _train_warmup(
+    session: Session,
+    args: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    data: BuiltData,
+    rewards: list[Reward],
+    player: Player | None,
+) -> None:
     folder, config, processes = session.folder, session.recipe.model, session.processes
-    end = folder.warmup / "model"
-    if end.is_dir():
-        return warmed_up(folder, config)
     session.report(WARMING)
     rows = read_rows(session.recipe, data.train, tokenizer)
     # One process makes them, and all read the same: environments need not answer twice alike.
@@ -292,10 +304,8 @@ def _warm_up(
     processes.wait_for_everyone()
     peft_config = None if config.adapter else build_peft_config(config.lora)
     trainer = learn(session, args, model, tokenizer, peft_config, read_examples(folder))
-    _save_model(session, trainer, end)
-    del model
-    finish(session, trainer)
-    return warmed_up(folder, config)
+    _save_model(session, trainer, folder.warmup / "model")
+    trainer.accelerator.free_memory()
 
 
 def _load_model(session: Session, config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> Any:

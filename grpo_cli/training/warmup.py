@@ -220,12 +220,10 @@ def _sft_args(session: Session, args: Any, count: int, *, has_held_out: bool) ->
     )
 
 
-def finish(session: Session, trainer: _Trainer) -> None:
-    """Release the memory of a trainer that is done, and remove its checkpoints (main process)."""
+def clean_up(session: Session) -> None:
+    """Release the memory of a warm-up that is out of scope, and remove its checkpoints (main process)."""
     if session.processes.is_main_process:
         shutil.rmtree(session.folder.warmup / "checkpoints", ignore_errors=True)
-    trainer.accelerator.free_memory()
-    trainer.model = trainer.model_wrapped = trainer.optimizer = None
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
