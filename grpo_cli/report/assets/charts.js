@@ -149,6 +149,8 @@ function valuesOf(chart) {
 function layoutOf(chart) {
   const dim = colour("--dim"), grid = colour("--grid"), band = colour("--band");
   const bands = chart?.bands ?? [];
+  // A short run has no ticks between two steps.
+  const dtick = chartData.steps.every((steps) => steps.every((step) => step < 10)) ? 1 : undefined;
   const axis = {
     gridcolor: grid, linecolor: grid, zerolinecolor: grid, automargin: true, tickfont: { size: 11 },
   };
@@ -160,7 +162,7 @@ function layoutOf(chart) {
     legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
     // A finger that moves over a chart scrolls the page.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-    xaxis: { ...axis, title: { text: "optimizer step", font: { size: 11 } }, tickformat: "~s", rangemode: "tozero" },
+    xaxis: { ...axis, title: { text: "optimizer step", font: { size: 11 } }, tickformat: "~s", rangemode: "tozero", dtick },
     yaxis: { ...axis, ...valuesOf(chart) },
     shapes: bands.map((each) => ({
       type: "rect", x0: each.from, x1: each.to, y0: each.low, y1: each.high,
@@ -208,7 +210,7 @@ function specifyHeldOut() {
     ...layout.yaxis, range: [rows.length - 0.5, -0.5], tickvals: rows.map((_, place) => place),
     ticktext: rows.map((row) => label(row.label)), zeroline: false, fixedrange: true,
   };
-  layout.xaxis = { ...layout.xaxis, title: undefined, tickformat: ".4~g", rangemode: "normal" };
+  layout.xaxis = { ...layout.xaxis, title: undefined, tickformat: ".4~g", rangemode: "normal", dtick: undefined };
   return [traces, { ...layout, hovermode: "closest", showlegend: false }];
 }
 
