@@ -33,7 +33,8 @@ def check_difficulty(recipe: Recipe, seen: Preview | None) -> Iterator[Issue]:
         return
     if isinstance(config, OrderDifficulty) and recipe.dataset.shares:
         seen_ratios = "an order over all sources leaves their ratios out of account"
-        yield Issue(seen_ratios, "write `kind: adaptive`, or leave it out", f"{_PATH}.kind")
+        fix = "write `kind: adaptive`, or put the rows into one source in that order"
+        yield Issue(seen_ratios, fix, f"{_PATH}.kind")
     if isinstance(config, PoolsDifficulty):
         yield from _check_pools(config)
     if not isinstance(config, OrderDifficulty):

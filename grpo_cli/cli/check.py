@@ -60,7 +60,8 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
     if seen is not None and seen.sources:
         table.add_row("sources", Text(_describe_sources(recipe.dataset, seen)))
     if (difficulty := recipe.dataset.difficulty) is not None:
-        table.add_row("difficulty", difficulty.kind)
+        where = " (the shares and draws above are where it begins)" if recipe.dataset.shares else ""
+        table.add_row("difficulty", f"{difficulty.kind}{where}")
     if seen is not None and seen.columns is not None:
         columns = seen.columns.union(*(each.columns for each in recipe.dataset.parts))
         table.add_row("columns", Text(", ".join(sorted(columns))))
@@ -92,7 +93,8 @@ def _count_rows(checked: "CheckedRecipe") -> str:
     if seen is None or (seen.train_rows is None and not is_streamed):
         return "not checked"
     held_out = f", {seen.eval_rows:,} held out" if seen.eval_rows else ""
-    prompts = "streamed" if seen.train_rows is None else f"{seen.train_rows:,} prompts"
+    drawn = " an epoch" if seen.sources else ""
+    prompts = "streamed" if seen.train_rows is None else f"{seen.train_rows:,} prompts{drawn}"
     return f"{prompts}{held_out}"
 
 
@@ -107,7 +109,7 @@ def _describe_sources(dataset: Any, seen: "Preview") -> str:
 
 
 def _times(number: float) -> str:
-    return "once" if round(number, 2) == 1 else f"{number:.3g} times"
+    return "once" if round(number, 1) == 1 else f"about {number:.2g} times"
 
 
 def _describe_groups(checked: "CheckedRecipe") -> str:

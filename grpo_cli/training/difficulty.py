@@ -20,15 +20,15 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores
 
 _EASY, _HARD = 0.8, 0.2
-"""Estimated shares of right answers from which on prompts are logged as easy or hard."""
+"""Estimated shares of right answers from which on prompts are logged as easy or hard; pools have their own."""
 _NEWEST, _NEWEST_OF_ALIKE = 0.5, 0.1
-"""Weights of the newest group in the moving means: of a prompt, and of prompts that are alike."""
+"""Weights of the newest group in moving means: of a prompt, and (after some groups) of prompts that are alike."""
 
 
 class SuccessEstimates:
     """Estimated shares of right answers of every prompt: moving means over its groups.
 
-    A prompt begins with its `solve_rate`, or with the moving mean of prompts like it, which begins at one half.
+    A prompt begins with its `solve_rate`, or with the mean of prompts like it: one half and then their groups.
     """
 
     def __init__(self, known: torch.Tensor, like: torch.Tensor) -> None:
@@ -40,12 +40,16 @@ class SuccessEstimates:
         """
         self._own, self._like = known, like
         self._shared = torch.full((int(like.max()) + 1,), 0.5, dtype=torch.float64)
+        self._groups = torch.zeros_like(self._shared)
 
     def add(self, prompt: int, share: float) -> None:
         """Add a group by its share of right answers."""
         before, like = self.all()[prompt], self._like[prompt]
         self._own[prompt] = before + _NEWEST * (share - before)
-        self._shared[like] += _NEWEST_OF_ALIKE * (share - self._shared[like])
+        # The mean of the first groups, then a moving one.
+        self._groups[like] += 1
+        newest = max(_NEWEST_OF_ALIKE, 1 / (self._groups[like].item() + 1))
+        self._shared[like] += newest * (share - self._shared[like])
 
     def all(self) -> torch.Tensor:
         """Return the estimates, [prompts] float64."""
@@ -57,11 +61,13 @@ class SuccessEstimates:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return what changes in training."""
-        return {"own": self._own, "shared": self._shared}
+        return {"own": self._own, "shared": self._shared, "groups": self._groups}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restore what `state` returned."""
-        self._own, self._shared = state["own"], state["shared"]
+        self._own, self._shared, self._groups = (
+            state[name] for name in ("own", "shared", "groups")
+        )
 
 
 class DifficultySampler:
@@ -203,11 +209,14 @@ class DifficultySampler:
         if isinstance(self._config, OrderDifficulty):
             return seen | {"drawn": self._values[self._latest].nanmean().item()}
         success = self._estimates.all()
+        easy, hard = _EASY, _HARD
+        if isinstance(self._config, PoolsDifficulty):
+            easy, hard = self._config.easy, self._config.hard
         return seen | {
             "drawn": success[self._latest].mean().item(),
             "success": success.mean().item(),
-            "easy": (success >= _EASY).double().mean().item(),
-            "hard": (success <= _HARD).double().mean().item(),
+            "easy": (success >= easy).double().mean().item(),
+            "hard": (success <= hard).double().mean().item(),
         }
 
     def state(self) -> dict[str, Any]:
