@@ -56,9 +56,14 @@ def check_evaluation(recipe: Recipe) -> Iterator[Issue]:
             "`eval_fraction`), or set `eval_strategy: no`",
             "training.eval_strategy",
         )
-    saves = training.extras.get("save_strategy", "steps")
-    best = training.extras.get("load_best_model_at_end")
-    if recipe.is_best_of_held_out_set:
+
+
+def check_best(recipe: Recipe) -> Iterator[Issue]:
+    """Find best models that cannot be known, and early stopping without evaluation."""
+    training, evaluates = recipe.training, recipe.training.eval_strategy
+    best, saves = recipe.loads_best, training.extras.get("save_strategy", "steps")
+    # `check_metrics` finds those that no set has.
+    if recipe.is_best_of_held_out_set or (recipe.evaluation.during and evaluates == "no"):
         if best and saves == "no":
             yield Issue(
                 "the best model is saved, and `save_strategy` is `no`",
@@ -81,8 +86,6 @@ def check_evaluation(recipe: Recipe) -> Iterator[Issue]:
     if training.early_stopping and evaluates == "no":
         seen = "early stopping reads an evaluation metric, and `eval_strategy` is `no`"
         fix = "set `training.eval_strategy: steps` and `training.eval_steps`"
-        if during := recipe.evaluation.during:
-            fix += f", or `early_stopping.metric: {during[0].prefix}reward`"
         yield Issue(seen, fix, "training.early_stopping")
 
 
@@ -155,12 +158,14 @@ def _check_held_out_set(
 
 def check_metrics(recipe: Recipe) -> Iterator[Issue]:
     """Find metrics that training waits for and no evaluation logs."""
-    training = recipe.training
-    stopping = training.early_stopping
-    named = {
-        "training.early_stopping.metric": stopping.metric if stopping else None,
-        "training.metric_for_best_model": training.extras.get("metric_for_best_model"),
-    }
+    training, during = recipe.training, recipe.evaluation.during
+    evaluates, stopping = training.eval_strategy != "no", training.early_stopping
+    named: dict[str, str | None] = {}
+    if stopping:
+        named["training.early_stopping.metric"] = stopping.metric
+    metric = training.extras.get("metric_for_best_model")
+    if metric is not None or recipe.loads_best:
+        named["training.metric_for_best_model"] = metric
     if not recipe.is_sampled:
         for path, metric in named.items():
             if metric is not None and metric.removeprefix("eval_") not in (RANKING, GAP):
@@ -168,23 +173,16 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
                 seen = f"`{metric}` is not measured on scored data; {best} and eval_{GAP} are"
                 yield Issue(seen, f"set it to eval_{RANKING}", path)
         return
-    during = recipe.evaluation.during
-    unused = training.eval_strategy == "no" and not training.extras.get("load_best_model_at_end")
-    if (unused and not during) or training.mode == "async":
+    if not (evaluates or recipe.loads_best or during) or training.mode == "async":
         return
+    by_trl = evaluates or not during
     with suppress(RewardError):
-        names = name_rewards(recipe.rewards)
-        known = {f"rewards/{name}/{what}" for name in names for what in ("mean", "std")}
-        known |= _EVALUATED if recipe.rewards else _EVALUATED - {REWARD, REWARD_STD, FRAC_ZERO_STD}
-        measures = (REWARD, FRAC_ZERO_STD)
-        known |= {
-            f"sources/{source}/{what}" for source in recipe.dataset.shares for what in measures
-        }
-        known |= {name.removeprefix("eval_") for name in _held_out_metrics(recipe)}
+        known = {name.removeprefix("eval_") for name in _held_out_metrics(recipe)}
+        known |= set(_evaluated_metrics(recipe) if by_trl else ())
         best = "eval_reward" if recipe.learns_from_rewards else "eval_kl"
-        if during and training.eval_strategy == "no" and recipe.learns_from_rewards:
+        if not by_trl:
             best = f"{during[0].prefix}reward"
-        own = any(reward.kind == "python" for reward in recipe.rewards)
+        own = by_trl and any(reward.kind == "python" for reward in recipe.rewards)
         for path, metric in named.items():
             name = (metric or best).removeprefix("eval_")
             if name not in known:
@@ -192,6 +190,16 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
                 fix = f"set it to eval_{nearest(name, known) or best.removeprefix('eval_')}"
                 seen = f"no evaluation logs `eval_{name}`{unless}"
                 yield Issue(seen, fix, path, level="warning" if own else "error")
+
+
+def _evaluated_metrics(recipe: Recipe) -> Iterator[str]:
+    """Yield the names of the metrics of TRL's evaluation, and ours in it."""
+    of_rewards = (REWARD, REWARD_STD, FRAC_ZERO_STD)
+    yield from _EVALUATED if recipe.rewards else _EVALUATED.difference(of_rewards)
+    for name in name_rewards(recipe.rewards):
+        yield from (f"rewards/{name}/{what}" for what in ("mean", "std"))
+    for source in recipe.dataset.shares:
+        yield from (f"sources/{source}/{what}" for what in (REWARD, FRAC_ZERO_STD))
 
 
 def _held_out_metrics(recipe: Recipe) -> Iterator[str]:

@@ -16,6 +16,7 @@ from grpo_cli.checks.devices import check_devices, check_precision, settle_dtype
 from grpo_cli.checks.difficulty import check_difficulty
 from grpo_cli.checks.episodes import Kinds, check_episodes, check_kinds
 from grpo_cli.checks.evaluation import (
+    check_best,
     check_during,
     check_evaluation,
     check_expect,
@@ -140,6 +141,7 @@ def check_recipe(
         if not any(_decides_batch(problem.path) for problem in loaded.problems):
             problems += [_blame_limit(each, recipe, batch) for each in batch.problems]
         problems += _check_sections(recipe, processes, hardware, seen, batch, kinds)
+        problems += _check_evaluation(loaded, recipe, batch)
         problems += check_overlap(recipe, params, batch)
         if not loaded.problems:
             unseen = tuple(_find_unseen(recipe, seen, processes, hardware))
@@ -175,11 +177,8 @@ def _check_sections(
     yield from check_devices(recipe, processes, hardware)
     yield from check_vllm(recipe, hardware)
     yield from check_async(recipe)
-    yield from check_evaluation(recipe)
-    yield from check_during(recipe, steps)
     yield from check_scored(recipe, seen)
     yield from check_stop_when(recipe)
-    yield from check_metrics(recipe)
     yield from check_expect(recipe, steps)
     yield from check_trackers(recipe)
     yield from check_precision(recipe, hardware)
@@ -189,6 +188,17 @@ def _check_sections(
     yield from check_mixture(recipe, seen, batch)
     yield from check_difficulty(recipe, seen)
     yield from check_streaming(recipe)
+
+
+def _check_evaluation(loaded: LoadedRecipe, recipe: Recipe, batch: BatchPlan) -> Iterator[Issue]:
+    yield from check_evaluation(recipe)
+    in_sets = list(check_during(recipe, batch.total_optimizer_steps))
+    yield from in_sets
+    # What is evaluated depends on the sets.
+    broken = (each for each in (*loaded.problems, *in_sets) if each.level == "error")
+    if not any(each.path.startswith("evaluation.during") for each in broken):
+        yield from check_best(recipe)
+        yield from check_metrics(recipe)
 
 
 def _check_model(recipe: Recipe) -> Iterator[Issue]:

@@ -156,12 +156,11 @@ def check_upstream_settings(recipe: Recipe, *, cpu: bool) -> Iterator[Issue]:
 
 def _fields(recipe: Recipe, *, cpu: bool) -> dict[str, Any]:
     """Return the recipe's `GRPOConfig` fields, less the arithmetic, which `batch` checks for all processes."""
-    training, generation = recipe.training, recipe.generation
-    fields = {**training.trl_fields(), **generation.trl_fields(), **recipe.logging.trl_fields()}
+    fields = recipe.trl_fields()
     for name in ("steps_per_generation", "generation_batch_size", "num_generations_eval"):
         fields.pop(name, None)
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
-        fields[name] = generation.num_generations
+        fields[name] = recipe.generation.num_generations
     if cpu:
         fields.setdefault("bf16", False)
     return {**fields, "output_dir": os.devnull, "use_cpu": cpu}

@@ -189,13 +189,30 @@ class Recipe(Section):
             if not self.is_sampled:
                 return "eval_ranking"
             return "eval_reward" if self.learns_from_rewards else "eval_kl"
-        return f"{during[0].prefix}reward" if during and self.learns_from_rewards else None
+        return f"{during[0].prefix}reward" if during else None
 
     @property
     def is_best_of_held_out_set(self) -> bool:
         """Whether `best_metric` is of a set of `evaluation.during`."""
         metric = f"eval_{(self.best_metric or '').removeprefix('eval_')}"
         return any(metric.startswith(each.prefix) for each in self.evaluation.during)
+
+    @property
+    def loads_best(self) -> bool:
+        """Whether the final model is the best checkpoint."""
+        return bool(self.training.extras.get("load_best_model_at_end"))
+
+    def trl_fields(self) -> dict[str, Any]:
+        """Return every `GRPOConfig` field that the sections set, under TRL's names.
+
+        Not `load_best_model_at_end` by a set of `evaluation.during`, for which `GRPOConfig` insists on an
+        `eval_strategy` all the same.
+        """
+        sections = (self.training, self.generation, self.logging)
+        fields = {name: value for each in sections for name, value in each.trl_fields().items()}
+        if self.is_best_of_held_out_set:
+            fields.pop("load_best_model_at_end", None)
+        return fields
 
     @property
     def is_sampled(self) -> bool:

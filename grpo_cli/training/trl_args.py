@@ -29,9 +29,7 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
     values: dict[str, Any] = {
         # The same default in both modes.
         "lr_scheduler_type": "linear",
-        **recipe.training.trl_fields(),
-        **recipe.generation.trl_fields(),
-        **recipe.logging.trl_fields(),
+        **recipe.trl_fields(),
         **(_async_fields(recipe) if asynchronous else _grpo_fields(recipe)),
         **_server_fields(recipe, folder.read_plan().get("server")),
         "output_dir": str(folder.checkpoints),
@@ -44,7 +42,7 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
     if isinstance(recipe.dataset, MixtureDataset) or recipe.dataset.streams:
         # Their rows are in the order in which they are drawn.
         values["shuffle_dataset"] = False
-    if values.get("load_best_model_at_end") and values.get("save_total_limit") == 1:
+    if recipe.loads_best and values.get("save_total_limit") == 1:
         # With 1, transformers (5.17, `Trainer._finalize_training`) removes the newest in the end, also if a stop
         # was requested.
         values["save_total_limit"] = 2
@@ -63,15 +61,13 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
         # What the class does not know was refused before the launch, by `checks`.
         known = {field.name for field in fields(config)}
         values = {name: value for name, value in values.items() if name in known}
-    # By a set of `evaluation.during`, which needs no `eval_strategy`, though the arguments insist on one.
-    loads_best = recipe.is_best_of_held_out_set and values.pop("load_best_model_at_end", False)
     try:
         arguments = config(**values)
     except ValueError as error:
         raise RunError(
             f"TRL refuses these settings: {error} Fix: change them in the recipe"
         ) from error
-    arguments.load_best_model_at_end |= bool(loads_best)
+    arguments.load_best_model_at_end = recipe.loads_best
     return arguments
 
 

@@ -271,6 +271,16 @@ def test_a_mistake_is_found_without_loading_weights(name, probe):
     assert found.signal is None
 
 
+def test_a_set_evaluated_during_training_may_decide_on_the_best_model(probe):
+    best = {
+        "training__save_strategy": "steps",
+        "training__load_best_model_at_end": True,
+        "training__metric_for_best_model": "eval_held_out/accuracy/math",
+    }
+    found = probe(changed(**best, evaluation__during=[{"every": 5}]), quick=True)
+    assert not found.errors, found.findings
+
+
 def test_a_reward_that_raises_is_found(probe, tmp_path):
     (tmp_path / "mine.py").write_text(
         "def mine(completions, answers, **kwargs):\n    return [answers[0]['x']]\n"
