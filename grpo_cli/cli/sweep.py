@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, AsSlurmJob, Overrides, RunsRoot
-from grpo_cli.cli.output import print_json, print_words, stderr, stdout
+from grpo_cli.cli.output import count_noun, print_json, print_words, stderr, stdout
 from grpo_cli.errors import GrpoError, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,10 @@ Cells = Annotated[
 ]
 Seeds = Annotated[
     str | None,
-    typer.Option(metavar="N|1,2,7", help="Seeds of each cell: so many, or these; 3 by default."),
+    typer.Option(
+        metavar="N|1,2,7",
+        help="Seeds of each cell: `3` is three seeds, `42,` the seed 42 alone; 3 by default.",
+    ),
 ]
 Parallel = Annotated[
     int | None,
@@ -118,6 +121,8 @@ def _run(
         return read_job(old, reporter)
     prepared = prepare_sweep(request, runs, parallel, reporter, old)
     reporter.say(f"sweep: {prepared.sweep.folder}")
+    if not old:
+        reporter.say(_say_size(request, len(prepared.slots)))
     try:
         return run_sweep(prepared, reporter)
     except BaseException as error:
@@ -203,6 +208,13 @@ def _read_request(
     return SweepRequest(str(recipe.absolute()), str(Path.cwd()), *texts, search, chosen, probe)
 
 
+def _say_size(request: "SweepRequest", slots: int) -> str:
+    """Return how many runs a sweep has, and why."""
+    cells, seeds = request.search or len(request.points()), len(request.seeds)
+    runs = count_noun(cells * seeds, "run")
+    return f"{count_noun(cells, 'cell')} × {count_noun(seeds, 'seed')} = {runs}, {slots} at a time"
+
+
 def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
     """Print what would be run."""
     # What a search tries is not known before.
@@ -214,10 +226,7 @@ def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
     from grpo_cli.workflows.sweep_plan import say_settings
 
     console = stdout()
-    runs = cells * len(request.seeds)
-    console.print(
-        f"{cells} cells × {len(request.seeds)} seeds = {runs} runs, {slots} at a time", markup=False
-    )
+    console.print(_say_size(request, slots), markup=False)
     for number, settings in enumerate(points, start=1):
         console.print(f"  {number}  {say_settings(settings)}", markup=False)
     for text in (*request.grid, *request.ranges) if request.search else ():

@@ -25,6 +25,8 @@ _OWN = {"seed": "--seeds", "name": "--set name=…", "extends": "the recipe"}
 """Keys that a sweep does not vary, and where they are set instead."""
 _RANGE = re.compile(r"(?P<low>[^.:]+(?:\.\d+)?(?:e-?\d+)?)\.\.(?P<high>[^:]+?)(?P<log>:log)?")
 _MOST_NAMED = 3
+_MOST_SEEDS = 20
+"""By number: `--seeds 42` most likely means the seed 42."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,11 @@ def read_seeds(text: str, first: int) -> tuple[int, ...]:
         )
     numbers = tuple(map(int, parts))
     if len(numbers) == 1 and "," not in text:
+        if numbers[0] > _MOST_SEEDS:
+            raise UsageError(
+                f"--seeds {text} is {text} seeds, and more than {_MOST_SEEDS} are taken only as a list. "
+                f"Fix: for the seed {text} alone, write --seeds {text},"
+            )
         numbers = tuple(range(first, first + numbers[0]))
     if not numbers or len(set(numbers)) < len(numbers):
         raise UsageError(

@@ -43,6 +43,7 @@ RATES = "training.learning_rate=1e-6,1e-5"
         ([], ["there is nothing to vary"]),
         ([RATES, "--seeds", "1,1"], ["names one twice"]),
         ([RATES, "--seeds", "0"], ["names none"]),
+        ([RATES, "--seeds", "42"], ["Fix: for the seed 42 alone, write --seeds 42,"]),
         ([RATES, "--seeds", "some"], ["is neither a number nor a list"]),
         (["--range", RATES], ["--range is for a search"]),
         (["--search", "3", "--range", "training.learning_rate=1e-3..1e-4"], ["not in order"]),
