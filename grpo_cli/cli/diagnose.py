@@ -9,7 +9,15 @@ from rich.padding import Padding
 from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, NewestRun, RunsRoot
-from grpo_cli.cli.output import LEVEL_MARKS, count_noun, print_json, print_marked, stderr, stdout
+from grpo_cli.cli.output import (
+    LEVEL_MARKS,
+    count_noun,
+    print_json,
+    print_marked,
+    print_words,
+    stderr,
+    stdout,
+)
 from grpo_cli.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -31,7 +39,7 @@ def diagnose(
     """Find out from a run's metrics why it does not learn, and what to change.
 
     `training.stop_when` takes names of rules, and stops a run that one of them matches. Exit code 1 if the run
-    learns nothing or loses what it learned.
+    failed, learns nothing, or loses what it learned.
     """
     if rules:
         from grpo_cli.analysis.diagnosis.diagnosis import RULES
@@ -46,22 +54,26 @@ def diagnose(
     from grpo_cli.runs.run import Run
     from grpo_cli.runs.selection import find_run
 
-    folder = find_run(runs, run)
-    found = examine(read_history(Run(folder)))
+    read = Run(find_run(runs, run))
+    found, failure = examine(read_history(read)), read.failure
     if json:
-        print_json({"run": str(folder.path), **found.as_json()})
+        print_json({"run": str(read.folder.path), "failure": failure, **found.as_json()})
     else:
-        _print_diagnosis(found)
-    raise typer.Exit(ExitCode.FAILED if found.errors else ExitCode.OK)
+        _print_diagnosis(found, failure)
+    raise typer.Exit(ExitCode.FAILED if found.errors or failure else ExitCode.OK)
 
 
 _MOST_SHOWN = 3
 """Symptoms at the end of a training; `grpo diagnose` shows all."""
 
 
-def _print_diagnosis(found: "Diagnosis") -> None:
+def _print_diagnosis(found: "Diagnosis", failure: str | None) -> None:
     console = stdout()
-    console.print(_say_verdict(found))
+    if failure:
+        mark, style = LEVEL_MARKS["error"]
+        print_words(console, Text.assemble((f"{mark} failed: ", style), failure))
+    if found.symptoms or not failure:
+        console.print(_say_verdict(found))
     for symptom in found.symptoms:
         console.print()
         _print_symptom(console, symptom)

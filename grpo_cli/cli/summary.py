@@ -147,7 +147,7 @@ def _compare_sources(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 def _print_failure(run: "RunReport") -> None:
     """Print why a run did not complete, to stderr."""
     console, status, folder = stderr(), run.status, run.folder
-    if status.traceback:
+    if status.traceback and "Fix: " not in (status.reason or ""):
         console.print(status.traceback.rstrip(), markup=False, style="dim")
     style = "bold red" if status.state == "failed" else "yellow"
     print_words(console, Text(status.reason or "no reason was recorded", style=style))

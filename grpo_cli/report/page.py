@@ -190,13 +190,19 @@ def _describe(place: int, run: RunReport) -> dict[str, Any]:
 
 
 def _tell_failure(run: RunReport) -> dict[str, Any] | None:
-    """Return what ended a run: its first line, and what is folded away."""
+    """Return what ended a run: its first line, its fix, and what is folded away."""
     reason, traceback = (run.status.reason or "").strip(), run.status.traceback
     if run.life.state != "failed" or not (reason or traceback):
         return None
-    whole = reason if "\n" in reason else ""
+    cause, _, fix = reason.partition("\nFix: ")
+    whole = reason if "\n" in cause.strip() else ""
     text = first_line(reason) or "it gave no reason"
-    return {"text": text, "details": [each for each in (whole, traceback) if each]}
+    details = {"All of it": whole, "Traceback": traceback}
+    return {
+        "text": text,
+        "fix": fix,
+        "details": {name: each for name, each in details.items() if each},
+    }
 
 
 def _read_recipe(run: RunReport) -> str:

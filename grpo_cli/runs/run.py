@@ -75,6 +75,12 @@ class Run:
         """Its state, which is `interrupted` if no process is left of a run that should be running."""
         return look_at_life(self.folder, self.status)
 
+    @property
+    def failure(self) -> str | None:
+        """Why the run failed, with the fix if one is known; None if it did not."""
+        status = self.status
+        return (status.reason or "no reason was recorded") if status.state == "failed" else None
+
     @cached_property
     def metrics(self) -> Metrics:
         """All records of `metrics.jsonl`; `refresh` adds those that came since."""

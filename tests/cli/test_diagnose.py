@@ -10,6 +10,7 @@ from grpo_cli.cli.app import app
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.status import StatusFile
 from tests.histories import read_recorded
 from tests.run_folders import make_finished_run
 
@@ -68,6 +69,15 @@ def test_an_error_ends_with_1_also_of_a_folder_that_was_copied(tmp_path, diagnos
         "source",
     }
     assert told["not_looked"]["early_peak"] == "15 of 30 records"
+
+
+def test_a_failed_run_is_told_with_its_fix_even_if_no_rule_finds_anything(tmp_path, diagnose):
+    run = make_recorded_run(tmp_path, "quickstart_16")
+    StatusFile(run.status).update(state="failed", reason="RuntimeError: nan\nFix: a lower rate")
+    code, out, _ = diagnose(run.path)
+    assert code == 1
+    assert out.startswith("✗ failed: RuntimeError: nan\nFix: a lower rate\n")
+    assert "no problems" not in out
 
 
 def test_a_healthy_run_is_called_so(tmp_path, diagnose):
