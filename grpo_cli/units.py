@@ -2,6 +2,8 @@
 
 _PLAIN_FROM = 1000
 """From here on three digits are an exponent to `g`, and whole numbers are read better."""
+_ZERO = 1e-12
+"""What is below it is left by the rounding of sums."""
 
 
 def format_duration(seconds: float) -> str:
@@ -33,14 +35,19 @@ def say_number(value: float, sign: str = "") -> str:
     """A number in three digits, or whole: `0.0123`, `656`, `3,429`; with the sign `+` also of numbers above 0."""
     # Rounding to three digits may make a thousand of a bit less.
     large = _PLAIN_FROM - 0.5 <= abs(value) < 1e9
-    return f"{value:{sign},.0f}" if large else f"{value:{sign}.3g}"
+    value = 0.0 if abs(value) < _ZERO else value
+    return _show_minus(f"{value:{sign},.0f}" if large else f"{value:{sign}.3g}")
 
 
 def format_value(value: float | None) -> str:
     """Return a score with three decimals, a larger one with fewer; a dash if there is none."""
     if value is None:
         return "–"
-    return say_number(value) if abs(value) >= _PLAIN_FROM else f"{value:.3f}"
+    return say_number(value) if abs(value) >= _PLAIN_FROM else _show_minus(f"{value:.3f}")
+
+
+def _show_minus(number: str) -> str:
+    return f"−{number[1:]}" if number.startswith("-") else number
 
 
 def spread(total: int, count: int) -> list[int]:

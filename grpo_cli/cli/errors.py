@@ -29,6 +29,7 @@ _OF_THE_MACHINE = {
 
 
 _USAGE_FIXES = {
+    r"No such command 'status'": "grpo watch shows the newest run, grpo runs list all of them",
     r"No such option: --(\w+\.[\w.]+)": r"write --set \1=VALUE",
     r"unexpected extra argument.*\((= *\S+)": r"write --set KEY=VALUE without spaces around `=`",
 }

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from grpo_cli.cli.output import count_noun, print_words, stderr, stdout
 from grpo_cli.cli.summary import overrule, print_summary
+from grpo_cli.report.tables import list_overrides
 from grpo_cli.report.wording import clean_text, short_path
 from grpo_cli.units import format_bytes, format_duration, format_value, say_number
 
@@ -105,6 +106,11 @@ def _say_ago(run: Row) -> Text:
     return Text("now")
 
 
+def _say_held_out(run: Row) -> Text:
+    text = _say_change(run["before"], run["after"])
+    return text.append(" (reward)", style="dim") if run["held_out"] == "reward" else text
+
+
 def _say_change(first: float | None, last: float | None, sign: str = "→") -> Text:
     if first is None and last is None:
         return Text("–")
@@ -118,7 +124,7 @@ _COLUMNS: dict[str, Callable[[Row], Text]] = {
     "reward": lambda run: _say_change(
         run["reward_first"], run["reward_last"], "≈" if run["reward_within_noise"] else "→"
     ),
-    "held-out": lambda run: _say_change(run["before"], run["after"]),
+    "held-out": _say_held_out,
     "took": lambda run: Text("–" if run["seconds"] is None else format_duration(run["seconds"])),
     "started": _say_ago,
 }
@@ -158,8 +164,10 @@ def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
         *recipe.stages.items(),
         ("data", _say_data(recipe.dataset.kind, manifest.get("data") or {})),
         ("rewards", ", ".join(f"{r.name or r.kind} × {r.weight:g}" for r in recipe.rewards)),
+        ("learning rate", f"{recipe.training.learning_rate:g}"),
         ("batch", _say_batch(run)),
         ("seed", str(recipe.seed)),
+        ("set", " · ".join(list_overrides(manifest))),
         ("versions", _say_versions(manifest.get("versions") or {})),
         ("git", _say_git(manifest.get("git") or {})),
         ("machine", _say_machine(manifest)),
@@ -227,7 +235,7 @@ def _list_next(run: "RunReport") -> list[tuple[str, str]]:
 
 def print_comparison(compared: "RunsComparison") -> None:
     """Print runs under letters: who they are, then each table with a column a run."""
-    from grpo_cli.report.comparison import find_trends, show_apart
+    from grpo_cli.report.comparison import drop_scored_apart, find_trends, show_apart
 
     console = stdout()
     letters = [chr(ord("A") + place) for place in range(len(compared.runs))]
@@ -240,17 +248,18 @@ def print_comparison(compared: "RunsComparison") -> None:
         for path, values in compared.settings.items()
     ]
     _print_table("settings that differ", letters, settings, "every setting is the same")
-    trends = [find_trends(run) for run in compared.runs]
+    trends = drop_scored_apart(compared.runs, [find_trends(run) for run in compared.runs])
     names = dict.fromkeys(name for each in trends for name in _telling(each))
     rows = [(name, [_say_trend(each.get(name)) for each in trends]) for name in names]
-    _print_table("training: first → last (best)", letters, rows, "no metrics were logged")
+    _print_table("training: first → last (best)", letters, rows, "no metrics to compare")
     if rows:
         console.print(Text(f"  {_say_widths(trends)}", style="dim"), soft_wrap=False)
-    warmed = [run.held_out.warmup for run in compared.runs]
+    warmed = drop_scored_apart(compared.runs, [run.held_out.warmup for run in compared.runs])
     if any(warmed):
         title = "held-out prompts after the warm-up (95 % interval)"
         _print_table(title, letters, _list_metrics(warmed), "")
     measured = [{} if isinstance(each, str) else each.metrics for each in compared.measurements]
+    measured = drop_scored_apart(compared.runs, measured)
     title = "held-out prompts after training (95 % interval)"
     _print_table(title, letters, _list_metrics(measured), "none of them was measured")
     for letter, difference in zip(letters[1:], compared.held_out, strict=True):
@@ -321,7 +330,7 @@ def _say_value(value: Any) -> str | None:
 
 def _say_widths(trends: "Sequence[Mapping[str, Trend]]") -> str:
     """Return what the values of the table are means of."""
-    widths = sorted({each["reward"].width for each in trends if "reward" in each}) or [1]
+    widths = sorted({trend.width for each in trends for trend in each.values()}) or [1]
     shown = f"{widths[0]}" if len(widths) == 1 else f"{widths[0]} to {widths[-1]}"
     return f"means of {shown} records; entropy, kl and grad_norm begin with the first record"
 

@@ -1,5 +1,6 @@
 """Runs side by side: the settings that differ, how each trained, and what each reaches on the same prompts."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,6 +12,7 @@ from grpo_cli.analysis.held_out import (
     Measurement,
     compare_held_out,
     read_measurement,
+    scored_alike,
 )
 from grpo_cli.recipe.comparison import flatten
 from grpo_cli.recipe.recipe import Recipe
@@ -140,6 +142,22 @@ def find_trends(run: Run) -> dict[str, Trend]:
     points_of |= {name: series[logged] for logged, name in _METRICS.items() if logged in series}
     trends = {name: _find_trend(name, points) for name, points in points_of.items()}
     return {name: trend for name, trend in trends.items() if trend}
+
+
+def drop_scored_apart(
+    runs: Sequence[Run], values: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return each run's values by metric without the metrics that its recipes score differently."""
+    recipes: dict[str, list[Recipe]] = defaultdict(list)
+    for run, own in zip(runs, values, strict=True):
+        for metric in own:
+            recipes[metric].append(run.recipe)
+    alike = {
+        metric
+        for metric, (base, *others) in recipes.items()
+        if all(scored_alike(metric, base, each) for each in others)
+    }
+    return [{metric: own[metric] for metric in own if metric in alike} for own in values]
 
 
 def _find_trend(name: str, points: Sequence[Point]) -> Trend | None:

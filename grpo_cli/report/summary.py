@@ -64,7 +64,7 @@ class Trend:
     @property
     def is_noise(self) -> bool | None:
         """Whether the difference may be no change; None if there are too few records to know."""
-        return None if self.margin is None else 0 < abs(self.difference) <= self.margin
+        return None if self.margin is None else abs(self.difference) <= self.margin
 
     def describe(self) -> str:
         """Return what was averaged, and whether the difference is only noise."""

@@ -43,10 +43,11 @@ def test_version(tmp_path):
 
 
 def test_a_misspelt_command_or_option_is_exit_code_2_without_a_traceback(tmp_path):
-    for arguments in (["trian"], ["check", "--jsn", "x"], ["check"]):
+    for arguments in (["trian"], ["check", "--jsn", "x"], ["check"], ["status"]):
         done = process(*arguments, cwd=tmp_path)
         assert done.returncode == 2, arguments
         assert "Traceback" not in done.stderr
+    assert "Fix: grpo watch" in done.stderr
 
 
 @pytest.mark.parametrize(

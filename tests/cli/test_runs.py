@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 def test_a_list_is_a_table_for_people_and_json_for_programs(folder):
     done = grpo("runs", "list", cwd=folder)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     header, newest, *_ = done.stdout.splitlines()
     assert header.split() == ["run", "state", "steps", "reward", "held-out", "took", "started"]
     assert newest.split()[:4] == ["sums/seed-2", "✓", "completed", "40/40"]
@@ -90,6 +90,8 @@ def test_a_comparison_shows_where_long_values_differ(folder):
         rewards = [{"kind": "python", "path": path}]
         run.write_recipe(Recipe.model_validate({**PLAIN, "seed": seed, "rewards": rewards}))
     done = grpo("runs", "compare", "sums/seed-1", "sums/seed-2", cwd=folder)
+    names = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert not names & {"reward", "rewards/math", "accuracy/math"}, "they are scored differently"
     (row,) = [line for line in done.stdout.splitlines() if "rewards[0].path" in line]
     assert row.split() == ["rewards[0].path", "…vowels", "…consonants"]
 

@@ -127,8 +127,8 @@ def test_a_change_within_the_spread_of_the_records_is_noise():
     assert find_trend(risen[:4], risen[-4:]).describe() == "mean of the first and last 4 records"
 
 
-def test_what_does_not_change_is_not_noise():
-    assert find_trend([0.5] * 4, [0.5] * 4).is_noise is False
+def test_what_stays_the_same_is_no_change():
+    assert find_trend([0.5] * 4, [0.5] * 4).is_noise
 
 
 def test_too_few_records_tell_no_noise():
