@@ -1,7 +1,10 @@
 """Checks of `dataset.difficulty` that need no model."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+
+from pydantic import ValidationError
 
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import show_names, suggest
@@ -9,7 +12,10 @@ from grpo_cli.data.sources import Preview
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.difficulty import DifficultyConfig, OrderDifficulty, PoolsDifficulty
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.building import name_rewards, right_scores
+from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.building import UNDECIDED, name_rewards, right_scores
+from grpo_cli.rewards.registry import find_kind
+from grpo_cli.rewards.scoring import clip_score
 
 _PATH = "dataset.difficulty"
 
@@ -48,7 +54,7 @@ def _check_pools(config: PoolsDifficulty) -> Iterator[Issue]:
         text = f"is {config.hard:g}, and `easy` is {config.easy:g}: every prompt would be one or the other"
         yield Issue(text, "set it below `easy`", f"{_PATH}.hard")
     if config.easy_share + config.hard_share > 1:
-        text = f"and `easy_share` are {config.easy_share + config.hard_share:g} together"
+        text = f"is, together with `easy_share`, {config.easy_share + config.hard_share:g}"
         yield Issue(text, "lower one of them: 1 is all prompts", f"{_PATH}.hard_share")
 
 
@@ -57,10 +63,27 @@ def _check_reward(recipe: Recipe, named: str | None) -> Iterator[Issue]:
     if named is not None and named not in names:
         text = f"there is no reward `{named}`; there are {show_names(names)}"
         yield Issue(text, suggest(named, names, "name one of these"), f"{_PATH}.reward")
+    if named in names and named not in right_scores(recipe.rewards):
+        config = recipe.rewards[names.index(named)]
+        low, high = _range_of(config)
+        if low < 0 or high > 1:
+            text = f"`{named}` gives {low:g} to {high:g}, and shares of right answers are 0 to 1"
+            yield Issue(text, "name a reward between 0 and 1, or `clip` it", f"{_PATH}.reward")
     if named is None and not right_scores(recipe.rewards):
         text = "no reward says whether an answer is right"
         fix = f"name one that is between 0 and 1: `reward: {next(iter(names), 'NAME')}`"
         yield Issue(text, fix, _PATH)
+
+
+def _range_of(config: RewardConfig) -> tuple[float, float]:
+    """Return the least and the greatest score of a reward; 0 and 1 if only a function of the user's knows."""
+    kind = find_kind(config.kind)
+    low, high = 0.0, 1.0
+    if kind is not None and config.kind not in UNDECIDED:
+        # What is wrong with the parameters is told by another check.
+        with suppress(ValidationError):
+            low, high = kind.model_validate(config.params).score_range()
+    return clip_score(low, config.clip), clip_score(high, config.clip)
 
 
 def _check_columns(recipe: Recipe, config: DifficultyConfig, seen: Preview) -> Iterator[Issue]:

@@ -23,7 +23,7 @@ from grpo_cli.rewards.pool import Died, Late, WorkerPool
 from grpo_cli.rewards.registry import find_kind, kind_names
 from grpo_cli.rewards.scoring import Reward, describe_build_failure, has_state, right_score
 
-_UNDECIDED = ("python", "environment")
+UNDECIDED = ("python", "environment")
 """Kinds of which only the scores tell whether they judge answers."""
 
 
@@ -77,7 +77,7 @@ def right_scores(
         scores: Scores of completions, by reward: a `python` function, or an environment, of which the recipe
             does not say whether it judges answers does so if these are all 0 or 1.
     """
-    undecided = {id(each) for each in configs if each.kind in _UNDECIDED and each.accuracy is None}
+    undecided = {id(each) for each in configs if each.kind in UNDECIDED and each.accuracy is None}
     # They may come from files, which are read only if they decide something.
     seen = list(scores) if undecided else []
     right = {}

@@ -12,7 +12,6 @@ from grpo_cli.data.mixing import SOURCE
 from grpo_cli.errors import RunError
 from grpo_cli.recipe.difficulty import (
     AdaptiveDifficulty,
-    DifficultyConfig,
     OrderDifficulty,
     PoolsDifficulty,
 )
@@ -21,6 +20,7 @@ from grpo_cli.rewards.building import right_scores
 
 _EASY, _HARD = 0.8, 0.2
 """Estimated shares of right answers from which on prompts are logged as easy or hard; pools have their own."""
+_ROUNDING = 1e-5
 _NEWEST, _NEWEST_OF_ALIKE = 0.5, 0.1
 """Weights of the newest group in moving means: of a prompt, and (after some groups) of prompts that are alike."""
 
@@ -73,15 +73,14 @@ class SuccessEstimates:
 class DifficultySampler:
     """Draws the prompts of each generation batch, on all processes alike."""
 
-    def __init__(self, config: DifficultyConfig, data: Any, recipe: Recipe) -> None:
+    def __init__(self, data: Any, seed: int) -> None:
         """Begin with no prompt drawn.
 
         Args:
-            config: How prompts are drawn.
             data: The training data. In a mixture a prompt has as many rows as it comes up in an epoch.
-            recipe: The whole recipe.
+            seed: Of what is left to chance.
         """
-        self._config, self._seed = config, recipe.seed
+        self._seed = seed
         rows = torch.tensor(data["row_id"])
         _, self._prompt_of, counts = rows.unique(return_inverse=True, return_counts=True)
         self._share = counts.double()
@@ -94,30 +93,6 @@ class DifficultySampler:
         self._drawn = torch.zeros_like(counts)
         self._calls = 0
         self._latest: list[int] = []
-        if isinstance(config, OrderDifficulty):
-            self._values = self._column(config.column)
-        else:
-            known = self._column(config.solve_rate)
-            _check_shares(config.solve_rate, known)
-            self._estimates = SuccessEstimates(known, self._alike(config.by, recipe))
-            right = right_scores(recipe.rewards)
-            names = [config.reward] if config.reward else list(right)
-            self._right = {name: right.get(name, 1.0) for name in names}
-
-    def _column(self, name: str | None) -> torch.Tensor:
-        """Return a column's numbers, [prompts] float64; NaN where it has none."""
-        if name is None:
-            return torch.full_like(self._share, torch.nan)
-        numbers = [_read_number(name, value) for value in self._first[name]]
-        return torch.tensor(numbers, dtype=torch.float64)
-
-    def _alike(self, by: str | None, recipe: Recipe) -> torch.Tensor:
-        by = by or (SOURCE if recipe.dataset.shares else None)
-        if by is None:
-            return torch.zeros_like(self._drawn)
-        values = [str(value) for value in self._first[by]]
-        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-        return torch.tensor([numbers[value] for value in values])
 
     @property
     def taken(self) -> int:
@@ -137,38 +112,121 @@ class DifficultySampler:
 
     def _rank(self, count: int) -> torch.Tensor:
         """Return in which order prompts are to be drawn, the highest first, [prompts] float64."""
-        config = self._config
-        if isinstance(config, OrderDifficulty):
-            return -self._drawn * len(self._drawn) - self._order(config.descending)
-        success = self._estimates.all()
-        weights = self._share.clone()
-        if isinstance(config, AdaptiveDifficulty):
-            weights *= config.floor + (1 - config.floor) * 4 * success * (1 - success)
-        # Prompts of equal weight come equally often, others as often as their weights say.
-        ranks = -(self._drawn + self._chance(self._calls)) / weights
-        if isinstance(config, PoolsDifficulty):
-            self._keep_pools(config, ranks, success, count)
-        return ranks
+        raise NotImplementedError
 
-    def _order(self, descending: bool) -> torch.Tensor:
-        """Return each prompt's place in the order of the column; those without a value come last."""
-        by_chance = self._chance(0).argsort()
-        values = self._values[by_chance]
-        values = (-values if descending else values).nan_to_num(torch.inf)
-        order = torch.empty_like(self._values)
-        order[by_chance[values.argsort(stable=True)]] = torch.arange(len(order)).double()
-        return order
+    def learn(self, rows: Sequence[Any], rewards: torch.Tensor, names: Sequence[str]) -> None:
+        """Learn from completions how difficult prompts are.
+
+        Args:
+            rows: Of this process's completions.
+            rewards: [completions, rewards] float32, of all processes in order; NaN if a reward gave none.
+            names: Of the rewards.
+        """
+
+    def metrics(self) -> dict[str, float]:
+        """Return where the prompts stand, and those that were drawn last."""
+        return {"seen": (self._drawn > 0).double().mean().item()}
+
+    def state(self) -> dict[str, Any]:
+        """Return what changes in training, for a checkpoint."""
+        return {"drawn": self._drawn, "calls": self._calls}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self._drawn, self._calls = state["drawn"], state["calls"]
+
+    def _column(self, name: str | None) -> torch.Tensor:
+        """Return a column's numbers, [prompts] float64; NaN where it has none."""
+        if name is None:
+            return torch.full_like(self._share, torch.nan)
+        numbers = [_read_number(name, value) for value in self._first[name]]
+        return torch.tensor(numbers, dtype=torch.float64)
 
     def _chance(self, number: int) -> torch.Tensor:
         """Return random numbers, the same in each process: [prompts] float64, from 0 to below 1."""
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
         return torch.rand(len(self._drawn), dtype=torch.float64, generator=generator)
 
-    def _keep_pools(
-        self, config: PoolsDifficulty, ranks: torch.Tensor, success: torch.Tensor, count: int
+
+class _OrderSampler(DifficultySampler):
+    """Draws prompts in the order of a column, pass after pass; those without a value come last."""
+
+    def __init__(self, config: OrderDifficulty, data: Any, recipe: Recipe) -> None:
+        super().__init__(data, recipe.seed)
+        self._values = self._column(config.column)
+        if self._values.isnan().all():
+            raise RunError(
+                f"dataset.difficulty: the column `{config.column}` has no value in any row. Fix: name another"
+            )
+        by_chance = self._chance(0).argsort()
+        values = self._values[by_chance]
+        values = (-values if config.descending else values).nan_to_num(torch.inf)
+        self._order = torch.empty_like(self._values)
+        self._order[by_chance[values.argsort(stable=True)]] = torch.arange(len(values)).double()
+
+    def _rank(self, count: int) -> torch.Tensor:
+        return -self._drawn * len(self._drawn) - self._order
+
+    def metrics(self) -> dict[str, float]:
+        return super().metrics() | {"drawn": self._values[self._latest].nanmean().item()}
+
+
+class _SuccessSampler(DifficultySampler):
+    """Draws prompts as often as their weights say, which follow how often they are solved.
+
+    Each draw of a prompt takes as much of its time as its weight says, and the prompt whose time comes first is
+    drawn: those of equal weight come equally often. What was drawn less in the past is not made up for.
+
+    Source: start-time fair queueing (Goyal, Vin and Cheng 1996), with shuffled ends.
+    """
+
+    def __init__(
+        self, config: PoolsDifficulty | AdaptiveDifficulty, data: Any, recipe: Recipe
     ) -> None:
+        super().__init__(data, recipe.seed)
+        self._config = config
+        known = self._column(config.solve_rate)
+        _check_shares(config.solve_rate, known)
+        self._estimates = SuccessEstimates(known, self._alike(config.by, recipe))
+        right = right_scores(recipe.rewards)
+        names = [config.reward] if config.reward else list(right)
+        self._right = {name: right.get(name, 1.0) for name in names}
+        # When each prompt is next ready to be drawn, in draws of a prompt of weight 1; and the time that it is.
+        self._ready = torch.zeros_like(self._share)
+        self._now = 0.0
+
+    def _alike(self, by: str | None, recipe: Recipe) -> torch.Tensor:
+        by = by or (SOURCE if recipe.dataset.shares else None)
+        if by is None:
+            return torch.zeros_like(self._drawn)
+        values = [str(value) for value in self._first[by]]
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+        return torch.tensor([numbers[value] for value in values])
+
+    def take(self, count: int, avoid: Set[int] = frozenset()) -> list[int]:
+        weights, begins = self._weights(), self._ready.clamp(min=self._now)
+        places = super().take(count, avoid)
+        self._ready[self._latest] = (begins + 1 / weights)[self._latest]
+        self._now = max(self._now, begins[self._latest].min().item())
+        return places
+
+    def _weights(self) -> torch.Tensor:
+        if isinstance(self._config, PoolsDifficulty):
+            return self._share
+        success, floor = self._estimates.all(), self._config.floor
+        return self._share * (floor + (1 - floor) * 4 * success * (1 - success))
+
+    def _rank(self, count: int) -> torch.Tensor:
+        begins = self._ready.clamp(min=self._now)
+        ranks = -(begins + self._chance(self._calls) / self._weights())
+        if isinstance(self._config, PoolsDifficulty):
+            self._keep_pools(self._config, ranks, count)
+        return ranks
+
+    def _keep_pools(self, config: PoolsDifficulty, ranks: torch.Tensor, count: int) -> None:
         """Have as many easy and hard prompts drawn first as their shares ask for, and the others of them last."""
-        far, known = ranks.max() - ranks.min() + 1, self._estimates.known()
+        success, known = self._estimates.all(), self._estimates.known()
+        far = ranks.max() - ranks.min() + 1
         pools = [
             (known & (success >= config.easy), config.easy_share),
             (known & (success <= config.hard), config.hard_share),
@@ -182,21 +240,14 @@ class DifficultySampler:
             ranks[first] += 2 * far
 
     def learn(self, rows: Sequence[Any], rewards: torch.Tensor, names: Sequence[str]) -> None:
-        """Learn how often the answers to prompts are right.
-
-        Args:
-            rows: Of this process's completions.
-            rewards: [completions, rewards] float32, of all processes in order; NaN if a reward gave none.
-            names: Of the rewards.
-        """
-        if isinstance(self._config, OrderDifficulty):
-            return
         places = [self._place_of[row] for row in gather_object([row["row_id"] for row in rows])]
-        scores = [
-            rewards[:, names.index(name)].double() / right for name, right in self._right.items()
-        ]
+        scores = []
+        for name, right in self._right.items():
+            values = rewards[:, names.index(name)].double() / right
+            _check_scores(name, right, values)
+            scores.append(values)
         shares: dict[int, list[float]] = {}
-        means = torch.stack(scores).clamp(0, 1).nanmean(dim=0).tolist()
+        means = torch.stack(scores).clamp(min=0).nanmean(dim=0).tolist()
         for place, mean in zip(places, means, strict=True):
             if not math.isnan(mean):
                 shares.setdefault(self._prompt_of[place].item(), []).append(mean)
@@ -204,15 +255,11 @@ class DifficultySampler:
             self._estimates.add(prompt, fmean(of_group))
 
     def metrics(self) -> dict[str, float]:
-        """Return where the prompts stand, and those that were drawn last."""
-        seen = {"seen": (self._drawn > 0).double().mean().item()}
-        if isinstance(self._config, OrderDifficulty):
-            return seen | {"drawn": self._values[self._latest].nanmean().item()}
         success = self._estimates.all()
         easy, hard = _EASY, _HARD
         if isinstance(self._config, PoolsDifficulty):
             easy, hard = self._config.easy, self._config.hard
-        return seen | {
+        return super().metrics() | {
             "drawn": success[self._latest].mean().item(),
             "success": success.mean().item(),
             "easy": (success >= easy).double().mean().item(),
@@ -220,17 +267,37 @@ class DifficultySampler:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return what changes in training, for a checkpoint."""
-        state = {"drawn": self._drawn, "calls": self._calls}
-        if not isinstance(self._config, OrderDifficulty):
-            state |= self._estimates.state()
-        return state
+        times = {"ready": self._ready, "now": self._now}
+        return super().state() | times | self._estimates.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-        self._drawn, self._calls = state["drawn"], state["calls"]
-        if not isinstance(self._config, OrderDifficulty):
-            self._estimates.restore(state)
+        super().restore(state)
+        self._ready, self._now = state["ready"], state["now"]
+        self._estimates.restore(state)
+
+
+def build_sampler(recipe: Recipe, data: Any) -> DifficultySampler | None:
+    """Return what draws the prompts of a recipe from its training data; None if they are drawn equally often.
+
+    Raises:
+        RunError: A column that it needs has other values than numbers, or none.
+    """
+    config = recipe.dataset.difficulty
+    if config is None:
+        return None
+    if isinstance(config, OrderDifficulty):
+        return _OrderSampler(config, data, recipe)
+    return _SuccessSampler(config, data, recipe)
+
+
+def _check_scores(name: str, right: float, shares: torch.Tensor) -> None:
+    """Refuse scores above the right answer's, of which no share can be told."""
+    highest = shares.nan_to_num(0.0).max().item()
+    if highest > 1 + _ROUNDING:
+        raise RunError(
+            f"dataset.difficulty: the reward `{name}` gave {highest * right:g}, and a right answer counts as "
+            f"{right:g}. Fix: name a reward between 0 and 1 as `dataset.difficulty.reward`, or `clip` it"
+        )
 
 
 def _check_shares(column: str | None, values: torch.Tensor) -> None:

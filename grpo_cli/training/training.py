@@ -52,7 +52,7 @@ from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import Heartbeat
 from grpo_cli.training.callbacks import EarlyStoppingCallback, RunCallback, track
 from grpo_cli.training.checkpoints import atomic_dir, save_reward_states
-from grpo_cli.training.difficulty import DifficultySampler
+from grpo_cli.training.difficulty import build_sampler
 from grpo_cli.training.dynamic_sampling import DynamicSampling
 from grpo_cli.training.episodes import EpisodeRollouts
 from grpo_cli.training.examples import (
@@ -380,8 +380,7 @@ def _build_run_trainer(
     )
     trainer.rewards = rewards
     trainer.sources = tuple(recipe.dataset.shares)
-    if (difficulty := recipe.dataset.difficulty) is not None:
-        trainer.difficulty = DifficultySampler(difficulty, data.train, recipe)
+    trainer.difficulty = build_sampler(recipe, data.train)
     # A state that cannot be saved is reported before the first step.
     save_reward_states(rewards)
     return trainer

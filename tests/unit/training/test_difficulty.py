@@ -7,9 +7,10 @@ import pytest
 import torch
 from datasets import Dataset
 
+from grpo_cli.errors import RunError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.training import difficulty
-from grpo_cli.training.difficulty import DifficultySampler
+from grpo_cli.training.difficulty import build_sampler
 
 LEVELS = {"easy": 0.98, "medium": 0.5, "hard": 0.02}
 """True shares of right answers."""
@@ -38,7 +39,7 @@ def open_sampler(data, **config):
             "rewards": [{"kind": "exact"}],
         }
     )
-    return DifficultySampler(recipe.dataset.difficulty, Dataset.from_list(data), recipe)
+    return build_sampler(recipe, Dataset.from_list(data))
 
 
 def play(sampler, data, batches, prompts=4):
@@ -119,3 +120,23 @@ def test_its_state_is_enough_to_go_on(config):
     resumed.restore(stopped.state())
     assert play(whole, data, 10) == play(resumed, data, 10)
     assert whole.metrics() == resumed.metrics()
+
+
+def test_what_becomes_learnable_is_not_drawn_without_end():
+    data = [{"row_id": place} for place in range(40)]
+    sampler, counts = open_sampler(data, kind="adaptive"), []
+    for step in range(500):
+        places = sampler.take(8)
+        # A tenth is hopeless for 200 steps.
+        right = [0.0 if place < 4 and step < 200 else 0.5 for place in places]
+        sampler.learn([data[place] for place in places], torch.tensor([right]).T, ["exact"])
+        counts.append(sum(place < 4 for place in places))
+    assert sum(counts[100:200]) < 20
+    assert 60 < sum(counts[400:]) < 100
+    assert max(sum(counts[at : at + 10]) for at in range(200, 490)) < 20
+
+
+def test_a_reward_beyond_a_right_answer_is_refused():
+    sampler = open_sampler(rows(9), kind="adaptive")
+    with pytest.raises(RunError, match=r"gave 1\.7, and a right answer counts as 1"):
+        sampler.learn(rows(9)[:1], torch.tensor([[1.7]]), ["exact"])
