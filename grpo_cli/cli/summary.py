@@ -14,7 +14,7 @@ from grpo_cli.report.wording import clean_text
 from grpo_cli.units import format_duration, format_value
 
 if TYPE_CHECKING:
-    from grpo_cli.report.summary import RunReport
+    from grpo_cli.report.summary import HeldOutSetSeries, RunReport
     from grpo_cli.runs.status import Status
 
 _MARKS = {
@@ -35,14 +35,7 @@ def print_summary(run: "RunReport") -> None:
     if trend and not answers:
         values = f"{format_value(trend.first)} → [bold]{format_value(trend.last)}[/]"
         table.add_row(f"  {name}", values, f"[dim]{trend.describe()}[/]")
-    warmup = run.measured("warmup")
-    for name, *between, after in _compare(run.before, *([warmup] if warmup else []), run.after):
-        values = f"{' → '.join(map(format_value, between))} → [bold]{format_value(after)}[/]"
-        note = _say_measured(run.before) + (
-            ", before, after the warm-up, at the end" if warmup else ""
-        )
-        table.add_row(Text(f"  {clean_text(name)}"), values, f"[dim]{note}[/]")
-    for name, values, note in _list_held_out_sets(run):
+    for name, values, note in (*_list_measured(run), *_list_held_out_sets(run)):
         table.add_row(Text(f"  {clean_text(name)}"), values, f"[dim]{note}[/]")
     console.print(table)
     for question, answer in answers[:2]:
@@ -57,7 +50,8 @@ def print_summary(run: "RunReport") -> None:
         console.print(f"  {status.reason}", markup=False)
     # Outside the table, which would cut long paths short.
     if folder.model.is_dir():
-        console.print(f"  model  {folder.model}", markup=False)
+        chosen = f" ({run.chosen})" if run.chosen else ""
+        console.print(f"  model  {folder.model}{chosen}", markup=False)
     if folder.report.is_file():
         console.print(f"  report {folder.report}", markup=False)
     for tracker, where in run.tracker_runs().items():
@@ -71,20 +65,51 @@ def print_summary(run: "RunReport") -> None:
         _print_failure(run)
 
 
+def _list_measured(run: "RunReport") -> Iterator[tuple[str, str, str]]:
+    """Yield the name and the values of each metric before and after training, and how it was measured."""
+    warmup = run.measured("warmup")
+    repeated = [each for each in run.held_out_sets.values() if _is_told_by_ends(run, each)]
+    best = {
+        metric: _say_best(each, metric)
+        for each in repeated
+        for metric in {each.primary, *each.shown}
+    }
+    for metric, name, *between, after in _compare(
+        run.before, *([warmup] if warmup else []), run.after
+    ):
+        notes = [
+            _say_measured(run.before, metric, "held-out "),
+            "before, after the warm-up, at the end" if warmup else "",
+            best.get(metric, ""),
+        ]
+        values = f"{' → '.join(map(format_value, between))} → [bold]{format_value(after)}[/]"
+        yield name, values, ", ".join(filter(None, notes))
+
+
 def _list_held_out_sets(run: "RunReport") -> Iterator[tuple[str, str, str]]:
-    """Yield the name, the values and the best step of each set that was evaluated during training."""
+    """Yield the same of each set that was evaluated during training, if the lines before do not tell it."""
     for name, series in run.held_out_sets.items():
-        values = series.values(series.primary)
-        if len(values) < 2:
-            continue
-        (start, first), *_, (end, last) = values.items()
-        best = max(values, key=values.__getitem__)
-        kind, _, reward = series.primary.partition("/")
-        yield (
-            f"{name} {kind}{f' ({reward})' if reward else ''}",
-            f"{format_value(first)} → [bold]{format_value(last)}[/]",
-            f"steps {start} and {end}, best {format_value(values[best])} at step {best}",
-        )
+        for metric in () if _is_told_by_ends(run, series) else series.shown:
+            values = list(series.values(metric).values())
+            kind, _, reward = metric.partition("/")
+            if len(values) > 1:
+                yield (
+                    f"{name} {kind}{f' ({reward})' if reward else ''}",
+                    f"{format_value(values[0])} → [bold]{format_value(values[-1])}[/]",
+                    f"{_say_measured(series.newest, metric)}, {_say_best(series, metric)}",
+                )
+
+
+def _is_told_by_ends(run: "RunReport", series: "HeldOutSetSeries") -> bool:
+    """Return whether a set is what was measured before and after training."""
+    return series.repeats and bool(run.before and run.after)
+
+
+def _say_best(series: "HeldOutSetSeries", metric: str) -> str:
+    if not series.values(metric):
+        return ""
+    step, value = series.find_best(metric)
+    return f"best {format_value(value)} at step {step}"
 
 
 def _say_end(run: "RunReport") -> Text:
@@ -101,21 +126,25 @@ def _say_end(run: "RunReport") -> Text:
     return text
 
 
-def _say_measured(measured: Mapping[str, Any]) -> str:
-    """Return over how many prompts, and how their answers were sampled."""
-    prompts = [f"{measured['prompts']} held-out prompts"] if "prompts" in measured else []
-    sampling = wording.say_sampling(measured.get("temperature"))
-    return ", ".join([*prompts, *([sampling] if sampling else [])])
+def _say_measured(measured: Mapping[str, Any], metric: str, kind: str = "") -> str:
+    """Return over how many prompts a metric is, and how their answers were sampled."""
+    of_metric = measured.get("metrics", {}).get(metric, {})
+    count, total = (each.get("prompts") for each in (of_metric, measured))
+    samples = measured.get("completions", 0) // (total or 1)
+    times = f" × {samples}" if samples > 1 else ""
+    prompts = f"{count or total} {kind}prompts{times}" if total else ""
+    return ", ".join(filter(None, [prompts, wording.say_sampling(measured.get("temperature"))]))
 
 
 def _compare(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     """Yield accuracy of the rewards that judge answers, and means that say anything more than it.
 
-    Each is a name and its value at each stage; the first stage is before training, the last one after it.
+    Each is a metric, its name in words, and its value at each stage; the first stage is before training, the last
+    one after it.
     """
     before, after = stages[0], stages[-1]
     if len(before.get("rewards", {})) > 1:
-        yield "held-out reward", *(each.get("reward") for each in stages)
+        yield "reward", "held-out reward", *(each.get("reward") for each in stages)
     for key, what in (("accuracy", "accuracy"), ("rewards", "mean")):
         for name in before.get(key, {}):
             values = [each.get(key, {}).get(name) for each in stages]
@@ -124,10 +153,14 @@ def _compare(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
                 # A python reward that gave 0 and 1 alone before training, and other scores after it.
                 continue
             if key == "accuracy" or values != accuracies:
-                yield f"held-out {what} ({name})", *values
+                yield f"{key}/{name}", f"held-out {what} ({name})", *values
     yield from _compare_sources(*stages)
     if "likelihood_gap" in before:
-        yield "held-out likelihood gap", *(each.get("likelihood_gap") for each in stages)
+        yield (
+            "likelihood_gap",
+            "held-out likelihood gap",
+            *(each.get("likelihood_gap") for each in stages),
+        )
 
 
 def _compare_sources(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -141,7 +174,7 @@ def _compare_sources(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
             # A reward of this source alone has been told.
             if values != [each.get("accuracy", {}).get(name) for each in stages]:
                 what = f"accuracy ({name}, {source})" if name else f"reward ({source})"
-                yield f"held-out {what}", *values
+                yield f"{metric}@{source}", f"held-out {what}", *values
 
 
 def _print_failure(run: "RunReport") -> None:

@@ -119,8 +119,15 @@ def _sort_under_headings(names: Sequence[str], runs: Sequence[RunReport]) -> dic
 def _repeats_reward(name: str, runs: Sequence[RunReport]) -> bool:
     """Return whether a metric is that of the only reward, of weight 1, so that the total says the same.
 
-    Of a held-out set, also whether the accuracy does.
+    Of a held-out set, also whether the accuracy does, of the total too.
     """
+    if match := re.fullmatch(r"(eval_[^/]+/)reward(@.+)?", name):
+        prefix, source = match.groups(default="")
+        pattern = re.compile(rf"{re.escape(prefix)}accuracy/[^@]+{re.escape(source)}")
+        return all(
+            any(pattern.fullmatch(each) and _agrees(run, name, each) for each in run.series)
+            for run in runs
+        )
     match = re.fullmatch(r"(eval_|eval_[^/]+/)?rewards/(.+?)(/mean|/std)?", name)
     if not match:
         return False
@@ -262,10 +269,21 @@ def _marks(place: int, run: RunReport, name: str) -> Iterator[dict[str, Any]]:
     measured = {"completions/mean_length": "completion_length"}.get(measured, measured)
     if measured == name != "reward":
         return
-    for when, metrics in _stages(run):
-        metric, step = metrics.get(measured), run.step if when == "after" else 0
+    for when, step, metrics in _stages_by_step(run):
+        metric = metrics.get(measured)
         if metric and metric.value is not None:
             yield {"run": place, "when": when, "step": step, **_ends(metric)}
+
+
+def _stages_by_step(run: RunReport) -> Iterator[tuple[str, int, Mapping[str, Metric]]]:
+    """Yield the measurements before and after training, and those of the same prompts in between."""
+    last = run.final_step
+    for when, metrics in _stages(run):
+        yield when, last if when == "after" else 0, metrics
+    for series in run.held_out_sets.values():
+        for step, metrics in series.points.items() if series.repeats else ():
+            if step not in (0, last):
+                yield f"at step {step}", step, metrics
 
 
 def _held_out_rows(runs: Sequence[RunReport]) -> tuple[str, list[dict[str, Any]]]:

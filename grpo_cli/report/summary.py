@@ -1,5 +1,6 @@
 """The numbers that are reported of a run, and many runs in a line each."""
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from grpo_cli.analysis.diagnosis.history import LIKELY, change_between, read_his
 from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.analysis.expectations import Comparison, compare_with_own
 from grpo_cli.errors import GrpoError, UsageError, nearest
+from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.runs.files import measure_bytes
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import count_averaged
@@ -86,15 +88,45 @@ class HeldOutSetSeries:
 
     points: Mapping[int, Mapping[str, "Metric"]]
     """Step → every metric with its interval, in order."""
-    sampling: str
-    """How its prompts were answered."""
+    newest: Mapping[str, Any]
+    """Its last measurement during training, as recorded."""
+    repeats: bool = False
+    """Whether it is what is measured before and after training too."""
+    decides: str | None = None
+    """Its metric that decides which checkpoint is the final model; None if none does."""
+    lower_is_better: bool = False
+    """Whether that metric is better the lower it is."""
+
+    @property
+    def sampling(self) -> str:
+        """How its prompts were answered."""
+        return _say_sampling(self.newest)
 
     @property
     def primary(self) -> str:
-        """The metric that a summary speaks of; empty if there is none."""
+        """The metric that tells most; empty if there is none."""
         from grpo_cli.analysis.held_out import find_primary
 
-        return find_primary(name for metrics in self.points.values() for name in metrics)
+        return find_primary(self._names)
+
+    @property
+    def shown(self) -> list[str]:
+        """The metrics that a summary lists: the one that decides or tells most, and pass@k of the largest k."""
+        metric = self.decides if self.decides in self._names else self.primary
+        reward = re.escape(metric.partition("/")[2])
+        passes = [
+            name for name in self._names if reward and re.fullmatch(rf"pass@\d+/{reward}", name)
+        ]
+        return [each for each in (metric, *passes[-1:]) if each]
+
+    @property
+    def _names(self) -> dict[str, None]:
+        return dict.fromkeys(name for metrics in self.points.values() for name in metrics)
+
+    def find_best(self, metric: str) -> tuple[int, float]:
+        """Return the step at which a metric was best, and its value; it has one."""
+        choose = min if metric == self.decides and self.lower_is_better else max
+        return choose(self.values(metric).items(), key=lambda point: point[1])
 
     def values(self, metric: str) -> dict[int, float]:
         """Return a metric by step, where it applies to a prompt."""
@@ -164,33 +196,53 @@ class RunReport(Run):
         """Each set of `evaluation.during` by its name, with its metrics before, during and after training."""
         from grpo_cli.analysis.metrics import Metric
 
+        evaluation, best, lower = self._held_out_settings()
         series = {}
         for name, measured in self.during.items():
+            config = next((each for each in evaluation.during if each.label == name), None)
+            repeats = config is not None and evaluation.repeats(config)
             points = {
                 step: {metric: Metric(**each) for metric, each in result["metrics"].items()}
                 for step, result in measured.items()
             }
-            if name in self._repeated_sets():
+            if repeats:
                 points = self._add_ends(points)
-            sampling = _say_sampling(next(iter(measured.values())))
-            series[name] = HeldOutSetSeries(points, sampling)
+            newest = measured[max(measured)]
+            prefix = f"eval_{name}/"
+            decides = best.removeprefix(prefix) if best.startswith(prefix) else None
+            series[name] = HeldOutSetSeries(points, newest, repeats, decides, lower)
         return series
 
-    def _repeated_sets(self) -> set[str]:
-        """Return the sets of `evaluation.during` that are measured before and after training too."""
+    def _held_out_settings(self) -> tuple[EvaluationConfig, str, bool]:
+        """Return how held-out rows are evaluated, what decides on the final model, and whether lower is better."""
         try:
-            evaluation = self.recipe.evaluation
+            recipe = self.recipe
         except GrpoError:
-            return set()
-        return {each.label for each in evaluation.during if evaluation.repeats(each)}
+            return EvaluationConfig(), "", False
+        best = (
+            f"eval_{(recipe.best_metric or '').removeprefix('eval_')}" if recipe.loads_best else ""
+        )
+        lower = recipe.training.extras.get("greater_is_better") is False
+        return recipe.evaluation, best, lower
+
+    @property
+    def chosen(self) -> str:
+        """Which checkpoint became the final model, and by which metric; empty if it is simply the last."""
+        metric = self._held_out_settings()[1]
+        step = self.best_checkpoint if metric and self.folder.model.is_dir() else None
+        return f"step {step}, best {metric}" if step else ""
+
+    @property
+    def final_step(self) -> int:
+        """The step that the final model is of."""
+        return (self.best_checkpoint if self.chosen else None) or self.step
 
     def _add_ends(self, points: dict[int, dict[str, "Metric"]]) -> dict[int, dict[str, "Metric"]]:
         """Add the measurements before and after training, which are of the same set."""
         held_out = self.held_out
         first = {0: held_out.warmup or held_out.before}
         # The best model is of an earlier step.
-        is_best = self.recipe.training.extras.get("load_best_model_at_end")
-        last = {} if is_best or self.step in points else {self.step: held_out.after}
+        last = {} if self.recipe.loads_best or self.step in points else {self.step: held_out.after}
         return {step: each for step, each in {**first, **points, **last}.items() if each}
 
     @cached_property

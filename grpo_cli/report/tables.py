@@ -230,6 +230,7 @@ def list_facts(run: RunReport) -> list[tuple[str, str]]:
         facts[f"held-out {name}{sampling}"] = " → ".join(values).replace("-", "−")
     facts["learning rate"] = f"{recipe.training.learning_rate:g}"
     facts["model"] = _show_path(recipe.model.path)
+    facts["final model"] = run.chosen
     facts |= {name: _show_path(told) for name, told in recipe.stages.items()}
     if recipe.training.mode == "async":
         facts["training"] = "asynchronous (experimental)"

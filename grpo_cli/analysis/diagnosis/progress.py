@@ -164,8 +164,8 @@ def held_out_collapse(history: History) -> Issue | None:
     text = after.commonest
     shown = repr(f"{text[:_SHOWN]}…" if len(text) > _SHOWN else text) if text else "empty"
     seen = (
-        f"{after.share:.0%} of the held-out answers to {after.prompts} prompts are {shown} (below "
-        f"{_ALIKE:.0%}); before training {before.share:.0%} were the same"
+        f"{after.share:.0%} of the held-out answers to {after.prompts} prompts are {shown} (should be "
+        f"below {_ALIKE:.0%}); before training {before.share:.0%} were the same"
     )
     if (warmed := history.answers_warmed) and warmed.share >= _ALIKE:
         seen += f", after the warm-up {warmed.share:.0%}"

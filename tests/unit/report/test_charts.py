@@ -116,8 +116,29 @@ def test_a_set_evaluated_during_training_has_its_points_and_those_before_and_aft
     assert report.summary_json()["during"]["few"][1]["step"] == 20
 
 
-def test_held_out_rewards_are_marked_in_the_chart_of_the_reward(tmp_path):
+def test_the_total_of_a_set_is_not_drawn_beside_an_accuracy_that_says_the_same(tmp_path):
     run = make_finished_run(tmp_path)
+    for step, value in ((10, 0.2), (20, 0.7)):
+        logged = {
+            "reward": value,
+            "accuracy/math": value,
+            "reward@a": 1 - value,
+            "accuracy/math@a": 0.3 * value,
+        }
+        told = {f"eval_held_out/{name}": each for name, each in logged.items()}
+        append_record(run.metrics, {"event": "eval", "step": step, **told})
+    drawn = {each["metric"] for each in build_charts([RunReport(run, "a")])["data"]["charts"]}
+    assert "eval_held_out/reward" not in drawn
+    assert drawn > {f"eval_held_out/{name}" for name in logged if name != "reward"}
+
+
+def test_held_out_rewards_are_marked_in_the_chart_of_the_reward(tmp_path):
+    during = [{"every": 10}, {"name": "few", "every": 10, "limit": 9}]
+    run = make_finished_run(tmp_path, evaluation={"during": during})
+    for name in ("held_out", "few"):
+        (run.evaluations / "during" / name).mkdir(parents=True)
+        result = {"metrics": {"reward": {"value": 0.4, "low": None, "high": None, "prompts": 9}}}
+        write_json(run.evaluations / "during" / name / "10.json", result)
     for when, value in (("before", 0.1), ("warmup", 0.3), ("after", 0.6)):
         write_json(run.evaluations / f"{when}.json", {"prompts": 9, "reward": value})
     chart = build_charts([RunReport(run, "a")])["data"]["charts"][0]
@@ -125,6 +146,7 @@ def test_held_out_rewards_are_marked_in_the_chart_of_the_reward(tmp_path):
         ("before", 0, 0.1),
         ("after the warm-up", 0, 0.3),
         ("after", 40, 0.6),
+        ("at step 10", 10, 0.4),
     ]
 
 

@@ -8,11 +8,12 @@ import pytest
 from grpo_cli.cli.summary import print_summary
 from grpo_cli.errors import UsageError
 from grpo_cli.report.summary import RunReport, find_trend, list_runs
+from grpo_cli.report.tables import list_facts
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
 from grpo_cli.runs.trackers import write_trackers
-from tests.run_folders import make_finished_run
+from tests.run_folders import PLAIN, make_finished_run
 
 SICK = {"frac_reward_zero_std": 1.0, "completions/clipped_ratio": 0.95, "entropy": 0.001}
 
@@ -82,6 +83,43 @@ def test_a_measurement_says_how_its_answers_were_drawn(tmp_path, capsys):
         write_json(run.evaluations / f"{when}.json", told)
     print_summary(RunReport(run))
     assert "0.200 → 0.600  7 held-out prompts, greedy" in capsys.readouterr().out
+
+
+def test_held_out_sets_say_their_best_step_and_which_checkpoint_is_the_model(tmp_path, capsys):
+    during = [{"every": 10}, {"name": "few", "every": 10, "limit": 9, "samples_per_prompt": 4}]
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_few/clipped"}
+    training = {**PLAIN["training"], **best, "greater_is_better": False}
+    run = make_finished_run(tmp_path, evaluation={"during": during}, training=training)
+
+    for folder in (run.evaluations / "during/held_out", run.evaluations / "during/few"):
+        folder.mkdir(parents=True)
+
+    def measure(name, **values):
+        metrics = {
+            each.replace("_", "/"): {"value": value, "low": None, "high": None, "prompts": 5}
+            for each, value in values.items()
+        }
+        sizes = {"prompts": 9, "completions": 36 if "few" in name else 9, "temperature": 1.0}
+        told = {"accuracy": {"math": values["accuracy_math"]}, "rewards": {}, **sizes}
+        write_json(run.evaluations / f"{name}.json", {"metrics": metrics, **told})
+
+    for when, accuracy in (("before", 0.1), ("during/held_out/10", 0.7), ("after", 0.6)):
+        measure(when, accuracy_math=accuracy)
+    for step, clipped in ((0, 0.9), (10, 0.3), (40, 0.5)):
+        measure(f"during/few/{step}", accuracy_math=0.2, clipped=clipped)
+    checkpoint = run.checkpoints / "checkpoint-10"
+    checkpoint.mkdir(parents=True)
+    write_json(checkpoint / "trainer_state.json", {"best_model_checkpoint": str(checkpoint)})
+    run.model.mkdir()
+    print_summary(RunReport(run))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    sampled = "5 held-out prompts, at temperature 1"
+    assert lines[2:4] == [
+        f"held-out accuracy (math) 0.100 → 0.600 {sampled}, best 0.700 at step 10",
+        "few clipped 0.900 → 0.500 5 prompts × 4, at temperature 1, best 0.300 at step 10",
+    ]
+    assert f"model {run.model} (step 10, best eval_few/clipped)" in lines
+    assert dict(list_facts(RunReport(run)))["final model"] == "step 10, best eval_few/clipped"
 
 
 def test_the_places_of_trackers_are_named(tmp_path, capsys):
