@@ -31,6 +31,9 @@ def check_streaming(recipe: Recipe) -> Iterator[Issue]:
         "dataset.difficulty": dataset.difficulty is not None,
         "generation.dynamic_sampling": recipe.generation.dynamic_sampling is not None,
         "training.mode": recipe.training.mode == "async",
+        # TRL reads such data without workers.
+        "training.dataloader_prefetch_factor": "dataloader_prefetch_factor"
+        in recipe.training.extras,
     }
     for path in (path for path, holds in conflicts.items() if holds):
         yield Issue(f"does not work with `{_STREAMING}`", "leave one of them out", path)

@@ -403,6 +403,19 @@ def as_text(value: Any, *, nested: bool) -> str | None:
     return canonical_json(value, sort_keys=False) if nested else str(value)
 
 
+def check_characters(row: Row, where: str) -> None:
+    """Refuse half a character, which no tokenizer reads.
+
+    Raises:
+        RecipeError: The row has one.
+    """
+    try:
+        canonical_json(row).encode()
+    except UnicodeEncodeError as error:
+        message = f"{where} holds half a character (a lone surrogate): {error.reason}"
+        raise _error(message, "correct the text in the data", "dataset") from error
+
+
 def _as_text_array(name: str, values: list[Any], nested: bool) -> Any:
     try:
         texts = [as_text(value, nested=nested) for value in values]

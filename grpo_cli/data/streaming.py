@@ -7,7 +7,14 @@ from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from grpo_cli.data.build import BuiltData, CountTokens, as_text, check_one_style, make_rows
+from grpo_cli.data.build import (
+    BuiltData,
+    CountTokens,
+    as_text,
+    check_characters,
+    check_one_style,
+    make_rows,
+)
 from grpo_cli.data.files import find_files, iterate_rows
 from grpo_cli.data.hub import iterate_split
 from grpo_cli.data.prompts import Renderer, resolve_style
@@ -85,6 +92,7 @@ class _Rows:
             if longest is not None and self._count_tokens(prompt) > longest:
                 continue
             made |= {"prompt": prompt, "row_id": row_id}
+            check_characters(made, names(0))
             check_one_style([self._first, made])
             yield {name: encode(made.get(name)) for name, encode in self._encode.items()}
 

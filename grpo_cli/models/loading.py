@@ -439,3 +439,9 @@ def _explained(model: ModelConfig) -> AbstractContextManager[None]:
 
 def _refuse(message: str, fix: str) -> NoReturn:
     raise RecipeError([Issue(message, fix, "model.path")])
+
+
+def refer_to_base(model: Any) -> None:
+    """Drop TRL's copy of the adapter: without it TRL takes the model without adapters as the reference."""
+    if "ref" in model.peft_config:
+        model.delete_adapter("ref")

@@ -8,7 +8,7 @@ from grpo_cli.recipe.base import Integer, Number, Section
 class HeldOutSetConfig(Section):
     """Held-out rows on which the model is also evaluated during training, as `grpo eval` does it."""
 
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
     """What the set is called: its metrics are `eval_NAME/reward`, `eval_NAME/accuracy/REWARD` and so on. By
     default, the name of its source, or `held_out`."""
     every: Integer = Field(ge=1)

@@ -39,6 +39,7 @@ from grpo_cli.models.loading import (
     load_model,
     load_tokenizer,
     load_trainable,
+    refer_to_base,
 )
 from grpo_cli.models.source import fingerprint_model
 from grpo_cli.models.teacher import check_teacher_tokenizer, find_teacher, fingerprint_teacher
@@ -48,7 +49,7 @@ from grpo_cli.recipe.training import leave_off
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.metrics import When, append_record
 from grpo_cli.runs.status import Heartbeat
 from grpo_cli.training.callbacks import EarlyStoppingCallback, RunCallback, track
 from grpo_cli.training.checkpoints import atomic_dir, save_reward_states
@@ -147,8 +148,11 @@ def _train(
     check_strategy(session, trainer)
     measurer = _build_measurer(session, trainer, rewards, data, player)
     resumed = bool(folder.read_resumption())
-    if measurer and not resumed:
-        measurer.measure("warmup" if recipe.warmup else "before", trainer.model, tokenizer)
+    when: When = "warmup" if recipe.warmup else "before"
+    # A run that was stopped after its warm-up has been measured there.
+    measured = recipe.warmup is not None and (folder.evaluations / f"{when}.json").is_file()
+    if measurer and not (resumed or measured):
+        measurer.measure(when, trainer.model, tokenizer)
     planned = trainer.args.max_steps if trainer.args.max_steps > 0 else None
     session.report("training", total_steps=planned)
     if resumed:
@@ -247,17 +251,11 @@ def _build_trainer(
     trainer.forced = bool(session.folder.read_resumption().get("forced"))
     _attach_teacher(session, trainer)
     if start.adapter is not None and start.adapter.reference == "base":
-        _refer_to_base(trainer.model)
+        refer_to_base(trainer.model)
     _speed_up(session, trainer)
     if (dynamic := recipe.generation.dynamic_sampling) is not None:
         trainer.dynamic_sampling = DynamicSampling(trainer, dynamic.max_resample, log)
     return trainer
-
-
-def _refer_to_base(model: Any) -> None:
-    """Drop TRL's copy of the adapter: without it TRL takes the model without adapters as the reference."""
-    if "ref" in model.peft_config:
-        model.delete_adapter("ref")
 
 
 def _warm_up(

@@ -73,6 +73,7 @@ def test_a_shuffled_row_comes_at_most_a_buffer_early() -> None:
     [
         ('{"question": "x"', f"late.jsonl: line {FIRST_ROWS + 7} is not JSON"),
         ('{"question": " "}', f"row {FIRST_ROWS + 7} of late.jsonl has an empty prompt"),
+        (r'{"question": "\ud800"}', f"row {FIRST_ROWS + 7} of late.jsonl holds half a character"),
     ],
 )
 def test_a_late_mistake_is_named_when_it_is_read(recipe, tmp_path, late, message) -> None:
