@@ -50,6 +50,11 @@ def _show_minus(number: str) -> str:
     return f"−{number[1:]}" if number.startswith("-") else number
 
 
+def count_noun(number: int, noun: str) -> str:
+    """`1 error`, `2 errors`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def spread(total: int, count: int) -> list[int]:
     """Return so many places at equal distances among a total; all of them if there are fewer."""
     count = min(total, count)

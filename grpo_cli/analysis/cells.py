@@ -6,11 +6,17 @@ from statistics import fmean
 from typing import Any
 
 from grpo_cli.analysis.estimates import ALL_EQUAL, FEWEST_CLUSTERS, CrossedMean, crossed_mean
-from grpo_cli.analysis.held_out import Measurement, find_primary, read_measurement, scored_alike
+from grpo_cli.analysis.held_out import (
+    SHARES,
+    Measurement,
+    find_primary,
+    read_measurement,
+    scored_alike,
+)
 from grpo_cli.analysis.metrics import Metric
 from grpo_cli.runs.metrics import count_averaged
 from grpo_cli.runs.run import Run
-from grpo_cli.units import say_number
+from grpo_cli.units import count_noun, say_number
 
 TRAINING = "reward in training"
 """What is compared if nothing was measured on held-out prompts: the mean of each run's last records."""
@@ -26,6 +32,8 @@ class CellResult:
     """Seed → the mean over prompts."""
     mean: Metric
     """Over seeds, with the interval between them."""
+    before: float | None = None
+    """The mean over seeds before training; None if it was not measured."""
     difference: Metric | None = None
     """The best cell less this one, paired by prompt and seed; None of the best one, and without a measurement."""
     seeds_needed: int | None = None
@@ -75,7 +83,10 @@ def compare_cells(
         for cell, each in cells.items()
     }
     values = {cell: each for cell, each in values.items() if each}
-    means = {cell: _mean_over_seeds(each) for cell, each in values.items()}
+    means = {
+        cell: _mean_over_seeds(each, metric, [cells[cell][seed] for seed in each])
+        for cell, each in values.items()
+    }
     if not means:
         return CellsComparison("", None, {})
     best = max(means, key=lambda cell: means[cell].mean.value or 0.0)
@@ -114,15 +125,25 @@ def _read(run: Run, measured: Measurement | str, metric: str) -> Values:
     return {measured.prompts[row]: value for row, value in measured.values.get(metric, {}).items()}
 
 
-def _mean_over_seeds(values: Mapping[int, Values]) -> CellResult:
+def _mean_over_seeds(values: Mapping[int, Values], metric: str, runs: Sequence[Run]) -> CellResult:
     seeds = {seed: fmean(each.values()) for seed, each in values.items()}
-    mean = crossed_mean([[value] for value in seeds.values()])
-    return CellResult(seeds, _as_metric(mean, min(map(len, values.values()))))
+    crossed = crossed_mean([[value] for value in seeds.values()])
+    mean = _as_metric(crossed, min(map(len, values.values())), metric, least=0.0)
+    if mean.reason == ALL_EQUAL:
+        mean = replace(mean, reason="every seed gives the same value")
+    measured = (_read(run, read_measurement(run, "before"), metric) for run in runs)
+    before = [fmean(each.values()) for each in measured if each]
+    is_known = metric != TRAINING and len(before) == len(runs)
+    return CellResult(seeds, mean, fmean(before) if is_known else None)
 
 
-def _as_metric(mean: CrossedMean, prompts: int) -> Metric:
+def _as_metric(mean: CrossedMean, prompts: int, metric: str, least: float) -> Metric:
+    """Return a mean with its interval, which for a share ends at `least` and at 1."""
     interval = mean.interval()
-    return Metric(mean.value, interval.low, interval.high, prompts, interval.reason)
+    low, high = interval.low, interval.high
+    if low is not None and high is not None and metric.startswith(SHARES):
+        low, high = max(low, least), min(high, 1.0)
+    return Metric(mean.value, low, high, prompts, interval.reason)
 
 
 def _compare(
@@ -141,13 +162,13 @@ def _compare(
     mean = crossed_mean(
         [[best[seed][prompt] - other[seed][prompt] for prompt in prompts] for seed in seeds]
     )
-    difference = _as_metric(mean, len(prompts))
+    difference = _as_metric(mean, len(prompts), metric, least=-1.0)
     if metric != TRAINING and len(prompts) < FEWEST_CLUSTERS:
         few = f"{len(prompts)} prompts are too few for an interval (at least {FEWEST_CLUSTERS})"
         difference = Metric(mean.value, None, None, len(prompts), few)
     needed = None if difference.direction or difference.reason else mean.seeds_needed()
     verdict = _say(difference, needed, mean, metric, labels)
-    return CellResult(result.seeds, result.mean, difference, needed, verdict)
+    return replace(result, difference=difference, seeds_needed=needed, verdict=verdict)
 
 
 def _say(
@@ -174,7 +195,6 @@ def _say(
         return f"{other} is better than {best} on the seeds that both finished: {value} in {metric} ({interval})"
     more = "more seeds alone would not tell: more held-out prompts, or there is no difference"
     if needed is not None:
-        more = (
-            f"about {needed - mean.seeds} more seeds would tell, if the difference stays as large"
-        )
+        seeds = count_noun(needed - mean.seeds, "more seed")
+        more = f"about {seeds} would tell, if the difference stays as large"
     return f"{best} and {other}: no clear difference, {value} in {metric} ({interval}); {more}"

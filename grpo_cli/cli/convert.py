@@ -65,7 +65,8 @@ def _print_conversion(converted: "Conversion") -> None:
 def _print_keys(converted: "Conversion") -> None:
     from rich.text import Text
 
-    from grpo_cli.cli.output import count_noun, stderr
+    from grpo_cli.cli.output import stderr
+    from grpo_cli.units import count_noun
 
     console, known = stderr(), converted.recognition
     if known is not None:
@@ -102,7 +103,8 @@ def _print_lost(converted: "Conversion") -> None:
 def _print_verdict(converted: "Conversion") -> None:
     from rich.markup import escape
 
-    from grpo_cli.cli.output import count_noun, stderr
+    from grpo_cli.cli.output import stderr
+    from grpo_cli.units import count_noun
 
     console = stderr()
     where = escape(str(converted.output or "-o FILE writes it"))

@@ -9,16 +9,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, NewestRun, RunsRoot
-from grpo_cli.cli.output import (
-    LEVEL_MARKS,
-    count_noun,
-    print_json,
-    print_marked,
-    print_words,
-    stderr,
-    stdout,
-)
+from grpo_cli.cli.output import LEVEL_MARKS, print_json, print_marked, print_words, stderr, stdout
 from grpo_cli.errors import ExitCode
+from grpo_cli.units import count_noun
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.diagnosis.diagnosis import Diagnosis

@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, RunsRoot
-from grpo_cli.cli.output import LEVEL_MARKS, count_noun, print_json, progress, stdout
+from grpo_cli.cli.output import LEVEL_MARKS, print_json, progress, stdout
 from grpo_cli.errors import ExitCode
+from grpo_cli.units import count_noun
 
 if TYPE_CHECKING:
     from grpo_cli.doctor.diagnostics import MachineReport

@@ -11,16 +11,9 @@ from rich.text import Text
 
 from grpo_cli.cli.arguments import AsJson, Overrides, RecipePath
 from grpo_cli.cli.kinds import print_kind, print_kinds
-from grpo_cli.cli.output import (
-    count_noun,
-    print_json,
-    print_problems,
-    progress,
-    stdout,
-    stdout_to_stderr,
-)
+from grpo_cli.cli.output import print_json, print_problems, progress, stdout, stdout_to_stderr
 from grpo_cli.errors import ExitCode
-from grpo_cli.units import format_value
+from grpo_cli.units import count_noun, format_value
 
 if TYPE_CHECKING:
     from grpo_cli.environments.agents import AgentResult

@@ -76,8 +76,8 @@ def export(
 def _print_result(result: Mapping[str, Any]) -> None:
     from rich.text import Text
 
-    from grpo_cli.cli.output import count_noun, stdout
-    from grpo_cli.units import format_bytes
+    from grpo_cli.cli.output import stdout
+    from grpo_cli.units import count_noun, format_bytes
 
     console, verification = stdout(), result["verification"]
     precision = f", {result['precision']}" if result["precision"] else ""

@@ -75,13 +75,14 @@ class _PlainProgress:
 
     def __init__(self, what: str) -> None:
         self._what = what
+        self._said = ""
         self._said_at = time.monotonic()
 
     def __call__(self, what: str) -> None:
-        """Print what is being done, if the last line is old enough."""
+        """Print what is being done, if it is something else than the last line, and that is old enough."""
         now = time.monotonic()
-        if now - self._said_at >= _QUIET_S:
-            self._said_at = now
+        if what != self._said and now - self._said_at >= _QUIET_S:
+            self._said, self._said_at = what, now
             stderr().print(f"· {what}", markup=False)
 
 
@@ -160,8 +161,3 @@ def print_marked(console: Console, lines: Sequence[tuple[str, Text]]) -> None:
         table.add_row(Text(mark, style=style), text)
     if lines:
         console.print(table)
-
-
-def count_noun(number: int, noun: str) -> str:
-    """`1 error`, `2 errors`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

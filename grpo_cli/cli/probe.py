@@ -12,7 +12,6 @@ from rich.text import Text
 from grpo_cli.cli.arguments import RUNS, AsJson, Overrides, RecipePath, RunsRoot
 from grpo_cli.cli.output import (
     LEVEL_MARKS,
-    count_noun,
     print_json,
     print_marked,
     print_problems,
@@ -21,7 +20,7 @@ from grpo_cli.cli.output import (
     stdout_to_stderr,
 )
 from grpo_cli.errors import ExitCode
-from grpo_cli.units import format_bytes, format_duration
+from grpo_cli.units import count_noun, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.samples import ScoredCompletion

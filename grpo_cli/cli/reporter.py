@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, suppress
 
 from rich.text import Text
 
-from grpo_cli.cli.output import count_noun, print_problems, print_words, progress, stderr
+from grpo_cli.cli.output import print_problems, print_words, progress, stderr
 from grpo_cli.cli.probe import print_findings
 from grpo_cli.issues import Issue, Level
 from grpo_cli.report.live import Follower, ProgressView, choose_view
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.units import format_duration
+from grpo_cli.units import count_noun, format_duration
 from grpo_cli.workflows.reporter import Reporter
 from grpo_cli.workflows.train import RefusedError
 

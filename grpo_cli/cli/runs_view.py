@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from grpo_cli.cli.output import count_noun, print_words, stderr, stdout
+from grpo_cli.cli.output import print_words, stderr, stdout
 from grpo_cli.cli.summary import overrule, print_summary
 from grpo_cli.report.tables import list_overrides
 from grpo_cli.report.wording import clean_text, short_path
-from grpo_cli.units import format_bytes, format_duration, format_value, say_number
+from grpo_cli.units import count_noun, format_bytes, format_duration, format_value, say_number
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.held_out import HeldOutDifference

@@ -8,10 +8,10 @@ from rich.text import Text
 
 from grpo_cli.cli.diagnose import print_symptoms
 from grpo_cli.cli.expect import print_verdicts
-from grpo_cli.cli.output import LEVEL_MARKS, count_noun, print_words, stderr, stdout
+from grpo_cli.cli.output import LEVEL_MARKS, print_words, stderr, stdout
 from grpo_cli.report import wording
 from grpo_cli.report.wording import clean_text
-from grpo_cli.units import format_duration, format_value
+from grpo_cli.units import count_noun, format_duration, format_value
 
 if TYPE_CHECKING:
     from grpo_cli.report.summary import HeldOutSetSeries, RunReport

@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, AsSlurmJob, Overrides, RunsRoot
-from grpo_cli.cli.output import count_noun, print_json, print_words, stderr, stdout
+from grpo_cli.cli.output import print_json, print_words, stderr, stdout
 from grpo_cli.errors import GrpoError, UsageError
+from grpo_cli.units import count_noun
 
 if TYPE_CHECKING:
     from grpo_cli.workflows.sweep import SweepResult
@@ -194,6 +195,8 @@ def _read_request(
 
     if recipe is None:
         raise UsageError("no recipe is named. Fix: grpo sweep RECIPE --grid …, or --resume latest")
+    if str(recipe) == "latest" or (recipe / "sweep.json").is_file():
+        raise UsageError(f"{recipe} is a sweep, not a recipe. Fix: grpo sweep --resume {recipe}")
     if ranges and not search:
         raise UsageError(
             "--range is for a search. Fix: add --search 20, or list the values with --grid"
@@ -238,23 +241,32 @@ def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
 
 def _print_result(result: "SweepResult") -> None:
     """Print the cells, the best first, then what is better than what, and what failed."""
-    from grpo_cli.report.sweep import rank_cells, say_progress
+    from grpo_cli.report.sweep import list_reasons, rank_cells, say_measured, say_progress
 
     console, told = stdout(), result.as_json()
     ranked = rank_cells(told)
     keys = list(dict.fromkeys(key for cell in ranked for key in cell["settings"]))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("cell", *keys, "seeds", told["metric"] or "metric", "best less this one"):
+    for name in (
+        "cell",
+        *keys,
+        "seeds",
+        "before",
+        told["metric"] or "metric",
+        "best less this one",
+    ):
         table.add_column(name, overflow="fold")
     for cell in ranked:
         style = "bold" if cell["is_best"] else ""
         values = (cell["settings"].get(key, "–") for key in keys)
-        numbers = (cell["finished"], cell["mean_text"], cell["difference_text"])
+        mean = f"{cell['mean_text']}{' (tied)' * (cell['is_best'] and cell['standing'] == 'tied')}"
+        numbers = (cell["finished"], cell["before_text"], mean, cell["difference_text"])
         table.add_row(*(Text(text, style=style) for text in (str(cell["cell"]), *values, *numbers)))
     console.print(table)
     if told["metric"]:
         caption = "means over seeds with 95 % intervals; differences paired by prompt and seed"
-        console.print(Text(caption, style="dim"))
+        for text in (say_measured(told), caption, *list_reasons(ranked)):
+            print_words(console, Text(text, style="dim")) if text else None
     for cell in ranked:
         if cell["verdict"]:
             print_words(console, Text(f"{cell['verdict']}.", style="green" if cell["tone"] else ""))

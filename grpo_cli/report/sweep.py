@@ -16,6 +16,7 @@ from grpo_cli.report.tables import format_metric
 from grpo_cli.runs.files import write_text
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import Point
+from grpo_cli.units import count_noun, format_value
 
 _SCRIPTS = ("unpacking.js", "charts.js", "page.js")
 _CHARTS = (
@@ -33,10 +34,14 @@ def rank_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     cells = sorted(
         result["cells"], key=lambda cell: -(cell["mean"] or {"value": float("-inf")})["value"]
     )
+    best = [cell["mean"]["value"] for cell in cells if cell["cell"] == result["best"]]
+    tied = sum(bool(cell["mean"]) and cell["mean"]["value"] in best for cell in cells) > 1
     return [
         {
             **cell,
-            "is_best": cell["cell"] == result["best"],
+            "is_best": bool(cell["mean"]) and cell["mean"]["value"] in best,
+            "standing": "tied" if tied else "best",
+            "before_text": format_value(cell["before"]),
             "finished": f"{sum(run['state'] == 'completed' for run in cell['runs'])}/{len(cell['runs'])}",
             "mean_text": _say(cell["mean"]),
             "difference_text": _say(cell["difference"], "+.3f"),
@@ -46,6 +51,28 @@ def rank_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for cell in cells
     ]
+
+
+def list_reasons(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return why means have no interval, each reason once, with its cells."""
+    reasons: dict[str, list[int]] = defaultdict(list)
+    for cell in cells:
+        if cell["mean"] and cell["mean"]["reason"]:
+            reasons[cell["mean"]["reason"]].append(cell["cell"])
+    return [
+        f"no interval of {'cell' if len(own) == 1 else 'cells'} {', '.join(map(str, sorted(own)))}: {reason}"
+        for reason, own in reasons.items()
+    ]
+
+
+def say_measured(result: Mapping[str, Any]) -> str:
+    """Return of how many prompts the means are, and how they were answered; empty if none was measured."""
+    prompts = {cell["mean"]["prompts"] for cell in result["cells"] if cell["mean"]}
+    if not prompts or result["sampling"] is None:
+        return ""
+    return (
+        f"{' or '.join(map(str, sorted(prompts)))} held-out prompts, answered {result['sampling']}"
+    )
 
 
 def say_progress(result: Mapping[str, Any]) -> str:
@@ -87,6 +114,9 @@ def write_sweep_page(
         result=result,
         progress=say_progress(result),
         cells=ranked,
+        title=count_noun(len(ranked), "cell"),
+        facts=_list_facts(result, runs),
+        reasons=list_reasons(ranked),
         keys=list(dict.fromkeys(key for cell in ranked for key in cell["settings"])),
         charts=charts["charts"],
         link=_link_report,
@@ -98,6 +128,18 @@ def write_sweep_page(
     )
     write_text(path, page)
     return path
+
+
+def _list_facts(
+    result: Mapping[str, Any], runs: Mapping[int, Sequence[RunReport]]
+) -> dict[str, str]:
+    """Return what was run, and how it was measured."""
+    steps = sorted({run.total_steps for each in runs.values() for run in each if run.total_steps})
+    facts = {
+        "steps": " or ".join(f"{each:,}" for each in steps),
+        "measured on": say_measured(result),
+    }
+    return {name: fact for name, fact in facts.items() if fact}
 
 
 def _link_report(run: str) -> str | None:
@@ -121,7 +163,7 @@ def _build_charts(
             charts.append({"metric": name, "lines": lines, **more})
     rows = [
         {
-            "label": cell["label"],
+            "label": f"cell {cell['cell']}",
             "run": place,
             "ends": {"after": {end: cell["mean"][end] for end in ("value", "low", "high")}},
         }
@@ -129,7 +171,7 @@ def _build_charts(
         if cell["mean"]
     ]
     return {
-        "runs": [cell["label"] for cell in ranked],
+        "runs": [f"cell {cell['cell']}: {cell['label']}" for cell in ranked],
         "held_out": ["" for _ in ranked],
         "evaluated": ["" for _ in ranked],
         "steps": list(map(list, steps)),

@@ -6,13 +6,13 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from grpo_cli.analysis.cells import CellsComparison, compare_cells
+from grpo_cli.analysis.cells import TRAINING, CellsComparison, compare_cells
 from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
 from grpo_cli.errors import ExitCode, GrpoError, UsageError
 from grpo_cli.machine import read_hardware
@@ -23,7 +23,7 @@ from grpo_cli.runs.files import SCHEMA_VERSION, lock_folder
 from grpo_cli.runs.folder import RunFolder, check_writable
 from grpo_cli.runs.selection import read_status
 from grpo_cli.runs.status import live_workers
-from grpo_cli.units import format_duration
+from grpo_cli.units import count_noun, format_duration
 from grpo_cli.workflows.reporter import Reporter
 from grpo_cli.workflows.sweep_plan import (
     Cell,
@@ -64,6 +64,8 @@ class SweepResult:
 
     sweep: Sweep
     comparison: CellsComparison
+    sampling: str = ""
+    """How held-out prompts were answered; empty if none was."""
     page: Path | None = None
 
     @property
@@ -85,8 +87,11 @@ class SweepResult:
             "kind": "grpo-sweep",
             "sweep": str(self.sweep.folder),
             "job": self.sweep.job,
+            "recipe": self.sweep.request.recipe,
+            "command": self.sweep.request.command,
             "page": str(self.page) if self.page else None,
             "metric": self.comparison.metric or None,
+            "sampling": self.sampling or None,
             "best": self.comparison.best,
             "cells": [self._cell_json(cell) for cell in self.sweep.cells],
         }
@@ -105,7 +110,8 @@ class SweepResult:
         ]
         plain = result.as_json() if result else {}
         numbers = {
-            name: plain.get(name) for name in ("mean", "difference", "seeds_needed", "verdict")
+            name: plain.get(name)
+            for name in ("before", "mean", "difference", "seeds_needed", "verdict")
         }
         return {
             "cell": cell.number,
@@ -190,7 +196,7 @@ def finish_sweep(sweep: Sweep, reporter: Reporter) -> SweepResult:
         return result
     with reporter.progress("writing the page"):
         page = write_sweep_page(sweep.folder / "sweep.html", result.as_json(), _read_reports(sweep))
-    return SweepResult(sweep, result.comparison, page)
+    return replace(result, page=page)
 
 
 def read_result(sweep: Sweep) -> SweepResult:
@@ -204,7 +210,9 @@ def read_result(sweep: Sweep) -> SweepResult:
         for cell in sweep.cells
     }
     labels = {cell.number: cell.label for cell in sweep.cells}
-    return SweepResult(sweep, compare_cells(runs, labels))
+    compared = compare_cells(runs, labels)
+    sampling = next((run.sampling for each in runs.values() for run in each.values()), "")
+    return SweepResult(sweep, compared, "" if compared.metric == TRAINING else sampling)
 
 
 def _read_reports(sweep: Sweep) -> dict[int, list[RunReport]]:
@@ -344,7 +352,9 @@ class _Runner:
             )
             which = f"{each.cell.label}, seed {each.run.seed}"
             parts.append(f"run {self._number(each.cell, each.run)} ({which}): {steps}")
-        return f"{'; '.join(parts)}{self._say_left()}"
+        # While nothing trains, the time left would repeat the line.
+        is_training = any(each.report.status.total_steps for each in self._active)
+        return f"{'; '.join(parts)}{self._say_left() if is_training else ''}"
 
     def _say_left(self) -> str:
         """Return the time left by the runs that are finished; empty before the first."""
@@ -397,7 +407,7 @@ class _Runner:
         if not self._active:
             return
         self._reporter.say(
-            f"stopping: {len(self._active)} runs finish their step and save; again to end them at once",
+            f"stopping {count_noun(len(self._active), 'run')} after the current step; again to end at once",
             "warning",
         )
         for each in self._active:

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -57,6 +58,19 @@ class SweepRequest:
     seeds: tuple[int, ...]
     probe: bool = True
     """Whether the first run of each cell is probed."""
+
+    @property
+    def command(self) -> str:
+        """The command line, with the seeds in full."""
+        flags = [("--grid", each) for each in self.grid] + [
+            ("--range", each) for each in self.ranges
+        ]
+        flags += [("--search", str(self.search))] if self.search else []
+        flags += [("--seeds", ",".join(map(str, self.seeds)) + "," * (len(self.seeds) == 1))]
+        flags += [("--set", each) for each in self.overrides]
+        return shlex.join(
+            ["grpo", "sweep", self.recipe, *(word for pair in flags for word in pair)]
+        )
 
     def choices(self) -> dict[str, tuple[str, ...]]:
         """Return the values of each grid.

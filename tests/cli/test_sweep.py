@@ -7,6 +7,7 @@ import pytest
 
 from grpo_cli.errors import UsageError
 from grpo_cli.machine import Hardware
+from grpo_cli.report.sweep import list_reasons, rank_cells
 from grpo_cli.runs.run import Run
 from grpo_cli.runs.status import StatusFile
 from grpo_cli.workflows.sweep_plan import Sweep, SweepRequest, plan_slots, read_seeds, split_values
@@ -91,6 +92,21 @@ def test_a_dry_run_lists_the_cells_and_leaves_nothing(tmp_path):
         in grpo("sweep", recipe, *flags, cwd=tmp_path).stdout
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_cells_that_are_equally_good_are_tied():
+    mean = {"value": 0.5, "low": None, "high": None, "prompts": 9, "reason": "the same"}
+    cell = {"mean": mean, "difference": None, "before": 0.25, "runs": [], "settings": {}}
+    cells = [{**cell, "cell": 1}, {**cell, "cell": 2}, {**cell, "cell": 3, "mean": None}]
+    ranked = rank_cells({"cells": cells, "best": 2})
+    assert [each["is_best"] and each["standing"] for each in ranked] == ["tied", "tied", False]
+    assert list_reasons(ranked) == ["no interval of cells 1, 2: the same"]
+
+
+def test_a_sweep_in_place_of_a_recipe_is_resumed(tmp_path):
+    done = grpo("sweep", "latest", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Fix: grpo sweep --resume latest" in done.stderr
 
 
 def test_values_are_split_at_commas_outside_brackets_and_quotes():

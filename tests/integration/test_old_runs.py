@@ -32,7 +32,7 @@ def test_a_run_of_the_first_version_is_summed_up(old):
     assert done.returncode == 0, done.stderr
     assert "nothing to resume" in done.stderr
     assert "completed: 2/2 steps" in done.stdout
-    assert "held-out mean (length)  -0.400 → -0.200" in done.stdout
+    assert "held-out mean (length)  −0.400 → −0.200" in done.stdout
 
 
 def test_a_run_of_the_first_version_is_measured(old):

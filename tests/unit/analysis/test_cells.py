@@ -6,6 +6,7 @@ import pytest
 from grpo_cli.analysis.cells import TRAINING, compare_cells
 from grpo_cli.analysis.estimates import crossed_mean
 from grpo_cli.runs.run import Run
+from grpo_cli.units import count_noun
 from tests.run_folders import make_finished_run, write_samples
 
 LABELS = {1: "low", 2: "high"}
@@ -82,7 +83,7 @@ def test_more_seeds_are_named_if_they_would_tell_and_prompts_if_not(tmp_path):
     if told.seeds_needed is None:
         assert "more held-out prompts" in told.verdict
     else:
-        assert f"about {told.seeds_needed - 3} more seeds would tell" in told.verdict
+        assert f"about {count_noun(told.seeds_needed - 3, 'more seed')} would" in told.verdict
     # As many seeds with the same spread do tell.
     values = [[-0.1] * 30, [0.5] * 30, [0.3] * 30]
     found = crossed_mean(values)
@@ -91,6 +92,16 @@ def test_more_seeds_are_named_if_they_would_tell_and_prompts_if_not(tmp_path):
     assert found.interval(needed - 1).low <= 0
     noisy = crossed_mean([[0.1 * (n % 7 - 2.9) for n in range(20)]] * 3)
     assert noisy.seeds_needed() is None
+
+
+def test_intervals_of_shares_end_at_0_and_1_and_equal_seeds_are_the_reason_for_none(tmp_path):
+    compared = compare_cells(
+        make_cells(tmp_path, {1: [0, 4], 2: [19, 20], 3: [4, 4]}), {**LABELS, 3: "same"}
+    )
+    assert [compared.cells[cell].mean.low for cell in (1, 3)] == [0.0, None]
+    assert compared.cells[2].mean.high == 1.0
+    assert compared.cells[1].difference.high == 1.0
+    assert compared.cells[3].mean.reason == "every seed gives the same value"
 
 
 def test_without_a_measurement_the_training_reward_decides(tmp_path):

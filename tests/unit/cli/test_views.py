@@ -31,7 +31,7 @@ def test_a_summary_says_accuracy_before_and_after_and_where_the_model_is(tmp_pat
     printed = " ".join(capsys.readouterr().out.split())
     assert "held-out accuracy (math) 0.250 → 0.750 4 held-out prompts" in printed
     assert "held-out mean (math) 0.250 → 0.800" in printed
-    assert "held-out mean (length) -1.000 → -1.000" in printed
+    assert "held-out mean (length) −1.000 → −1.000" in printed
     assert str(folder.model) in printed
 
 

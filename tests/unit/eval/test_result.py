@@ -26,11 +26,11 @@ from tests.run_folders import make_finished_run
         ),
         (
             Metric(-0.1, -0.2, -0.05, 50),
-            "worse: -0.1 in m (95 % interval -0.2 to -0.05) against base on the same 50 prompts",
+            "worse: −0.1 in m (95 % interval −0.2 to −0.05) against base on the same 50 prompts",
         ),
         (
             Metric(0.02, -0.03, 0.07, 50),
-            "no clear difference: +0.02 in m (95 % interval -0.03 to +0.07) from base on the same 50 prompts",
+            "no clear difference: +0.02 in m (95 % interval −0.03 to +0.07) from base on the same 50 prompts",
         ),
         (
             Metric(0.5, None, None, 2, "2 prompts are too few"),
