@@ -51,7 +51,7 @@ from tests.run_folders import make_finished_run
         ),
         (
             Metric(3429.4, -999.6, 7000.0, 50),
-            "no clear difference: +3,429 in m (95 % interval -1,000 to +7,000) from base on the same 50 prompts",
+            "no clear difference: +3,429 in m (95 % interval −1,000 to +7,000) from base on the same 50 prompts",
         ),
         (
             Metric(None, None, None, 0, "none"),
