@@ -153,7 +153,9 @@ def _check_held_out_set(
     if total_steps is not None and config.every > total_steps:
         seen = f"{config.every} is more than the {total_steps} steps of this training"
         fix = f"set it to {max(total_steps // 10, 1)}, or train longer"
-        yield Issue(seen, fix, f"{path}.every", level="warning")
+        # What waits for the best model would wait in vain.
+        decides = recipe.loads_best or recipe.training.early_stopping is not None
+        yield Issue(seen, fix, f"{path}.every", level="error" if decides else "warning")
 
 
 def check_metrics(recipe: Recipe) -> Iterator[Issue]:

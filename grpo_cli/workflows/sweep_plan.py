@@ -3,7 +3,7 @@
 import contextlib
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -295,23 +295,39 @@ def check_points(
     """
     seen: dict[tuple[str, ...], tuple[Issue, list[Settings]]] = {}
     first: CheckedRecipe | None = None
+    recipes: list[Recipe] = []
     with contextlib.chdir(request.cwd):
         for settings in points:
             flags = as_flags(request, settings, request.seeds[0])
             try:
                 checked = check(Path(request.recipe), flags)
                 first, issues = first or checked, checked.errors
+                if not issues:
+                    _refuse_equal(checked.recipe, recipes, points)
+                    recipes.append(checked.recipe)
             except RecipeError as error:
                 issues = error.problems
             for issue in issues:
                 same = issue.path, issue.seen, issue.fix
                 seen.setdefault(same, (issue, []))[1].append(settings)
     if seen or first is None:
-        raise ProblemsError(_place(issue, where, points) for issue, where in seen.values())
+        limits = request.limits()
+        raise ProblemsError(_place(issue, where, points, limits) for issue, where in seen.values())
     return first
 
 
-def _place(issue: Issue, where: Sequence[Settings], points: Sequence[Settings]) -> Issue:
+def _refuse_equal(recipe: Recipe, before: Sequence[Recipe], points: Sequence[Settings]) -> None:
+    """Refuse settings that are written in another way and mean the same: their runs would be compared."""
+    if recipe in before:
+        first, second = points[before.index(recipe)], points[len(before)]
+        raise UsageError(
+            f"--grid: {say_settings(first)} and {say_settings(second)} are the same recipe. Fix: leave one out"
+        )
+
+
+def _place(
+    issue: Issue, where: Sequence[Settings], points: Sequence[Settings], limits: Container[str]
+) -> Issue:
     """Return an issue with the flag that it comes from, or with the cells that have it."""
     source = issue.location.source if issue.location else ""
     key, _, value = source.removeprefix("--set ").partition("=")
@@ -319,7 +335,8 @@ def _place(issue: Issue, where: Sequence[Settings], points: Sequence[Settings]) 
     having = [each for each in points if each.get(key) == value]
     if swept:
         flag = f"{key}={value}" if list(where) == having else key
-        issue = replace(issue, location=Location(f"--grid {flag}"))
+        name = "--range" if key in limits else "--grid"
+        issue = replace(issue, location=Location(f"{name} {flag}"))
     if list(where) == list(points) or (swept and list(where) == having):
         return issue
     named = "; ".join(map(say_settings, where[:_MOST_NAMED]))

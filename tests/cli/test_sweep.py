@@ -41,6 +41,10 @@ RATES = "training.learning_rate=1e-6,1e-5"
         (["training.learning_rate="], ["is not `path=values`"]),
         (["seed=1,2"], ["it is set with --seeds"]),
         ([RATES, RATES], ["is given twice"]),
+        (
+            ["training.learning_rate=1e-5,0.00001"],
+            ["learning_rate=1e-5 and learning_rate=0.00001 are the same recipe"],
+        ),
         ([], ["there is nothing to vary"]),
         ([RATES, "--seeds", "1,1"], ["names one twice"]),
         ([RATES, "--seeds", "0"], ["names none"]),
@@ -51,7 +55,7 @@ RATES = "training.learning_rate=1e-6,1e-5"
         (["--search", "3", "--range", "training.learning_rate=0..1:log"], ["not above 0"]),
         (
             ["--search", "3", "--range", "training.learning_rate=-1..1"],
-            ["-1: training.learning_rate: should be at least"],
+            ["--range training.learning_rate=-1: training.learning_rate: should be at least"],
         ),
         ([RATES, "--search", "3", "--slurm"], ["--search cannot be a job array"]),
         (["launch.num_machines=1,2", "--slurm"], ["all tasks of a job array get the same nodes"]),
