@@ -2,15 +2,21 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
 from pydantic import ValidationError
 
+from grpo_cli.checks.contents import collect
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import show_names, suggest
 from grpo_cli.data.sources import Preview
 from grpo_cli.issues import Issue
-from grpo_cli.recipe.difficulty import DifficultyConfig, OrderDifficulty, PoolsDifficulty
+from grpo_cli.recipe.difficulty import (
+    DifficultyConfig,
+    OrderDifficulty,
+    PoolsDifficulty,
+    read_number,
+)
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import UNDECIDED, name_rewards, right_scores
@@ -80,7 +86,7 @@ def _range_of(config: RewardConfig) -> tuple[float, float]:
     kind = find_kind(config.kind)
     low, high = 0.0, 1.0
     if kind is not None and config.kind not in UNDECIDED:
-        # What is wrong with the parameters is told by another check.
+        # Another check reports wrong parameters.
         with suppress(ValidationError):
             low, high = kind.model_validate(config.params).score_range()
     return clip_score(low, config.clip), clip_score(high, config.clip)
@@ -95,19 +101,9 @@ def _check_columns(recipe: Recipe, config: DifficultyConfig, seen: Preview) -> I
             text = f"there is no column `{name}`; there are {show_names(sorted(columns))}"
             yield Issue(text, suggest(name, columns, "name one of these"), f"{_PATH}.{key}")
         elif name is not None and key != "by":
-            values = [row[name] for row in seen.sample if row.get(name) is not None]
-            yield from _check_numbers(name, values, f"{_PATH}.{key}", is_share=key == "solve_rate")
+            yield from collect(partial(_read_numbers, key, name, seen))
 
 
-def _check_numbers(name: str, values: list[Any], path: str, *, is_share: bool) -> Iterator[Issue]:
-    for value in values:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            fix = "name a column of numbers, or take the number out of it under `dataset.columns` (`regex`)"
-            yield Issue(f"the column `{name}` has {value!r:.60}, which is no number", fix, path)
-            return
-        if is_share and not 0 <= number <= 1:
-            fix = "divide it by its greatest value; if low values mean easy prompts, use `kind: order`"
-            yield Issue(f"the column `{name}` has {number:g}, and shares are 0 to 1", fix, path)
-            return
+def _read_numbers(key: str, column: str, seen: Preview) -> None:
+    for row in seen.sample:
+        read_number(key, column, row.get(column))

@@ -1,9 +1,12 @@
 """The `dataset.difficulty` section: which prompts are drawn, by how often they are answered rightly."""
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from grpo_cli.errors import RecipeError
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Number, Section, ShortForm
 
 
@@ -67,4 +70,23 @@ DifficultyConfig = Annotated[
     ),
 ]
 """May be written as its `kind` alone, if that has a default for all else."""
-EstimatedDifficulty = PoolsDifficulty | AdaptiveDifficulty
+
+
+def read_number(key: str, column: str, value: Any) -> float:
+    """Return a row's number that prompts are drawn by; NaN if it has none.
+
+    Raises:
+        RecipeError: It is no number, or a solve rate beyond 0 to 1.
+    """
+    path = f"dataset.difficulty.{key}"
+    try:
+        number = math.nan if value in (None, "") else float(value)
+    except (TypeError, ValueError):
+        seen = f"the column `{column}` has {value!r:.60}, which is no number"
+        fix = "name a column of numbers, or take the number out of it under `dataset.columns` (`regex`)"
+        raise RecipeError([Issue(seen, fix, path)]) from None
+    if key == "solve_rate" and not (math.isnan(number) or 0 <= number <= 1):
+        seen = f"the column `{column}` has {number:g}, and shares are 0 to 1"
+        fix = "divide it by its greatest value; if low values mean easy prompts, use `kind: order`"
+        raise RecipeError([Issue(seen, fix, path)])
+    return number

@@ -14,6 +14,7 @@ from grpo_cli.recipe.difficulty import (
     AdaptiveDifficulty,
     OrderDifficulty,
     PoolsDifficulty,
+    read_number,
 )
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores
@@ -135,11 +136,11 @@ class DifficultySampler:
         """Restore what `state` returned."""
         self._drawn, self._calls = state["drawn"], state["calls"]
 
-    def _column(self, name: str | None) -> torch.Tensor:
-        """Return a column's numbers, [prompts] float64; NaN where it has none."""
+    def _column(self, key: str, name: str | None) -> torch.Tensor:
+        """Return the numbers of the column that a key names, [prompts] float64; NaN where it has none."""
         if name is None:
             return torch.full_like(self._share, torch.nan)
-        numbers = [_read_number(name, value) for value in self._first[name]]
+        numbers = [read_number(key, name, value) for value in self._first[name]]
         return torch.tensor(numbers, dtype=torch.float64)
 
     def _chance(self, number: int) -> torch.Tensor:
@@ -153,7 +154,7 @@ class _OrderSampler(DifficultySampler):
 
     def __init__(self, config: OrderDifficulty, data: Any, recipe: Recipe) -> None:
         super().__init__(data, recipe.seed)
-        self._values = self._column(config.column)
+        self._values = self._column("column", config.column)
         if self._values.isnan().all():
             raise RunError(
                 f"dataset.difficulty: the column `{config.column}` has no value in any row. Fix: name another"
@@ -185,8 +186,7 @@ class _SuccessSampler(DifficultySampler):
     ) -> None:
         super().__init__(data, recipe.seed)
         self._config = config
-        known = self._column(config.solve_rate)
-        _check_shares(config.solve_rate, known)
+        known = self._column("solve_rate", config.solve_rate)
         self._estimates = SuccessEstimates(known, self._alike(config.by, recipe))
         right = right_scores(recipe.rewards)
         names = [config.reward] if config.reward else list(right)
@@ -280,7 +280,8 @@ def build_sampler(recipe: Recipe, data: Any) -> DifficultySampler | None:
     """Return what draws the prompts of a recipe from its training data; None if they are drawn equally often.
 
     Raises:
-        RunError: A column that it needs has other values than numbers, or none.
+        RecipeError: A column that it needs has other values than numbers.
+        RunError: The column of an order has no value at all.
     """
     config = recipe.dataset.difficulty
     if config is None:
@@ -291,29 +292,10 @@ def build_sampler(recipe: Recipe, data: Any) -> DifficultySampler | None:
 
 
 def _check_scores(name: str, right: float, shares: torch.Tensor) -> None:
-    """Refuse scores above the right answer's, of which no share can be told."""
+    """Refuse scores above that of a right answer: they are no shares."""
     highest = shares.nan_to_num(0.0).max().item()
     if highest > 1 + _ROUNDING:
         raise RunError(
             f"dataset.difficulty: the reward `{name}` gave {highest * right:g}, and a right answer counts as "
             f"{right:g}. Fix: name a reward between 0 and 1 as `dataset.difficulty.reward`, or `clip` it"
         )
-
-
-def _check_shares(column: str | None, values: torch.Tensor) -> None:
-    wrong = values[(values < 0) | (values > 1)]
-    if len(wrong):
-        raise RunError(
-            f"dataset.difficulty.solve_rate: the column `{column}` has {wrong[0]:g}, and shares are 0 to 1. Fix: "
-            "divide it by its greatest value; if low values mean easy prompts, use `kind: order`"
-        )
-
-
-def _read_number(column: str, value: Any) -> float:
-    try:
-        return math.nan if value in (None, "") else float(value)
-    except (TypeError, ValueError):
-        raise RunError(
-            f"dataset.difficulty: the column `{column}` has {value!r:.60}, which is no number. Fix: name a column "
-            "of numbers, or take the number out of it under `dataset.columns` (`regex`)"
-        ) from None

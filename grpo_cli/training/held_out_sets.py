@@ -137,7 +137,7 @@ def add_held_out_sets(
 
 @contextmanager
 def _unchanged(rewards: Sequence[Reward]) -> Iterator[None]:
-    """Restore the states of rewards, which training goes on with."""
+    """Keep the states of rewards as they are for the training."""
     states = copy.deepcopy(save_reward_states(rewards))
     try:
         yield

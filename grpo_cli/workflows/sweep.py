@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _TICK_S = 0.5
 _LAST_BYTES = 4000
 _RESUMED = ("waiting", "running", "skipped", "stopped", "interrupted", "failed")
-"""States of runs that a resumed sweep goes on with; one that a rule has stopped is a result."""
+"""States of runs that a resumed sweep continues; one that a rule has stopped is a result."""
 _DIVERGED = "nan_loss, entropy_explosion, kl_runaway, too_high_learning_rate"
 """Rules of `grpo diagnose` that end a run of a search, unless the recipe names its own."""
 
@@ -164,7 +164,7 @@ def prepare_sweep(
 
 
 def list_unfinished(sweep: Sweep) -> list[CellRun]:
-    """Return the runs that a resumed sweep goes on with; one that a rule has stopped is a result."""
+    """Return the runs that a resumed sweep continues; one that a rule has stopped is a result."""
     runs = [run for cell in sweep.cells if not cell.pruned for run in cell.runs]
     statuses = [read_status(sweep.run_folder(run)) for run in runs]
     return [

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.integration.conftest import Workshop
-from tests.integration.test_resuming import DEADLY, assert_same, sets, train
+from tests.integration.test_resuming import assert_same, sets, train, workshop_of
 
 RECIPE = """\
 name: adaptive
@@ -33,22 +32,11 @@ launch: {{use_cpu: true}}
 """
 
 
-def workshop_of(folder, model, die_at=None):
-    folder.mkdir()
-    wish = folder / "die"
-    if die_at is not None:
-        wish.write_text(str(die_at))
-    (folder / "deadly.py").write_text(DEADLY.format(wish=str(wish)))
-    workshop = Workshop(folder, model)
-    workshop.write(RECIPE, rows=16)
-    return workshop
-
-
 @pytest.mark.slow
 def test_a_killed_run_draws_the_same_prompts(tmp_path, chat_model):
-    unbroken = workshop_of(tmp_path / "unbroken", chat_model)
+    unbroken = workshop_of(tmp_path / "unbroken", chat_model, text=RECIPE, rows=16)
     train(unbroken, *sets(save_steps=4))
-    broken = workshop_of(tmp_path / "broken", chat_model, die_at=5)
+    broken = workshop_of(tmp_path / "broken", chat_model, die_at=5, text=RECIPE, rows=16)
     assert "was killed (signal 9)" in train(broken, *sets(save_steps=4), code=1).stderr
     assert "from step 4" in train(broken, *sets(save_steps=4), "--resume").stderr
     assert_same(broken, unbroken)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from tests.integration.conftest import Workshop
-from tests.integration.test_resuming import DEADLY, assert_same, sets, train
+from tests.integration.test_resuming import assert_same, sets, train, workshop_of
 
 MIXTURE = """\
 name: mixed
@@ -41,26 +40,17 @@ launch: {{use_cpu: true}}
 """
 
 
-def workshop_of(folder, model, die_at=None):
-    folder.mkdir()
-    wish = folder / "die"
-    if die_at is not None:
-        wish.write_text(str(die_at))
-    (folder / "deadly.py").write_text(DEADLY.format(wish=str(wish)))
-    workshop = Workshop(folder, model)
-    workshop.write(MIXTURE)
-    return workshop
-
-
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory, chat_model):
-    workshop = workshop_of(tmp_path_factory.mktemp("mixture") / "unbroken", chat_model)
+    workshop = workshop_of(
+        tmp_path_factory.mktemp("mixture") / "unbroken", chat_model, text=MIXTURE
+    )
     workshop.told = train(workshop, *sets(save_steps=4)).stdout
     return workshop
 
 
 def test_a_killed_run_on_a_mixture_goes_on_as_if_it_had_not_been(unbroken, tmp_path, chat_model):
-    broken = workshop_of(tmp_path / "broken", chat_model, die_at=5)
+    broken = workshop_of(tmp_path / "broken", chat_model, die_at=5, text=MIXTURE)
     done = train(broken, *sets(save_steps=4), code=1)
     assert "was killed (signal 9)" in done.stderr
     done = train(broken, *sets(save_steps=4), "--resume")

@@ -74,17 +74,20 @@ NOT_COMPARED = {"time", "step_time", "tokens_per_s"}
 TIMES = ("seconds", "_runtime", "_per_second")
 
 
-def workshop_of(folder, model, die_at=None):
+DEADLY_RECIPE = RECIPE.replace(
+    "rewards:\n", "rewards:\n  - {{kind: python, path: ./deadly.py:brief, name: brief}}\n"
+)
+
+
+def workshop_of(folder, model, die_at=None, text=DEADLY_RECIPE, rows=8):
+    """Return a workshop with a recipe whose reward `brief` kills its process at a step."""
     folder.mkdir()
     wish = folder / "die"
     if die_at is not None:
         wish.write_text(str(die_at))
     (folder / "deadly.py").write_text(DEADLY.format(wish=str(wish)))
     workshop = Workshop(folder, model)
-    text = RECIPE.replace(
-        "rewards:\n", "rewards:\n  - {{kind: python, path: ./deadly.py:brief, name: brief}}\n"
-    )
-    workshop.write(text)
+    workshop.write(text, rows=rows)
     return workshop
 
 

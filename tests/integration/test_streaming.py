@@ -8,27 +8,26 @@ import pytest
 from grpo_cli.data.build import build_datasets
 from grpo_cli.data.streaming import stream_rows
 from grpo_cli.runs.folder import RunFolder
-from tests.integration.conftest import RECIPE, Workshop
-from tests.integration.test_resuming import DEADLY, assert_same, completions_of, sets, train
+from tests.integration.test_resuming import (
+    DEADLY_RECIPE,
+    assert_same,
+    completions_of,
+    sets,
+    train,
+    workshop_of,
+)
 
 _ROWS = 11
 
 
-def workshop_of(folder, model, die_at=None):
-    folder.mkdir()
-    wish = folder / "die"
-    if die_at is not None:
-        wish.write_text(str(die_at))
-    (folder / "deadly.py").write_text(DEADLY.format(wish=str(wish)))
-    lines = (json.dumps({"question": f"count {n}", "answer": str(n)}) for n in range(_ROWS))
-    (folder / "rows.jsonl").write_text("\n".join(lines))
-    workshop = Workshop(folder, model)
-    head, _, rest = RECIPE.partition("  kind: inline\n")
+def streamed(folder, model, die_at=None):
+    head, _, rest = DEADLY_RECIPE.partition("  kind: inline\n")
     prompt, _, rest = rest.partition("  rows:\n")
     files = "  kind: files\n  train: rows.jsonl\n  streaming: {{buffer_size: 4}}\n"
-    deadly = "rewards:\n  - {{kind: python, path: ./deadly.py:brief, name: brief}}\n"
-    rewards = rest[rest.index("rewards:\n") :].replace("rewards:\n", deadly)
-    workshop.write(head + files + prompt + rewards)
+    text = head + files + prompt + rest[rest.index("rewards:\n") :]
+    workshop = workshop_of(folder, model, die_at, text)
+    lines = (json.dumps({"question": f"count {n}", "answer": str(n)}) for n in range(_ROWS))
+    (folder / "rows.jsonl").write_text("\n".join(lines))
     return workshop
 
 
@@ -38,7 +37,7 @@ def rows_of(workshop):
 
 
 def test_steps_take_the_rows_in_their_shuffled_order(tmp_path, chat_model):
-    workshop = workshop_of(tmp_path / "run", chat_model)
+    workshop = streamed(tmp_path / "run", chat_model)
     train(workshop, steps=7)
     recipe = RunFolder(workshop.run).read_recipe()
     options = {"has_chat_template": True, "count_tokens": lambda prompt: 1}
@@ -61,9 +60,9 @@ def test_steps_take_the_rows_in_their_shuffled_order(tmp_path, chat_model):
     ids=["second pass", "steps per generation"],
 )
 def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, chat_model, settings):
-    unbroken = workshop_of(tmp_path / "unbroken", chat_model)
+    unbroken = streamed(tmp_path / "unbroken", chat_model)
     train(unbroken, *sets(**settings))
-    broken = workshop_of(tmp_path / "broken", chat_model, die_at=settings["save_steps"] + 1)
+    broken = streamed(tmp_path / "broken", chat_model, die_at=settings["save_steps"] + 1)
     assert "was killed (signal 9)" in train(broken, *sets(**settings), code=1).stderr
     done = train(broken, *sets(**settings), "--resume")
     assert f"from step {settings['save_steps']}" in done.stderr
@@ -72,9 +71,9 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, chat_model, settin
 
 @pytest.mark.slow
 def test_two_processes_take_the_rows_of_one(tmp_path, chat_model):
-    one = workshop_of(tmp_path / "one", chat_model)
+    one = streamed(tmp_path / "one", chat_model)
     train(one, steps=6)
-    two = workshop_of(tmp_path / "two", chat_model)
+    two = streamed(tmp_path / "two", chat_model)
     size = sets(per_device_train_batch_size=2)
     train(two, *size, "--set", "launch.num_processes=2", steps=6)
     halves = rows_of(two)
