@@ -322,7 +322,7 @@ def _metadata_columns(dataset: SingleDataset, rows: list[Row]) -> frozenset[str]
 
 
 def _report_stream(dataset: SingleDataset, report: DataReport) -> DataReport:
-    """Return the report on streamed data by that on its first rows; its fingerprint includes the sizes of files."""
+    """Return the report on streamed data by that on its first rows; its fingerprint has the sizes of files."""
     paths = dataset.train if isinstance(dataset, FilesDataset) else ()
     sizes = [Path(path).expanduser().stat().st_size for path in paths]
     fingerprint = hashlib.sha256(f"{report.fingerprint} {sizes}".encode()).hexdigest()
