@@ -1,4 +1,4 @@
-"""From a file to a converted file: read, recognise, translate, write, and check what was written."""
+"""From a file to a converted file: read, recognise, translate, check and write."""
 
 import os
 import re
@@ -11,13 +11,14 @@ from typing import Any, Literal, get_args
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.convert import trl
 from grpo_cli.convert.axolotl import convert_axolotl
+from grpo_cli.convert.datasets import PROMPT_EXAMPLE
 from grpo_cli.convert.key_report import Entry, KeyReport, find, put, write_recipe
+from grpo_cli.convert.rewards import name_file
 from grpo_cli.convert.script import read_script
 from grpo_cli.convert.to_trl import flatten_recipe
 from grpo_cli.errors import RecipeError, UsageError, nearest
 from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe.loading import load_recipe
-from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.yaml_tree import Node, read_source, read_text
 
 Dialect = Literal["trl", "open-r1", "axolotl"]
@@ -32,14 +33,10 @@ _TARGETS = ("recipe", "trl")
 _TRL_SIGNS = (
     "model_name_or_path dataset_name reward_funcs reward_model_name_or_path use_vllm".split()
 )
-_AXOLOTL_SIGNS = (
-    "base_model rl trl micro_batch_size num_epochs adapter lora_target_linear sequence_len val_set_size"
-).split()
-_RECIPE_SIGNS = frozenset({"model", "dataset", "rewards", "extends"})
-_GENERIC_FOLDERS = frozenset(
-    "output outputs out model-out model results result checkpoints checkpoint trainer_output run".split()
-)
+_AXOLOTL_SIGNS = "base_model rl trl micro_batch_size".split()
+_GENERIC_FOLDERS = ("output", "outputs", "out", "model-out", "results", "checkpoints")
 """Output folders that do not name a training; the config's file name does."""
+_RECIPE_SIGNS = frozenset({"model", "rewards", "extends"})
 _PLACEHOLDERS = {
     "model.path": "to/choose",
     "dataset": "{kind: hub, path: to/choose, eval_split: test}",
@@ -168,7 +165,7 @@ def _convert_to_recipe(source: Path, dialect: str | None, output: Path | None) -
         report.to_do.setdefault(
             "dataset.prompt",
             f"the rows have no column `prompt` (columns: {', '.join(sorted(columns))}); write the "
-            f"prompt as Jinja over their columns\n{trl.PROMPT_EXAMPLE}",
+            f"prompt as Jinja over their columns\n{PROMPT_EXAMPLE}",
         )
         problems = tuple(each for each in problems if each.path != "dataset.prompt")
     text, entries = write_recipe(report, source.name), tuple(report.entries)
@@ -178,9 +175,13 @@ def _convert_to_recipe(source: Path, dialect: str | None, output: Path | None) -
 
 def _convert_to_trl(source: Path, _: str | None, output: Path | None) -> Conversion:
     config = flatten_recipe(load_recipe(source), Path.cwd())
+    flat, missing = config.flat, []
+    if not flat.keys() & {"datasets", "dataset_name"}:
+        missing.append("a dataset (`dataset_name`, or `datasets`)")
+    if not flat.keys() & {"reward_funcs", "reward_model_name_or_path"}:
+        missing.append("a reward (`reward_funcs`)")
     problems = tuple(
-        Issue(f"TRL's script cannot do without {what}", "add it to the file")
-        for what in config.missing
+        Issue(f"TRL's script cannot do without {what}", "add it to the file") for what in missing
     )
     text, lost = config.write(source.name), tuple(config.lost)
     return Conversion(source, "trl", text, config.flat, problems, output, lost=lost)
@@ -197,6 +198,7 @@ def _check(
         key for key in _PLACEHOLDERS if key in report.to_do and find(report.recipe, key) is None
     ]
     folder = output.parent if output else Path.cwd()
+    # Beside the result, since its paths are relative to it.
     with tempfile.NamedTemporaryFile(
         "w",
         encoding="utf-8",
@@ -206,29 +208,16 @@ def _check(
     ) as file:
         file.write(write_recipe(report, source.name))
         file.flush()
-        path = Path(file.name)
-        checked = check_recipe(path, [f"{key}={_PLACEHOLDERS[key]}" for key in missing])
+        overrides = [f"{key}={_PLACEHOLDERS[key]}" for key in missing]
+        checked = check_recipe(Path(file.name), overrides)
     problems = tuple(
-        _relocate(problem, path, output, report)
+        replace(problem, location=Location(str(output), problem.location.line) if output else None)
+        if problem.location and problem.location.source == file.name
+        else problem
         for problem in checked.problems
         if not any(f"{problem.path}.".startswith(f"{key}.") for key in missing)
     )
     return problems, checked.preview.columns if checked.preview else None
-
-
-def _relocate(problem: Issue, path: Path, output: Path | None, report: KeyReport) -> Issue:
-    """Return the problem with its place in the file that is written, or else in the source."""
-    where = problem.location
-    if where is None or Path(where.source) != path:
-        return problem
-    if output is not None:
-        return replace(problem, location=replace(where, source=str(output)))
-    steps = (problem.path or "").split(".")
-    places = {entry.target: entry.location for entry in report.entries}
-    prefixes = [".".join(steps[:end]) for end in range(len(steps), 0, -1)]
-    place = next((places[prefix] for prefix in prefixes if prefix in places), None)
-    whole = Location(report.source.location.source, 1, 1)
-    return replace(problem, location=place or whole)
 
 
 def translate(
@@ -277,37 +266,24 @@ def recognise(tree: Node, dialect: str | None, source: str) -> Recognition:
         raise _refuse(tree, message, "name the YAML file that the other tool reads")
     if dialect is not None:
         return Recognition(dialect, ())
-    known = tree.value.keys() & _RECIPE_SIGNS
-    has_only_own = tree.value.keys() <= {*Recipe.model_fields, "extends"}
-    if len(known) > (0 if has_only_own else 1):
+    if tree.value.keys() & _RECIPE_SIGNS:
         fix = f"check it with `grpo check {source}`, or convert it with `--to trl`"
         raise _refuse(tree, "is a recipe of grpo already", fix)
     for name, signs in _find_signs(tree):
         if signs:
             return Recognition(name, tuple(signs[:4]))
-    if any("tool_schema" in each for each in _entries(tree, "tools")):
-        fix = "write each tool as a function, `tools: [{kind: function, path: ./tools.py:NAME}]`, in a recipe"
-        raise _refuse(tree, "is a list of verl's tools, which are classes of verl's own", fix)
     listed = ", ".join(["base_model", *_TRL_SIGNS])
     message = f"is no config of TRL, open-r1 or axolotl: it has none of {listed}"
     raise _refuse(tree, message, "say whose it is with --from trl|open-r1|axolotl")
 
 
-def _entries(tree: Node, key: str) -> list[dict[str, Any]]:
-    node = tree.child(key)
-    entries = node.plain() if node is not None and isinstance(node.value, list) else []
-    return [each for each in entries if isinstance(each, dict)]
-
-
 def _find_signs(tree: Node) -> Iterator[tuple[Dialect, list[str]]]:
-    keys = tree.value.keys()
-    listed = tree.child("reward_funcs")
-    names = listed.plain() if listed is not None and isinstance(listed.value, list) else []
-    rewards = [f"reward_funcs: {name}" for name in names if name in trl.R1_REWARD_SIGNS]
-    if "base_model" in keys:
-        yield "axolotl", [key for key in _AXOLOTL_SIGNS if key in keys]
-    yield "open-r1", [*(key for key in trl.R1_SIGNS if key in keys), *rewards]
-    yield "trl", [key for key in _TRL_SIGNS if key in keys]
+    """Yield each tool with its keys in a config, the most telling tool first."""
+    rewards = str((tree.child("reward_funcs") or Node("", tree.location)).plain())
+    own = [name for name in trl.R1_REWARD_SIGNS if f"'{name}'" in rewards]
+    yield "axolotl", [key for key in _AXOLOTL_SIGNS if {"base_model", key} <= tree.value.keys()]
+    yield "open-r1", [*(key for key in trl.R1_SIGNS if key in tree.value), *own]
+    yield "trl", [key for key in _TRL_SIGNS if key in tree.value]
 
 
 def _refuse(tree: Node, message: str, fix: str) -> RecipeError:
@@ -318,18 +294,10 @@ def _anchor(report: KeyReport, target: str, here: Path, folder: Path) -> None:
     """Make local paths, which other tools read from the working directory, relative to the recipe."""
     value = find(report.recipe, target)
     paths = value if isinstance(value, list) else [value]
-    if here == folder or not all(_is_beside(path, here) for path in paths):
+    if here == folder or not all(isinstance(each, str) and Path(each).exists() for each in paths):
         return
-    moved = [os.path.relpath(here / path, folder) for path in paths]
-    moved = [path if path.startswith(".") else f"./{path}" for path in moved]
+    moved = [each if Path(each).is_absolute() else name_file(here / each, folder) for each in paths]
     put(report.recipe, target, moved if isinstance(value, list) else moved[0])
-
-
-def _is_beside(path: Any, here: Path) -> bool:
-    try:
-        return isinstance(path, str) and not Path(path).is_absolute() and (here / path).exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _name(report: KeyReport, source: Path) -> str:

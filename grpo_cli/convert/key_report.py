@@ -44,12 +44,7 @@ class KeyReport:
     """
 
     def __init__(self, tree: Node, tool: str) -> None:
-        """Start with an empty recipe.
-
-        Args:
-            tree: The config as read.
-            tool: The tool's name, for messages.
-        """
+        """Start with an empty recipe for a config; `tool` is named in messages."""
         self.source = self.tree = tree
         self.tool = tool
         self.recipe: dict[str, Any] = {}
@@ -94,10 +89,7 @@ class KeyReport:
 
     def node(self, *key: str | int) -> Node | None:
         """Return the node of a key, or None."""
-        node: Node | None = self.tree
-        for step in key:
-            node = node.child(step) if node is not None else None
-        return node
+        return self.tree.find(key)
 
     def get(self, *key: str | int) -> Any:
         """Return the plain value of a key, or None."""
@@ -106,15 +98,11 @@ class KeyReport:
 
     def is_on(self, *key: str | int) -> bool:
         """Return whether a switch is on."""
-        return is_on(self.get(*key))
+        return _is_on(self.get(*key))
 
     def keep(self, key: Path, target: str, value: Any, note: str = "") -> None:
-        """Put a value into the recipe and record the key that it came from."""
+        """Put a value into the recipe, with a comment, and record the key that it came from."""
         put(self.recipe, target, value)
-        self.credit(key, target, note)
-
-    def credit(self, key: Path, target: str, note: str = "") -> None:
-        """Record that a key has its effect at `target`, with a comment there."""
         self.settle(key, target, note)
         origin = self.origin(key)
         same = str(origin[-1]).removeprefix("vllm_") == target.rpartition(".")[2]
@@ -133,17 +121,17 @@ class KeyReport:
         """Record a key without a place in a recipe."""
         self._record(self.origin(key), None, reason)
 
-    def drop_all(self, inside: Path, names: Iterable[str], reason: str) -> None:
+    def drop_all(self, names: Iterable[str], reason: str) -> None:
         """Drop those of some keys that the source has, for one reason."""
         for name in names:
-            if self.node(*inside, name) is not None:
-                self.drop((*inside, name), reason)
+            if self.node(name) is not None:
+                self.drop((name,), reason)
 
-    def drop_unknown(self, key: Path, known: set[str]) -> None:
-        """Drop a key that the tool does not know, with the name that may have been meant."""
-        close = nearest(str(key[-1]), known - {str(key[-1])})
+    def drop_unknown(self, key: Path, known: Iterable[str]) -> None:
+        """Drop a key without a counterpart, with the name that may have been meant."""
+        close = nearest(str(key[-1]), {*known} - {str(key[-1])})
         hint = f"; did you mean `{close}`?" if close else ""
-        self.drop(key, f"unknown to {self.tool}{hint}")
+        self.drop(key, f"has no counterpart in a recipe{hint}")
 
     def add(self, target: str, value: Any, note: str) -> None:
         """Put a value that the source leaves to its tool's defaults into the recipe."""
@@ -155,29 +143,24 @@ class KeyReport:
         if find(self.recipe, target) is None and target not in self.to_do:
             self.add(target, value, note)
 
-    def rest(self, *inside: str | int) -> Iterator[str]:
-        """Yield the keys of a mapping of the source that have no entry yet."""
+    def rest(self, *inside: str | int) -> list[str]:
+        """Return the keys of a mapping of the source that have no entry yet."""
         node = self.node(*inside)
-        if node is not None and isinstance(node.value, dict):
-            yield from (key for key in list(node.value) if not self._is_decided((*inside, key)))
+        keys = node.value if node is not None and isinstance(node.value, dict) else ()
+        return [key for key in keys if not self._is_decided((*inside, key))]
 
     def take(self, table: "Table", *inside: str | int) -> None:
         """Decide the keys of a mapping that a table knows, in the order of the table."""
         for name, rule in table.items():
-            key = (*inside, name)
+            key, value = (*inside, name), self.get(*inside, name)
             if self.node(*key) is None or self._is_decided(key):
                 continue
-            if self.get(*key) is None:
+            if value is None:
                 self.drop(key, EMPTY)
+            elif isinstance(rule, str):
+                self.keep(key, rule, value)
             else:
-                self.apply(rule, key)
-
-    def apply(self, rule: "Rule", key: Path) -> None:
-        """Decide a key that has a value."""
-        if isinstance(rule, str):
-            self.keep(key, rule, self.get(*key))
-        else:
-            rule(self, key)
+                rule(self, key, value)
 
     def origin(self, key: Path) -> Path:
         """Return the key of the source that a key was brought up from."""
@@ -191,35 +174,10 @@ class KeyReport:
         self._entries[origin] = Entry(dotted(origin), location, target, note)
 
 
-Rule = str | Callable[[KeyReport, Path], None]
+Rule = str | Callable[[KeyReport, Path, Any], None]
 """The key of the recipe that takes a value as it is, or a function that decides a key with a value."""
 Table = Mapping[str, Rule]
 """Keys of a tool and where they go; a key without a value is dropped as empty."""
-
-
-def by_value(choose: Callable[[Any], Rule]) -> Rule:
-    """Return a rule that depends on the value alone."""
-    return lambda report, key: report.apply(choose(report.get(*key)), key)
-
-
-def writes(target: str, value: Any, note: str = "") -> Rule:
-    """Return a rule that writes a value of its own."""
-    return lambda report, key: report.keep(key, target, value, note)
-
-
-def moved(target: str, note: str) -> Rule:
-    """Return a rule that copies a value and says something about it."""
-    return by_value(lambda value: writes(target, value, note))
-
-
-def dropped(reason: str) -> Rule:
-    """Return a rule that drops a key."""
-    return lambda report, key: report.drop(key, reason)
-
-
-def settled(target: str, note: str = "") -> Rule:
-    """Return a rule for a key whose value is what the recipe does anyway."""
-    return lambda report, key: report.settle(key, target, note)
 
 
 @cache
@@ -233,21 +191,42 @@ def read_keys(name: str) -> dict[str, Any]:
     return _load_keys()[name]
 
 
+def by_key(reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return the reason of each key, from the keys of each reason."""
+    return {key: reason for reason, keys in reasons.items() for key in keys.split()}
+
+
 def read_table(name: str) -> Table:
     """Return a part of `keys.yaml` as rules."""
     parts = read_keys(name)
     switches = {key: switch(*rule) for key, rule in parts.get("switch", {}).items()}
-    reasons = parts.get("drop", {}).items()
-    drops = {key: dropped(reason) for reason, keys in reasons for key in keys.split()}
+    drops = {key: dropped(reason) for key, reason in by_key(parts.get("drop", {})).items()}
     return {**parts.get("keep", {}), **switches, **drops}
+
+
+def dropped(reason: str) -> Rule:
+    """Return a rule that drops a key."""
+    return lambda report, key, value: report.drop(key, reason)
+
+
+def settled(target: str, note: str = "") -> Rule:
+    """Return a rule for a key whose value is what the recipe does anyway."""
+    return lambda report, key, value: report.settle(key, target, note)
 
 
 def switch(target: str, value: Any = True, note: str = "") -> Rule:
     """Return a rule that writes a value if a switch is on, and nothing if it is off."""
-    return by_value(lambda on: writes(target, value, note) if is_on(on) else settled(target, "off"))
+
+    def take(report: KeyReport, key: Path, on: Any) -> None:
+        if _is_on(on):
+            report.keep(key, target, value, note)
+        else:
+            report.settle(key, target, "off")
+
+    return take
 
 
-def is_on(value: Any) -> bool:
+def _is_on(value: Any) -> bool:
     """Return whether a switch is on; other tools also read `yes`, `on` and 1 as true."""
     return str(value).lower() in ("yes", "on", "true", "1")
 
@@ -271,7 +250,7 @@ def find(tree: dict[str, Any], target: str) -> Any:
 _WIDTH = 100
 _SECTIONS = frozenset(
     """model model.lora dataset dataset.prompt generation generation.vllm generation.vllm.server_args
-    training training.early_stopping launch logging evaluation""".split()
+    training training.early_stopping launch logging""".split()
 )
 """Mappings whose keys get comments of their own; others are values."""
 
@@ -306,10 +285,7 @@ def join_parts(parts: Iterable[list[str]]) -> str:
 
 def list_lines(title: str, items: Iterable[tuple[str, str]]) -> list[str]:
     """Return comment lines with a title, and name and reason of each item; none without items."""
-    lines = []
-    for name, reason in items:
-        first, *others = _wrap(f"{name}: {reason}", _WIDTH - 6)
-        lines += [f"#   {first}", *(f"#     {line}" for line in others)]
+    lines = [f"#   {_flatten(f'{name}: {reason}')}" for name, reason in items]
     return [f"# {title}", *lines] if lines else []
 
 
@@ -321,22 +297,22 @@ def dump_lines(key: str, value: Any) -> list[str]:
 
 def _write_entry(report: KeyReport, target: str, value: Any, pad: str = "") -> Iterator[str]:
     key, comment = target.rpartition(".")[2], report.comments.get(target, "")
-    beside = f"   # {_flatten(comment)}" if comment else ""
     if target in _SECTIONS and isinstance(value, dict) and value:
-        yield f"{pad}{key}:{beside}"
+        yield from _comment(comment, pad)
+        yield f"{pad}{key}:"
         for name, inner in value.items():
             yield from _write_entry(report, f"{target}.{name}", inner, f"{pad}  ")
     elif target == "rewards":
-        yield f"rewards:{beside}"
+        yield "rewards:"
         for index, reward in enumerate(value):
             yield from _comment(report.comments.get(f"rewards.{index}", ""), "  ")
             text = write_plain([reward], compact=True).rstrip("\n")
-            yield from (f"  {line}" for line in text.split("\n"))
+            yield textwrap.indent(text, "  ")
     else:
         lines = dump_lines(key, value)
-        fits = len(lines) == 1 and len(pad + lines[0] + beside) <= _WIDTH + 15
-        yield from [] if fits else _comment(comment, pad)
-        yield from (pad + line + (beside if fits else "") for line in lines)
+        beside = f"   # {_flatten(comment)}" if comment and len(lines) == 1 else ""
+        yield from [] if beside else _comment(comment, pad)
+        yield from (f"{pad}{line}{beside}" for line in lines)
 
 
 def _write_to_do(target: str, text: str, pad: str) -> Iterator[str]:
@@ -346,11 +322,9 @@ def _write_to_do(target: str, text: str, pad: str) -> Iterator[str]:
 
 
 def _comment(text: str, pad: str = "") -> list[str]:
-    return [f"{pad}# {line}" for line in _wrap(text, _WIDTH - len(pad) - 2)]
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    return textwrap.wrap(_flatten(text), width, break_long_words=False, break_on_hyphens=False)
+    width = _WIDTH - len(pad) - 2
+    lines = textwrap.wrap(_flatten(text), width, break_long_words=False, break_on_hyphens=False)
+    return [f"{pad}# {line}" for line in lines]
 
 
 def _flatten(text: str) -> str:

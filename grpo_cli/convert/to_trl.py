@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.convert.key_report import dump_lines, find, join_parts, list_lines, read_keys
-from grpo_cli.convert.shared_keys import LAUNCH, LORA_NAMES, LORA_ONLY, MODEL, TRL_REWARDS
-from grpo_cli.convert.trl import NAMED
+from grpo_cli.convert.datasets import NAMED
+from grpo_cli.convert.key_report import by_key, dump_lines, find, join_parts, list_lines, read_keys
+from grpo_cli.convert.trl import LORA_NAMES, LORA_ONLY, MODEL, TRAINING
 from grpo_cli.recipe.base import OpenSection
-from grpo_cli.recipe.dataset import FilesDataset, HubDataset, MixtureDataset
+from grpo_cli.recipe.dataset import FilesDataset, HubDataset
 from grpo_cli.recipe.generation import VllmConfig
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
@@ -23,10 +23,14 @@ from grpo_cli.recipe.rewards import RewardConfig
 _CONFIGS = {"single": "single_gpu", "ddp": "multi_gpu"}
 """Strategies that TRL's own accelerate configs have under another name."""
 _NAMES = {
-    target: name for name, target in {**MODEL, **NAMED, **LAUNCH}.items() if isinstance(target, str)
+    target: name
+    for name, target in {**MODEL, **NAMED, **TRAINING}.items()
+    if isinstance(target, str)
 }
 """Keys of a recipe that TRL has under another name."""
 _BUILDERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+_OVERLONG = (1280, 256)
+"""Lengths of TRL's `get_soft_overlong_punishment`."""
 Lost = list[tuple[str, str]]
 
 
@@ -43,16 +47,6 @@ class FlatConfig:
     def flat(self) -> dict[str, Any]:
         """Every key with its value."""
         return {key: value for group in self.groups.values() for key, value in group.items()}
-
-    @property
-    def missing(self) -> list[str]:
-        """What TRL's script requires, and this config does not have."""
-        flat, missing = self.flat, []
-        if not flat.get("datasets") and not flat.get("dataset_name"):
-            missing.append("a dataset (`dataset_name`, or `datasets`)")
-        if not flat.get("reward_funcs") and not flat.get("reward_model_name_or_path"):
-            missing.append("a reward (`reward_funcs`)")
-        return missing
 
     def write(self, source: str) -> str:
         """Return the config as YAML.
@@ -89,13 +83,7 @@ def flatten_recipe(recipe: Recipe, folder: Path) -> FlatConfig:
         "data": _dataset(recipe, changed, config.lost),
         "rewards": _rewards(recipe, folder, config.lost),
         "sampling": _sampling(recipe),
-        "training": {
-            "output_dir": recipe.name,
-            "seed": recipe.seed,
-            **_on_cpu(recipe),
-            **_best_metric(recipe),
-            **_explicit(recipe.training),
-        },
+        "training": _training(recipe),
         "logging": logging,
         "launch (read by accelerate)": _launch(recipe.launch, changed, config.lost),
     }
@@ -104,17 +92,12 @@ def flatten_recipe(recipe: Recipe, folder: Path) -> FlatConfig:
 
 
 def _list_recipe_only(recipe: Recipe, changed: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, reason in read_keys("trl-cannot").items():
-        if find(changed, key) is not None:
-            yield key, reason
-    for name in LORA_ONLY:
-        if find(changed, f"model.lora.{name}") is not None:
-            yield f"model.lora.{name}", "TRL's command line has no such field"
+    reasons = by_key(read_keys("trl-cannot"))
+    none = "TRL's command line has no such key"
+    reasons |= {f"model.lora.{name}": none for name in LORA_ONLY} | {"evaluation.during": none}
+    yield from ((key, why) for key, why in reasons.items() if find(changed, key) is not None)
     if recipe.evaluation.limit != 0:
         yield "evaluation", "TRL does not measure before and after; `grpo eval` does"
-    if recipe.evaluation.during:
-        reason = "TRL evaluates all held-out rows at once, by `eval_strategy`, and knows no metric of a set"
-        yield "evaluation.during", reason
     if recipe.generation.backend == "vllm" and recipe.generation.vllm.is_managed:
         command = f"trl vllm-serve --model {recipe.model.path}"
         yield "generation.vllm.managed", f"TRL starts no server: start one with `{command}`"
@@ -130,13 +113,7 @@ def _explicit(section: OpenSection) -> dict[str, Any]:
         for name in type(section).model_fields
         if name in section.model_fields_set - section.OURS and dumped[name] is not None
     }
-    return {name: _as_count(name, value) for name, value in {**own, **section.extras}.items()}
-
-
-def _as_count(name: str, value: Any) -> Any:
-    """Return counts of steps as whole numbers: fields that take a share too were read as `5.0`."""
-    is_count = name.endswith("_steps") and isinstance(value, float) and value.is_integer()
-    return int(value) if is_count else value
+    return {**own, **section.extras}
 
 
 def _sampling(recipe: Recipe) -> dict[str, Any]:
@@ -159,23 +136,16 @@ def _vllm(vllm: VllmConfig) -> dict[str, Any]:
     return fields
 
 
-def _best_metric(recipe: Recipe) -> dict[str, Any]:
-    """Return how `grpo train` finds the best checkpoint by default; transformers takes the loss."""
-    training = recipe.training
-    keeps_best = training.extras.get("load_best_model_at_end") and training.eval_strategy != "no"
-    is_named = training.extras.get("metric_for_best_model") is not None
-    if not keeps_best or (is_named and training.early_stopping is None):
-        return {}
-    metric = training.early_stopping.metric if training.early_stopping else "eval_reward"
-    return {"metric_for_best_model": metric, "greater_is_better": not metric.endswith("loss")}
-
-
-def _on_cpu(recipe: Recipe) -> dict[str, Any]:
-    """Return what `grpo train` sets on a CPU unless the recipe does."""
-    if not recipe.launch.use_cpu:
-        return {}
-    unset = {"bf16": False, "dataloader_pin_memory": False}
-    return {"use_cpu": True, **unset}
+def _training(recipe: Recipe) -> dict[str, Any]:
+    """Return the training's fields, and what `grpo train` sets unless the recipe does."""
+    fields = {"output_dir": recipe.name, "seed": recipe.seed}
+    if recipe.launch.use_cpu:
+        fields |= {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}
+    if recipe.training.extras.get("load_best_model_at_end"):
+        fields |= {"metric_for_best_model": "eval_reward"}
+        if "metric_for_best_model" not in recipe.training.extras:
+            fields |= {"greater_is_better": True}
+    return {**fields, **_explicit(recipe.training)}
 
 
 def _copied(changed: dict[str, Any], section: str) -> dict[str, Any]:
@@ -199,18 +169,12 @@ def _model(model: ModelConfig, changed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lora(lora: LoraConfig) -> dict[str, Any]:
-    dumped = lora.model_dump()
+    dumped = lora.model_dump(mode="json", exclude_none=True)
     values = {LORA_NAMES[name]: dumped[name] for name in LORA_NAMES.keys() & dumped.keys()}
-    alpha, targets = lora.lora_alpha, lora.target_modules
-    if not isinstance(targets, str):
+    if isinstance(lora.target_modules, tuple) and len(lora.target_modules) == 1:
         # TRL makes a text of a list of one, which peft then reads as a pattern of the whole name.
-        targets = rf"(.*\.)?{re.escape(targets[0])}" if len(targets) == 1 else list(targets)  # type: ignore[assignment]
-    values["lora_alpha"] = int(alpha) if alpha == int(alpha) else alpha
-    values["lora_target_modules"] = targets
-    if lora.modules_to_save:
-        values["lora_modules_to_save"] = list(lora.modules_to_save)
-    is_number = ("lora_r", "lora_dropout")
-    return {"use_peft": True, **{k: v for k, v in values.items() if v or k in is_number}}
+        values["lora_target_modules"] = rf"(.*\.)?{re.escape(lora.target_modules[0])}"
+    return {"use_peft": True, **values}
 
 
 def _launch(launch: LaunchConfig, changed: dict[str, Any], lost: Lost) -> dict[str, Any]:
@@ -228,16 +192,8 @@ def _dataset(recipe: Recipe, changed: dict[str, Any], lost: Lost) -> dict[str, A
     dataset = recipe.dataset
     if isinstance(dataset, FilesDataset):
         return _files(dataset)
-    if isinstance(dataset, MixtureDataset):
-        reason = (
-            "TRL's mixtures join datasets of the same columns, without ratios and rewards by source"
-        )
-        lost.append(("dataset.sources", reason))
-        return {}
     if not isinstance(dataset, HubDataset):
         reason = "TRL reads datasets of the hub and files; write the rows to a file first"
-        if not recipe.is_sampled:
-            reason = "TRL's command line always samples, and cannot train on scored responses"
         lost.append((f"dataset.kind: {dataset.kind}", reason))
         return {}
     if dataset.eval_fraction is None or dataset.eval_split is not None:
@@ -269,8 +225,8 @@ def _rewards(recipe: Recipe, folder: Path, lost: Lost) -> dict[str, Any]:
             continue
         changed = reward.model_dump(exclude_defaults=True)
         lost += [
-            (f"{where}: {key}", why)
-            for key, why in read_keys("trl-cannot-of-rewards").items()
+            (f"{where}: {key}", "TRL's rewards have no such option")
+            for key in ("when", "timeout_s", "clip", "on_error")
             if key in changed
         ]
         if reward.kind != "model":
@@ -305,11 +261,11 @@ def _name_reward(
         if params.get("extract") not in (["boxed"], "boxed"):
             lost.append((f"{where}: extract", "TRL counts boxed answers alone"))
         return "accuracy_reward"
-    if reward.kind == "soft_overlong":
-        longest = params.get("max_length") or recipe.generation.max_completion_length
-        fixed = TRL_REWARDS["get_soft_overlong_punishment"].entry
-        if fixed == {"kind": reward.kind, "max_length": longest, "cache": params.get("cache")}:
-            return "get_soft_overlong_punishment"
+    if (
+        reward.kind == "soft_overlong"
+        and (params.get("max_length"), params.get("cache")) == _OVERLONG
+    ):
+        return "get_soft_overlong_punishment"
     fix = "write a function and name it as `module.function` in `reward_funcs`"
     if reward.kind == "math":
         fix = f"accuracy_reward reads the gold from the column `solution`; rename it, or {fix}"

@@ -68,7 +68,7 @@ def test_problems_carry_the_place_in_the_source():
     report = convert("model_name_or_path: m\ndataset_name: d\nlearnin_rate: 1e-6\n")
     (entry,) = [entry for entry in report.entries if entry.target is None]
     assert str(entry.location) == "config.yaml:3:1"
-    assert entry.note == "unknown to TRL; did you mean `learning_rate`?"
+    assert entry.note == "has no counterpart in a recipe; did you mean `learning_rate`?"
 
 
 def test_an_empty_config_leaves_the_model_the_dataset_and_the_rewards_to_do():
