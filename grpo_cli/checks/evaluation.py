@@ -1,5 +1,6 @@
 """Evaluation, early stopping, scored data, expected bands and trackers."""
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,9 +10,9 @@ from grpo_cli.analysis.metrics import GAP, RANKING, metric_names
 from grpo_cli.checks.settings import read_setting
 from grpo_cli.data.scored import GroupReport
 from grpo_cli.data.sources import Preview, has_eval
-from grpo_cli.errors import RewardError, nearest
+from grpo_cli.errors import RewardError, install_extra, nearest
 from grpo_cli.issues import Issue
-from grpo_cli.recipe.evaluation import HeldOutSetConfig
+from grpo_cli.recipe.evaluation import HeldOutSetConfig, is_task_file
 from grpo_cli.recipe.expect import ExpectedMetric
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
@@ -125,12 +126,29 @@ def check_during(recipe: Recipe, total_steps: int | None) -> Iterator[Issue]:
         if config.label in _LOGGED:
             seen = f"`eval_{config.label}/…` are metrics of TRL's own evaluation"
             yield Issue(seen, "give it another `name`", own)
-        yield from _check_held_out_set(recipe, config, own, total_steps)
+        check = _check_held_out_rows if config.task is None else _check_task
+        yield from check(recipe, config, own)
+        yield from _check_every(recipe, config, own, total_steps)
 
 
-def _check_held_out_set(
-    recipe: Recipe, config: HeldOutSetConfig, path: str, total_steps: int | None
-) -> Iterator[Issue]:
+def _check_task(recipe: Recipe, config: HeldOutSetConfig, path: str) -> Iterator[Issue]:
+    """Find a task that lm-eval cannot evaluate; which names it knows takes too long to look up here."""
+    task = config.task or ""
+    for key in ("source", "samples_per_prompt", "temperature"):
+        if getattr(config, key) is not None:
+            seen = "is for held-out rows, and a task of lm-eval asks in its own way"
+            yield Issue(seen, "remove it", f"{path}.{key}")
+    if importlib.util.find_spec("lm_eval") is None:
+        yield Issue("lm-eval is not installed", install_extra("lm-eval"), f"{path}.task")
+    if is_task_file(task) and not Path(task).is_file():
+        fix = "correct the path; it is relative to the recipe"
+        yield Issue(f"there is no file {task}", fix, f"{path}.task")
+    if recipe.evaluation.settings_of(config).limit == 0:
+        seen = "has no examples, since `evaluation.limit` is 0"
+        yield Issue(seen, "give it a `limit` of its own", path)
+
+
+def _check_held_out_rows(recipe: Recipe, config: HeldOutSetConfig, path: str) -> Iterator[Issue]:
     settings = recipe.evaluation.settings_of(config)
     parts = {each.source_name: each for each in recipe.dataset.parts}
     if config.source is not None and config.source not in parts:
@@ -150,6 +168,11 @@ def _check_held_out_set(
         yield Issue(seen, "give it a `limit` of its own", path)
     if settings.samples_per_prompt > 1 and settings.temperature == 0:
         yield _all_greedy(settings.samples_per_prompt, path)
+
+
+def _check_every(
+    recipe: Recipe, config: HeldOutSetConfig, path: str, total_steps: int | None
+) -> Iterator[Issue]:
     if total_steps is not None and config.every > total_steps:
         seen = f"{config.every} is more than the {total_steps} steps of this training"
         fix = f"set it to {max(total_steps // 10, 1)}, or train longer"
@@ -178,18 +201,25 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
     if not (evaluates or recipe.loads_best or during) or training.mode == "async":
         return
     by_trl = evaluates or not during
+    tasks = tuple(each.prefix for each in during if each.task is not None)
     with suppress(RewardError):
         known = {name.removeprefix("eval_") for name in _held_out_metrics(recipe)}
         known |= set(_evaluated_metrics(recipe) if by_trl else ())
         best = "eval_reward" if recipe.learns_from_rewards else "eval_kl"
         if not by_trl:
-            best = f"{during[0].prefix}reward"
+            rows = [each for each in during if each.task is None]
+            best = f"{rows[0].prefix}reward" if rows else ""
         own = by_trl and any(reward.kind == "python" for reward in recipe.rewards)
         for path, metric in named.items():
             name = (metric or best).removeprefix("eval_")
-            if name not in known:
+            close = f"eval_{nearest(name, known)}" if nearest(name, known) else best
+            fix = f"set it to {close or f'{tasks[0]}acc, or to another metric of the task'}"
+            if not name:
+                seen = "is missing, and which metrics a task of lm-eval has is not known here"
+                yield Issue(seen, fix, path)
+            # lm-eval alone knows what a task's metrics are.
+            elif name not in known and not f"eval_{name}".startswith(tasks):
                 unless = ", unless a function of yours does" if own else ""
-                fix = f"set it to eval_{nearest(name, known) or best.removeprefix('eval_')}"
                 seen = f"no evaluation logs `eval_{name}`{unless}"
                 yield Issue(seen, fix, path, level="warning" if own else "error")
 

@@ -1,10 +1,8 @@
-"""Standard benchmarks by EleutherAI's lm-evaluation-harness, beside our own measurement.
-
-Source: lm-eval 0.4.13, `lm_eval.simple_evaluate`.
-"""
+"""Standard benchmarks by EleutherAI's lm-evaluation-harness, beside our own measurement."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.eval.request import EvalRequest, Progress, Subject
 from grpo_cli.machine import pick_device
 from grpo_cli.models.source import model_folder_or_id
+from grpo_cli.recipe.evaluation import is_task_file
 
 
 def check_harness(name: str | None, tasks: Sequence[str]) -> None:
@@ -27,6 +26,9 @@ def check_harness(name: str | None, tasks: Sequence[str]) -> None:
         raise UsageError("--harness lm-eval needs tasks. Fix: --tasks gsm8k,arc_easy")
     if importlib.util.find_spec("lm_eval") is None:
         raise SetupError(f"lm-eval is not installed. Fix: {install_extra('lm-eval')}")
+    for task in filter(is_task_file, tasks):
+        if not Path(task).is_file():
+            raise UsageError(f"there is no task file {task}. Fix: correct --tasks")
 
 
 def run_harness(
@@ -44,35 +46,14 @@ def run_harness(
         UsageError: There is no such task.
         SetupError: A task's data cannot be fetched.
     """
-    import lm_eval
+    from grpo_cli.fast.lm_eval_tasks import score_tasks
 
     scores: dict[str, Any] = {}
-    read = [_read_task(task) for task in tasks]
     for subject in request.subjects:
         name = f"{subject.name}: {', '.join(tasks)}"
         tell(name, 0, 1)
-        try:
-            outcome = lm_eval.simple_evaluate(
-                model="vllm" if request.backend == "vllm" else "hf",
-                model_args=_model_args(request, subject),
-                tasks=read,
-                batch_size=request.batch_size,
-                limit=limit,
-                device=pick_device(request.recipe.launch),
-                log_samples=False,
-                bootstrap_iters=1000,
-                random_seed=request.seed,
-            )
-        except (ConnectionError, OSError) as error:
-            raise SetupError(
-                f"lm-eval cannot fetch what it needs: {_shorten(error)}. Fix: fetch the dataset beforehand "
-                "(`hf download --repo-type dataset …`), or name a task file of your own"
-            ) from error
-        except (KeyError, ValueError) as error:
-            raise UsageError(
-                f"lm-eval refuses: {_shorten(error)}. Fix: `lm_eval ls tasks` lists them"
-            ) from error
-        scores[subject.name] = _read_scores(outcome["results"])
+        with _open_model(request, subject) as model:
+            scores[subject.name] = score_tasks(model, tasks, limit=limit, seed=request.seed).scores
         tell(name, 1, 1)
     return {
         "name": "lm-eval",
@@ -83,24 +64,29 @@ def run_harness(
     }
 
 
-def _shorten(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+@contextmanager
+def _open_model(request: EvalRequest, subject: Subject) -> Iterator[Any]:
+    """Load a subject, and yield it as lm-eval takes it; two models may not fit in memory."""
+    if request.backend == "vllm":
+        yield _open_vllm(request, subject)
+        return
+    import torch
+
+    from grpo_cli.eval.samplers import load_subject
+    from grpo_cli.fast.lm_eval_tasks import wrap_model
+    from grpo_cli.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(subject.model)
+    device = torch.device(pick_device(request.recipe.launch))
+    with wrap_model(
+        load_subject(subject, tokenizer, device), tokenizer, request.batch_size
+    ) as model:
+        yield model
 
 
-def _read_task(task: str) -> Any:
-    """Return a task's name, or the task that a file describes."""
-    path = Path(task)
-    if path.suffix not in (".yaml", ".yml"):
-        return task
-    if not path.is_file():
-        raise UsageError(f"there is no task file {path}. Fix: correct --tasks")
-    import yaml
+def _open_vllm(request: EvalRequest, subject: Subject) -> Any:
+    from lm_eval.api.registry import get_model
 
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
-def _model_args(request: EvalRequest, subject: Subject) -> dict[str, Any]:
-    """Return a subject as lm-eval names models."""
     args: dict[str, Any] = {
         "pretrained": model_folder_or_id(subject.model),
         "dtype": subject.model.dtype,
@@ -109,23 +95,6 @@ def _model_args(request: EvalRequest, subject: Subject) -> dict[str, Any]:
     if subject.model.revision:
         args["revision"] = subject.model.revision
     if subject.adapter is not None:
-        args["lora_local_path" if request.backend == "vllm" else "peft"] = subject.adapter
-    return args
-
-
-def _read_scores(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return task → metric → value and standard error, without the harness's own bookkeeping."""
-    return {
-        task: {
-            key: {"value": float(value), "stderr": _read_stderr(scores, key)}
-            for key, value in scores.items()
-            # Such as `acc,none`; `alias` and `sample_len` are no metrics.
-            if "," in key and "_stderr," not in key and isinstance(value, int | float)
-        }
-        for task, scores in results.items()
-    }
-
-
-def _read_stderr(scores: dict[str, Any], key: str) -> float | None:
-    error = scores.get(key.replace(",", "_stderr,"))
-    return float(error) if isinstance(error, int | float) else None
+        args["lora_local_path"] = subject.adapter
+    more = {"batch_size": request.batch_size, "device": pick_device(request.recipe.launch)}
+    return get_model("vllm").create_from_arg_obj(args, more)

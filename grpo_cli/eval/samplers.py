@@ -57,7 +57,7 @@ def open_sampler(request: EvalRequest, subject: Subject, device: Any) -> Iterato
         return
     settings["batch_size"] = request.batch_size
     settings["fast"] = request.recipe.training.fast
-    model = _load_model(subject, tokenizer, device)
+    model = load_subject(subject, tokenizer, device)
     yield lambda rows, seed: sample_completions(
         model, tokenizer, list(rows["prompt"]), seed=seed, **settings
     )
@@ -81,7 +81,7 @@ def _open_player(
         else:
             open_draw = partial(
                 open_token_sampler,
-                _load_model(subject, tokenizer, device),
+                load_subject(subject, tokenizer, device),
                 tokenizer,
                 temperature=request.temperature,
                 batch_size=size,
@@ -116,7 +116,8 @@ def _open_vllm(request: EvalRequest, subject: Subject, tokenizer: Any) -> Any:
     )
 
 
-def _load_model(subject: Subject, tokenizer: Any, device: Any) -> Any:
+def load_subject(subject: Subject, tokenizer: Any, device: Any) -> Any:
+    """Return a subject's model, with its adapter, on a device."""
     disable_progress_bar()
     config = subject.model
     model = load_model(config, tokenizer, device_is_cuda=device.type == "cuda")

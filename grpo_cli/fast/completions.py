@@ -95,7 +95,7 @@ def sample_completions(
     config = _generation_config(model, tokenizer, max_new_tokens, temperature, options or {})
     ends = declared_eos_token_ids(config)
     sample = generate or _pick_sampler(model, tokenizer, config, fast)
-    with torch.no_grad(), _sampling_state(model, config, seed):
+    with torch.no_grad(), sampling_state(model, config, seed):
         for start in range(0, len(queue), batch_size):
             batch = queue[start : start + batch_size]
             rows = sample([encoded[index] for index in batch])
@@ -134,7 +134,7 @@ def open_sampler(
             rows += draw(prompt_ids[start : start + batch_size])
         return [cut_at_end(row, ends) for row in rows]
 
-    with torch.no_grad(), _sampling_state(model, longest, seed):
+    with torch.no_grad(), sampling_state(model, longest, seed):
         yield sample
 
 
@@ -304,8 +304,8 @@ def _pick_sampler(
 
 
 @contextlib.contextmanager
-def _sampling_state(model: Any, config: GenerationConfig, seed: int | None) -> Iterator[None]:
-    """Evaluation mode, `config` as the model's own, and a random state of our own; all are restored.
+def sampling_state(model: Any, config: GenerationConfig | None, seed: int | None) -> Iterator[None]:
+    """Evaluation mode, `config` (if any) as the model's own, and a random state of our own; all are restored.
 
     `generate` fills what a configuration leaves open from the model's own (transformers issue 42762), so ours
     takes its place.
@@ -316,7 +316,7 @@ def _sampling_state(model: Any, config: GenerationConfig, seed: int | None) -> I
     cuda = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         try:
-            owner.generation_config = config
+            owner.generation_config = config or own_config
             model.eval()
             if seed is not None:
                 # Not `torch.manual_seed`: states of other devices would not be restored.

@@ -153,7 +153,8 @@ def _evaluations(
 ) -> Iterator[TimePart]:
     evaluation, stages = recipe.evaluation, 2 if recipe.warmup is None else 3
     rounds_of = [(_BESIDE, evaluation, stages)]
-    for held_out in evaluation.during:
+    # Nobody knows how long a task takes.
+    for held_out in (each for each in evaluation.during if each.task is None):
         rounds = steps // held_out.every + (0 if evaluation.repeats(held_out) else 2)
         rounds_of.append((_SETS, evaluation.settings_of(held_out), rounds))
     for name, settings, rounds in rounds_of:

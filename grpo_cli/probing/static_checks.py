@@ -13,6 +13,7 @@ from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.checks.contents import reward_context
 from grpo_cli.checks.settings import read_setting
 from grpo_cli.data.prompts import render_template
+from grpo_cli.data.rows import suggest
 from grpo_cli.environments.episode import Episode, add_empty_records
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import pick_device, read_hardware
@@ -27,7 +28,9 @@ from grpo_cli.probing.memory import (
     warmup_inputs,
 )
 from grpo_cli.probing.signal import CLIPPED, DEAD, WEAK
+from grpo_cli.recipe.evaluation import is_task_file
 from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import NO_TRAINER, Batch, text_of
 from grpo_cli.rewards.scoring import Reward, has_state, read_state
@@ -65,6 +68,7 @@ def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
     session.add(settings.find_risks(recipe, processes, read_hardware().gpus))
     cpu = pick_device(recipe.launch) == "cpu"
     session.add(settings.check_upstream_settings(recipe, cpu=cpu))
+    session.add(_check_tasks(recipe))
     _load_data(session)
     _check_prompts(session)
     if recipe.rewards:
@@ -72,6 +76,25 @@ def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
     elif not recipe.is_sampled:
         session.add(_check_scored(session))
     _estimate(session, runs)
+
+
+def _check_tasks(recipe: Recipe) -> Iterator[Issue]:
+    """Find tasks of `evaluation.during` that lm-eval does not know; its list takes some seconds to read."""
+    named = {
+        place: each.task
+        for place, each in enumerate(recipe.evaluation.during)
+        if each.task is not None and not is_task_file(each.task)
+    }
+    if not named:
+        return
+    from grpo_cli.fast.lm_eval_tasks import list_tasks
+
+    known = list_tasks()
+    for place, task in named.items():
+        if task not in known:
+            fix = suggest(task, known, "`lm_eval ls tasks` lists them")
+            path, subject = f"evaluation.during.{place}.task", "evaluation: task"
+            yield Issue(f"lm-eval has no task `{task}`", fix, path, subject=subject)
 
 
 # --- data and prompts --------------------------------------------------------------------------

@@ -107,7 +107,8 @@ class HeldOutSetSeries:
         """The metric that tells most; empty if there is none."""
         from grpo_cli.analysis.held_out import find_primary
 
-        return find_primary(self._names)
+        # A task of lm-eval has other metrics, of which the first is the main one.
+        return find_primary(self._names) or next(iter(self._names), "")
 
     @property
     def shown(self) -> list[str]:

@@ -194,12 +194,13 @@ def _say_evaluation(record: Mapping[str, Any]) -> str | None:
 
 
 def _say_held_out_sets(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the accuracies of each set of `evaluation.during`, or its reward if it has none."""
+    """Yield the accuracies of each set of `evaluation.during`, or its first metric if it has none."""
     for each in record:
         prefix, _, metric = each.partition("/")
         if metric == "runtime":
-            own = [name for name in record if name.startswith(f"{prefix}/accuracy/")]
-            for name in [name for name in own if "@" not in name] or [f"{prefix}/reward"]:
+            own = [name for name in record if name.startswith(f"{prefix}/") and name != each]
+            right = [name for name in own if name.startswith(f"{prefix}/accuracy/")]
+            for name in [name for name in right if "@" not in name] or own[:1]:
                 if (value := record.get(name)) is not None:
                     said = name.removeprefix("eval_").replace("/", " ")
                     yield f"{said} {value:.3f}"

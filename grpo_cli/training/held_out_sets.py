@@ -1,22 +1,100 @@
-"""Evaluates the held-out sets of `evaluation.during`."""
+"""Evaluates the held-out sets and the lm-eval tasks of `evaluation.during`."""
 
 import copy
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from grpo_cli.analysis.metrics import Metric
 from grpo_cli.errors import RunError
-from grpo_cli.recipe.evaluation import HeldOutSetConfig
+from grpo_cli.recipe.evaluation import EvaluationConfig, HeldOutSetConfig
 from grpo_cli.rewards.scoring import Reward
+from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.metrics import DURING
 from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import load_reward_states, save_reward_states
 from grpo_cli.training.measurement import INTERVALS, Measurer, select_rows
 from grpo_cli.training.session import Session, Stopped
+
+_QUANTILE = 1.96
+"""Standard errors from the middle to the ends of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class TaskMeasurer:
+    """Measures the model in a task of lm-eval: in the main process, while the others wait."""
+
+    session: Session
+    task: str
+    evaluation: EvaluationConfig
+    """Its limit and its batch size."""
+    rewards: Sequence[Reward] = ()
+    """A task scores by itself."""
+
+    def write(self, name: str, phase: str, model: Any, tokenizer: Any) -> dict[str, Any]:
+        """Evaluate, and write `eval/<name>.json`; return what it holds.
+
+        A request to stop is obeyed between batches.
+
+        Args:
+            name: Of the file, without its ending.
+            phase: What the status says meanwhile.
+            model: To be measured.
+            tokenizer: Its tokenizer.
+
+        Raises:
+            Stopped: A stop was requested; nothing was written.
+        """
+        result = None
+        if self.session.processes.is_main_process:
+            with suppress(Stopped):
+                result = self._measure(phase, model, tokenizer)
+                path = self.session.folder.evaluations / f"{name}.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, result)
+        result = broadcast_object_list([result])[0]
+        if result is None:
+            raise Stopped(f"stopped while {phase}; no step was cut short")
+        return result
+
+    def _measure(self, phase: str, model: Any, tokenizer: Any) -> dict[str, Any]:
+        from grpo_cli.fast.lm_eval_tasks import score_tasks, wrap_model
+
+        started, limit = time.monotonic(), self.evaluation.limit or None
+
+        def report(*_: Any) -> None:
+            self.session.heartbeat.beat()
+            if self.session.stop.seen_here():
+                raise Stopped
+
+        self.session.show(phase)
+        # All that lm-eval asks of a model begins there, once for each batch or token.
+        hook = model.get_input_embeddings().register_forward_pre_hook(report)
+        try:
+            with wrap_model(model, tokenizer, self.evaluation.batch_size) as wrapped:
+                scored = score_tasks(
+                    wrapped, [self.task], limit=limit, seed=self.session.recipe.seed
+                )
+        finally:
+            hook.remove()
+        metrics = {
+            # As lm-eval's own loggers call it.
+            name.removesuffix(",none"): _as_metric(score, scored.examples).as_json()
+            for name, score in scored.main(self.task).items()
+        }
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "task": self.task,
+            "prompts": scored.examples,
+            INTERVALS: metrics,
+            "backend": "lm-eval",
+            "seconds": round(time.monotonic() - started, 2),
+        }
 
 
 @dataclass(frozen=True)
@@ -24,7 +102,7 @@ class HeldOutSet:
     """One entry of `evaluation.during`."""
 
     config: HeldOutSetConfig
-    measurer: Measurer
+    measurer: Measurer | TaskMeasurer
     at_ends: bool
     """Whether it is measured before the first and after the last step too; otherwise others do that."""
 
@@ -103,8 +181,19 @@ class HeldOutSets(TrainerCallback):
             )
         metrics = {name: each["value"] for name, each in result[INTERVALS].items()}
         known = {name: value for name, value in metrics.items() if value is not None}
+        if config.task is not None:
+            self._check_best(config, list(known))
         known["runtime"] = result["seconds"]
         return {f"{config.prefix}{name}": value for name, value in known.items()}
+
+    def _check_best(self, config: HeldOutSetConfig, known: Sequence[str]) -> None:
+        """Refuse a metric that is to decide and that the task does not have, which only lm-eval knows."""
+        best = f"eval_{(self._session.recipe.best_metric or '').removeprefix('eval_')}"
+        if best.startswith(config.prefix) and best.removeprefix(config.prefix) not in known:
+            names = ", ".join(f"{config.prefix}{name}" for name in known)
+            raise RunError(
+                f"evaluation.during: the task `{config.task}` has no metric `{best}`. Fix: name one of {names}"
+            )
 
 
 def add_held_out_sets(
@@ -125,11 +214,15 @@ def add_held_out_sets(
     for config in evaluation.during:
         settings = evaluation.settings_of(config)
         rows = select_rows(held_out, settings.limit, config.source)
-        if rows is None:
+        measurer: Measurer | TaskMeasurer
+        if config.task is not None:
+            measurer = TaskMeasurer(session, config.task, settings)
+        elif rows is not None:
+            measurer = make_measurer(rows, settings, source=config.source)
+        else:
             raise RunError(
                 f"evaluation.during: `{config.label}` has no held-out rows. Fix: hold some out, or remove it"
             )
-        measurer = make_measurer(rows, settings, source=config.source)
         sets.append(HeldOutSet(config, measurer, at_ends=not evaluation.repeats(config)))
     trainer.held_out_sets = HeldOutSets(session, trainer, sets)
     trainer.add_callback(trainer.held_out_sets)
@@ -143,3 +236,10 @@ def _unchanged(rewards: Sequence[Reward]) -> Iterator[None]:
         yield
     finally:
         load_reward_states(rewards, states)
+
+
+def _as_metric(score: dict[str, float | None], examples: int) -> Metric:
+    value, error = score["value"], score["stderr"]
+    if value is None or error is None:
+        return Metric(value, None, None, examples, "lm-eval gives no standard error")
+    return Metric(value, value - _QUANTILE * error, value + _QUANTILE * error, examples)

@@ -1,0 +1,159 @@
+"""Scores of a model in memory in tasks of EleutherAI's lm-evaluation-harness.
+
+Source: lm-eval 0.4.13, `lm_eval.simple_evaluate`.
+"""
+
+import copy
+import os
+import random
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from grpo_cli.errors import SetupError, UsageError
+from grpo_cli.fast.completions import sampling_state
+from grpo_cli.recipe.evaluation import is_task_file
+
+_BOOTSTRAP_ITERS = 1000
+"""For standard errors of metrics that are no means."""
+_GROUP = re.compile(r"^group\s*:", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """What tasks came to."""
+
+    scores: dict[str, dict[str, dict[str, float | None]]]
+    """Task → metric, such as `acc,none` → `value` and `stderr`; of a group also its tasks'."""
+    groups: tuple[str, ...]
+    """Which of them are groups of others, with the mean over them."""
+    examples: int
+    """How many were answered, in all tasks together."""
+
+    def main(self, task: str) -> dict[str, dict[str, float | None]]:
+        """Return the scores of a task that was evaluated alone, by its name or its file.
+
+        Raises:
+            UsageError: It is a tag of several tasks, which has no scores of its own.
+        """
+        names = [task] if task in self.scores else [*(self.groups or self.scores)]
+        if len(names) > 1 and not self.groups:
+            raise UsageError(
+                f"`{task}` stands for several tasks ({', '.join(names[:5])}…) without a mean over them. "
+                "Fix: name one of them"
+            )
+        return self.scores[names[0]]
+
+
+@contextmanager
+def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Iterator[Any]:
+    """Yield a model in memory as lm-eval takes it; its mode and torch's random state are restored."""
+    from lm_eval.models.huggingface import HFLM
+
+    with sampling_state(model, None, None):
+        # A copy, since lm-eval changes how it pads.
+        yield HFLM(pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=batch_size)
+
+
+def score_tasks(model: Any, tasks: Sequence[str], *, limit: int | None, seed: int) -> TaskScores:
+    """Return a model's scores in tasks.
+
+    Args:
+        model: What `wrap_model` yields, or another `LM` of lm-eval.
+        tasks: Names of tasks, or YAML files.
+        limit: Examples of each task; None for all.
+        seed: Of `random`; lm-eval has fixed ones for all else.
+
+    Raises:
+        UsageError: There is no such task.
+        SetupError: A task's data cannot be fetched.
+    """
+    import lm_eval
+
+    try:
+        with _global_state_kept():
+            outcome = lm_eval.simple_evaluate(
+                model=model,
+                tasks=list(tasks),
+                limit=limit,
+                log_samples=False,
+                bootstrap_iters=_BOOTSTRAP_ITERS,
+                random_seed=seed,
+                task_manager=_open_task_manager(all(map(_is_self_contained, tasks))),
+            )
+    except (ConnectionError, OSError) as error:
+        raise SetupError(
+            f"lm-eval cannot fetch what it needs: {_shorten(error)}. Fix: fetch the dataset beforehand "
+            "(`hf download --repo-type dataset …`), or name a task file of your own"
+        ) from error
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"lm-eval refuses: {_shorten(error)}. Fix: `lm_eval ls tasks` lists them"
+        ) from error
+    counts = outcome["n-samples"].values()
+    return TaskScores(
+        {task: _read_scores(scores) for task, scores in outcome["results"].items()},
+        tuple(outcome.get("groups") or ()),
+        sum(each["effective"] for each in counts),
+    )
+
+
+def list_tasks() -> list[str]:
+    """Return the names of all tasks, groups and tags; this takes some seconds."""
+    return list(_open_task_manager(False).all_tasks)
+
+
+@lru_cache(maxsize=2)
+def _open_task_manager(own_only: bool) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    # The index of all tasks takes seconds to read.
+    return TaskManager(include_defaults=not own_only)
+
+
+def _is_self_contained(task: str) -> bool:
+    """Return whether a task is a file that names no other tasks."""
+    return is_task_file(task) and not _GROUP.search(Path(task).read_text(encoding="utf-8"))
+
+
+@contextmanager
+def _global_state_kept() -> Iterator[None]:
+    """Restore the random states that lm-eval seeds; keep what it prints out of the standard output."""
+    states = random.getstate(), numpy.random.get_state()
+    # It would fork this process, which may hold a GPU, for what takes milliseconds.
+    before = os.environ.get("DISABLE_MULTIPROC")
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
+        if before is None:
+            del os.environ["DISABLE_MULTIPROC"]
+
+
+def _shorten(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _read_scores(scores: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Return metric → value and standard error, without the harness's own bookkeeping."""
+    return {
+        key: {"value": float(value), "stderr": _read_stderr(scores, key)}
+        for key, value in scores.items()
+        # Such as `acc,none`; `alias` and `sample_len` are no metrics.
+        if "," in key and "_stderr," not in key and isinstance(value, int | float)
+    }
+
+
+def _read_stderr(scores: dict[str, Any], key: str) -> float | None:
+    error = scores.get(key.replace(",", "_stderr,"))
+    return float(error) if isinstance(error, int | float) else None
