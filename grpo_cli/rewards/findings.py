@@ -1,9 +1,8 @@
 """What is wrong with rewards, as their scores of made-up answers show."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grpo_cli.issues import Issue, Level
 from grpo_cli.rewards.contract import Score, suggest_extraction
@@ -22,8 +21,6 @@ MOST_UNCOVERED = 0.5
 """Share of rows to which no reward may apply before it is an error."""
 FEWEST_ROWS = 3
 """Rows on which it must count as right to be an error: one or two may be chance."""
-MOST_ALIKE, FEWEST_GOLDS = 0.9, 8
-"""Share of rows with the same gold from which it is suspicious, and rows it takes to say so."""
 _CLOSE = 1e-9
 
 
@@ -32,7 +29,6 @@ def check_rows(table: "Table") -> Iterator[Issue]:
     yield from _check_coverage(table)
     for index in table.judges:
         yield from check_golds(table, index)
-        yield from _check_gold_variety(table, index)
         yield from _check_gold_length(table, index)
         yield from _check_same_prompts(table, index)
 
@@ -40,11 +36,6 @@ def check_rows(table: "Table") -> Iterator[Issue]:
 def unreadable_share(table: "Table", index: int) -> float:
     """Return the share of the rows a reward applies to whose gold it cannot read."""
     return len(table.unreadable(index)) / max(len(table.applying(index)), 1)
-
-
-def unreadable_shares(table: "Table") -> dict[str, float]:
-    """Return `unreadable_share` by name, for the rewards that judge answers."""
-    return {table.rewards[index].name: unreadable_share(table, index) for index in table.judges}
 
 
 def check_golds(table: "Table", index: int) -> Iterator[Issue]:
@@ -84,27 +75,6 @@ def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
         )
 
 
-def check_gold_fits(
-    table: "Table", encode: Callable[[str], Sequence[Any]] | None, limit: int
-) -> Iterator[Issue]:
-    """Find golds that no completion of `limit` tokens can repeat."""
-    for index in table.judges if encode else ():
-        params, golds = table.rewards[index].params, table.golds(index)
-        lengths = {row: len(encode(gold)) for row, gold in golds.items() if encode}
-        over = [row for row, length in lengths.items() if length > limit]
-        if params.repeats_gold() and len(over) > FEW_HACKED * len(lengths):
-            column = (params.gold_source() or ("", "answer"))[1]
-            yield Issue(
-                f"in {_count(len(over), len(lengths))} the gold has more tokens than `max_completion_length: "
-                f"{limit}` allows, so no completion can be right; the first is {table.row_name(over[0])} with "
-                f"{lengths[over[0]]}",
-                f"set `max_completion_length: {2 * max(lengths.values())}`; or, if the golds are whole "
-                f"solutions, {suggest_extraction(column)}",
-                path="generation.max_completion_length",
-                level="error" if len(over) == len(lengths) else "warning",
-            )
-
-
 def _check_same_prompts(table: "Table", index: int) -> Iterator[Issue]:
     """Find rows that ask the same and have different golds."""
     golds = table.golds(index)
@@ -117,20 +87,10 @@ def _check_same_prompts(table: "Table", index: int) -> Iterator[Issue]:
         return
     first = groups[0][0]
     other = next(row for row in groups[0] if golds[row] != golds[first])
-    used = {"row_id", *(table.rewards[index].params.gold_source() or ())}
-    differing = [
-        name
-        for name, values in table.columns.items()
-        if name not in used and values[first] != values[other]
-    ]
-    known = f"; the column `{differing[0]}` differs there" if differing else ""
     yield Issue(
         f"{_count(total, len(golds))} have the same prompt as another row and a different gold, such as "
-        f"{table.row_name(first)} ({golds[first]!r:.40}) and {table.row_name(other)} "
-        f"({golds[other]!r:.40}){known}",
-        f"name what the answer depends on in `dataset.prompt.user`, such as {{{{ {differing[0]} }}}}"
-        if differing
-        else "leave such rows out, or correct their golds",
+        f"{table.row_name(first)} ({golds[first]!r:.40}) and {table.row_name(other)} ({golds[other]!r:.40})",
+        "name the column that the answer depends on in `dataset.prompt.user`, or leave such rows out",
         path="dataset.prompt",
         level="warning",
     )
@@ -154,22 +114,6 @@ def _check_coverage(table: "Table") -> Iterator[Issue]:
         )
 
 
-def _check_gold_variety(table: "Table", index: int) -> Iterator[Issue]:
-    """Find one gold for nearly all rows: a model that always says it needs no question."""
-    golds = list(table.golds(index).values())
-    if len(golds) < FEWEST_GOLDS:
-        return
-    commonest, count = Counter(golds).most_common(1)[0]
-    if count >= MOST_ALIKE * len(golds):
-        yield Issue(
-            f"the gold is {commonest!r:.40} in {_count(count, len(golds))}: always answering that "
-            "scores as well as solving the questions",
-            "name the column that holds the answers, or take rows whose answers differ",
-            path=f"rewards.{index}",
-            level="error" if count == len(golds) else "warning",
-        )
-
-
 def check_scores(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[Issue]:
     """Find golds that do not win, answers that deserve nothing and win, and rewards that never change."""
     by_reward = [
@@ -186,12 +130,8 @@ def check_scores(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[Iss
         )
     else:
         yield from check_gold(table, gold)
-        for index, scores in enumerate(by_reward):
-            yield from _check_highest(table, index, scores)
         for name, each in scored.items():
-            if name.startswith("--answer"):
-                yield from _compare_custom(table, name, each, gold)
-            elif name != "gold" and not name.startswith("column "):
+            if name != "gold" and not name.startswith(("column ", "--answer")):
                 yield from _check_degenerate(table, name, each, gold)
     for index, scores in enumerate(by_reward):
         yield from _check_variety(table, index, scores)
@@ -221,28 +161,15 @@ def check_gold(table: "Table", gold: "Scores") -> Iterator[Issue]:
             )
 
 
-def _check_highest(table: "Table", index: int, scores: list[Score]) -> Iterator[Issue]:
-    """Find a reward of format that answers satisfy in part, but none in full."""
-    reward, best = table.rewards[index], table.rewards[index].params.highest
-    values = [score.value for score in scores if score.value is not None]
-    if best is None or index in table.judges or not any(values):
-        return
-    if max(values) < reward.clipped(best) - _CLOSE:
-        yield Issue(
-            f"no answer tried gets the {best:g} that `{reward.name}` can give (most: {max(values):g})",
-            'try one in the form it wants: --answer "… {{ column }} …"',
-            path=f"rewards.{index}",
-            level="warning",
-        )
-
-
 def _check_degenerate(
     table: "Table", name: str, scores: "Scores", gold: "Scores"
 ) -> Iterator[Issue]:
     shown = {"wrong": "a wrong answer", "empty": "an empty answer"}.get(name, name)
-    pairs = _total_pairs(table, scores, gold)
-    if pairs:
-        average, best = mean(own for own, _ in pairs), mean(gold for _, gold in pairs)
+    rows = [row for row in scores if row in gold]
+    # Rewards without weight only measure.
+    if rows and any(reward.weight for reward in table.rewards):
+        average = mean(table.total(scores[row]) for row in rows)
+        best = mean(table.total(gold[row]) for row in rows)
         if average >= best - _CLOSE:
             yield Issue(
                 f"{shown} gets {average:.3g} in total, the gold {best:.3g}: training will find it",
@@ -263,25 +190,6 @@ def _check_degenerate(
                 path=f"rewards.{index}",
                 level="error" if many else "warning",
             )
-
-
-def _total_pairs(table: "Table", scores: "Scores", gold: "Scores") -> list[tuple[float, float]]:
-    """Return the totals of an answer and of the gold, for rows that have both; none if rewards only measure."""
-    if not any(reward.weight for reward in table.rewards):
-        return []
-    return [(table.total(scores[row]), table.total(gold[row])) for row in scores if row in gold]
-
-
-def _compare_custom(table: "Table", name: str, scores: "Scores", gold: "Scores") -> Iterator[Issue]:
-    """Say whether an answer of the command line wins; only a person knows whether it should."""
-    wins = [own >= best - _CLOSE for own, best in _total_pairs(table, scores, gold)]
-    if any(wins):
-        yield Issue(
-            f"{name} scores as much as the gold in {_count(sum(wins), len(wins))}",
-            "if it should not, narrow what counts",
-            path="rewards",
-            level="note",
-        )
 
 
 def _check_variety(table: "Table", index: int, scores: list[Score]) -> Iterator[Issue]:

@@ -1,7 +1,6 @@
 """Rewards tried on made-up answers to rows of the data: does the gold win, and does anything else?"""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal, InvalidOperation
@@ -30,13 +29,9 @@ COSTLY_ROWS = 8
 """The same if a reward takes seconds or money for each score, and the fewest if time is limited."""
 FORM_ROWS = 4
 """Rows on which a form is chosen."""
-SLOW_S = 0.5
-"""Seconds per completion from which a reward counts as costly, whatever its kind."""
 _LEVELS = ("error", "warning", "note")
 _SLICE = 16
 """Completions scored between two looks at the clock."""
-_SLOW_CALLS = 2
-"""Slow calls that it takes: one may be the machine's fault, or the first of a reward that loads something."""
 
 _REASONING = (
     "First, I read the question and note what is given and what is asked.\n"
@@ -145,7 +140,6 @@ def try_rewards(
     table = Table(rewards, chosen.to_dict(), encode, on_progress, budget_s)
     everything = Table(rewards, data.to_dict(), None, on_progress)
     problems = list(findings.check_rows(everything))
-    problems += findings.check_gold_fits(table, encode, longest)
     forms: dict[int, str] = {}
     candidates: dict[str, Answers] = {}
     scored: dict[str, Scores] = {}
@@ -166,7 +160,10 @@ def try_rewards(
         rows=count,
         forms={rewards[index].name: form for index, form in forms.items()},
         results=tuple(_summarize(table, name, candidates[name], scored[name]) for name in scored),
-        unreadable=findings.unreadable_shares(everything),
+        unreadable={
+            rewards[index].name: findings.unreadable_share(everything, index)
+            for index in everything.judges
+        },
         seconds={reward.name: table.seconds_each(index) for index, reward in enumerate(rewards)},
         problems=tuple(sorted(problems, key=lambda problem: _LEVELS.index(problem.level))),
     )
@@ -200,12 +197,12 @@ def _best_form(table: "Table", index: int, golds: Answers, skip: Collection[int]
     few = dict(list(golds.items())[:FORM_ROWS])
     # A program already stands in a block of its own.
     fenced = "```" in next(iter(few.values()))
+    costly = {at for at, reward in enumerate(table.rewards) if reward.params.costly}
     for name, template in FORMS.items():
         if fenced and name not in _FRAMED:
             continue
-        scored = table.score(
-            _write(template, few), "forms of the gold", skip={*skip, *table.costly()}
-        ).values()
+        written = _write(template, few)
+        scored = table.score(written, "forms of the gold", skip={*skip, *costly}).values()
         # The reward's own scores first: a negative weight must not choose a form it cannot read.
         own = sum(scores[index].value or 0.0 for scores in scored)
         value = own, sum(table.total(scores) for scores in scored)
@@ -342,7 +339,6 @@ class Table:
         self.completions = [0] * len(rewards)
         self.scores: list[list[Score]] = [[] for _ in rewards]
         self._budget_s = budget_s
-        self._slow: Counter[int] = Counter()
         self._encode = encode
         self._on_progress = on_progress
         self._golds: dict[int, dict[int, str]] = {}
@@ -381,14 +377,6 @@ class Table:
         """For each row with a gold, the first reward that reads it."""
         owners = {row: index for index in reversed(self.judges) for row in self.golds(index)}
         return dict(sorted(owners.items()))
-
-    def costly(self) -> set[int]:
-        """Return the rewards that take seconds or money for a score."""
-        return {
-            index
-            for index, reward in enumerate(self.rewards)
-            if reward.params.costly or self._slow[index] >= _SLOW_CALLS
-        }
 
     def affordable_rows(self, candidates: int) -> int:
         """Return how many rows can be scored for each of some kinds of answers in the time left."""
@@ -432,7 +420,7 @@ class Table:
     def _score_one(self, index: int, batch: Batch, what: str) -> list[Score]:
         reward = self.rewards[index]
         self._on_progress(f"scoring {what} with {reward.name}")
-        size, before = len(batch.completions), self.seconds[index]
+        size = len(batch.completions)
         if size and not self.completions[index] and not reward.params.costly:
             # The first call loads what the others use.
             reward.score(batch.take([0]))
@@ -447,7 +435,6 @@ class Table:
             self.scores[index] += scores[start:]
             self.seconds[index] += time.perf_counter() - started
             self.completions[index] += len(part.completions)
-        self._slow[index] += size > 0 and self.seconds[index] - before > SLOW_S * size
         return scores
 
     def _check_budget(self) -> None:

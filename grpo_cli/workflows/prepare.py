@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from grpo_cli.machine import is_on_cpu, read_hardware
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import adapter_rank
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.kinds.python import PythonParams
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import (
     RunFolder,
@@ -247,18 +246,3 @@ class _Resuming:
         if not constant and any(each.path in LENGTHS for each in resumption.changed):
             text = "the learning rate follows the schedule of the new length"
             self.reporter.say(text, "note")
-        for lost in _lost_states(self.recipe):
-            self.reporter.say(lost, "warning")
-
-
-def _lost_states(recipe: Recipe) -> Iterator[str]:
-    """Say which python rewards keep state that no checkpoint holds."""
-    for config in recipe.rewards:
-        if config.kind != PythonParams.kind:
-            continue
-        params = PythonParams.model_validate(config.params)
-        if names := params.lost_state():
-            yield (
-                f"{params.source} changes {', '.join(names)}, which is not in the checkpoint and starts afresh. "
-                f"Fix: give {params.function} state_dict() and load_state_dict()"
-            )

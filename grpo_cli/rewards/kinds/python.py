@@ -52,10 +52,6 @@ Source: `GRPOTrainer._calculate_rewards` (TRL 1.16).
 _SINGULARS = {"prompt": "prompts", "completion": "completions"}
 _NOT_COPIED = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 """What TRL passes besides lists."""
-_CHANGES = frozenset(
-    "add append appendleft clear discard extend insert pop popitem popleft remove setdefault update".split()
-)
-"""Methods that change a container."""
 
 
 class PythonParams(RewardParams):
@@ -110,15 +106,17 @@ class PythonParams(RewardParams):
 
     def required_columns(self) -> tuple[str, ...]:
         """Return the function's parameters that have no default and that TRL does not pass itself."""
-        known = {*TRL_PARAMETERS, *_SINGULARS, *self.kwargs}
-        return tuple(name for name in self._required() if name not in known)
+        required = _required_names(signature_of(self._definition()))
+        return tuple(name for name in required if not self._is_passed(name))
 
     def named_columns(self) -> tuple[str, ...]:
         """Return the function's parameters that TRL does not pass itself."""
-        known = {*TRL_PARAMETERS, *_SINGULARS, *self.kwargs}
         parameters = signature_of(self._definition()).parameters.values()
         named = (each.name for each in parameters if each.kind is not each.VAR_KEYWORD)
-        return tuple(name for name in named if name not in known)
+        return tuple(name for name in named if not self._is_passed(name))
+
+    def _is_passed(self, name: str) -> bool:
+        return name in TRL_PARAMETERS or name in _SINGULARS or name in self.kwargs
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
         """Report a missing file or function, and a signature that cannot be called."""
@@ -132,14 +130,6 @@ class PythonParams(RewardParams):
             for name, plural in _SINGULARS.items()
             if name in required and name not in self.kwargs
         ]
-        if names := [
-            each.name for each in signature.parameters.values() if each.kind is each.POSITIONAL_ONLY
-        ]:
-            message = (
-                f"{call} takes {', '.join(names)} by position only; TRL passes arguments by name"
-            )
-            fix = f"take the `/` out of the signature of {call}"
-            faults.append(Issue(message, fix, "path"))
         for name in self.kwargs:
             if name in TRL_PARAMETERS:
                 message, fix = f"TRL passes {name!r} itself", "rename it"
@@ -157,30 +147,19 @@ class PythonParams(RewardParams):
         except SourceError:
             return None
 
-    def _required(self) -> list[str]:
-        return _required_names(signature_of(self._definition()))
-
     def waits(self, *, limited: bool) -> bool:
         """Return whether the function is `async`, or a time limit has other processes run it."""
         return limited or isinstance(self._definition(), ast.AsyncFunctionDef)
 
     def reads_tokens(self) -> bool:
         """Return whether the function names `completion_ids`."""
-        return "completion_ids" in self._required()
-
-    def lost_state(self) -> list[str]:
-        """Return the variables of the function's file that calls change and no checkpoint holds."""
-        try:
-            path = source_file(self.source)
-            return [] if path is None else _find_state(parse_source(path))
-        except SourceError:
-            return []
+        return "completion_ids" in _required_names(signature_of(self._definition()))
 
     def build(self, context: RewardContext) -> Scorer:
         """Import the user's module; what that raises passes through.
 
         Raises:
-            RewardError: There is no such function, or it offers only half of what keeps a state.
+            RewardError: There is no such function, or it has only half of what keeps a state.
         """
         function = _load_function(self.source, self.function)
         try:
@@ -206,27 +185,22 @@ class PythonParams(RewardParams):
             }
             with _seeded(batch):
                 values = function(**arguments)
-                return _as_scores(
-                    runner().run(_wait(values)) if isinstance(values, Awaitable) else values
-                )
+                if isinstance(values, Awaitable):
+                    values = runner().run(_wait(values))
+                return _as_scores(values)
 
-        self._copy_state_methods(function, score)
+        for name in self._state_methods(function):
+            setattr(score, name, getattr(function, name))
         return score
 
-    def _copy_state_methods(self, function: Callable[..., Any], score: Scorer) -> None:
-        """Give a scorer the methods by which checkpoints keep the function's state, if it has any."""
-        methods = {
-            name: getattr(function, name, None) for name in ("state_dict", "load_state_dict")
-        }
-        missing = [name for name, method in methods.items() if not callable(method)]
-        if len(missing) == 1:
+    def _state_methods(self, function: Callable[..., Any]) -> list[str]:
+        methods = [name for name in ("state_dict", "load_state_dict") if hasattr(function, name)]
+        if len(methods) == 1:
             raise RewardError(
-                f"{self.function} offers a state without {missing[0]}(), so no checkpoint can keep it. "
-                f"Fix: add {missing[0]}(), or remove the other method"
+                f"{self.function} has {methods[0]}() alone, so no checkpoint can keep its state. "
+                "Fix: give it both state_dict() and load_state_dict()"
             )
-        for name, method in methods.items():
-            if not missing:
-                setattr(score, name, method)
+        return methods
 
 
 def _load_function(source: str, name: str) -> Callable[..., Any]:
@@ -241,12 +215,7 @@ def _load_function(source: str, name: str) -> Callable[..., Any]:
             f"{source} has no function {name!r}. Fix: define it, or name another", "path"
         )
     if not callable(function):
-        kind = type(function).__name__
-        raise RewardError(
-            f"{name!r} in {source} is a {kind} that cannot be called. Fix: name a function, or give "
-            f"class {kind} a `__call__(self, completions, **kwargs)`",
-            "path",
-        )
+        raise RewardError(f"{name!r} in {source} cannot be called. Fix: name a function", "path")
     return function
 
 
@@ -255,17 +224,13 @@ def _trl_arguments(batch: Batch) -> dict[str, Any]:
     return {
         **batch.columns,
         "trainer_state": None,
-        "log_extra": _log_nothing,
-        "log_metric": _log_nothing,
+        "log_extra": lambda name, value: None,
+        "log_metric": lambda name, value: None,
         **batch.extra,
         "prompts": batch.prompts,
         "completions": batch.completions,
         "completion_ids": batch.completion_ids,
     }
-
-
-def _log_nothing(name: str, value: Any) -> None:
-    """Stand in for TRL's loggers."""
 
 
 @contextmanager
@@ -341,29 +306,3 @@ def _find_definition(source: str, function: str) -> ast.AST | None:
             "name a function, such as one that calls an instance of it",
         )
     return definition
-
-
-def _find_state(module: ast.Module) -> list[str]:
-    """Return the module-level variables that the functions of a module visibly change in its source.
-
-    A module with a `load_state_dict` is assumed to offer all of its state.
-    """
-    changed: set[str] = set()
-    for function in (node for node in ast.walk(module) if isinstance(node, Function)):
-        nodes = list(ast.walk(function))
-        own = {node.arg for node in nodes if isinstance(node, ast.arg)}
-        own |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        changed |= {name for node in nodes if (name := _changed_name(node)) and name not in own}
-        changed |= {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
-    offers_state = "load_state_dict" in ast.dump(module)
-    return [] if offers_state else sorted(changed & bindings(module).keys())
-
-
-def _changed_name(node: ast.AST) -> str | None:
-    """Return the variable whose container an expression changes; None if it changes none."""
-    match node:
-        case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
-            return name
-        case ast.Attribute(value=ast.Name(id=name), attr=method) if method in _CHANGES:
-            return name
-    return None

@@ -104,25 +104,9 @@ def test_random_numbers_follow_from_the_seed_and_leave_the_processs_alone(write)
     assert state() == before
 
 
-@pytest.mark.parametrize(
-    ("body", "names"),
-    [
-        ("seen[text] = 1", ["seen"]),
-        ("calls.append(text)", ["calls"]),
-        ("global count; count += 1", ["count"]),
-        ("own = []; own.append(WORDS[text])", []),
-        ("seen = {}; seen[text] = 1", []),
-        ("seen[text] = 1\nf.load_state_dict = seen.update", []),
-    ],
-)
-def test_variables_that_a_resume_loses_are_found(write, body, names):
-    path = write(f"seen, calls, count = {{}}, [], 0\nWORDS = {{}}\ndef f(text): {body}")
-    assert PythonParams(path=f"{path}:f").lost_state() == names
-
-
 def test_half_a_state_or_one_among_several_processes_is_refused(write):
     source = "def f(completions): return [0, 0]\nf.state_dict = dict\n"
-    with pytest.raises(RewardError, match=r"without load_state_dict\(\)"):
+    with pytest.raises(RewardError, match=r"state_dict\(\) alone"):
         run(f"{write(source)}:f", BATCH)
     path = write(f"{source}f.load_state_dict = print", "other.py")
     with pytest.raises(RewardError, match="remove `timeout_s`"):
@@ -179,7 +163,6 @@ def test_required_columns_are_read_without_running_the_file(write, signature, co
         ("class F: ...", "F", {}, "path", "is a class"),
         ("def f(:", "f", {}, "path", "mine.py:1 is not valid Python"),
         ("def f(completion): ...", "f", {}, "path", "needs 'completion', which TRL does not pass"),
-        ("def f(completions, /): ...", "f", {}, "path", "by position only"),
         ("def f(completions): ...", "f", {"x": 1}, "kwargs.x", "takes no argument 'x'"),
         ("def f(**k): ...", "f", {"prompts": 1}, "kwargs.prompts", "TRL passes 'prompts' itself"),
     ],
@@ -251,7 +234,7 @@ f = Seen()
         ("open('words.txt')", {}, "path", r"`Path\(__file__\)\.parent"),
         ("raise SystemExit", {}, "path", 'under `if __name__ == "__main__":`'),
         ("import os; os.environ['NO_SUCH']", {}, "path", "the last line of the traceback"),
-        ("f = object()", {}, "path", "give class object a `__call__"),
+        ("f = object()", {}, "path", "name a function"),
         ("g = 1", {}, "path", "define it, or name another"),
         (STATEFUL, {"timeout_s": 5}, "timeout_s", "remove `timeout_s`"),
     ],

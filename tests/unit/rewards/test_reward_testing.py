@@ -8,11 +8,9 @@ import pytest
 
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import UsageError
-from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards import testing
-from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.contract import RewardContext, Score
-from grpo_cli.rewards.findings import check_gold_fits, check_golds
+from grpo_cli.rewards.contract import Score
+from grpo_cli.rewards.findings import check_golds
 from grpo_cli.rewards.kinds.length import CosineLengthParams
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.rewards.testing import FORMS, Table, TooSlowError, wrong_answers
@@ -159,20 +157,15 @@ def test_answers_of_ones_own_are_templates(attempt):
     )
     assert result(trial, "--answer 1").total == 2.0
     assert result(trial, "--answer 2").total == 1.0
-    assert found(trial, "note")[0].startswith("--answer 1 scores as much as the gold in 12 of 12")
     assert found(trial, "warning") == []
     with pytest.raises(UsageError, match="--answer"):
         attempt("- {kind: math}", answers=["{{ nothing }}"])
 
 
-def test_a_form_that_no_answer_has_is_a_note_and_one_that_they_have_in_part_a_warning(attempt):
+def test_a_form_that_no_answer_has_is_a_note(attempt):
     trial = attempt("- {kind: math}\n- {kind: regex, pattern: '^So: '}")
     assert found(trial, "warning") == []
     assert "`regex` gives 0 to every answer tried" in found(trial, "note")[0]
-    steps = [{**row, "answer": f"1. Add.\n2) Look: {row['answer']}"} for row in ROWS]
-    trial = attempt("- {kind: exact}\n- {kind: reasoning_steps, target: 400}", steps)
-    said = "no answer tried gets the 1 that `reasoning_steps` can give (most: "
-    assert any(said in each for each in found(trial, "warning"))
 
 
 def test_rewards_under_a_condition_are_tried_where_it_holds(attempt):
@@ -228,15 +221,6 @@ def test_a_function_that_measures_messages_is_told_where_their_text_is(attempt, 
     assert '`completion[0]["content"]`' in problem.fix
 
 
-@pytest.mark.slow
-def test_a_reward_that_hangs_is_not_asked_for_every_form(attempt, tmp_path):
-    (tmp_path / "own.py").write_text("import time\ndef f(completions, **kw):\n    time.sleep(60)\n")
-    own = "{kind: python, path: ./own.py:f, timeout_s: 0.6, on_error: zero}"
-    trial = attempt(f"- {{kind: math}}\n- {own}", ROWS[:2])
-    assert "took longer than 0.6 s" in found(trial, "error")[0]
-    assert trial.forms == {"math": "GOLD"}
-
-
 LONG = "First we add the two numbers, then we look at the sum again, and it is {}"
 
 
@@ -260,26 +244,13 @@ def test_whole_solutions_as_golds_are_a_warning(attempt, rewards, answer, path):
         assert "regex: '####" in problem.fix
 
 
-@pytest.mark.parametrize(("long", "level"), [(12, "error"), (6, "warning"), (0, None)])
-def test_golds_longer_than_a_completion_are_found(long, level):
-    [reward] = build_rewards([RewardConfig(kind="exact")], RewardContext(16))
-    golds = [LONG.format(at) if at < long else "7" for at in range(12)]
-    table = Table([reward], {"prompt": ["q"] * 12, "answer": golds}, None, lambda what: None)
-    problems = list(check_gold_fits(table, str.split, 16))
-    assert [each.level for each in problems] == ([level] if level else [])
-    for problem in problems:
-        assert f"in {long} of 12 rows" in problem.seen
-        assert "`max_completion_length: 34`" in problem.fix
-
-
-def test_equal_prompts_with_different_golds_name_a_column_that_differs(attempt):
+def test_equal_prompts_with_different_golds_are_found(attempt):
     rows = [
         {"question": "How many?", "context": f"{at} apples", "answer": str(at)} for at in (3, 4)
     ]
     trial = attempt("- {kind: math}", [*ROWS, *rows])
     [problem] = [each for each in trial.problems if "a different gold" in each.seen]
-    assert "row 13 ('3') and row 14 ('4'); the column `context` differs there" in problem.seen
-    assert "{{ context }}" in problem.fix
+    assert "row 13 ('3') and row 14 ('4')" in problem.seen
 
 
 @pytest.mark.parametrize(
@@ -302,15 +273,6 @@ def test_the_gold_of_a_nested_reward_is_shown_with_its_column():
     [problem] = check_golds(Table([reward], columns, None, lambda what: None), 0)
     assert "the first in row 7: 'hard to say" in problem.seen
     assert "`gold: {from: gold" in problem.fix
-
-
-def test_a_reward_is_slow_when_it_was_so_twice(monkeypatch):
-    monkeypatch.setattr(testing, "SLOW_S", 0.0)
-    params = CosineLengthParams.model_validate({"of": {"kind": "math", "answer": "gold"}})
-    reward = Reward("mine", 1.0, "cosine_length", params, lambda batch: [Score(1.0)])
-    tried = Table([reward], {"prompt": ["p"], "gold": ["12"]}, None, lambda what: None)
-    values = [tried.score({0: "12"}, "forms", skip=tried.costly())[0][0].value for _ in range(3)]
-    assert values == [1.0, 1.0, None]
 
 
 def test_the_slow_reward_is_named_and_its_first_call_left_out(monkeypatch):
