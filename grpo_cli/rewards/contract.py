@@ -127,6 +127,8 @@ class RewardParams(Section):
     """The best possible score, for kinds that judge format; None if it depends on parameters."""
     gold_needed: ClassVar[bool] = True
     """Whether a kind that judges answers gives no score if `gold` is None."""
+    repeats_gold: ClassVar[bool] = False
+    """Whether a right answer contains all of the gold's text."""
     costly: ClassVar[bool] = False
     """Whether each score takes seconds or money."""
     needs_episode: ClassVar[bool] = False
@@ -193,10 +195,6 @@ class RewardParams(Section):
             parameter,
             level="warning",
         )
-
-    def repeats_gold(self) -> bool:
-        """Return whether a right answer contains all of the gold's text."""
-        return False
 
     def vote(self, text: str) -> str | None:
         """Return a completion's answer in one spelling, for majority votes."""

@@ -59,7 +59,7 @@ def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
     """Find golds that are whole solutions, if an answer must repeat all of them."""
     params, golds = table.rewards[index].params, table.golds(index)
     source = params.gold_source()
-    if source is None or not params.repeats_gold() or not golds:
+    if source is None or not params.repeats_gold or not golds:
         return
     length = median(map(len, golds.values()))
     lines = median(len(gold.splitlines()) for gold in golds.values())

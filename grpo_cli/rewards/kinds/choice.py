@@ -37,7 +37,6 @@ class ChoiceParams(RewardParams):
     """The index of the first letter, if the gold is an index."""
 
     def gold(self, batch: Batch, row: int) -> str | None:
-        """Return the letter."""
         return self._read_gold(batch.cell(self.answer, row))
 
     def gold_fault(self, batch: Batch, row: int) -> Issue | None:
@@ -55,11 +54,9 @@ class ChoiceParams(RewardParams):
         )
 
     def vote(self, text: str) -> str | None:
-        """Return the letter chosen."""
         return compile_phrasings(self.choices).find(text)
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return 1 for the gold's letter, else 0."""
         cell = batch.cell(self.answer, row)
         gold = self._read_gold(cell)
         if gold is None:

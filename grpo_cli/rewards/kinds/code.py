@@ -110,15 +110,12 @@ class CodeParams(RewardParams):
     """The column with correct programs; `grpo rewards test` runs them."""
 
     def required_columns(self) -> tuple[str, ...]:
-        """Return the tests' column, and the functions' if there is one."""
         return (self.tests, self.function) if self.function else (self.tests,)
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        """Report systems on which a program cannot be confined at all, or not enough."""
         return find_sandbox_faults(unprotected=self.unprotected)
 
     def gold(self, batch: Batch, row: int) -> str | None:
-        """Return the row's solution as a fenced block; of a list, the first one."""
         if self.solution is None or self.solution not in batch.columns:
             return None
         cell = batch.columns[self.solution][row]
@@ -130,7 +127,6 @@ class CodeParams(RewardParams):
         return f"```python\n{cell}\n```" if cell else None
 
     def gold_source(self) -> tuple[str, str]:
-        """Return the tests' column: programs are judged by it."""
         return ("tests", self.tests)
 
     def gold_fault(self, batch: Batch, row: int) -> Issue | None:
@@ -145,11 +141,9 @@ class CodeParams(RewardParams):
         return None
 
     def waits(self, *, limited: bool) -> bool:
-        """Return True: it waits for the programs."""
         return True
 
     def build(self, context: RewardContext) -> Scorer:
-        """Find out what protects programs on this machine (half a second, once)."""
         self.refuse(context)
         from concurrent.futures import ThreadPoolExecutor
 

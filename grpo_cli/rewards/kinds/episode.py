@@ -31,7 +31,6 @@ class EnvironmentParams(RewardParams):
     needs_episode: ClassVar[bool] = True
 
     def build(self, context: RewardContext) -> Scorer:
-        """Return a scorer that refuses an environment without rewards."""
         score = score_rows(self.score)
 
         def score_batch(batch: Batch) -> Sequence[Score | Exception]:
@@ -46,7 +45,6 @@ class EnvironmentParams(RewardParams):
         return score_batch
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return the environment's score."""
         value = _read(batch, row)["reward"]
         if isinstance(value, Mapping):
             parts = ", ".join(f"{name} {part:g}" for name, part in value.items())
@@ -69,7 +67,6 @@ class ToolUseParams(RewardParams):
     highest: ClassVar[float | None] = 1.0
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return the share of well-formed calls."""
         calls = [call for call in _read(batch, row)["calls"] if call[0] != STEP]
         formed = sum(failure not in ("malformed", "unknown") for _, failure, _ in calls)
         return Score(formed / max(len(calls), 1), f"{formed} of {len(calls)} calls")

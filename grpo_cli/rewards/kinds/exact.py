@@ -43,6 +43,7 @@ class ExactParams(RewardParams):
 
     kind: ClassVar[str] = "exact"
     right_answer: ClassVar[float | None] = 1.0
+    repeats_gold: ClassVar[bool] = True
 
     answer: str = "answer"
     """The column with the gold answer, or a list of accepted ones."""
@@ -59,19 +60,12 @@ class ExactParams(RewardParams):
     """Compare two plain numbers by value. Units are compared only if both have one."""
 
     def gold(self, batch: Batch, row: int) -> str | None:
-        """Return the first accepted text."""
         return next(iter(read_golds(batch, self.answer, row)), None)
 
-    def repeats_gold(self) -> bool:
-        """Return True: the answer is the gold."""
-        return True
-
     def vote(self, text: str) -> str | None:
-        """Return the answer found, numbers in one spelling."""
         return canonical_answer(text, self.extract)
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return 1 for the gold's text, else 0."""
         golds = read_golds(batch, self.answer, row)
         if not golds:
             return Score(None, "there is no gold")
@@ -112,6 +106,7 @@ class ContainsParams(RewardParams):
 
     kind: ClassVar[str] = "contains"
     right_answer: ClassVar[float | None] = 1.0
+    repeats_gold: ClassVar[bool] = True
 
     answer: str = "answer"
     """The column with the text to find, or a list of texts."""
@@ -124,16 +119,10 @@ class ContainsParams(RewardParams):
     """Whether `paris` differs from `Paris`."""
 
     def gold(self, batch: Batch, row: int) -> str | None:
-        """Return the texts to find."""
         golds = read_golds(batch, self.answer, row)
         return ", ".join(golds if self.match == "all" else golds[:1]) or None
 
-    def repeats_gold(self) -> bool:
-        """Return True: the gold must occur."""
-        return True
-
     def score(self, batch: Batch, row: int) -> Score:
-        """Return 1 if the gold occurs, else 0."""
         golds = [_fold(gold, self.case_sensitive) for gold in read_golds(batch, self.answer, row)]
         if not golds:
             return Score(None, "there is no gold")

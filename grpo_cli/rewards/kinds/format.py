@@ -87,7 +87,6 @@ class RegexParams(RewardParams):
         return re.compile(self.pattern, flags)
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        """Report a pattern that cannot be read, matches every text, or holds a backspace."""
         try:
             matches = [self._match(text) for text in ("", "a b\n\n1. é")]
         except (re.error, OverflowError, RecursionError) as error:
@@ -104,7 +103,6 @@ class RegexParams(RewardParams):
         return []
 
     def build(self, context: RewardContext) -> Scorer:
-        """Compile the pattern."""
         self.refuse(context)
         return super().build(context)
 
@@ -117,7 +115,6 @@ class RegexParams(RewardParams):
         return TimeLimit(2.0, late_score=0.0)
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return 1 for a match, else 0."""
         text = _read_target(batch.texts[row], self.target)
         return Score(1.0, "matches") if self._match(text) else Score(0.0, "no match")
 
@@ -140,7 +137,6 @@ class ThinkFormatParams(RewardParams):
     Without it, all such completions score 0."""
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return 1 for one closed thinking block at the start, else 0."""
         text = f"<think>{batch.texts[row]}" if self.prefilled else batch.texts[row]
         if not text.startswith("<think>"):
             return Score(0.0, "does not start with <think>")
@@ -175,7 +171,6 @@ class AnswerFormatParams(RewardParams):
     """The chat template already ends the prompt with `<think>`, so completions start inside it."""
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return how well both sections are filled."""
         text = batch.texts[row]
         sections = _read_sections(f"<think>{text}" if self.prefilled else text)
         if sections is None:
@@ -214,7 +209,6 @@ class TagCountParams(RewardParams):
         return tags
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return the share of tags that occur exactly once."""
         wrong = [tag for tag in self.tags if batch.texts[row].count(tag) != 1]
         share = (len(self.tags) - len(wrong)) / len(self.tags)
         return Score(share, f"not once: {' '.join(wrong)}" if wrong else "each tag once")
@@ -239,7 +233,6 @@ class ReasoningStepsParams(RewardParams):
     """Number of steps for the full score."""
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return the share of the wanted steps."""
         steps = _count_steps(batch.texts[row])
         return Score(min(1.0, steps / self.target), f"{steps} steps")
 
@@ -265,7 +258,6 @@ class LanguageParams(RewardParams):
     """What to check: the completion, or the text after its last `</think>`."""
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return the share of letters that belong to the script."""
         text = _NO_LANGUAGE.sub(" ", _read_target(batch.texts[row], self.target))
         scripts = [_scripts_of(sign) for sign in text if sign.isalpha()]
         known = [each for each in scripts if each is not None]

@@ -66,11 +66,9 @@ class JsonParams(RewardParams):
         return self
 
     def required_columns(self) -> tuple[str, ...]:
-        """Return the schemas' column, if they come from one."""
         return (self.column,) if self.column else ()
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        """Report a missing library, and a schema that cannot be read or is none."""
         if not self._has_schema:
             return []
         if missing := find_missing("jsonschema", "jsonschema", "json"):
@@ -87,14 +85,12 @@ class JsonParams(RewardParams):
         return TimeLimit(5.0, late_score=0.0) if self._has_schema else None
 
     def build(self, context: RewardContext) -> Scorer:
-        """Read the schema, if there is one, and import jsonschema for it."""
         if self._has_schema:
             import_optional("jsonschema", "jsonschema", "json")
         _ = self._shared_check
         return super().build(context)
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return 1 for matching JSON, `partial` for other JSON, else 0."""
         check = self._shared_check
         if self.column is not None:
             cell = batch.cell(self.column, row)

@@ -147,11 +147,9 @@ class JudgeParams(RewardParams):
         return scale
 
     def required_columns(self) -> tuple[str, ...]:
-        """Return the references' column, if there is one."""
         return (self.reference,) if self.reference else ()
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        """Report a missing library and a missing key; sends nothing."""
         missing = find_missing("openai", "openai", "judge")
         if fault := _url_fault(self._url()):
             issue = Issue(f"OPENAI_BASE_URL: {fault}", "correct it, or set base_url", "base_url")
@@ -159,11 +157,9 @@ class JudgeParams(RewardParams):
         return [*missing, *self._key_problems()]
 
     def waits(self, *, limited: bool) -> bool:
-        """Return True: it waits for the endpoint."""
         return True
 
     def build(self, context: RewardContext) -> Scorer:
-        """Import openai (about a second) and read the key; connects to nothing yet."""
         openai = import_optional("openai", "openai", "judge")
         self.refuse(context)
         return _JudgeScorer(self, Endpoint(self, openai, self._url(), self._key()), self._url())

@@ -103,7 +103,6 @@ class LengthParams(RewardParams):
     """Largest penalty; leave out for none."""
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        """Report a target that no completion can reach, and a penalty that is the same at any distance."""
         faults = []
         longest = context.max_completion_length if context else self.target
         # Nearly every word is a token or more, and few tokens are longer than 8 characters.
@@ -125,15 +124,12 @@ class LengthParams(RewardParams):
         return faults
 
     def score_range(self) -> tuple[float, float]:
-        """Return it: 0 is exactly the target."""
         return (-math.inf if self.max_penalty is None else -self.max_penalty, 0.0)
 
     def reads_tokens(self) -> bool:
-        """Return whether it counts them."""
         return self.unit == "tokens"
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return the penalty for the distance from the target."""
         length = len(_read_units(batch, row, self.unit))
         penalty = self.scale * abs(length - self.target)
         if self.max_penalty is not None:
@@ -188,30 +184,21 @@ class CosineLengthParams(RewardParams):
         return self
 
     def score_range(self) -> tuple[float, float]:
-        """Return the lowest and the highest of its values."""
         exceeded = () if self.exceeded is None else (self.exceeded,)
         values = (self.correct_shortest, self.correct_longest, self.wrong_shortest)
         values = (*values, self.wrong_longest, *exceeded)
         return min(values), max(values)
 
     def required_columns(self) -> tuple[str, ...]:
-        """Return the nested reward's."""
         return self.of.required_columns()
 
     def warm_up(self) -> None:
-        """Load what the nested reward loads."""
         self.of.warm_up()
 
     def gold(self, batch: Batch, row: int) -> str | None:
-        """Return the nested reward's."""
         return self.of.gold(batch, row)
 
-    def repeats_gold(self) -> bool:
-        """Return the nested reward's."""
-        return self.of.repeats_gold()
-
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        """Return the nested reward's."""
         return [replace(each, path=f"of.{each.path}") for each in self.of.problems(context)]
 
     def time_limit(self) -> TimeLimit | None:
@@ -220,7 +207,6 @@ class CosineLengthParams(RewardParams):
         return limit and limit._replace(late_score=self.wrong_longest)
 
     def gold_source(self) -> tuple[str, str] | None:
-        """Return the nested reward's."""
         source = self.of.gold_source()
         return None if source is None else (f"of.{source[0]}", source[1])
 
@@ -230,11 +216,9 @@ class CosineLengthParams(RewardParams):
         return fault and replace(fault, path=f"of.{fault.path}")
 
     def reads_tokens(self) -> bool:
-        """Return True: lengths are counted in tokens."""
         return True
 
     def build(self, context: RewardContext) -> Scorer:
-        """Build the nested reward."""
         answers = self.of.build(context)
         longest = self.max_length or context.max_completion_length
 
@@ -278,7 +262,6 @@ class SoftOverlongParams(RewardParams):
     """The maximum length, in tokens; by default `generation.max_completion_length`."""
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        """Compare `cache` and `max_length` with the recipe's longest completion."""
         if context is None:
             return []
         longest, key = context.max_completion_length, "`generation.max_completion_length`"
@@ -298,15 +281,12 @@ class SoftOverlongParams(RewardParams):
         return []
 
     def score_range(self) -> tuple[float, float]:
-        """Return it: -1 is the longest length."""
         return (-1.0, 0.0)
 
     def reads_tokens(self) -> bool:
-        """Return True: lengths are counted in tokens."""
         return True
 
     def build(self, context: RewardContext) -> Scorer:
-        """Return the scorer for the recipe's longest completion."""
         self.refuse(context)
         longest = self.max_length or context.max_completion_length
 
@@ -341,15 +321,12 @@ class RepetitionParams(RewardParams):
     `tokens` for languages written without spaces."""
 
     def score_range(self) -> tuple[float, float]:
-        """Return it: 0 is no repetition."""
         return (self.max_penalty, 0.0)
 
     def reads_tokens(self) -> bool:
-        """Return whether its n-grams are of tokens."""
         return self.unit == "tokens"
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return the penalty for repeated n-grams."""
         share = repeated_share(_read_units(batch, row, self.unit), self.ngram_size)
         penalty = self.max_penalty * share
         return Score(penalty if penalty else 0.0, f"{share:.0%} repeated")

@@ -64,11 +64,9 @@ class MathParams(RewardParams):
         return TimeLimit(TIMEOUT_S, late_score=0.0)
 
     def warm_up(self) -> None:
-        """Build math-verify's parser."""
         same_expression("x + 1", "1 + x")
 
     def gold(self, batch: Batch, row: int) -> str | None:
-        """Return the gold, without the solution around it."""
         gold = self._gold(batch, row)
         return None if gold is None else gold.text
 
@@ -78,15 +76,12 @@ class MathParams(RewardParams):
         return not isinstance(cell, list | dict | None) and _read_text(str(cell)) is not None
 
     def score_easily(self, batch: Batch, row: int) -> Score | None:
-        """Return the score if no expression has to be evaluated."""
         return self._judge(batch, row, evaluate=False) if self.answer in batch.columns else None
 
     def vote(self, text: str) -> str | None:
-        """Return the answer found, numbers in one spelling."""
         return canonical_answer(text, self.extract)
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return 1 for the right answer, else 0."""
         return self._judge(batch, row) or Score(None)
 
     def _judge(self, batch: Batch, row: int, *, evaluate: bool = True) -> Score | None:

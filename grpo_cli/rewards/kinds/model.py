@@ -28,16 +28,12 @@ _OFFLINE_FIX = (
     "download it beforehand with `hf download {path}`; for a folder beside the recipe, write "
     "`path: ./{path}`"
 )
-_LOADING_FIXES = (
-    (
-        "Unrecognized configuration class",
-        "name a model with a head for sequence classification",
-        "path",
-    ),
+_NO_HEAD = (
+    "Unrecognized configuration class",
+    "name a model with a head for sequence classification",
+    "path",
 )
-"""Messages of transformers (5.17) that only these models cause."""
-_UNLIMITED = 10**9
-"""Tokenizers without a limit name one beyond this."""
+"""A message of transformers (5.17) that only these models cause."""
 _EFFICIENT_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 
 
@@ -102,7 +98,6 @@ class ModelParams(RewardParams):
         return Path(self.path).expanduser()
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        """Report a path that names no classifier, and a label it does not have."""
         if not self.is_local:
             if _HUB_ID.fullmatch(self.path):
                 return []
@@ -118,45 +113,38 @@ class ModelParams(RewardParams):
             architectures = [str(name) for name in config.get("architectures") or []]
         except (OSError, ValueError, AttributeError):
             return [Issue(f"{self.path}/config.json is not JSON", "fetch the model anew", "path")]
-        faults = self._head_problems(config, architectures)
         if self.revision is not None:
-            faults.append(Issue("a folder has no revisions", "remove `revision`", "revision"))
-        return faults or self._label_problems(_read_labels(config))
-
-    def _head_problems(self, config: dict[str, Any], architectures: list[str]) -> list[Issue]:
-        """Return why a config is not a classifier's."""
-        if f"AutoModel{_HEAD}" in (config.get("auto_map") or {}):
+            return [Issue("a folder has no revisions", "remove `revision`", "revision")]
+        own_code = f"AutoModel{_HEAD}" in (config.get("auto_map") or {})
+        if own_code and not self.trust_remote_code:
             message = "the model brings Python code of its own"
             fix = "read that code, then set `trust_remote_code: true`"
-            return [] if self.trust_remote_code else [Issue(message, fix, "trust_remote_code")]
-        if not architectures or any(name.endswith(_HEAD) for name in architectures):
-            return []
-        message = (
-            f"{self.path} holds a {architectures[0]}, which has no head that scores; "
-            "one with random weights would take its place"
-        )
-        return [Issue(message, f"name a reward model, whose architecture ends in {_HEAD}", "path")]
+            return [Issue(message, fix, "trust_remote_code")]
+        if architectures and not own_code and not architectures[0].endswith(_HEAD):
+            message = (
+                f"{self.path} holds a {architectures[0]}, which has no head that scores; "
+                "one with random weights would take its place"
+            )
+            fix = f"name a reward model, whose architecture ends in {_HEAD}"
+            return [Issue(message, fix, "path")]
+        return self._label_problems(_read_labels(config))
 
     def _label_problems(self, labels: Sequence[str]) -> list[Issue]:
         """Return why `label` and `output` do not fit a model's labels, given in order."""
-        names = ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
         if self.output == "softmax" and len(labels) == 1:
             fix = "output: sigmoid, or output: logit"
             return [Issue("the softmax over a single label is always 1", fix, "output")]
-        if self.label is None and len(labels) > 1:
-            message = f"the model has {len(labels)} labels ({names}); none is chosen"
-            return [Issue(message, f"add `label` with a name, or 0 to {len(labels) - 1}", "label")]
-        if isinstance(self.label, int) and not 0 <= self.label < len(labels):
-            message = f"there is no label {self.label}; the model has {len(labels)}"
-            return [Issue(message, f"use 0 to {len(labels) - 1}, or a name", "label")]
-        if isinstance(self.label, str) and self.label not in labels:
-            close = nearest(self.label, labels)
-            fix = f"label: {close}" if close else f"use one of {names}"
-            return [Issue(f"the model has no label {self.label!r}", fix, "label")]
-        return []
+        if self.label in (*labels, *range(len(labels))) or (
+            self.label is None and len(labels) == 1
+        ):
+            return []
+        chosen = "none is chosen" if self.label is None else f"none is {self.label!r}"
+        close = nearest(str(self.label), labels)
+        fix = f"label: {close}" if close else f"use a name, or 0 to {len(labels) - 1}"
+        message = f"the model has {len(labels)} labels ({', '.join(labels[:8])}); {chosen}"
+        return [Issue(message, fix, "label")]
 
     def build(self, context: RewardContext) -> Scorer:
-        """Load the model and its tokenizer; downloads them if necessary."""
         self.refuse(context)
         classifier = _load_classifier(self, context.device)
         for issue in self._label_problems(classifier.labels):
@@ -225,10 +213,11 @@ def _folder_fault(folder: Path, text: str) -> Issue | None:
         return Issue(f"there is no folder {text}", fix, "path")
     if (folder / "config.json").is_file():
         return None
-    if (folder / "adapter_config.json").is_file():
-        fix = "merge it into its base (peft: `merge_and_unload`), and name that folder"
-        return Issue(f"{text} holds a LoRA adapter, not a whole model", fix, "path")
     fix = "name the folder that holds config.json, the weights and the tokenizer"
+    if (folder / "adapter_config.json").is_file():
+        fix = (
+            "merge the LoRA adapter into its base (peft: `merge_and_unload`), and name that folder"
+        )
     return Issue(f"{text} holds no config.json", fix, "path")
 
 
@@ -279,7 +268,7 @@ class _Classifier:
         self, sequences: Sequence[Sequence[int]], batch_size: int
     ) -> list[list[float]]:
         """Return the logits of each text, [texts][labels], in the order given."""
-        # The longest first, so that insufficient memory shows at once.
+        # Texts of like length together; the longest first, so that insufficient memory shows at once.
         order = sorted(range(len(sequences)), key=lambda row: -len(sequences[row]))
         results: dict[int, list[float]] = {}
         for start in range(0, len(order), batch_size):
@@ -327,7 +316,7 @@ def _load_classifier(params: ModelParams, default_device: str) -> _Classifier:
         "local_files_only": params.is_local,
     }
     explained = explain_loading(
-        params.path, section="", offline_fix=_OFFLINE_FIX, more_fixes=_LOADING_FIXES
+        params.path, section="", offline_fix=_OFFLINE_FIX, more_fixes=[_NO_HEAD]
     )
     with quiet_loading(), explained:
         tokenizer = AutoTokenizer.from_pretrained(location, truncation_side="left", **options)
@@ -360,9 +349,9 @@ def _find_max_length(params: ModelParams, model: Any, tokenizer: Any) -> int | N
             # RoBERTa and its kin count from behind the padding's own position.
             positions = int(module.num_embeddings) - padding - 1
     if params.max_length is None:
-        limits = [limit for limit in (positions, tokenizer.model_max_length) if limit]
-        return min((limit for limit in limits if 0 < limit < _UNLIMITED), default=None)
-    if positions and 0 < positions < params.max_length:
+        # Tokenizers without a limit name a huge one.
+        return min(filter(None, (positions, tokenizer.model_max_length)))
+    if positions and positions < params.max_length:
         raise RewardError(
             f"max_length: {params.max_length} is more than the {positions} tokens the model is made for. "
             f"Fix: max_length: {positions}"
@@ -374,9 +363,8 @@ def _check_weights(path: str, report: dict[str, Any]) -> None:
     """Refuse a model with weights that were not in its checkpoint: they are random."""
     missing = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise RewardError(
-            f"{path} lacks weights of a sequence classifier ({', '.join(missing[:3])}{more}), "
+            f"{path} lacks weights of a sequence classifier ({', '.join(missing[:3])}), "
             "which would be random. Fix: name a model that was trained to score"
         )
 
@@ -386,27 +374,21 @@ def _set_padding(path: str, model: Any, tokenizer: Any) -> None:
 
     Source: `GRPOTrainer.__init__` (TRL 1.16), `reward_processing_classes`.
     """
-    fix = "Fix: use the tokenizer that belongs to these weights"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if tokenizer.pad_token_id is None:
-        what = "has neither a padding nor an end-of-sequence token"
-        raise RewardError(f"the tokenizer of {path} {what}. {fix}")
     rows = model.get_input_embeddings().num_embeddings
     highest = max(len(tokenizer), tokenizer.pad_token_id + 1)
     if highest > rows:
-        what = f"knows {highest} tokens, the model {rows}"
-        raise RewardError(f"the tokenizer of {path} {what}. {fix}")
+        raise RewardError(
+            f"the tokenizer of {path} knows {highest} tokens, the model {rows}. "
+            "Fix: use the tokenizer that belongs to these weights"
+        )
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
 
 
 @contextlib.contextmanager
 def _unsharded() -> Iterator[None]:
-    """Load all weights in every process, even if the trained model is sharded.
-
-    The trainer's settings are global. Under FSDP, transformers would fill the model with zeros in
-    all processes but the first, expecting the weights to be sent later; under ZeRO-3 it would
-    split every weight among them. Nobody prepares a reward model for either.
+    """Load all weights in every process, even if FSDP or ZeRO-3 (whose settings are global) shards the trained one.
 
     Source: `PreTrainedModel._move_missing_keys_from_meta_to_device` and `get_init_context`
     (transformers 5.17).

@@ -78,7 +78,6 @@ class PythonParams(RewardParams):
 
     @classmethod
     def default_name(cls, params: Mapping[str, Any]) -> str:
-        """Return the function's name, as TRL does in its metrics."""
         function = str(params.get("path", "")).rpartition(":")[2]
         return function if function.isidentifier() else cls.kind
 
@@ -105,12 +104,10 @@ class PythonParams(RewardParams):
         return self.path.rpartition(":")[2]
 
     def required_columns(self) -> tuple[str, ...]:
-        """Return the function's parameters that have no default and that TRL does not pass itself."""
         required = _required_names(signature_of(self._definition()))
         return tuple(name for name in required if not self._is_passed(name))
 
     def named_columns(self) -> tuple[str, ...]:
-        """Return the function's parameters that TRL does not pass itself."""
         parameters = signature_of(self._definition()).parameters.values()
         named = (each.name for each in parameters if each.kind is not each.VAR_KEYWORD)
         return tuple(name for name in named if not self._is_passed(name))
@@ -119,7 +116,6 @@ class PythonParams(RewardParams):
         return name in TRL_PARAMETERS or name in _SINGULARS or name in self.kwargs
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        """Report a missing file or function, and a signature that cannot be called."""
         try:
             signature = signature_of(_find_definition(self.source, self.function))
         except SourceError as error:
@@ -148,19 +144,12 @@ class PythonParams(RewardParams):
             return None
 
     def waits(self, *, limited: bool) -> bool:
-        """Return whether the function is `async`, or a time limit has other processes run it."""
         return limited or isinstance(self._definition(), ast.AsyncFunctionDef)
 
     def reads_tokens(self) -> bool:
-        """Return whether the function names `completion_ids`."""
         return "completion_ids" in _required_names(signature_of(self._definition()))
 
     def build(self, context: RewardContext) -> Scorer:
-        """Import the user's module; what that raises passes through.
-
-        Raises:
-            RewardError: There is no such function, or it has only half of what keeps a state.
-        """
         function = _load_function(self.source, self.function)
         try:
             signature = inspect.signature(function)

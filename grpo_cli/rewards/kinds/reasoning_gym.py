@@ -64,11 +64,9 @@ class ReasoningGymParams(RewardParams):
     (after `</think>`), stripped of white space."""
 
     def required_columns(self) -> tuple[str, ...]:
-        """Return the columns of rows that `dataset: {kind: reasoning_gym}` makes."""
         return ("answer", "metadata")
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        """Report that reasoning-gym is not installed."""
         return find_missing("reasoning_gym", "reasoning-gym", "reasoning-gym")
 
     def time_limit(self) -> TimeLimit:
@@ -76,11 +74,9 @@ class ReasoningGymParams(RewardParams):
         return TimeLimit(5.0, late_score=0.0)
 
     def gold(self, batch: Batch, row: int) -> str | None:
-        """Return the task's own answer; some tasks have none."""
         return _read_entry(batch, row)["answer"]
 
     def score_easily(self, batch: Batch, row: int) -> Score | None:
-        """Return the score of a task whose scorer only compares texts, as most do."""
         from reasoning_gym.dataset import ProceduralDataset
 
         scorer = _find_scorer(self._task(_read_entry(batch, row)))
@@ -89,18 +85,15 @@ class ReasoningGymParams(RewardParams):
         return self.score(batch, row) if compares else None
 
     def vote(self, text: str) -> str | None:
-        """Return the answer found, numbers in one spelling."""
         return canonical_answer(text, self.extract)
 
     def build(self, context: RewardContext) -> Scorer:
-        """Import reasoning-gym (about a second)."""
         import_optional("reasoning_gym", "reasoning-gym", "reasoning-gym")
         if self.task is not None:
             _find_scorer(self.task)
         return super().build(context)
 
     def score(self, batch: Batch, row: int) -> Score:
-        """Return what the row's task gives the answer."""
         entry = _read_entry(batch, row)
         task = self._task(entry)
         found = find_answer(batch.texts[row], self.extract)

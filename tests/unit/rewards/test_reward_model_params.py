@@ -88,10 +88,10 @@ def test_folders_have_no_revision(tmp_path):
     ("params", "path", "words"),
     [
         ({}, "label", "3 labels (bad, neutral, good); none is chosen"),
-        ({"label": 3}, "label", "no label 3; the model has 3. Fix: use 0 to 2"),
-        ({"label": -1}, "label", "no label -1"),
-        ({"label": "Good"}, "label", "no label 'Good'. Fix: label: good"),
-        ({"label": "xyz"}, "label", "use one of bad, neutral, good"),
+        ({"label": 3}, "label", "none is 3. Fix: use a name, or 0 to 2"),
+        ({"label": -1}, "label", "none is -1"),
+        ({"label": "Good"}, "label", "none is 'Good'. Fix: label: good"),
+        ({"label": "xyz"}, "label", "(bad, neutral, good)"),
     ],
 )
 def test_labels_are_checked_against_the_config(tmp_path, params, path, words):
