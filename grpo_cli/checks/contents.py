@@ -1,6 +1,5 @@
 """Data and rewards: their columns, templates, conditions and gold answers on the first rows."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -365,8 +364,7 @@ def _check_conditions(
                 _applying(condition, batch)
         except RewardError as error:
             problems = [error.as_issue(path)]
-        unnamable = condition.unnamable(known) if problems else []
-        yield from [_unnamable_column(name, path) for name in unnamable] or problems
+        yield from problems
 
 
 def _find_conditions(loaded: LoadedRecipe, dataset: SingleDataset) -> Iterator[tuple[str, str]]:
@@ -376,13 +374,6 @@ def _find_conditions(loaded: LoadedRecipe, dataset: SingleDataset) -> Iterator[t
             own = entry.get("source") in (None, dataset.source_name)
             if own and isinstance(when := entry.get("when"), str):
                 yield f"{dotted(at)}.when", when
-
-
-def _unnamable_column(name: str, path: str) -> Issue:
-    proper = re.sub(r"\W", "_", f"_{name}" if name[0].isdigit() else name)
-    seen = f"an expression cannot name the column `{name}`: names are letters, digits and `_`"
-    fix = f"rename it under `dataset.columns` (`{proper}: {name}`), and write `{proper}` here"
-    return Issue(seen, fix, path)
 
 
 def _applying(condition: Condition | None, batch: Batch) -> list[int]:

@@ -4,9 +4,7 @@ Plain numbers (`1,000`, `50%`, `\frac{1}{2}`) are compared exactly, with fractio
 """
 
 import logging
-import os
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -24,8 +22,6 @@ TOLERANCE = Fraction(1, 10**6)
 """Difference that still counts as equal if the gold is not a whole number."""
 LONGEST_EXPRESSION = 300
 """Characters beyond which an expression is not parsed."""
-EXPRESSION_TIMEOUT_S = 3
-"""Limit of one parse or comparison, where a limit can be set."""
 
 _GROUPED = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
 _POWER = (
@@ -306,7 +302,7 @@ def same_expression(gold: str, answer: str) -> bool:
     from math_verify import verify
 
     parsed = parse_expression(answer)
-    return bool(parsed) and verify(parse_expression(gold), parsed, timeout_seconds=_timeout_s())
+    return bool(parsed) and verify(parse_expression(gold), parsed, timeout_seconds=None)
 
 
 @lru_cache(maxsize=8192)
@@ -314,19 +310,12 @@ def parse_expression(text: str) -> list[Any]:
     """Return the sympy objects math-verify reads in `text`; empty if it reads none."""
     from math_verify import LatexExtractionConfig, parse
 
-    # Off the main thread no limit can be set, of which math-verify warns; it also prints every
-    # expression that takes too long, once per completion.
+    # The time limit is the worker's, which math-verify warns of.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     boxed = f"\\boxed{{{text.replace('**', '^')}}}"
     configs = [LatexExtractionConfig(boxed_match_priority=0)]
-    parts = parse(boxed, configs, parsing_timeout=_timeout_s())
+    parts = parse(boxed, configs, parsing_timeout=None)
     return [part for part in parts if not isinstance(part, str)]
-
-
-def _timeout_s() -> int | None:
-    """math-verify's limits are signals: they work on the main thread of a POSIX system only."""
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    return EXPRESSION_TIMEOUT_S if on_main_thread and os.name == "posix" else None
 
 
 def _is_close(gold: Fraction, answer: Fraction) -> bool:

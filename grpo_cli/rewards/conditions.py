@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -51,34 +50,16 @@ class Condition:
         reason = (error.message or "").rstrip(".")
         return f"`{self.text}` is not one expression ({reason}). {_FIX}"
 
-    def unnamable(self, columns: Iterable[str]) -> list[str]:
-        """Return the columns it names although no expression can name them, such as `my-task`."""
-        bare = _QUOTED.sub(" ", self.text)
-        return [
-            name
-            for name in sorted(columns)
-            if name
-            and not name.isidentifier()
-            and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", bare)
-        ]
-
     def holds(self, batch: Batch, row: int) -> bool:
         """Return whether it holds on a row; raises `RewardError` if it fails there."""
         values = {name: column[row] for name, column in batch.columns.items()}
         try:
-            for name in self._names - values.keys():
-                # Jinja has values of its own for some names, such as `dict`.
-                raise NameError(f"{name!r} is undefined")
             return bool(self._expression(values))
         except Exception as error:  # an expression is a user's code: it raises anything
             raise RewardError(
                 f"`when: {self.text}` fails on {batch.row_name(row)}: {error} "
                 f"(columns: {', '.join(batch.columns)}). {_FIX}"
             ) from error
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return self.columns()
 
     @cached_property
     def _expression(self) -> Any:

@@ -30,7 +30,6 @@ def check_rows(table: "Table") -> Iterator[Issue]:
     for index in table.judges:
         yield from check_golds(table, index)
         yield from _check_gold_length(table, index)
-        yield from _check_same_prompts(table, index)
 
 
 def unreadable_share(table: "Table", index: int) -> float:
@@ -73,27 +72,6 @@ def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
             path=f"rewards.{index}.{source[0]}",
             level="warning",
         )
-
-
-def _check_same_prompts(table: "Table", index: int) -> Iterator[Issue]:
-    """Find rows that ask the same and have different golds."""
-    golds = table.golds(index)
-    rows_of: dict[str, list[int]] = {}
-    for row in golds:
-        rows_of.setdefault(str(table.prompts[row]), []).append(row)
-    groups = [rows for rows in rows_of.values() if len({golds[row] for row in rows}) > 1]
-    total = sum(map(len, groups))
-    if total <= FEW_HACKED * len(golds):
-        return
-    first = groups[0][0]
-    other = next(row for row in groups[0] if golds[row] != golds[first])
-    yield Issue(
-        f"{_count(total, len(golds))} have the same prompt as another row and a different gold, such as "
-        f"{table.row_name(first)} ({golds[first]!r:.40}) and {table.row_name(other)} ({golds[other]!r:.40})",
-        "name the column that the answer depends on in `dataset.prompt.user`, or leave such rows out",
-        path="dataset.prompt",
-        level="warning",
-    )
 
 
 def _check_coverage(table: "Table") -> Iterator[Issue]:

@@ -200,13 +200,10 @@ class Reward:
         row = self._find_row(batch, error) if searched else None
         if row is not None:
             return self.row_failure(batch, row, error)
-        size = len(batch.completions)
-        lines = [f"{self} failed on a batch of {size}{self._explain(batch, 0, error)}"]
-        if size:
-            first = batch.row_name(0)
-            lines.append(f"  No row was found that fails by itself; the first is {first}:")
-            lines += _inputs(batch, 0)
-        failure = DescribedError("\n".join([*lines, *_trace(error)]))
+        head = (
+            f"{self} failed on a batch of {len(batch.completions)}{self._explain(batch, 0, error)}"
+        )
+        failure = DescribedError("\n".join([head, *_trace(error)]))
         failure.__cause__ = error
         return failure
 

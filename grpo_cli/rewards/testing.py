@@ -26,12 +26,12 @@ Scores = Mapping[int, Sequence[Score]]
 ROWS = 200
 """Rows tried, spread evenly over the data."""
 COSTLY_ROWS = 8
-"""The same if a reward takes seconds or money for each score, and the fewest if time is limited."""
+"""The same if a reward takes seconds or money for each score."""
+QUICK_ROWS = 16
+"""The same if time is limited."""
 FORM_ROWS = 4
 """Rows on which a form is chosen."""
 _LEVELS = ("error", "warning", "note")
-_SLICE = 16
-"""Completions scored between two looks at the clock."""
 
 _REASONING = (
     "First, I read the question and note what is given and what is asked.\n"
@@ -124,10 +124,9 @@ def try_rewards(
         data: Its training split. Rewards that need an episode are left out.
         longest: `max_completion_length`.
         encode: Gives completions token ids, for rewards that read them.
-        rows: How many rows; None for `ROWS`, or `COSTLY_ROWS` if scores are costly.
+        rows: How many rows; None for `ROWS`, `QUICK_ROWS` or `COSTLY_ROWS`.
         answers: More answers to try: templates over the row's columns.
-        budget_s: Seconds that all rewards together may take: fewer rows are tried, and a note says if
-            answers are left.
+        budget_s: Seconds that all rewards together may take; a note says if answers are left.
         recipe: The recipe's path, for that note.
         on_progress: Called with a description of each part before it begins.
 
@@ -135,7 +134,8 @@ def try_rewards(
         RewardError: A reward fails.
     """
     costly = any(reward.params.costly for reward in rewards)
-    count = min(rows or (COSTLY_ROWS if costly else ROWS), len(data))
+    usual = COSTLY_ROWS if costly else ROWS if budget_s is None else QUICK_ROWS
+    count = min(rows or usual, len(data))
     chosen = data.select(spread(len(data), count))
     table = Table(rewards, chosen.to_dict(), encode, on_progress, budget_s)
     everything = Table(rewards, data.to_dict(), None, on_progress)
@@ -146,11 +146,9 @@ def try_rewards(
     try:
         forms.update(_choose_forms(table))
         candidates = _make_candidates(table, forms, answers, longest)
-        count = table.affordable_rows(len(candidates))
         for name, texts in candidates.items():
-            first = {row: text for row, text in texts.items() if row < count}
-            scored[name] = table.score(first, name)
-        for name, texts in _column_answers(table, scored, count):
+            scored[name] = table.score(texts, name)
+        for name, texts in _column_answers(table, scored):
             candidates[name] = texts
             scored[name] = table.score(texts, name)
         problems += findings.check_scores(table, scored)
@@ -273,9 +271,7 @@ def _render_answer(template: str, row: Mapping[str, Any]) -> str:
         ) from error
 
 
-def _column_answers(
-    table: "Table", scored: Mapping[str, Scores], count: int
-) -> Iterable[tuple[str, Answers]]:
+def _column_answers(table: "Table", scored: Mapping[str, Scores]) -> Iterable[tuple[str, Answers]]:
     """Yield answers from the columns that a reward's function names, if it scored all others the same."""
     for index, reward in enumerate(table.rewards):
         values = {scores[index].value for each in scored.values() for scores in each.values()}
@@ -284,9 +280,7 @@ def _column_answers(
         for column in filter(table.columns.__contains__, reward.params.named_columns()):
             cells = {row: table.columns[column][row] for row in table.applying(index)}
             golds = {
-                row: str(cell)
-                for row, cell in cells.items()
-                if row < count and isinstance(cell, str | int | float)
+                row: str(cell) for row, cell in cells.items() if isinstance(cell, str | int | float)
             }
             if golds:
                 others = set(range(len(table.rewards))) - {index}
@@ -378,15 +372,6 @@ class Table:
         owners = {row: index for index in reversed(self.judges) for row in self.golds(index)}
         return dict(sorted(owners.items()))
 
-    def affordable_rows(self, candidates: int) -> int:
-        """Return how many rows can be scored for each of some kinds of answers in the time left."""
-        most = len(self.prompts)
-        if self._budget_s is None:
-            return most
-        left = self._budget_s - sum(self.seconds)
-        each = max(sum(map(self.seconds_each, range(len(self.rewards)))), 1e-6)
-        return min(most, max(COSTLY_ROWS, int(left / (each * candidates))))
-
     def score(
         self, texts: Answers, what: str, *, skip: Collection[int] = ()
     ) -> dict[int, list[Score]]:
@@ -424,17 +409,12 @@ class Table:
         if size and not self.completions[index] and not reward.params.costly:
             # The first call loads what the others use.
             reward.score(batch.take([0]))
-        scores: list[Score] = []
-        # In slices if time is limited, so that a slow reward is noticed.
-        step = size if self._budget_s is None else _SLICE
-        for start in range(0, size, max(step, 1)):
-            self._check_budget()
-            part = batch if step >= size else batch.take(range(start, min(start + step, size)))
-            started = time.perf_counter()
-            scores += reward.score(part)
-            self.scores[index] += scores[start:]
-            self.seconds[index] += time.perf_counter() - started
-            self.completions[index] += len(part.completions)
+        self._check_budget()
+        started = time.perf_counter()
+        scores = reward.score(batch)
+        self.scores[index] += scores
+        self.seconds[index] += time.perf_counter() - started
+        self.completions[index] += size
         return scores
 
     def _check_budget(self) -> None:

@@ -134,9 +134,10 @@ class CodeParams(RewardParams):
         try:
             self._read_tests(batch, row)
         except Exception as error:  # what scoring the row would fail with
-            fix = "correct these tests, or name the column that holds them (`tests: …`)"
-            if "as Python prints it" in str(error):
-                fix = "write them with `json.dumps` (not `str` or `repr`) when you make the data"
+            fix = (
+                "name the column that holds them (`tests: …`), or correct them: write lists and dicts "
+                "with `json.dumps` (not `str` or `repr`) when you make the data"
+            )
             return Issue(str(error), fix, "tests")
         return None
 

@@ -1,17 +1,14 @@
 """The rewards `environment` and `tool_use`: what an episode was worth, and whether its calls were well-formed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import (
     EPISODE,
     Batch,
-    RewardContext,
     RewardParams,
     Score,
-    Scorer,
-    score_rows,
 )
 from grpo_cli.runs.metrics import STEP
 
@@ -29,20 +26,6 @@ class EnvironmentParams(RewardParams):
 
     kind: ClassVar[str] = "environment"
     needs_episode: ClassVar[bool] = True
-
-    def build(self, context: RewardContext) -> Scorer:
-        score = score_rows(self.score)
-
-        def score_batch(batch: Batch) -> Sequence[Score | Exception]:
-            results = list(score(batch))
-            if results and all(isinstance(each, Score) and each.value is None for each in results):
-                raise RewardError(
-                    f"the environment gave none of {len(results)} episodes a score. Fix: write reward(), which "
-                    "returns a number or a dict of named ones"
-                )
-            return results
-
-        return score_batch
 
     def score(self, batch: Batch, row: int) -> Score:
         value = _read(batch, row)["reward"]

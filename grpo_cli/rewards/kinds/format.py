@@ -92,10 +92,6 @@ class RegexParams(RewardParams):
         except (re.error, OverflowError, RecursionError) as error:
             message = f"is not a regular expression: {error} (got {self.pattern!r:.60})"
             return [Issue(message, "correct it", "pattern")]
-        if "\b" in self.pattern:
-            message = f"{self.pattern!r:.60} holds a backspace: in double quotes, YAML reads \\b as that character"
-            fix = "write the pattern in single quotes: pattern: '…\\b…'"
-            return [Issue(message, fix, "pattern", level="warning")]
         if all(matches):
             message = f"{self.pattern!r:.60} matches every text, so every completion scores 1"
             fix = "require at least one character (`+` for `*`), or set `full_match: true`"

@@ -29,11 +29,8 @@ _OPENAI = "https://api.openai.com/v1"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"(?=.*[a-z])(?=.*[0-9]).{20,}")
 """What no environment variable is called, and many keys look like."""
-_OWN_FIELDS = frozenset("model messages temperature max_tokens response_format stream n".split())
-"""Fields of a request that parameters set, or that change what comes back."""
 _CACHE_VERSION = 1
 """Raise it if verdicts of the same request would mean something else."""
-_SHORTEST_FENCE = 8
 _ONE = '{"reason": "<one short sentence>", "score": <number>}'
 _MANY = '{"scores": [{"answer": 1, "reason": "<one short sentence>", "score": <number>}, …]}'
 
@@ -129,16 +126,6 @@ class JudgeParams(RewardParams):
             )
         return name
 
-    @field_validator("extra_body")
-    @classmethod
-    def _check_extra_body(cls, extra: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted(_OWN_FIELDS.intersection(extra))
-        if taken:
-            raise PydanticCustomError(
-                "grpo_judge_extra", "should not hold {names}", {"names": ", ".join(taken)}
-            )
-        return extra
-
     @field_validator("scale")
     @classmethod
     def _check_scale(cls, scale: tuple[float, float]) -> tuple[float, float]:
@@ -150,11 +137,15 @@ class JudgeParams(RewardParams):
         return (self.reference,) if self.reference else ()
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        missing = find_missing("openai", "openai", "judge")
+        faults = find_missing("openai", "openai", "judge")
         if fault := _url_fault(self._url()):
-            issue = Issue(f"OPENAI_BASE_URL: {fault}", "correct it, or set base_url", "base_url")
-            return [*missing, issue]
-        return [*missing, *self._key_problems()]
+            fix = "correct it, or set base_url"
+            faults.append(Issue(f"OPENAI_BASE_URL: {fault}", fix, "base_url"))
+        elif not self._key() and self._url() == _OPENAI and not self.base_url:
+            message = f"the environment variable {self.api_key_env} is not set"
+            fix = f"export {self.api_key_env}=…, or set base_url to a server that needs no key"
+            faults.append(Issue(message, fix, "api_key_env"))
+        return faults
 
     def waits(self, *, limited: bool) -> bool:
         return True
@@ -169,16 +160,6 @@ class JudgeParams(RewardParams):
 
     def _key(self) -> str:
         return os.environ.get(self.api_key_env, "").strip()
-
-    def _key_problems(self) -> list[Issue]:
-        key, variable = self._key(), f"the environment variable {self.api_key_env}"
-        export = f"export {self.api_key_env}=…"
-        if not key and self._url() == _OPENAI and not self.base_url:
-            fix = f"{export}, or set base_url to a server that needs no key"
-            return [Issue(f"{variable} is not set", fix, "api_key_env")]
-        if not (key.isascii() and key.isprintable()):
-            return [Issue(f"{variable} holds characters no key has", export, "api_key_env")]
-        return []
 
 
 class _JudgeScorer:
@@ -274,10 +255,7 @@ class _JudgeScorer:
 
 
 def _shuffle(shown: tuple[str, str], answers: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Order the answers by a hash of all that is shown.
-
-    The order is the same for the same group, whatever the order of its rows, and another for others.
-    """
+    """Order the answers by a hash of all that is shown, whatever the order of the rows."""
     content = [*shown, sorted(answers)]
     order = sorted(answers, key=lambda answer: _hash_content([content, answer]))
     return {answer: answers[answer] for answer in order}
@@ -289,7 +267,7 @@ def write_question(
     """Return the request: instructions in the first message, only texts to judge in the second."""
     runs = re.findall("~+", "\n".join([rubric, prompt, reference, *answers]))
     # Longer than any run of tildes in the texts, so that none can close it.
-    fence = "~" * max(_SHORTEST_FENCE, *(len(run) + 1 for run in runs), 0)
+    fence = "~" * max([8, *(len(run) + 1 for run in runs)])
     instructions = _write_instructions(rubric, scale, len(answers), fence)
     texts = _write_texts(prompt, answers, reference, fence)
     messages = ({"role": "system", "content": instructions}, {"role": "user", "content": texts})
@@ -359,8 +337,4 @@ def _url_fault(url: str) -> str:
         valid = parts.scheme in ("http", "https") and parts.hostname
     except ValueError:
         valid = None
-    if not valid:
-        return "should be an address such as http://localhost:8000/v1"
-    if parts.username is not None or parts.password is not None:
-        return "should hold no user or password; the key's place is the variable of api_key_env"
-    return ""
+    return "" if valid else "should be an address such as http://localhost:8000/v1"

@@ -1,12 +1,13 @@
 """Requests to the judge at an OpenAI-compatible endpoint, and how its replies are read."""
 
+import contextlib
 import json
 import logging
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from grpo_cli.errors import RewardError, nearest
+from grpo_cli.errors import RewardError
 
 if TYPE_CHECKING:
     from grpo_cli.rewards.kinds.judge import JudgeParams
@@ -21,7 +22,6 @@ _FORMS: tuple[ReplyForm, ...] = ("json_schema", "json_object", "text")
 """From the strictest to what every endpoint knows."""
 _FORM_WORDS = ("response_format", "json_schema", "json_object", "structured output", "guided")
 _SHOWN = 300
-_SHOWN_MODELS = 12
 
 _log = logging.getLogger(__name__)
 
@@ -243,27 +243,30 @@ class Endpoint:
             # Another request may have weakened it meanwhile.
             if self._form == form:
                 self._form = _FORMS[_FORMS.index(form) + 1]
-                self._warn(f"does not know response_format {form}; asks for {self._form} instead")
+                note = "judge: %s does not know response_format %s; asks for %s instead"
+                _log.warning(note, self._params.model, form, self._form)
         elif "max_completion_tokens" in words and "max_tokens" in fields:
             # OpenAI's reasoning models know the limit by this name only.
             self._fields["max_completion_tokens"] = fields["max_tokens"]
             self._fields.pop("max_tokens", None)
         elif "temperature" in words and "temperature" in fields:
             if self._fields.pop("temperature", None) is not None:
-                self._warn("does not take a temperature; its own is used")
+                note = "judge: %s does not take a temperature; its own is used"
+                _log.warning(note, self._params.model)
         else:
             return False
         return True
 
-    def _warn(self, what: str) -> None:
-        _log.warning("judge: %s at %s %s", self._params.model, self._url, what)
-
     async def _explain_status(self, client: Any, error: Any) -> _RefusalError:
         """Return what an error status means, after the client's retries."""
         code, variable = error.status_code, self._params.api_key_env
-        if code == 404:
-            return await self._explain_not_found(client, error)
         answer = f"{self._url} answered {code}: {self._clean(_message_of(error))}"
+        if code == 404:
+            with contextlib.suppress(Exception):  # whatever keeps the list away, the 404 stays
+                models = ", ".join([str(each.id) for each in (await client.models.list()).data])
+                answer += f"; its models: {self._clean(models)}"
+            fix = f"correct model ({self._params.model}), or base_url (it usually ends in /v1)"
+            return _RefusalError(f"{answer}. Fix: {fix}", all_requests=True)
         if code in (401, 403):
             fix = f"export {variable}=… (the environment variable that api_key_env names)"
             if self._key:
@@ -275,23 +278,6 @@ class Endpoint:
             retries, model = self._params.max_retries, self._params.model
             answer = f"the judge {model!r} gave no score with {retries} retries; {answer}"
         return _RefusalError(answer)
-
-    async def _explain_not_found(self, client: Any, error: Any) -> _RefusalError:
-        url, model, words = self._url, self._params.model, self._clean(_message_of(error))
-        try:
-            models = [str(each.id) for each in (await client.models.list()).data]
-        except Exception:  # whatever keeps the list away, the 404 is what there is to report
-            text = (
-                f"{url} answered 404 for model {model!r}: {words}. "
-                "Fix: correct base_url (it usually ends in /v1) or model"
-            )
-            return _RefusalError(text, all_requests=True)
-        more = ", …" if len(models) > _SHOWN_MODELS else ""
-        shown = self._clean(", ".join(models[:_SHOWN_MODELS]) + more) or "none"
-        close = nearest(model, models) or (models[0] if len(models) == 1 else None)
-        fix = f"model: {close}" if close else "set model to one of them"
-        text = f"{url} has no model {model!r}; it has {shown}. Fix: {fix}"
-        return _RefusalError(text, all_requests=True)
 
     def _explain_connection(self, error: Any) -> _RefusalError:
         if isinstance(error, self._openai.APITimeoutError):

@@ -103,7 +103,6 @@ class LengthParams(RewardParams):
     """Largest penalty; leave out for none."""
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        faults = []
         longest = context.max_completion_length if context else self.target
         # Nearly every word is a token or more, and few tokens are longer than 8 characters.
         most = longest * 8 if self.unit == "characters" else longest
@@ -113,15 +112,12 @@ class LengthParams(RewardParams):
                 f"`generation.max_completion_length` is {longest} tokens"
             )
             fix = f"write at most {most}, or raise generation.max_completion_length"
-            faults.append(Issue(message, fix, "target"))
+            return [Issue(message, fix, "target")]
         if self.max_penalty is not None and self.max_penalty <= self.scale < self.target:
-            message = (
-                f"{self.max_penalty:g} is the penalty at a distance of one of the {self.unit} (`scale: "
-                f"{self.scale:g}`), so every length but {self.target} scores {-self.max_penalty:g}"
-            )
+            message = f"every length but {self.target} scores {-self.max_penalty:g} (`scale: {self.scale:g}`)"
             fix = f"write `scale: {self.max_penalty / self.target:.2g}`"
-            faults.append(Issue(message, fix, "max_penalty", level="warning"))
-        return faults
+            return [Issue(message, fix, "max_penalty", level="warning")]
+        return []
 
     def score_range(self) -> tuple[float, float]:
         return (-math.inf if self.max_penalty is None else -self.max_penalty, 0.0)
@@ -269,15 +265,6 @@ class SoftOverlongParams(RewardParams):
         if self.cache >= limit:
             message = f"should be less than {name} ({limit}), not {self.cache}"
             return [Issue(message, f"write `cache: {max(1, limit // 4)}`", "cache")]
-        if self.max_length is not None and self.max_length - self.cache >= longest:
-            message = (
-                f"completions end at {key} ({longest}), before the punishment begins "
-                f"({self.max_length} - {self.cache} = {self.max_length - self.cache} tokens)"
-            )
-            fix = "remove `max_length`"
-            if self.cache >= longest:
-                fix += f", and write `cache: {max(1, longest // 4)}`"
-            return [Issue(message, fix, "max_length")]
         return []
 
     def score_range(self) -> tuple[float, float]:

@@ -388,7 +388,7 @@ def _set_padding(path: str, model: Any, tokenizer: Any) -> None:
 
 @contextlib.contextmanager
 def _unsharded() -> Iterator[None]:
-    """Load all weights in every process, even if FSDP or ZeRO-3 (whose settings are global) shards the trained one.
+    """Load all weights in every process, even if FSDP or ZeRO-3 shards the trained model.
 
     Source: `PreTrainedModel._move_missing_keys_from_meta_to_device` and `get_init_context`
     (transformers 5.17).

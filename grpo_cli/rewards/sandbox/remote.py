@@ -7,7 +7,6 @@ a program decides what its own functions return, and nothing about what the test
 import builtins
 import os
 import sys
-from _io import StringIO
 from _json import make_scanner
 from _operator import contains, delitem, getitem, neg, setitem
 
@@ -172,7 +171,6 @@ class Peer:
             "is": isinstance,
             "plain": _copy_plain,
         }
-        self._outside = (sys.stdout, sys.stdin, builtins.input)
 
     def ask(self, what: str, *parts: object) -> "Any":
         """Have the other process do something; return its result, or raise its exception."""
@@ -180,12 +178,10 @@ class Peer:
 
     def call(self, target: Remote, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
         """Call the other's function; lists and the like that it changes are changed here too."""
-        packed = [self.pack(each) for each in (target, list(args), kwargs, self._surroundings())]
-        value, changes, printed = self._ask("call", packed)
+        packed = [self.pack(each) for each in (target, list(args), kwargs)]
+        value, changes = self._ask("call", packed)
         for place, change in changes:
             _replace(args[place], change)
-        if printed:
-            sys.stdout.write(printed)
         return value
 
     def operate(self, target: Remote, name: str, args: "tuple[Any, ...]") -> "Any":
@@ -246,7 +242,7 @@ class Peer:
             kind, *rest = self._receive()
             if kind == "value":
                 value = self.unpack(rest[0])
-                return value if type(value) is tuple else (Opaque("unknown"), (), "")
+                return value if type(value) is tuple else (Opaque("unknown"), ())
             if kind == "error":
                 error = self._make_error(*rest)
                 # Raised by a function, it would end the test's own loops over `map` and `zip`.
@@ -273,47 +269,22 @@ class Peer:
             if what == "call":
                 self.tell("value", self.pack(self._run_call(packed, *parts)))
             else:
-                self.tell("value", self.pack((self._actions[what](*parts), [], "")))
+                self.tell("value", self.pack((self._actions[what](*parts), [])))
         except Ended:
             raise
         except BaseException as error:
             self.tell("error", _class_names(type(error)), encode(_text_of(error)))
 
     def _run_call(
-        self, packed: "Any", target: "Any", args: "Any", kwargs: "Any", around: "Any"
-    ) -> "tuple[Any, list[tuple[int, Any]], str]":
-        printed = StringIO()
-        if self._names is not None and around:
-            self._surround(around, printed)
-        try:
-            value = target(*args, **kwargs)
-        finally:
-            if around:
-                sys.stdout, sys.stdin, builtins.input = self._outside
+        self, packed: "Any", target: "Any", args: "Any", kwargs: "Any"
+    ) -> "tuple[Any, list[tuple[int, Any]]]":
+        value = target(*args, **kwargs)
         changes = [
             (place, each)
             for place, each in enumerate(args)
             if type(each) in _MUTABLE and self.pack(each) != packed[1][1][place]
         ]
-        return value, changes, printed.getvalue()
-
-    def _surroundings(self) -> "dict[str, Any]":
-        """Return what a test replaced of stdin, stdout and `input`."""
-        stdout, stdin, read_line = self._outside
-        around: dict[str, Any] = {"stdout": True} if sys.stdout is not stdout else {}
-        if sys.stdin is not stdin:
-            around["stdin"] = sys.stdin.read()
-        if builtins.input is not read_line:
-            around["input"] = builtins.input
-        return around
-
-    def _surround(self, around: "dict[str, Any]", printed: StringIO) -> None:
-        if "stdout" in around:
-            sys.stdout = printed
-        if "stdin" in around:
-            sys.stdin = StringIO(around["stdin"])
-        if "input" in around:
-            builtins.input = around["input"]
+        return value, changes
 
     def _get(self, target: "Any", name: str) -> "Any":
         self._permit(target, name)

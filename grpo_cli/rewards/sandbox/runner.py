@@ -137,14 +137,7 @@ def is_protected() -> bool:
 
 def describe_sandbox() -> str:
     """Return which protections are active here, for people."""
-    active = find_protections()
-    missing = [each for each in PROTECTIONS if each not in active]
-    if "namespaces" in active:
-        missing.remove("user_namespaces")
-    if "user_namespaces" in active:
-        missing = [each for each in missing if each not in ("namespaces", "other_user")]
-    names = ", ".join(("limits", *active))
-    return f"with {names}" + (f"; without {', '.join(missing)}" if missing else "")
+    return f"with {', '.join(('limits', *find_protections()))} alone"
 
 
 def _is_candidate(protection: Protection, chosen: Sequence[Protection]) -> bool:

@@ -168,7 +168,7 @@ def test_malformed_tests_are_errors(cell):
 @pytest.mark.parametrize(
     ("cell", "seen"),
     [
-        (str(CASES), "as Python prints it, not JSON"),
+        (str(CASES), "assert nothing, so every program would pass"),
         ("f(1)", "assert nothing, so every program would pass"),
         (["import math", "f(1) == 2"], "assert nothing"),
     ],
@@ -284,7 +284,6 @@ def count(n):
 def day(): return datetime.date(2020, 1, 2)
 def apply(f, *args, **kwargs): return f(*args, **kwargs)
 def depth(node): return 0 if node is None else 1 + max(depth(node.left), depth(node.right))
-def main(): print(int(input()) * 2)
 def total(n): return {n: {(n, 1.5), None}}
 np = 3
 """
@@ -303,8 +302,6 @@ TESTED = {
     "functions": "assert apply(lambda a, b: a - b, 5, b=2) + 0 == 3 and list(map(str, count(2))) == ['0', '1']",
     "objects of the test": "class Node:\n    def __init__(self, l=None, r=None): self.left, self.right = l, r\n"
     "for n in [Node(Node(), Node(None, Node()))]:\n    assert depth(n) == 3",
-    "redirected": "import contextlib, io, sys\nout = io.StringIO()\nsys.stdin = io.StringIO('21')\n"
-    "with contextlib.redirect_stdout(out): main()\nassert out.getvalue() == '42\\n'\npass",
     "types": "assert type(total(2)[2]) is set and total(2) == {2: {(2, 1.5), None}}",
     "constants": "assert np + 1 == 4",
     "wrapped": ["assert len(total(1)) == 1", "assert sorted(count(3), reverse=True) == [2, 1, 0]"],

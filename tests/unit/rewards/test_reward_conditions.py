@@ -82,16 +82,6 @@ def test_failures_say_where_and_what(text, reason):
     assert "reward 'mine'" in str(caught.value)
 
 
-def test_names_that_jinja_knows_are_columns_too():
-    columns = {"range": [1, 9], "self": [1, 2], "dict": ["x", "y"], "row_id": [0, 1]}
-    batch = Batch(["p"] * 2, ["a", "b"], columns=columns)
-    assert [Condition("range > 3").holds(batch, row) for row in (0, 1)] == [False, True]
-    assert Condition('dict == "x"').holds(batch, 0)
-    with pytest.raises(RewardError, match="'dict' is undefined"):
-        Condition("dict").holds(BATCH, 0)
-    assert Condition("dict").columns() == {"dict"}
-
-
 @pytest.mark.parametrize(
     ("text", "mended"),
     [

@@ -432,11 +432,11 @@ def test_a_server_without_keys_and_one_that_wants_a_missing_key(serve, monkeypat
 
 def test_an_unknown_model_is_answered_with_those_there_are(serve):
     server = serve(lambda request: fail(404, "no"), models=("judge-7b", "other"))
-    with pytest.raises(RewardError, match=r"it has judge-7b, other. Fix: model: judge-7b"):
+    with pytest.raises(RewardError, match=r"its models: judge-7b, other. Fix: correct model"):
         build(server, model="judge-7").score(batch_of("a"))
     assert len(server.requests) == 1
     silent = serve(lambda request: fail(404, "gone"), models=None)
-    with pytest.raises(RewardError, match=r"404 for model 'judge': gone.*ends in /v1"):
+    with pytest.raises(RewardError, match=r"answered 404: gone.*ends in /v1"):
         build(silent).score(batch_of("a"))
 
 
@@ -594,12 +594,8 @@ def test_a_missing_key_is_a_problem_only_where_no_endpoint_is_named(monkeypatch)
         build(None, api_key_env="MY_KEY")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
     assert problems(api_key_env="MY_KEY") == []
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://me:pw@localhost/v1")
-    assert "pw@" not in str(problems())
-    assert len(problems()) == 1
-    monkeypatch.setenv("OPENAI_API_KEY", "a\nb")
-    monkeypatch.delenv("OPENAI_BASE_URL")
-    assert "characters no key has" in problems()[0].seen
+    monkeypatch.setenv("OPENAI_BASE_URL", "localhost")
+    assert "should be an address" in problems()[0].seen
 
 
 def test_openai_that_is_not_installed(monkeypatch):
@@ -617,18 +613,15 @@ def test_openai_that_is_not_installed(monkeypatch):
         ({"scale": [10, 0]}, r"scale: should be \[lowest, highest\]"),
         ({"scale": [1, 1]}, "scale: should be"),
         ({"base_url": "localhost:8000"}, "should be an address"),
-        ({"base_url": "http://u:pw@host/v1"}, "no user or password"),
         ({"base_url": "http://[oops/v1"}, "should be an address"),
         ({"api_key_env": "sk-123"}, "api_key_env"),
-        ({"extra_body": {"n": 2, "model": "x"}}, "should not hold model, n"),
         ({"max_concurrency": 0}, "max_concurrency"),
         ({"rubric": ""}, "rubric"),
     ],
 )
 def test_parameters_that_cannot_be_right(params, message):
-    with pytest.raises(RewardError, match=message) as caught:
+    with pytest.raises(RewardError, match=message):
         build(None, **params)
-    assert "pw" not in str(caught.value).replace("password", "")
 
 
 def test_listing_kinds_loads_neither_openai_nor_asyncio():

@@ -153,11 +153,8 @@ def test_a_failure_of_the_whole_batch_says_so(tmp_path):
             return [0.0]
         """,
     )
-    with pytest.raises(
-        RewardError, match=r"batch of 2 \(rewards.0, mine.py:4\): ValueError"
-    ) as caught:
+    with pytest.raises(RewardError, match=r"batch of 2 \(rewards.0, mine.py:4\): ValueError"):
         mine.score(BATCH)
-    assert "No row was found that fails by itself" in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["1.0", "{'a': 1}", "'text'", "None"])

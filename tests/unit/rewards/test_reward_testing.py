@@ -244,15 +244,6 @@ def test_whole_solutions_as_golds_are_a_warning(attempt, rewards, answer, path):
         assert "regex: '####" in problem.fix
 
 
-def test_equal_prompts_with_different_golds_are_found(attempt):
-    rows = [
-        {"question": "How many?", "context": f"{at} apples", "answer": str(at)} for at in (3, 4)
-    ]
-    trial = attempt("- {kind: math}", [*ROWS, *rows])
-    [problem] = [each for each in trial.problems if "a different gold" in each.seen]
-    assert "row 13 ('3') and row 14 ('4')" in problem.seen
-
-
 @pytest.mark.parametrize(
     ("covered", "level"), [(12, None), (11, "warning"), (6, "warning"), (5, "error")]
 )
