@@ -265,6 +265,9 @@ class SoftOverlongParams(RewardParams):
         if self.cache >= limit:
             message = f"should be less than {name} ({limit}), not {self.cache}"
             return [Issue(message, f"write `cache: {max(1, limit // 4)}`", "cache")]
+        if limit - self.cache >= longest:
+            message = f"completions end at {key} ({longest}), before the punishment begins ({limit - self.cache})"
+            return [Issue(message, "remove `max_length`", "max_length")]
         return []
 
     def score_range(self) -> tuple[float, float]:
