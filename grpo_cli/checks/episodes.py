@@ -11,12 +11,7 @@ from grpo_cli.data.rows import Row
 from grpo_cli.data.sources import Preview
 from grpo_cli.errors import ProblemsError
 from grpo_cli.issues import Issue
-from grpo_cli.models.source import (
-    ModelSource,
-    known_chat_template,
-    read_source_template,
-    resolve_source,
-)
+from grpo_cli.models.source import read_source_template
 from grpo_cli.recipe.dataset import PromptConfig
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.explanation import dotted
@@ -30,9 +25,6 @@ _MUCH = 2
 """How many times the longest episode its turns may add up to before that is noted."""
 _DIALOGUE = "an episode is a dialogue, which needs a chat template"
 _ADD = "add `tools` or an `environment`"
-_TEMPLATE_FIX = (
-    "set `model.chat_template` to one with tools, or take a model that was trained to call them"
-)
 
 
 def check_kinds(loaded: LoadedRecipe, problems: list[Issue]) -> Kinds:
@@ -90,7 +82,7 @@ def check_episodes(recipe: Recipe, kinds: Kinds, preview: Preview | None) -> Ite
     yield from _check_budget(recipe)
     yield from _check_time(recipe, kinds)
     yield from _check_style(recipe, preview)
-    yield from _check_template(recipe, kinds)
+    yield from _check_template(recipe)
 
 
 def _check_rewards(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
@@ -171,51 +163,12 @@ def _find_plain_prompts(prompt: PromptConfig, rows: Sequence[Row]) -> Iterator[I
         yield Issue(f"{_DIALOGUE}, and the rows have prompts of plain text", fix, path)
 
 
-def _check_template(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
-    """Check that the chat template renders several turns."""
+def _check_template(recipe: Recipe) -> Iterator[Issue]:
+    """Check that there is a chat template; whether it renders several turns, and tools, shows in the probe."""
     try:
-        source = resolve_source(recipe.model)
-        if known_chat_template(source, recipe.model) is False:
-            seen = f"{_DIALOGUE}, and the tokenizer of {recipe.model.path} has none"
-            yield Issue(seen, "set `model.chat_template`", "model.path")
-            return
-        template = read_source_template(source, recipe.model)
+        template = read_source_template(recipe.model)
     except ProblemsError:
         return  # `check_model` tells
-    # Of a GGUF file only the beginning of the template is read.
-    if template is not None and (recipe.model.chat_template or source.kind == "folder"):
-        yield from _try_template(recipe, kinds, template, source)
-
-
-def _try_template(
-    recipe: Recipe, kinds: Kinds, template: str, source: ModelSource
-) -> Iterator[Issue]:
-    from grpo_cli.models.chat_template import (
-        find_dialogue_fault,
-        find_tool_fault,
-        has_response_template,
-        is_known_to_trl,
-        read_special_tokens,
-    )
-
-    path = "model.chat_template" if recipe.model.chat_template else "model.path"
-    variables = {
-        **read_special_tokens(source),
-        **(recipe.generation.extras.get("chat_template_kwargs") or {}),
-    }
-    if not recipe.tools and not any(each.tool_names() for each in _environments(kinds)):
-        if fault := find_dialogue_fault(template, variables):
-            fix = (
-                "set `model.chat_template` to one that renders several turns, or take another model"
-            )
-            yield Issue(f"the chat template {fault}", fix, path)
-        return
-    if fault := find_tool_fault(template, variables):
-        yield Issue(f"the chat template {fault}", _TEMPLATE_FIX, path)
-    elif not is_known_to_trl(template) and not has_response_template(source):
-        seen = (
-            "how the model writes calls is not known: its tokenizer_config.json has no `response_template`, and "
-            "TRL does not know its chat template"
-        )
-        fix = "add a `response_template` there, or take a model that was trained to call tools"
-        yield Issue(seen, fix, path)
+    if template == "":
+        seen = f"{_DIALOGUE}, and the tokenizer of {recipe.model.path} has none"
+        yield Issue(seen, "set `model.chat_template`", "model.path")

@@ -39,7 +39,6 @@ from grpo_cli.machine import Hardware, read_hardware, resolve_num_processes
 from grpo_cli.models.adapter import check_adapter, check_lora
 from grpo_cli.models.source import (
     check_model,
-    known_chat_template,
     read_source_template,
     resolve_source,
 )
@@ -209,12 +208,11 @@ def _check_model(recipe: Recipe) -> Iterator[Issue]:
         yield from check_lora(recipe)
         yield from check_teacher(recipe)
     if not any(problem.level == "error" for problem in problems):
-        known = known_chat_template(resolve_source(recipe.model), recipe.model)
-        if known is not None:
+        template = read_source_template(recipe.model)
+        if template is not None:
             for place, part in enumerate(recipe.dataset.parts):
-                found = collect(partial(resolve_style, part.prompt, known))
+                found = collect(partial(resolve_style, part.prompt, bool(template)))
                 yield from place_issues(found, place, part.source_name)
-        template = read_source_template(resolve_source(recipe.model), recipe.model)
         for name in recipe.generation.extras.get("chat_template_kwargs") or {}:
             if template and name not in template and name not in _NO_VARIABLES:
                 seen = "has no effect: the model's chat template does not read it"

@@ -31,7 +31,7 @@ def doctor(
         print_json(report.as_json())
     else:
         _print_report(report)
-    raise typer.Exit(ExitCode.ENVIRONMENT if report.errors else ExitCode.OK)
+    raise typer.Exit(ExitCode.ENVIRONMENT if report.at("error") else ExitCode.OK)
 
 
 def _print_report(report: "MachineReport") -> None:
@@ -46,7 +46,7 @@ def _print_report(report: "MachineReport") -> None:
             seen.append(f"\nFix: {issue.fix}", style="bold")
         table.add_row(Text(mark, style=style), Text(issue.subject), seen)
     console.print(table)
-    errors, warnings = len(report.errors), len(report.at("warning"))
+    errors, warnings = len(report.at("error")), len(report.at("warning"))
     took = f"[dim]({report.seconds:.1f} s)[/]"
     if errors or warnings:
         console.print(f"{count_noun(errors, 'error')}, {count_noun(warnings, 'warning')} {took}")

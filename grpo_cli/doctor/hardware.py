@@ -1,6 +1,5 @@
-"""Checks of GPUs, memory, processors and disk."""
+"""Checks of GPUs, memory and disk."""
 
-import errno
 import os
 import shutil
 import tempfile
@@ -8,14 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_cli.issues import Issue, Level
-from grpo_cli.machine import (
-    CGROUP,
-    count_gpus,
-    named_devices,
-    read_available_memory,
-    read_cpu_quota,
-    usable_cpus,
-)
+from grpo_cli.machine import CGROUP, count_gpus, named_devices, read_available_memory
 
 _GIB = 2**30
 _BUSY_SHARE = 0.1
@@ -49,10 +41,9 @@ def check_gpus() -> Iterator[Issue]:
     try:
         count, driver = pynvml.nvmlDeviceGetCount(), pynvml.nvmlSystemGetDriverVersion()
         if not count:
-            seen = "no GPU: training runs on the processor"
-            yield Issue(seen, level="ok", subject="GPU")
-        else:
-            yield from _check_visibility(count)
+            yield Issue("no GPU: training runs on the processor", level="ok", subject="GPU")
+            return
+        yield from _check_visibility(count)
         for index in range(count):
             yield from _check_gpu(index, driver)
     except pynvml.NVMLError as error:
@@ -136,21 +127,6 @@ def check_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = CGROUP) -
     yield Issue(seen, fix, level=level, subject="memory")
 
 
-def check_processors(cgroup: Path = CGROUP) -> Iterator[Issue]:
-    """Check the container's quota of processor time, which torch does not see."""
-    cpus, quota = usable_cpus(), read_cpu_quota(cgroup)
-    if quota is None or quota >= cpus - 0.5:
-        yield Issue(f"{cpus} usable", level="ok", subject="processors")
-        return
-    yield Issue(
-        f"{cpus} are visible, but this container gets the time of {quota:g}: a training starts as many threads "
-        "as that, other programs start one for each visible processor",
-        f"export OMP_NUM_THREADS={max(int(quota), 1)}, or give the container more (docker run --cpus)",
-        level="warning",
-        subject="processors",
-    )
-
-
 def check_shared_memory(gpus: int, folder: Path = Path("/dev/shm")) -> Iterator[Issue]:
     """Check shared memory: NCCL and vLLM end with a bus error if there is too little."""
     if not folder.is_dir():
@@ -180,19 +156,15 @@ def check_folder(
 ) -> Iterator[Issue]:
     """Write a temporary file to a folder, or to its nearest existing parent, and read the free space."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    larger = f"{fix}, on a disk with room"
     if not place.is_dir():
         yield Issue(f"{place} is a file, not a folder", fix, subject=subject)
         return
     try:
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0" * _TEST_BYTES)
-            file.flush()
-            os.fsync(file.fileno())
     except OSError as error:
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         seen = f"{place} cannot be written: {error.strerror or error}"
-        yield Issue(seen, larger if full else fix, subject=subject)
+        yield Issue(seen, fix, subject=subject)
         return
     gib = shutil.disk_usage(place).free / _GIB
     seen = f"{gib:.1f} GiB free in {place}"
@@ -200,4 +172,5 @@ def check_folder(
     if level == "warning" and gib >= min(SCARCE_DISK_GIB, 10 * least_gib):
         yield Issue(seen, level="ok", subject=subject)
     else:
-        yield Issue(f"{seen}: checkpoints soon fill that", larger, level=level, subject=subject)
+        fix = f"{fix}, on a disk with room"
+        yield Issue(f"{seen}: checkpoints soon fill that", fix, level=level, subject=subject)

@@ -7,14 +7,12 @@ from pathlib import Path
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import Fault, find_fault, read_adapter_base
 from grpo_cli.models.source import find_folder, fingerprint_model, hash_samples, resolve_source
-from grpo_cli.recipe.adapter import CONFIG, WEIGHTS
+from grpo_cli.recipe.adapter import WEIGHTS
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.runs.files import read_object, read_tensors_header
+from grpo_cli.runs.files import read_object
 
 _PATH = "model.adapter"
-_FACTOR = ".lora_A.weight"
-Shapes = dict[str, tuple[int, ...]]
 
 
 def check_adapter(recipe: Recipe) -> Iterator[Issue]:
@@ -28,8 +26,6 @@ def check_adapter(recipe: Recipe) -> Iterator[Issue]:
         fix = "leave out `model.path`, which then is the adapter's own base"
         seen = f"the adapter was trained on {other}, and `model.path` is another model"
         yield Issue(f"{seen}: {recipe.model.path}", fix, _PATH)
-    elif fault := _find_other_shape(folder, recipe.model):
-        yield Issue(*fault, _PATH)
     if recipe.model.adapter.reference == "base" and not recipe.training.extras.get("beta"):
         seen, fix = "has no effect without `training.beta`", "set `training.beta`, or remove it"
         yield Issue(seen, fix, f"{_PATH}.reference", level="warning")
@@ -114,41 +110,3 @@ def _find_other_base(adapter: Path, model: ModelConfig) -> str | None:
         return None if same else base
     both_hub = source.kind == "hub" and not base.startswith(("/", "."))
     return base if both_hub else None
-
-
-def _find_other_shape(folder: Path, model: ModelConfig) -> Fault | None:
-    """Compare the adapter's factors with the rank that it names, and with the weights of the model."""
-    config, base = read_object(folder / CONFIG), _read_base_shapes(model)
-    if config.get("target_parameters"):
-        return None
-    ranks = {config.get("r"), *(config.get("rank_pattern") or {}).values()}
-    shapes = read_tensors_header(folder / WEIGHTS)[1]
-    for name in sorted(each for each in shapes if each.endswith(_FACTOR)):
-        module = name.removeprefix("base_model.model.").removesuffix(_FACTOR)
-        first, second = shapes[name], shapes.get(name.replace("lora_A", "lora_B"), ())
-        if first[:1] != second[1:] or first[0] not in ranks:
-            factors = f"{_show(first)} and {_show(second)}"
-            seen = f"{WEIGHTS} has factors of {factors} for {module}"
-            return f"{seen}, and {CONFIG} has r: {config.get('r')}", "fetch the adapter anew"
-        size = base.get(f"{module}.weight")
-        # GPT-2's layers hold their weights the other way round.
-        if size is not None and {*size} != {second[0], first[1]}:
-            adapted = _show((second[0], first[1]))
-            seen = f"the adapter is for a {module} of {adapted}, and that of {model.path} is"
-            fix = "name the model that the adapter was trained on as `model.path`"
-            return f"{seen} {_show(size)}", fix
-    return None
-
-
-def _show(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape))
-
-
-def _read_base_shapes(model: ModelConfig) -> Shapes:
-    """Return the shapes of the model's weights by name; none of a GGUF file, or one that is not here."""
-    source = resolve_source(model)
-    folder = find_folder(source)
-    shapes: Shapes = {}
-    for file in folder.glob("model*.safetensors") if folder and source.kind != "gguf" else ():
-        shapes |= read_tensors_header(file)[1]
-    return shapes

@@ -191,25 +191,9 @@ def check_weights(model: ModelConfig, tokenizer: Any) -> None:
 def refused_config(model: ModelConfig, error: Exception) -> RecipeError:
     """Return the error for a config.json from which transformers cannot build a model."""
     reason = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
-    settings = load_config(model).to_dict()
-    # The name of a class or activation that transformers looked up and did not find.
-    key = _find_value(settings, error.args[0]) if isinstance(error, KeyError) else None
-    place = f" at `{key}`" if key else ""
-    message = (
-        f"transformers cannot build a model from config.json of {model.path}{place}: {reason[:300]}"
-    )
-    fix = f"correct `{key}` in config.json" if key else "correct config.json, or fetch it anew"
+    message = f"transformers cannot build a model from config.json of {model.path}: {reason[:300]}"
+    fix = "correct config.json, or fetch it anew"
     return RecipeError([Issue(message, fix, "model.path")])
-
-
-def _find_value(settings: dict[str, Any], value: Any) -> str | None:
-    """Return the dotted key of a value in nested settings; None if it is not there."""
-    for key, inside in settings.items():
-        if isinstance(inside, dict) and (rest := _find_value(inside, value)) is not None:
-            return f"{key}.{rest}"
-        if type(inside) is type(value) and inside == value:
-            return str(key)
-    return None
 
 
 def _check_generation_config(model: ModelConfig) -> None:

@@ -19,7 +19,6 @@ from grpo_cli.models.folder import (
     check_folder,
     enumerate_names,
     explain_no_config,
-    find_fault,
     read_settings,
     visible_names,
 )
@@ -108,8 +107,7 @@ def check_model_data(model: ModelConfig) -> None:
         RecipeError: They are not.
     """
     source = resolve_source(model)
-    problems = check_data(Path(source.location), model) if source.kind == "folder" else []
-    if problems:
+    if source.kind == "folder" and (problems := check_data(Path(source.location))):
         raise RecipeError(problems)
 
 
@@ -133,35 +131,26 @@ def read_chat_template(model: ModelConfig) -> str | None:
         raise RecipeError([problem]) from error
 
 
-def known_chat_template(source: ModelSource, model: ModelConfig) -> bool | None:
-    """Return whether the tokenizer has a chat template; None if only loading it would tell."""
-    if model.chat_template is not None:
-        return True
-    if source.kind == "hub":
-        return None
-    if source.kind == "gguf":
-        return read_gguf_text(Path(source.location), "tokenizer.chat_template") is not None
-    folder = Path(source.location)
-    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
-        return True
-    if not (folder / "tokenizer_config.json").exists():
-        return False
-    settings = read_settings(folder / "tokenizer_config.json")
-    return None if settings is None else bool(settings.get("chat_template"))
+def read_source_template(model: ModelConfig) -> str | None:
+    """Return the text of the chat template, empty if there is none; None if only loading the tokenizer tells it.
 
-
-def read_source_template(source: ModelSource, model: ModelConfig) -> str | None:
-    """Return the text of the chat template; None if there is none, or only loading the tokenizer tells it."""
+    Raises:
+        RecipeError: `model.path` names nothing.
+    """
     if model.chat_template is not None:
         return read_chat_template(model)
-    if source.kind == "gguf":
-        return read_gguf_text(Path(source.location), "tokenizer.chat_template")
+    source = resolve_source(model)
     if source.kind == "hub":
         return None
-    file = Path(source.location) / "chat_template.jinja"
-    if file.is_file():
+    if source.kind == "gguf":
+        return read_gguf_text(Path(source.location), "tokenizer.chat_template") or ""
+    folder = Path(source.location)
+    if (file := folder / "chat_template.jinja").is_file():
         return file.read_text(encoding="utf-8", errors="replace")
-    template = (read_settings(file.with_name("tokenizer_config.json")) or {}).get("chat_template")
+    if not (folder / "tokenizer_config.json").exists():
+        return ""
+    settings = read_settings(folder / "tokenizer_config.json")
+    template = None if settings is None else settings.get("chat_template") or ""
     return template if isinstance(template, str) else None
 
 
@@ -186,18 +175,15 @@ def _resolve_local(path: Path, text: str) -> ModelSource:
     """Return a folder or GGUF file as a source; `text` is how the recipe names it."""
     path = path.absolute()
     if path.is_dir():
-        if not (path / "config.json").exists() and not (path / "config.json").is_symlink():
+        if not (path / "config.json").exists():
             raise _path_error(*explain_no_config(path, text))
         return ModelSource("folder", str(path))
     if not path.exists():
         raise _missing_error(path, text)
     with path.open("rb") as file:
         if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
-            if fault := find_fault(path):
-                raise _path_error(*fault)
-            raise _path_error(
-                f"{text} is not a GGUF file", "name a model folder or a `.gguf` file; fetch it anew"
-            )
+            fix = "name a model folder or a `.gguf` file, or fetch it anew (`git lfs pull`)"
+            raise _path_error(f"{text} is not a GGUF file", fix)
     return ModelSource("gguf", str(path))
 
 
@@ -232,15 +218,11 @@ def _check_quantization(model: ModelConfig) -> list[Issue]:
 
 def _check_init_kwargs(model: ModelConfig) -> list[Issue]:
     path = "model.init_kwargs"
-    problems = [
+    return [
         Issue(f"`{key}` has a key of its own", f"write it as {home}", f"{path}.{key}")
         for key, home in _INIT_KWARGS_HOMES.items()
         if key in model.init_kwargs
     ]
-    if model.init_kwargs.get("use_kernels") and importlib.util.find_spec("kernels") is None:
-        fix = "pip install kernels, or remove it"
-        problems.append(Issue("kernels is not installed", fix, f"{path}.use_kernels"))
-    return problems
 
 
 def read_gguf_text(path: Path, key: str) -> str | None:
@@ -256,7 +238,7 @@ def read_gguf_text(path: Path, key: str) -> str | None:
         if start < len(needle) or start + 8 > len(data):
             return None
         (length,) = struct.unpack_from("<Q", data, start)
-        return data[start + 8 : start + 8 + min(length, 1000)].decode("utf-8", "replace") or None
+        return data[start + 8 : start + 8 + length].decode("utf-8", "replace") or None
 
 
 def read_licence(model: ModelConfig) -> str | None:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from grpo_cli.errors import GrpoError, RecipeError
 from grpo_cli.issues import Issue
 from grpo_cli.models.adapter import fingerprint_adapter
-from grpo_cli.models.folder import find_fault, is_adapter, read_present_base, read_settings
-from grpo_cli.models.source import check_model_data, find_folder, fingerprint_model, resolve_source
+from grpo_cli.models.folder import find_fault, is_adapter, read_present_base
+from grpo_cli.models.source import check_model_data, fingerprint_model, resolve_source
 from grpo_cli.recipe.adapter import WEIGHTS, find_downloaded, find_run, name_checkpoint
 from grpo_cli.recipe.model import AdapterConfig, ModelConfig
 from grpo_cli.recipe.recipe import Recipe
@@ -84,7 +84,7 @@ def fingerprint_teacher(teacher: Teacher) -> str | None:
 
 
 def check_teacher(recipe: Recipe) -> Iterator[Issue]:
-    """Check that the teacher is there, whole, reads the same tokens, and can take part in this training."""
+    """Check that the teacher is there, whole, and can take part in this training."""
     if recipe.teacher is None:
         return
     yield from _check_settings(recipe, recipe.teacher)
@@ -101,9 +101,6 @@ def check_teacher(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(f"{adapter} holds no {WEIGHTS}", "name a run that has finished", _PATH)
     elif adapter is not None and (fault := find_fault(adapter / WEIGHTS)):
         yield Issue(*fault, _PATH)
-    student, taught = _read_vocabulary(recipe.model), _read_vocabulary(teacher.model)
-    if student and taught and (other := compare_vocabularies(student, taught)):
-        yield other
 
 
 def _check_settings(recipe: Recipe, config: TeacherConfig) -> Iterator[Issue]:
@@ -183,18 +180,3 @@ def check_teacher_tokenizer(recipe: Recipe, tokenizer: Any) -> None:
         own, taught = tokenizer.get_vocab(), load_tokenizer(teacher.model).get_vocab()
         if (problem := compare_vocabularies(own, taught)) is not None:
             raise RecipeError([problem])
-
-
-def _read_vocabulary(model: ModelConfig) -> dict[str, int] | None:
-    """Return each token's id by tokenizer.json; None if that is not on this machine, or not understood."""
-    folder = find_folder(resolve_source(model), "tokenizer.json")
-    settings = read_settings(folder / "tokenizer.json") if folder else None
-    if settings is None:
-        return None
-    try:
-        listed = settings["model"]["vocab"]
-        if isinstance(listed, list):
-            listed = {entry[0]: place for place, entry in enumerate(listed)}
-        return {**listed, **{each["content"]: each["id"] for each in settings["added_tokens"]}}
-    except (KeyError, TypeError, IndexError):
-        return None

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from grpo_cli.batch import BatchPlan
 from grpo_cli.checks.settings import read_setting
 from grpo_cli.issues import Issue
-from grpo_cli.models.shape import ModelShape
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
+
+if TYPE_CHECKING:
+    from grpo_cli.models.counting import ModelShape
 
 _BESIDE, _INSIDE = "measuring before and after", "evaluation while training"
 _SETS = "held-out sets while training"
@@ -253,7 +256,7 @@ class DiskEstimate:
         return (self.checkpoints + self.rotates) * self.checkpoint_bytes + self.model_bytes
 
 
-def estimate_disk(recipe: Recipe, plan: BatchPlan, shape: ModelShape) -> DiskEstimate:
+def estimate_disk(recipe: Recipe, plan: BatchPlan, shape: "ModelShape") -> DiskEstimate:
     """Return what the checkpoints that are kept, and the final model, will take."""
     lora = recipe.model.lora is not None
     model = shape.trainable_bytes if lora else shape.weight_bytes

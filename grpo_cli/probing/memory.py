@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 
@@ -13,11 +13,13 @@ from grpo_cli.fast import cpu as head
 from grpo_cli.fast.graph_decoding import cached_tokens
 from grpo_cli.issues import Issue
 from grpo_cli.machine import pick_device, read_available_memory
-from grpo_cli.models.shape import ModelShape
 from grpo_cli.recipe.launch import KEEPS_FLOAT32, SHARED_WEIGHTS, Strategy
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.warmup import WarmupConfig
 from grpo_cli.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from grpo_cli.models.counting import ModelShape
 
 Moment = Literal["always", "sampling", "loss", "update"]
 """When a part is held: all the time, while completions are sampled, when the backward pass begins,
@@ -217,7 +219,7 @@ class MemoryEstimate:
         return {**asdict(self), "parts": [part._asdict() for part in self.parts]}
 
 
-def estimate_memory(shape: ModelShape, inputs: MemoryInputs) -> MemoryEstimate:
+def estimate_memory(shape: "ModelShape", inputs: MemoryInputs) -> MemoryEstimate:
     """Return the peak memory of one device, in bytes, and what it is made of."""
     largest = _largest_pass(inputs)
     everything = (
@@ -240,7 +242,7 @@ def estimate_memory(shape: ModelShape, inputs: MemoryInputs) -> MemoryEstimate:
 
 
 def _model_parts(
-    shape: ModelShape, inputs: MemoryInputs, *, several_passes: bool
+    shape: "ModelShape", inputs: MemoryInputs, *, several_passes: bool
 ) -> Iterator[MemoryPart]:
     """Return the weights, what belongs to them, and what others than this process lend.
 
@@ -299,7 +301,7 @@ def _model_parts(
 
 
 def _exchange_part(
-    shape: ModelShape, inputs: MemoryInputs, trained: int, *, zero: bool
+    shape: "ModelShape", inputs: MemoryInputs, trained: int, *, zero: bool
 ) -> MemoryPart:
     """Return what gradients of `trained` bytes are exchanged in."""
     size, formula = trained, "one more copy of the gradients (DDP)"
@@ -311,7 +313,9 @@ def _exchange_part(
     return MemoryPart("gradient exchange", "always", size, formula)
 
 
-def _gathered_parts(shape: ModelShape, inputs: MemoryInputs, *, zero: bool) -> Iterator[MemoryPart]:
+def _gathered_parts(
+    shape: "ModelShape", inputs: MemoryInputs, *, zero: bool
+) -> Iterator[MemoryPart]:
     size = 2 if inputs.autocast else shape.value_bytes
     embeddings = shape.vocabulary * shape.hidden
     held = embeddings + 2 * max(shape.parameters - embeddings, 0) // shape.layers
@@ -325,7 +329,7 @@ def _gathered_parts(shape: ModelShape, inputs: MemoryInputs, *, zero: bool) -> I
         yield MemoryPart("gathered weights", "sampling", size * shape.parameters, formula)
 
 
-def _sampling_parts(shape: ModelShape, inputs: MemoryInputs) -> Iterator[MemoryPart]:
+def _sampling_parts(shape: "ModelShape", inputs: MemoryInputs) -> Iterator[MemoryPart]:
     """Return what `generate` holds for one generation batch; the keys and values of vLLM are its own."""
     if not inputs.generates:
         return
@@ -390,7 +394,7 @@ def _largest_pass(inputs: MemoryInputs) -> _Pass:
     return _Pass(whole, scored, formula, False, copied)
 
 
-def _loss_parts(shape: ModelShape, inputs: MemoryInputs, largest: _Pass) -> Iterator[MemoryPart]:
+def _loss_parts(shape: "ModelShape", inputs: MemoryInputs, largest: _Pass) -> Iterator[MemoryPart]:
     per_token = shape.saved_bytes_per_token or 0.0
     kept = f"kept of each token in {shape.layers} layers"
     if inputs.checkpointing:

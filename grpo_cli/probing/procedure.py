@@ -21,7 +21,6 @@ from grpo_cli.checks.settings import read_setting, settle_fast
 from grpo_cli.errors import GrpoError, ProblemsError, RunError
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import usable_cpus
-from grpo_cli.models.shape import ModelShape
 from grpo_cli.probing.cost import DiskEstimate, TimeEstimate, estimate_time, judge_time
 from grpo_cli.probing.memory import MemoryEstimate
 from grpo_cli.probing.prompts import PromptSample
@@ -44,6 +43,7 @@ from grpo_cli.runs.folder import RunFolder
 from grpo_cli.units import spread
 
 if TYPE_CHECKING:
+    from grpo_cli.models.counting import ModelShape
     from grpo_cli.probing.model_run import ModelRun
 
 PROMPTS = 16
@@ -127,7 +127,7 @@ class Session:
     """Prompts to sample completions for."""
     plan: BatchPlan | None = None
     rewards: tuple[Reward, ...] = ()
-    shape: ModelShape | None = None
+    shape: "ModelShape | None" = None
 
     def add(self, findings: Iterable[Issue]) -> None:
         """Keep what was found."""

@@ -8,7 +8,7 @@ from grpo_cli.checks.contents import reward_context
 from grpo_cli.checks.recipe_checks import CheckedRecipe
 from grpo_cli.environments.episode import add_empty_records
 from grpo_cli.errors import UsageError
-from grpo_cli.models.source import known_chat_template, resolve_source
+from grpo_cli.models.source import read_source_template
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.testing import Encode, Progress, RewardTestResult, try_rewards
@@ -73,7 +73,7 @@ def read_training_rows(recipe: Recipe) -> Any:
     """Return the training split, with prompts, `row_id` and all columns."""
     from grpo_cli.data.build import build_datasets
 
-    has_template = known_chat_template(resolve_source(recipe.model), recipe.model) is not False
+    has_template = read_source_template(recipe.model) != ""
     return build_datasets(recipe, has_chat_template=has_template, count_tokens=None).train
 
 

@@ -157,14 +157,6 @@ def not_ended(start):
     shutil.rmtree(start / "model")
 
 
-def wider(name, tensor):
-    return torch.cat([tensor, tensor], 1) if "lora_A" in name else tensor
-
-
-def ranked(name, tensor):
-    return torch.cat([tensor, tensor], 0 if "lora_A" in name else 1)
-
-
 def nothing(start):
     pass
 
@@ -192,8 +184,6 @@ def nothing(start):
             "leave out `model.path`",
         ),
         (base_gone, "{}/model", "", "", "was trained on /gone, which is not on", "as `model.path`"),
-        (tensors(ranked), "{}", "", "", "has factors of 8 × 64 and 32 × 8", "fetch the adapter"),
-        (tensors(wider), "{}", "", "", "is for a model.layers.0.mlp.down_proj of 32 ×", "name the"),
         (nothing, "{}", "{{r: 8}}", ".r", "is 8, and the adapter has 4", "write `r: 4`"),
         (
             config(target_modules=["q_proj"]),

@@ -164,8 +164,6 @@ STATEFUL_SERVER = """\
 import os, sys
 from mcp.server.mcpserver import Context, MCPServer
 
-if "loud" in sys.argv:
-    print("loading", "numbers", sep="\\n", flush=True)
 server = MCPServer("counter")
 counts = {}
 
@@ -251,7 +249,6 @@ def test_an_mcp_server_is_an_environment_with_a_process_for_each_episode(tmp_pat
             "environment",
             "add() failed: the server ended during the call: out of numbers",
         ),
-        ({"command": "loud"}, "warning", "environment", "prints to stdout: 'loading'"),
         (
             {"rows": "begin"},
             "error",

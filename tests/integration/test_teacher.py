@@ -193,8 +193,7 @@ def test_a_server_with_another_teacher(pair, serving, tmp_path):
         TeacherServer("http://127.0.0.1:9")
     another_vocabulary("", pair, tmp_path)
     other = AutoTokenizer.from_pretrained(tmp_path / "other")
-    first = min(other.get_vocab()[token] for token in "ab")
-    with pytest.raises(SetupError, match=f"{first} is .* here alone"):
+    with pytest.raises(SetupError, match="has another tokenizer than the model"):
         TeacherServer(serving).check_tokenizer(other)
 
 
@@ -240,7 +239,6 @@ def without_teacher(text, pair, folder):
     ("change", "path", "seen"),
     [
         (no_teacher, "teacher.path", "nowhere does not exist"),
-        (another_vocabulary, "teacher.path", "the teacher has another tokenizer than the model"),
         (unfinished, "teacher.path", "has no final model"),
         (with_beta, "teacher", "`training.beta` asks for both"),
         (scored, "teacher", "samples none"),

@@ -1,29 +1,51 @@
 """The tools and the environment `mcp`: those of a server of the Model Context Protocol."""
 
+import asyncio
+import contextlib
 import json
+import logging
+import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from grpo_cli.environments.calls import as_reward
+from grpo_cli.environments.calls import as_reward, settle
 from grpo_cli.environments.contract import (
     Environment,
     EnvironmentParams,
     EnvironmentSource,
     EpisodeError,
+    ProcessEndedError,
     Reward,
     Tool,
     ToolParams,
     ToolSource,
 )
-from grpo_cli.environments.kinds.mcp_client import McpLoop, McpServer, McpSession
+from grpo_cli.environments.kinds.remote import LastLine
 from grpo_cli.errors import nearest
 from grpo_cli.issues import Issue
+from grpo_cli.processes import reaped_stdio
 from grpo_cli.recipe.base import Number, Section
 from grpo_cli.rewards.kinds import find_missing, import_optional
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+_CLOSE_S = 15.0
+"""Longest a server may take to end; the client kills it after 4 s."""
+
+
+class ServerError(EpisodeError):
+    """A tool of an MCP server failed, or the server cannot be reached."""
+
+
+class ServerEndedError(ServerError, ProcessEndedError):
+    """The server ended during a call, or before it."""
 
 
 class _ServerParams(Section):
@@ -54,27 +76,26 @@ class _ServerParams(Section):
         if self.url and not self.url.startswith(("http://", "https://")):
             fix = "write it as http://HOST:PORT/mcp"
             yield Issue(f"{self.url!r} is not an address of HTTP", fix, "url")
-        if self.command and shutil.which(self.server().argv()[0]) is None:
+        if self.command and shutil.which(self.argv()[0]) is None:
             fix = "install it, or correct the path"
             yield Issue(f"there is no command {self.command[0]!r} on this machine", fix, "command")
         for word in self.command[1:]:
             if word.endswith((".py", ".js")) and not Path(word).is_file():
                 yield Issue(f"there is no file {word}", "correct the path", "command")
 
-    def server(self) -> McpServer:
-        """Return where the server is."""
-        keeps_state = isinstance(self, EnvironmentParams)
-        return McpServer(self.command, self.url, self.env, self.timeout_s, keeps_state)
+    def argv(self) -> list[str]:
+        """Return the command with the path of its interpreter."""
+        first, *others = self.command
+        return [sys.executable if first == "python" else first, *others]
 
     def tool_names(self) -> list[str] | None:
         """Return the tools that are offered, if they are listed; the server has the names of all."""
         return list(self.allow) or None
 
-    def _open_loop(self) -> McpLoop:
+    def _require_package(self) -> None:
         import_optional("mcp", "mcp", "mcp")
         if faults := list(self._find_faults()):
             raise EpisodeError(str(faults[0]), faults[0].path)
-        return McpLoop()
 
     def _choose(self, listed: Sequence[Any], hidden: Sequence[str] = ()) -> list[Any]:
         """Return the tools that the model sees, of those that the server lists."""
@@ -82,7 +103,7 @@ class _ServerParams(Section):
         for name in self.allow:
             self._find_tool(listed, name, "allow")
         if not names:
-            raise EpisodeError(f"the MCP server {self.server().name} has no tools")
+            raise EpisodeError("the MCP server has no tools")
         offered = self.allow or [name for name in names if name not in hidden]
         return [each for each in listed if each.name in offered]
 
@@ -111,19 +132,14 @@ class McpToolParams(_ServerParams, ToolParams):
 
     def open(self) -> ToolSource:
         """Start the server, or connect to it, and list its tools."""
-        loop = self._open_loop()
-        session = McpSession(self.server(), loop, restarts=True)
-
-        def close() -> None:
-            session.close()
-            loop.close()
-
+        self._require_package()
+        session = McpSession(self, restarts=True)
         try:
             tools = [session.make_tool(each) for each in self._choose(session.list_tools())]
         except BaseException:
-            close()
+            session.close()
             raise
-        return ToolSource(tools, close)
+        return ToolSource(tools, session.close)
 
 
 class McpEnvironmentParams(_ServerParams, EnvironmentParams):
@@ -149,8 +165,8 @@ class McpEnvironmentParams(_ServerParams, EnvironmentParams):
 
     def open(self) -> EnvironmentSource:
         """Start the server as a trial, or connect to it, and list its tools."""
-        loop = self._open_loop()
-        session = McpSession(self.server(), loop, restarts=False)
+        self._require_package()
+        session = McpSession(self, restarts=False)
         try:
             listed = session.list_tools()
             hidden = [name for name in (self.reset, self.reward) if name]
@@ -158,17 +174,13 @@ class McpEnvironmentParams(_ServerParams, EnvironmentParams):
             begin = self._find_tool(listed, self.reset, "reset") if self.reset else None
             if self.reward:
                 self._check_reward(self._find_tool(listed, self.reward, "reward"))
-        except BaseException:
+        finally:
             session.close()
-            loop.close()
-            raise
-        session.close()
 
         def make() -> McpEnvironment:
-            own = McpSession(self.server(), loop, restarts=False)
-            return McpEnvironment(own, tools, begin, self.reward)
+            return McpEnvironment(McpSession(self, restarts=False), tools, begin, self.reward)
 
-        return EnvironmentSource(make, has_tools=True, close=loop.close)
+        return EnvironmentSource(make, has_tools=True)
 
     def _check_reward(self, tool: Any) -> None:
         if required := tool.input_schema.get("required"):
@@ -183,7 +195,7 @@ class McpEnvironment(Environment):
     """A session of an episode."""
 
     def __init__(
-        self, session: McpSession, listed: Sequence[Any], begin: Any, reward: str | None
+        self, session: "McpSession", listed: Sequence[Any], begin: Any, reward: str | None
     ) -> None:
         self._session, self._begin, self._reward = session, begin, reward
         self._tools = [session.make_tool(each) for each in listed]
@@ -231,3 +243,189 @@ class McpEnvironment(Environment):
 
 def _quote(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+# --- sessions ----------------------------------------------------------------------------------
+
+
+class McpSession:
+    """A session with a server, which is started for it if it has a command; calls come from any thread."""
+
+    def __init__(self, server: _ServerParams, *, restarts: bool) -> None:
+        """Make a session, which the first question connects; `restarts` starts a server that ended again."""
+        self._server, self._restarts = server, restarts
+        self._connection: _Connection | None = None
+        self._lock = asyncio.Lock()
+        self._why_over = ""
+
+    def close(self) -> None:
+        """End the connection, and the server if it was started here; waits for one that is being made."""
+        with contextlib.suppress(TimeoutError):
+            settle(self._close(), _CLOSE_S)
+
+    async def _close(self) -> None:
+        async with self._lock:
+            self._why_over = self._why_over or "the server has ended"
+            await self._drop(self._connection)
+
+    def connect(self) -> None:
+        """Start the server, or connect to it."""
+        settle(self._ask(_wait_for_nothing))
+
+    def list_tools(self) -> list[Any]:
+        """Return all tools of the server."""
+        tools: list[Any] = []
+        cursor = None
+        while True:
+            page = settle(self._ask(partial(_list_page, cursor=cursor)))
+            tools += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                return tools
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool; return the text of its result."""
+        text: str = settle(self._call(name, dict(arguments)))
+        return text
+
+    def make_tool(self, listed: Any) -> Tool:
+        """Return a tool as the server lists it."""
+        function = {
+            "name": listed.name,
+            "description": listed.description or listed.title or listed.name,
+            "parameters": listed.input_schema,
+        }
+
+        def call(**arguments: Any) -> str:
+            return self.call(listed.name, arguments)
+
+        return Tool(listed.name, {"type": "function", "function": function}, call)
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        result = await self._ask(lambda client: client.call_tool(name, arguments))
+        text = _read_content(result)
+        if result.is_error:
+            raise ServerError(text or "no message")
+        return text
+
+    async def _ask(self, question: "Callable[[Client], Coroutine[Any, Any, Any]]") -> Any:
+        """Ask the server, which is started if it is not there."""
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+
+        async with self._lock:
+            if self._why_over:
+                raise ServerEndedError(self._why_over)
+            if self._connection is None:
+                self._connection = await self._connect()
+            connection = self._connection
+        try:
+            return await question(connection.client)
+        except Exception as error:  # of the server, or of the way to it
+            if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:
+                late = f"no answer in {self._server.timeout_s:g} s (`timeout_s`)"
+                text = late if error.code == REQUEST_TIMEOUT else error.message
+                raise ServerError(text) from error
+            await self._drop(connection)
+            why = f"the server ended during the call: {connection.describe(error)}"
+            self._why_over = self._why_over or ("" if self._restarts else why)
+            raise ServerEndedError(why) from error
+
+    async def _connect(self) -> "_Connection":
+        connection = _Connection(self._server)
+        try:
+            await asyncio.wait_for(connection.start(), self._server.timeout_s)
+        except Exception as error:  # of the server, or of the way to it
+            await connection.stop()
+            reason = connection.describe(error)
+            name = self._server.url or f"`{shlex.join(self._server.command)}`"
+            fix = "try its command by hand" if self._server.command else "start it"
+            path = "timeout_s" if isinstance(error, TimeoutError) else ""
+            raise ServerError(
+                f"the MCP server {name} cannot be reached: {reason}. "
+                f"Fix: {f'raise `{path}`, or ' if path else ''}{fix}",
+                path,
+            ) from error
+        return connection
+
+    async def _drop(self, connection: "_Connection | None") -> None:
+        if self._connection is connection:
+            self._connection = None
+        if connection is not None:
+            await connection.stop()
+
+
+class _Connection:
+    """A client that is entered and left by one task, as its cancel scopes want it."""
+
+    client: "Client"
+
+    def __init__(self, server: _ServerParams) -> None:
+        self._server = server
+        self._stderr = LastLine()
+        self._stopping = asyncio.Event()
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._serve())
+
+    async def start(self) -> None:
+        """Wait until it is connected."""
+        await asyncio.shield(self._ready)
+
+    async def stop(self) -> None:
+        """Leave the client, and wait until the server has ended."""
+        self._stopping.set()
+        if not self._ready.done():
+            self._ready.cancel()
+            self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def describe(self, error: BaseException) -> str:
+        """Return why it ended, or could not be made: the last line of the server's stderr, or the error's text."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        line = self._stderr.get()
+        if isinstance(error, TimeoutError):
+            late = f"no answer in {self._server.timeout_s:g} s"
+            return f"{late}, and its last line is {line!r}" if line else late
+        return line or str(error).strip() or type(error).__name__
+
+    async def _serve(self) -> None:
+        try:
+            async with self._make_client() as self.client:
+                self._ready.set_result(None)
+                await self._stopping.wait()
+        except Exception as error:  # once it was ready, calls have failed of the same
+            if not self._ready.done():
+                self._ready.set_exception(error)
+        finally:
+            self._stderr.file.close()
+
+    def _make_client(self) -> "Client":
+        from mcp import Client, StdioServerParameters, stdio_client
+
+        server = self._server
+        if server.url:
+            # Versions of the protocol from 2026 on have no sessions over HTTP.
+            mode = "legacy" if isinstance(server, EnvironmentParams) else "auto"
+            return Client(server.url, read_timeout_seconds=server.timeout_s, mode=mode)
+        # It would log a traceback for each line that the server prints besides.
+        logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
+        first, *others = reaped_stdio(server.argv())
+        process = StdioServerParameters(command=first, args=others, env=dict(server.env))
+        transport = stdio_client(process, self._stderr.file)
+        return Client(transport, read_timeout_seconds=server.timeout_s)
+
+
+async def _wait_for_nothing(client: "Client") -> None:
+    """Ask nothing: the client is connected by then."""
+
+
+async def _list_page(client: "Client", cursor: str | None) -> Any:
+    return await client.list_tools(cursor=cursor)
+
+
+def _read_content(result: Any) -> str:
+    """Return what a result says: its texts, with a word for everything else."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)

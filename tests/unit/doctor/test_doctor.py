@@ -3,8 +3,6 @@
 import http.server
 import os
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +30,7 @@ def only(issues, subject):
 def test_a_report_counts_and_prints_what_was_found():
     bad = Issue("no room.", "make some", subject="disk: runs")
     report = MachineReport((Issue("3.12", level="ok", subject="python"), bad), 1.26)
-    assert report.errors == [bad]
+    assert report.at("error") == [bad]
     values = report.as_json()
     assert (values["healthy"], values["errors"], values["warnings"]) == (False, 1, 0)
     assert values["seconds"] == 1.3
@@ -211,21 +209,17 @@ def test_an_old_driver_is_told_apart_from_a_forbidden_device():
 
 
 @pytest.mark.parametrize(
-    ("device", "level", "fix"),
+    ("losses", "error", "level", "fix"),
     [
-        ({"losses": [4.2, 4.0], "seconds": 0.1}, "ok", ""),
-        ({"losses": [4.2, float("nan")], "seconds": 0.1}, "error", "test the device itself"),
-        (
-            {"error": "RuntimeError: CUDA error: no kernel image is available"},
-            "error",
-            "built for this",
-        ),
-        ({"error": "OutOfMemoryError: CUDA out of memory."}, "error", "end what else runs"),
+        ([4.2, 4.0], None, "ok", ""),
+        ([4.2, float("nan")], None, "error", "test the device itself"),
+        (None, "RuntimeError: CUDA error: no kernel image is available", "error", "built for this"),
+        (None, "OutOfMemoryError: CUDA out of memory.", "error", "end what else runs"),
     ],
 )
-def test_a_training_step_on_a_device(device, level, fix):
-    result = ChildResult([{"device": "cuda:0", **device}])
-    (found,) = child_checks.explain_step("step:cuda", result)
+def test_a_training_step_on_a_device(losses, error, level, fix):
+    result = ChildResult({"losses": losses, "seconds": 0.1}, error)
+    (found,) = child_checks.explain_step("step:cuda:0", result)
     assert (found.subject, found.level) == ("training step (cuda:0)", level)
     assert fix in found.fix
 
@@ -258,17 +252,15 @@ def provide(tmp_path, monkeypatch):
     return write
 
 
-def test_each_import_that_breaks_costs_itself_alone(provide):
+def test_each_import_that_breaks_costs_itself_alone_and_a_crash_the_rest(provide):
     provide("peft", "raise ImportError('cannot import name LoraLayer\\nfrom peft.tuners')")
     provide("bitsandbytes", "raise SystemExit('no GPU here')")
     provide("datasets", "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
     provide("trl", "class GRPOTrainer: pass")
-    names = [f"import:{name}" for name in ("bitsandbytes", "datasets", "peft", "trl")]
+    names = [f"import:{name}" for name in ("bitsandbytes", "peft", "trl", "datasets", "vllm")]
     found = list(child_checks.explain_imports(run_checks(names)))
     assert only(found, "import peft").seen == "ImportError: from peft.tuners"
-    assert only(found, "import peft").fix.startswith(
-        "pip install --force-reinstall --no-deps peft=="
-    )
+    assert only(found, "import peft").fix.startswith("pip install --force-reinstall --no-deps peft")
     assert "SIGSEGV" in only(found, "import datasets").seen
     assert only(found, "import bitsandbytes").level == "warning"
     assert only(found, "imports").seen == "trl can be imported"
@@ -276,10 +268,9 @@ def test_each_import_that_breaks_costs_itself_alone(provide):
 
 def test_an_import_that_hangs_is_ended(provide):
     provide("peft", "import time\ntime.sleep(60)")
-    provide("trl", "class GRPOTrainer: pass")
     results = run_checks(["import:peft", "import:trl"], timeout_s=1.5)
     assert results["import:peft"].error == "no end within 1.5 s"
-    assert results["import:trl"].error is None
+    assert list(results) == ["import:peft"]
 
 
 def test_what_prints_while_it_is_imported_does_not_spoil_the_answers(provide):
@@ -343,16 +334,6 @@ def test_memory_that_cannot_be_read(tmp_path):
     assert found.level == "note"
 
 
-def test_a_container_with_less_time_than_processors(tmp_path):
-    (tmp_path / "cpu.max").write_text("10000 100000\n")
-    (found,) = hardware.check_processors(tmp_path)
-    assert found.level == "warning"
-    assert "OMP_NUM_THREADS=1" in found.fix
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    (found,) = hardware.check_processors(tmp_path)
-    assert found.level == "ok"
-
-
 def test_little_shared_memory_matters_with_a_gpu(tmp_path, monkeypatch):
     assert levels(hardware.check_shared_memory(1, tmp_path / "none")) == {}
     monkeypatch.setattr(hardware, "SCARCE_SHARED_GIB", 1e9)
@@ -386,35 +367,6 @@ def test_a_folder_that_cannot_be_written():
     assert "cannot be written" in found.seen
 
 
-LIMITED = """
-import resource, sys
-resource.setrlimit(getattr(resource, sys.argv[1]), (int(sys.argv[2]),) * 2)
-from pathlib import Path
-from grpo_cli.doctor import environment, hardware
-checks = {
-    "RLIMIT_NOFILE": lambda: environment.check_open_files(),
-    "RLIMIT_FSIZE": lambda: hardware.check_folder("disk", Path(sys.argv[3]), "pass --runs", 0),
-}
-for finding in checks[sys.argv[1]]():
-    print(finding.level, finding)
-"""
-
-
-def run_limited(limit, value, folder):
-    command = [sys.executable, "-c", LIMITED, limit, str(value), str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs rlimits")
-def test_limits_of_this_shell(tmp_path):
-    few = run_limited("RLIMIT_NOFILE", 200, tmp_path)
-    assert few.startswith("warning open files: 200 a process")
-    assert "limits.conf" in few
-    quota = run_limited("RLIMIT_FSIZE", 1000, tmp_path)
-    assert quota.startswith("error disk: ")
-    assert "File too large" in quota
-
-
 # --- environment -------------------------------------------------------------------------------
 
 
@@ -430,35 +382,17 @@ def test_variables_that_change_a_training():
         "NCCL_DEBUG": "INFO",
         "VLLM_API_KEY": "geheim",
         "HF_ENDPOINT": "https://ann:geheim@mirror.example",
-        "OMP_NUM_THREADS": "4096",
         "HF_TOKEN": "hf_geheim",
     }
     found = list(environment.check_variables(environ))
     assert levels(found) == {
         "environment: launcher": "warning",
         "environment: accelerate": "warning",
-        "environment: threads": "warning",
         "environment": "note",
     }
     assert only(found, "environment: launcher").fix == "unset RANK WORLD_SIZE"
     assert "NCCL_DEBUG=INFO" in only(found, "environment").seen
     assert "geheim" not in " ".join(map(str, found))
-
-
-@pytest.mark.parametrize(("value", "bad"), [("1", False), ("0", True), ("many", True)])
-def test_thread_counts(value, bad):
-    found = levels(environment.check_variables({"OMP_NUM_THREADS": value}))
-    assert ("environment: threads" in found) == bad
-
-
-def test_a_config_that_accelerate_left(tmp_path):
-    assert levels(environment.check_launcher_config({"HF_HOME": str(tmp_path)})) == {}
-    path = tmp_path / "accelerate" / "default_config.yaml"
-    path.parent.mkdir()
-    path.write_text("gpu_ids: '0'\n")
-    (found,) = environment.check_launcher_config({"HF_HOME": str(tmp_path)})
-    assert found.level == "note"
-    assert str(path) in found.fix
 
 
 # --- ports and hub -----------------------------------------------------------------------------
@@ -470,15 +404,16 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_ports_free_and_taken():
-    assert set(levels(environment.check_ports(free_port(), free_port())).values()) == {"ok"}
+def test_ports_free_and_taken(monkeypatch):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        found = only(environment.check_ports(free_port(), port), "port weight transfer")
-    assert found.level == "note"
-    assert str(port) in found.fix
+        monkeypatch.setattr(environment, "_SERVER_PORT", free_port())
+        monkeypatch.setattr(environment, "GROUP_PORT", port)
+        found = list(environment.check_ports())
+    assert levels(found) == {"port server_port": "ok", "port group_port": "note"}
+    assert str(port) in only(found, "port group_port").fix
 
 
 @pytest.fixture
@@ -534,20 +469,6 @@ def test_a_real_training_step():
     results = run_checks(["import:torch", "devices", "step:cpu"])
     (found,) = child_checks.explain_step("step:cpu", results["step:cpu"])
     assert found.level == "ok", found
-
-
-def test_a_check_that_breaks_becomes_a_finding(monkeypatch, tmp_path):
-    def break_off():
-        raise ZeroDivisionError("by nought")
-
-    monkeypatch.setattr(environment, "check_ports", break_off)
-    monkeypatch.delenv("GRPO_DEBUG", raising=False)
-    found = diagnostics.diagnose_machine(tmp_path / "runs", quick=True)
-    assert "ZeroDivisionError: by nought" in only(found.issues, "doctor").seen
-    assert "memory" in levels(found.issues)
-    monkeypatch.setenv("GRPO_DEBUG", "1")
-    with pytest.raises(ZeroDivisionError):
-        diagnostics.diagnose_machine(tmp_path / "runs", quick=True)
 
 
 def test_looking_changes_nothing(tmp_path, monkeypatch):

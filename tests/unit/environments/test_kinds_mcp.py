@@ -41,4 +41,4 @@ def test_a_command_that_cannot_be_right_is_not_started():
     pytest.importorskip("mcp")
     with pytest.raises(EpisodeError, match=r"no file gone\.py"):
         params(command=["python", "gone.py"]).open()
-    assert params(command=["python", "x"]).server().argv() == [sys.executable, "x"]
+    assert params(command=["python", "x"]).argv() == [sys.executable, "x"]
