@@ -16,7 +16,7 @@ Answers = Callable[[Episode], str | None]
 """Returns an agent's next answer; None for one that never ends."""
 Totals = Callable[[Sequence[Episode]], Sequence[float | None]]
 """Returns the recipe's reward for each episode; None if none applies."""
-GOLD, REPEATING = "gold", "repeating"
+GOLD = "gold"
 _LOOP = "let me think again "
 _UNKNOWN = "no_such_tool"
 
@@ -105,7 +105,7 @@ def make_agents(script: Script, *, has_tools: bool) -> dict[str, Answers]:
     agents: dict[str, Answers] = {
         "silent": lambda episode: "",
         "oversized": lambda episode: None,
-        REPEATING: repeat,
+        "repeating": repeat,
     }
     if has_tools and (unknown := script.write_call(_UNKNOWN, {})) is not None:
         agents |= {"malformed call": malformed, "unknown tool": lambda episode: unknown}

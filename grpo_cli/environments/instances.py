@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from grpo_cli.environments.calls import Outcome, as_text, read_reward, run_calls, settle
 from grpo_cli.environments.contract import (
@@ -35,12 +35,12 @@ _SLOW_S = 2.0
 """Time of an episode from which only one row's is."""
 _GRACE_S = 1.0
 """Time that threads have to end after `close`."""
-_DRAW_FIX = "draw all that is random from it, as `random.Random(seed)` does"
-_DRAW_WHY = "completions of one prompt are compared, and would have different tasks"
+_SEED_FIX = (
+    "draw all that is random from it, as `random.Random(seed)` does, and keep all state on `self`"
+)
+_SEED_WHY = "completions of one prompt are compared, and would have different tasks"
 WRONG = "1"
 """An answer that is hardly ever right."""
-PRINTS = "prints to stdout"
-"""How the issue of an output begins."""
 _OWN = str(Path(__file__).parents[1])
 _EXAMPLES: dict[str, Any] = {
     "integer": 1,
@@ -143,7 +143,7 @@ def watch_output(trial: Trial) -> Iterator[None]:
         kept = os.dup(1)
         os.dup2(file.fileno(), 1)
         try:
-            with redirect_stdout(file), _exit_raises():
+            with redirect_stdout(file):
                 yield
         finally:
             file.flush()
@@ -154,25 +154,7 @@ def watch_output(trial: Trial) -> Iterator[None]:
     if first := next(filter(str.strip, text.splitlines()), ""):
         fix = "remove the print, or write to stderr: `print(…, file=sys.stderr)`"
         why = "it would garble logs and `--json`, once for each call"
-        trial.report(f"{PRINTS}: {first.strip()[:80]!r}", fix, "warning", why)
-
-
-@contextmanager
-def _exit_raises() -> Iterator[None]:
-    """Let `os._exit` raise, as `sys.exit` does: it would end the command without a report."""
-    own, leave = os.getpid(), os._exit
-
-    def raise_exit(status: int) -> NoReturn:
-        # A forked child may leave.
-        if os.getpid() != own:
-            leave(status)
-        raise SystemExit(status)
-
-    os._exit = raise_exit
-    try:
-        yield
-    finally:
-        os._exit = leave
+        trial.report(f"prints to stdout: {first.strip()[:80]!r}", fix, "warning", why)
 
 
 # --- tools -------------------------------------------------------------------------------------
@@ -332,14 +314,12 @@ def try_environment(
         tools = first.environment.tools
         few = few if sum(map(sum, trial.seconds.values())) < _SLOW_S else few[:1]
         threads, before = set(threading.enumerate()), trial.episodes
-        shared = _read_shared(first.environment)
         once = [_play(trial, source, row, seed, max_turns) for row in few]
-        twice = [_play(trial, source, row, seed, max_turns) for row in few]
-        changed = _find_changed(shared, _read_shared(first.environment))
-        is_same = _compare_twice(
-            trial, [each.trace for each in once], [each.trace for each in twice], changed
-        )
-        if is_same:
+        twice = [
+            _play(trial, source, row, seed, max_turns, play.taken)
+            for row, play in zip(few, once, strict=True)
+        ]
+        if all(_compare(trial, one.trace, two.trace) for one, two in zip(once, twice, strict=True)):
             others = [*rows[1:], rows[0]]
             for row, other, play in zip(few, others, once, strict=False):
                 _play_beside(trial, source, (row, other), seed, play)
@@ -347,16 +327,23 @@ def try_environment(
         _check_threads(trial, threads, trial.episodes - before)
         if first.environment.takes_text:
             _try_odd_answers(trial, source, few[0], seed)
-        _close_unused(trial, source)
     except _FaultError:
         pass
     return tools
 
 
-def _play(trial: Trial, source: EnvironmentSource, row: Row, seed: int, max_turns: int) -> _Play:
+def _play(
+    trial: Trial,
+    source: EnvironmentSource,
+    row: Row,
+    seed: int,
+    max_turns: int,
+    taken: Sequence[Action] = (),
+) -> _Play:
+    """Play an episode, with the actions that another one took if they are given."""
     play = _Play(trial, source, row, seed)
     try:
-        for action in play.actions(max_turns):
+        for action in taken or play.actions(max_turns):
             play.act(action)
     except _FaultError:
         play.close("close() after an error")
@@ -365,23 +352,20 @@ def _play(trial: Trial, source: EnvironmentSource, row: Row, seed: int, max_turn
     return play
 
 
-def _compare_twice(
-    trial: Trial, once: Sequence[_Trace], twice: Sequence[_Trace], changed: str
-) -> bool:
-    """Compare episodes of the same seeds; return whether they are the same."""
-    pairs = list(zip(once, twice, strict=True))
-    if all(repr(one) == repr(two) for one, two in pairs):
+def _compare(trial: Trial, once: _Trace, twice: _Trace) -> bool:
+    """Compare two episodes of the same seed and answers; return whether they are the same."""
+    if repr(once) == repr(twice):
         return True
-    if changed:
-        seen = f"instances share state: {changed} changed from one episode to the next, and so did what was said"
-        trial.report(seen, "keep all state in the instance: set it in reset(), on `self`")
-    elif differing := next((pair for pair in pairs if pair[0].first != pair[1].first), None):
-        one, two = (f"{trace.first!r:.60}" for trace in differing)
-        seen = f"reset() does not follow from the seed: the same one gives {one}, then {two}"
-        trial.report(seen, _DRAW_FIX, "error", _DRAW_WHY)
+    if once.first != twice.first:
+        gives = f"{once.first!r:.60}, then {twice.first!r:.60}"
+        seen = f"reset() does not follow from the seed: the same one gives {gives}"
+        trial.report(seen, _SEED_FIX, "error", _SEED_WHY)
+    elif (once.reward, once.is_over) != (twice.reward, twice.is_over):
+        seen = "an episode does not follow from the seed: the same answers lead elsewhere each time"
+        trial.report(seen, _SEED_FIX, "error", _SEED_WHY)
     else:
         seen = "what an environment says to the same answers does not follow from the seed"
-        trial.report(seen, f"if it should, {_DRAW_FIX}", "note")
+        trial.report(seen, f"if it should, {_SEED_FIX}", "note")
     return False
 
 
@@ -389,44 +373,14 @@ def _play_beside(
     trial: Trial, source: EnvironmentSource, rows: tuple[Row, Row], seed: int, alone: _Play
 ) -> None:
     """Play an episode again, as it was played alone, while another one is played."""
-    play = _Play(trial, source, rows[0], seed)
-    shared = _read_shared(play.environment)
-    other = _Play(trial, source, rows[1], seed)
+    play, other = _Play(trial, source, rows[0], seed), _Play(trial, source, rows[1], seed)
     for action in alone.taken:
         other.act(action)
         play.act(action)
-    changed = _find_changed(shared, _read_shared(play.environment))
     other.finish()
-    if repr(play.finish()) == repr(alone.trace):
-        return
-    again = _Play(trial, source, rows[0], seed)
-    for action in alone.taken:
-        again.act(action)
-    if repr(again.finish()) != repr(alone.trace):
-        seen = "an episode does not follow from the seed: the same answers lead elsewhere each time"
-        trial.report(seen, _DRAW_FIX, "error", _DRAW_WHY)
-        return
-    named = f" ({changed})" if changed else ""
-    seen = f"instances share state{named}: an episode goes another way while a second one is played"
-    trial.report(seen, "keep all state in the instance: set it in reset(), on `self`")
-
-
-def _read_shared(environment: Environment) -> dict[str, str]:
-    """Return what instances could share, as text: attributes of the class, and variables of its module."""
-    owner = type(getattr(environment, "_instance", environment))
-    module = sys.modules.get(owner.__module__)
-    values = {f"{owner.__name__}.{name}": value for name, value in vars(owner).items()}
-    values |= dict(vars(module)) if module is not None else {}
-    return {
-        name: repr(value)[:2000]
-        for name, value in values.items()
-        if "__" not in name and isinstance(value, list | dict | set | int | float | str)
-    }
-
-
-def _find_changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    names = [name for name, text in after.items() if before.get(name) != text]
-    return ", ".join(f"`{name}`" for name in names)
+    if repr(play.finish()) != repr(alone.trace):
+        seen = "instances share state: an episode goes another way while a second one is played"
+        trial.report(seen, "keep all state in the instance: set it in reset(), on `self`")
 
 
 def _check_end(trial: Trial, traces: Sequence[_Trace], first: _Play, max_turns: int) -> None:
@@ -440,14 +394,13 @@ def _check_end(trial: Trial, traces: Sequence[_Trace], first: _Play, max_turns: 
 
 def _check_threads(trial: Trial, before: set[threading.Thread], episodes: int) -> None:
     """Find threads that stay when an episode is closed."""
-    deadline = time.monotonic() + _GRACE_S
 
     def left() -> list[threading.Thread]:
         new = set(threading.enumerate()) - before
         return [thread for thread in new if not thread.name.startswith("grpo-")]
 
-    while len(left()) >= episodes and time.monotonic() < deadline:
-        time.sleep(0.02)
+    if len(left()) >= episodes:
+        time.sleep(_GRACE_S)
     if len(threads := left()) >= episodes:
         seen = f"{len(threads)} threads still run after {episodes} episodes were closed"
         why = f"a training plays thousands of episodes; the first thread is {threads[0].name!r}"
@@ -459,20 +412,8 @@ def _try_odd_answers(trial: Trial, source: EnvironmentSource, row: Row, seed: in
     for text in ("", "word " * 2000):
         play = _Play(trial, source, row, seed)
         what = "an empty answer" if not text else f"an answer of {len(text):,} characters"
-        try:
+        with suppress(_FaultError):
             step = partial(play.environment.step, text)
             trial.run(f"step() on {what}", step, limit_s=trial.timeout_s, level="warning")
-            trial.seconds.pop(f"step() on {what}", None)
-        except _FaultError:
-            pass
+            trial.seconds.pop(f"step() on {what}")
         play.close("close()")
-
-
-def _close_unused(trial: Trial, source: EnvironmentSource) -> None:
-    """Find environments that can only be closed after a `reset`."""
-    if any(seen.startswith("close()") for seen in trial.issues):
-        return
-    environment = trial.run("the class", source.make, limit_s=RESET_S)
-    name = "close() without a reset()"
-    trial.run(name, environment.close, limit_s=RESET_S, level="warning")
-    trial.seconds.pop(name, None)

@@ -8,7 +8,6 @@ from typing import Any
 
 from grpo_cli.environments.agents import (
     GOLD,
-    REPEATING,
     AgentResult,
     Answers,
     Gold,
@@ -20,7 +19,6 @@ from grpo_cli.environments.agents import (
 from grpo_cli.environments.contract import EnvironmentSource, Tool, ToolSource
 from grpo_cli.environments.episode import Episode
 from grpo_cli.environments.instances import (
-    PRINTS,
     Row,
     Trial,
     find_place,
@@ -43,6 +41,12 @@ ROWS = 16
 _MOST_RESET_S = 5.0
 """Time that the resets of an agent's episodes may take, one after another, before fewer rows are played."""
 _LEVELS = ("error", "warning", "note")
+_LIMITS = {
+    "cut_off": "episode.max_turn_tokens",
+    "turns": "episode.max_turns",
+    "tokens": "generation.max_completion_length",
+}
+"""The limit of the recipe by how it ends an episode."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,6 @@ def try_environments(
     entries = _try_entries(recipe, rows, on_progress)
     trials = [entry.trial for entry in entries]
     problems = [issue for trial in trials for issue in trial.issues.values()]
-    problems += _find_repeated(entries)
     agents: list[AgentResult] = []
     skipped = ""
     if any(problem.level == "error" for problem in problems):
@@ -148,17 +151,11 @@ def try_environments(
         with watch_output(trial):
             agents, found = _play_agents(recipe, rows, script, score, trial, entries, on_progress)
         trials.append(trial)
-        problems += found
-        has_printed = any(PRINTS in problem.seen for problem in problems)
-        problems += [
-            each for each in trial.issues.values() if not (has_printed and PRINTS in each.seen)
-        ]
+        problems += [*found, *trial.issues.values()]
     texts = [text for trial in trials for text in trial.results]
     tokens = [script.count(text) for text in texts] if script is not None else []
     problems += _check_lengths(tokens, recipe)
-    if unread := [text for text, count in zip(texts, tokens, strict=False) if text and not count]:
-        seen = f"{len(unread)} of {len(texts)} results are no tokens for this model, such as {unread[0]!r:.60}"
-        problems.append(Issue(seen, "let it speak words that the tokenizer knows", "model.path"))
+    unique = list({problem.seen: problem for problem in reversed(problems)}.values())[::-1]
     return EnvironmentTestResult(
         rows=len(rows),
         tools=tuple(_describe(tool, entry) for entry in entries for tool in entry.tools),
@@ -166,7 +163,7 @@ def try_environments(
         result_tokens=ResultTokens(len(tokens), median(tokens), max(tokens)) if tokens else None,
         agents=tuple(agents),
         skipped=skipped,
-        problems=tuple(sorted(problems, key=lambda problem: _LEVELS.index(problem.level))),
+        problems=tuple(sorted(unique, key=lambda problem: _LEVELS.index(problem.level))),
     )
 
 
@@ -234,19 +231,6 @@ def _select(rows: Sequence[Row], condition: Condition | None) -> list[Row]:
     empty = [""] * len(rows)
     batch = Batch(empty, empty, columns={name: [row[name] for row in rows] for name in rows[0]})
     return [row for number, row in enumerate(rows) if condition.holds(batch, number)]
-
-
-def _find_repeated(entries: Sequence[_Entry]) -> Iterator[Issue]:
-    """Find tools that have the same name."""
-    shared: dict[str, str] = {}
-    for entry in entries:
-        for tool in entry.tools:
-            if tool.name in shared:
-                seen = f"its tool `{tool.name}` has the same name as that of {shared[tool.name]}"
-                fix = "rename one of them: the model calls tools by name"
-                yield Issue(seen, fix, entry.trial.path)
-            elif entry.source is None:
-                shared[tool.name] = entry.trial.path
 
 
 def _describe(tool: Tool, entry: _Entry) -> ToolResult:
@@ -352,7 +336,6 @@ def _judge(
         seen = "the environment has no reward(), or it returns None, so the reward `environment` never applies"
         yield Issue(seen, "write reward(), which returns a number or a dict of named ones", path)
         return
-    yield from _check_call_fits(recipe, results)
     gold = next((each for each in results if each.name == GOLD), None)
     if gold is None:
         if recipe.environment:
@@ -364,40 +347,20 @@ def _judge(
     if gold.failures:
         seen = f"{sum(gold.failures.values())} calls of the gold fail"
         yield Issue(seen, "correct the tool, or gold()", path, level="warning")
-    better = [each for each in results if each.name != GOLD and _is_as_good(each, gold)]
-    ends = {end for end, count in gold.ends.items() if count == gold.episodes}
-    for end, (limited, limit) in _limits(recipe).items():
-        if better and end in ends:
-            seen = f"{limit} ends all {gold.episodes} episodes of the gold, and it does not win"
-            yield Issue(seen, "raise it", limited)
+    for each in results:
+        if each.name == GOLD or not _is_as_good(each, gold):
+            continue
+        if gold.ends.keys() <= _LIMITS.keys():
+            limits = ", ".join(f"`{_LIMITS[end]}`" for end in gold.ends)
+            yield Issue(
+                "limits end all episodes of the gold, and it does not win", f"raise {limits}", path
+            )
             return
-    for each in better:
         seen = f"the agent {each.name!r} gets {each.reward:.3g} on average, and the gold {gold.reward:.3g}"
         fix = "let reward() give more for playing right, or correct gold()"
         yield Issue(seen, fix, path, why="a model would learn to play like it")
 
 
-def _check_call_fits(recipe: Recipe, results: Sequence[AgentResult]) -> Iterator[Issue]:
-    """Find limits of an answer that not even the shortest call fits in."""
-    repeating = next(each for each in results if each.name == REPEATING)
-    if repeating.turns == 1 and repeating.ends.get("cut_off") == repeating.episodes:
-        limit = recipe.episode.max_turn_tokens
-        seen = (
-            f"{limit} tokens cut off even the shortest call, which begins {repeating.answer!r:.60}"
-        )
-        yield Issue(seen, f"try {4 * (limit or 16)}", "episode.max_turn_tokens")
-
-
 def _is_as_good(result: AgentResult, gold: AgentResult) -> bool:
     known = result.reward is not None and gold.reward is not None
     return known and result.reward >= gold.reward  # type: ignore[operator]
-
-
-def _limits(recipe: Recipe) -> dict[str, tuple[str, int | None]]:
-    """Return the limit, and its path in the recipe, of each way in which one ends an episode."""
-    episode, generation = recipe.episode, recipe.generation
-    return {
-        "cut_off": ("episode.max_turn_tokens", episode.max_turn_tokens),
-        "turns": ("episode.max_turns", episode.max_turns),
-        "tokens": ("generation.max_completion_length", generation.max_completion_length),
-    }

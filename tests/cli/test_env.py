@@ -129,9 +129,9 @@ FAULTS = {
         SEARCH.replace("query: str", "query"),
         TOOLS,
         "error",
-        "search() has no type hint for 'query'",
+        "search() cannot be described to the model: Argument query is missing a type hint",
     ),
-    "no docstring": (BARE, TOOLS, "error", "search() has no docstring"),
+    "no docstring": (BARE, TOOLS, "error", "search() cannot be described to the model: Cannot generate"),
     "names that clash": (
         SEARCH,
         TOOLS.replace("tools:\n", "tools:\n  - {{kind: function, path: ./game.py:search}}\n"),
@@ -160,7 +160,7 @@ FAULTS = {
         GAME.replace("self.number", "Game.number"),
         RECIPE,
         "error",
-        "instances share state (`Game.number`)",
+        "instances share state: an episode goes another way",
     ),
     "draws without the seed": (
         GAME.replace("random.Random(seed)", "random.Random()"),
@@ -184,12 +184,6 @@ FAULTS = {
     ),
     "calls exit()": (
         GAME.replace("self.won = self", "text or sys.exit(3)\n        self.won = self"),
-        RECIPE,
-        "error",
-        "step() on an empty answer calls exit() (FOLDER/game.py:16)",
-    ),
-    "calls os._exit()": (
-        GAME.replace("self.won = self", "text or __import__('os')._exit(3)\n        self.won = self"),
         RECIPE,
         "error",
         "step() on an empty answer calls exit() (FOLDER/game.py:16)",
@@ -265,15 +259,6 @@ def test_a_call_of_the_gold_that_fails_is_a_warning(try_code):
     warnings = [each["seen"] for each in json.loads(out)["problems"] if each["level"] == "warning"]
     assert status == 0
     assert warnings == ["16 calls of the gold fail"]
-
-
-def test_a_limit_that_no_call_fits_in_is_an_error(try_code):
-    recipe = TOOLS.replace("max_turn_tokens: 200", "max_turn_tokens: 20")
-    status, out, _ = try_code(SEARCH, recipe)
-    [problem] = json.loads(out)["problems"]
-    assert status == 1
-    assert problem["path"] == "episode.max_turn_tokens"
-    assert problem["seen"].startswith("20 tokens cut off even the shortest call")
 
 
 def test_tools_without_an_environment_are_called_once(try_code):

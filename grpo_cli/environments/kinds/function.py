@@ -1,13 +1,11 @@
 """The tool `function`: a function of the user's, described by its type hints and docstring."""
 
-import ast
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from grpo_cli.environments.contract import EpisodeError, Tool, ToolParams, ToolSource
 from grpo_cli.issues import Issue
-from grpo_cli.user_code import Function, SourceError, find_name, load_name
+from grpo_cli.user_code import SourceError, find_name, load_name
 
 
 class FunctionToolParams(ToolParams):
@@ -26,12 +24,8 @@ class FunctionToolParams(ToolParams):
     """`file.py:function`, relative to the recipe, or `package.module:function`."""
 
     def problems(self) -> list[Issue]:
-        """Report a missing function, and arguments without a type hint or a description."""
-        try:
-            node = find_name(self.path)
-        except SourceError as error:
-            return [Issue(error.seen, error.fix, "path")]
-        return list(find_signature_faults(node, "path")) if isinstance(node, Function) else []
+        """Report a missing function."""
+        return find_path_faults(self.path)
 
     def tool_names(self) -> list[str]:
         """Return the name of the function."""
@@ -40,6 +34,15 @@ class FunctionToolParams(ToolParams):
     def open(self) -> ToolSource:
         """Import the function."""
         return ToolSource([make_tool(load_name(self.path))])
+
+
+def find_path_faults(path: str) -> list[Issue]:
+    """Report that a file, or the name in it, is missing; imports nothing."""
+    try:
+        find_name(path)
+    except SourceError as error:
+        return [Issue(error.seen, error.fix, "path")]
+    return []
 
 
 def make_tool(function: Callable[..., Any]) -> Tool:
@@ -54,30 +57,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
     try:
         return Tool(name, get_json_schema(function), function)
     except Exception as error:  # transformers raises what it meets in annotations
+        reason = str(error).splitlines()[0].rstrip(".! ")
         raise EpisodeError(
-            f"{name}() cannot be described to the model: {str(error).splitlines()[0]} Fix: give each argument "
-            "a type hint, and the docstring a line for each under `Args:`"
+            f"{name}() cannot be described to the model: {reason}. Fix: give each argument a type hint, and the "
+            "docstring a line for each under `Args:`"
         ) from error
-
-
-def find_signature_faults(
-    node: ast.FunctionDef | ast.AsyncFunctionDef, path: str
-) -> Iterator[Issue]:
-    """Find what a tool's definition lacks: a docstring, type hints, and descriptions of its arguments."""
-    call = f"{node.name}()"
-    given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    arguments = [each for each in given if each.arg != "self"]
-    doc = ast.get_docstring(node)
-    if doc is None:
-        fix = f"say in a docstring of {call} what it does, with a line for each argument under `Args:`"
-        yield Issue(f"{call} has no docstring, by which the model knows it", fix, path)
-    for each in arguments:
-        if each.annotation is None:
-            fix = f"write its type, such as `{each.arg}: str`"
-            yield Issue(f"{call} has no type hint for {each.arg!r}", fix, path)
-        if doc is not None and not re.search(rf"^\s*{re.escape(each.arg)}\b.*:", doc, re.MULTILINE):
-            fix = f"add a line such as `{each.arg}: …` under `Args:`"
-            yield Issue(f"the docstring of {call} does not describe {each.arg!r}", fix, path)
-    if node.args.vararg or node.args.kwarg:
-        fix = "name each argument"
-        yield Issue(f"{call} takes any arguments, which no schema can describe", fix, path)

@@ -14,6 +14,7 @@ from grpo_cli.environments.contract import (
     EpisodeError,
     Reward,
 )
+from grpo_cli.environments.kinds.function import find_path_faults
 from grpo_cli.environments.kinds.remote import (
     RemoteHost,
     RemoteSession,
@@ -22,7 +23,7 @@ from grpo_cli.environments.kinds.remote import (
 )
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Number
-from grpo_cli.user_code import SourceError, find_name, is_file
+from grpo_cli.user_code import is_file
 
 _CHILD = Path(__file__).with_name("openenv_child.py")
 
@@ -72,10 +73,7 @@ class OpenEnvEnvironmentParams(EnvironmentParams):
             fix = "set `path: file.py:Class`, or `url`, not both"
             yield Issue(seen, fix, "url" if self.url else "path")
         elif self.path and is_file(self.path.rpartition(":")[0]):
-            try:
-                find_name(self.path)
-            except SourceError as error:
-                yield Issue(error.seen, error.fix, "path")
+            yield from find_path_faults(self.path)
 
     def required_columns(self) -> tuple[str, ...]:
         """Return `columns`."""

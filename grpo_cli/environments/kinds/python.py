@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -16,9 +16,9 @@ from grpo_cli.environments.contract import (
     Reward,
     Tool,
 )
-from grpo_cli.environments.kinds.function import find_signature_faults, make_tool
+from grpo_cli.environments.kinds.function import find_path_faults, make_tool
 from grpo_cli.issues import Issue
-from grpo_cli.user_code import Function, SourceError, find_name, load_name, signature_of
+from grpo_cli.user_code import Function, find_name, load_name, signature_of
 
 _OWN = frozenset({"reset", "step", "reward", "get_reward", "gold", "close"})
 """Methods that are no tools."""
@@ -49,12 +49,8 @@ class PythonEnvironmentParams(EnvironmentParams):
     """Arguments of the class."""
 
     def problems(self) -> list[Issue]:
-        """Report a missing class or method, and tools that cannot be described to the model."""
-        try:
-            node = find_name(self.path)
-        except SourceError as error:
-            return [Issue(error.seen, error.fix, "path")]
-        return list(_find_faults(node)) if isinstance(node, ast.ClassDef) else []
+        """Report a missing class."""
+        return find_path_faults(self.path)
 
     def required_columns(self) -> tuple[str, ...]:
         """Return the arguments of `reset` that have no default."""
@@ -73,9 +69,7 @@ class PythonEnvironmentParams(EnvironmentParams):
         """Return the methods that are tools; none of a text environment."""
         node = find_name(self.path)
         # What a base class defines is known once it is imported.
-        return (
-            list(_find_tools(node)) if isinstance(node, ast.ClassDef) and not node.bases else None
-        )
+        return _find_tools(node) if isinstance(node, ast.ClassDef) and not node.bases else None
 
     def open(self) -> EnvironmentSource:
         """Import the class, and look at an instance."""
@@ -97,6 +91,11 @@ class PythonEnvironment(Environment):
             raise EpisodeError(f"{type(instance).__name__} has no method reset()")
         names = [] if self.takes_text else _methods(type(instance))
         self._tools = [make_tool(getattr(instance, name)) for name in names if name not in _OWN]
+        if not self.takes_text and not self._tools:
+            raise EpisodeError(
+                f"{type(instance).__name__} has neither step() nor a public method as a tool. "
+                "Fix: add `def step(self, text: str) -> tuple[str, bool]`, or methods that are tools"
+            )
 
     @property
     def is_done(self) -> bool:  # type: ignore[override]
@@ -158,31 +157,13 @@ def _methods(owner: type) -> list[str]:
     ]
 
 
-def _find_faults(node: ast.ClassDef) -> Iterator[Issue]:
-    # What a base class defines is known once it is imported.
-    if node.bases:
-        return
-    methods = _definitions(node)
-    if "reset" not in methods:
-        fix = "add `def reset(self, seed: int) -> str`, which begins an episode"
-        yield Issue(f"{node.name} has no method reset()", fix, "path")
-    tools = _find_tools(node)
-    if not tools and "step" not in methods:
-        fix = "add `def step(self, text: str) -> tuple[str, bool]`, or methods that are tools"
-        yield Issue(f"{node.name} has neither step() nor a public method as a tool", fix, "path")
-    for each in tools.values():
-        yield from find_signature_faults(each, "path")
-
-
 def _definitions(node: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     return {each.name: each for each in node.body if isinstance(each, Function)}
 
 
-def _find_tools(node: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Return the definitions of a class's tools by name; a text environment has none."""
+def _find_tools(node: ast.ClassDef) -> list[str]:
+    """Return the names of a class's tools; a text environment has none."""
     methods = _definitions(node)
-    return {
-        name: each
-        for name, each in methods.items()
-        if "step" not in methods and name not in _OWN and not name.startswith("_")
-    }
+    if "step" in methods:
+        return []
+    return [name for name in methods if name not in _OWN and not name.startswith("_")]

@@ -1,13 +1,11 @@
 """The environment `textarena`: the single-player games of TextArena."""
 
-import importlib.util
 import io
 import random
 import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -19,11 +17,9 @@ from grpo_cli.environments.contract import (
     EpisodeError,
     Reward,
 )
-from grpo_cli.errors import nearest
 from grpo_cli.issues import Issue
 from grpo_cli.rewards.kinds import find_missing, import_optional
 
-_GAME = re.compile(r'\bid="([^"]+)"')
 _VERSIONS = re.compile(r"-(train|raw)$")
 """What TextArena appends to a game's name for other wrappers, which make no difference here."""
 
@@ -48,15 +44,8 @@ class TextArenaEnvironmentParams(EnvironmentParams):
     """Arguments of the game's class, such as `{max_number: 50}`; by default those of its name."""
 
     def problems(self) -> list[Issue]:
-        """Report that TextArena is not installed, or has no such game; imports nothing of it."""
-        if missing := find_missing("textarena", "textarena", "textarena"):
-            return missing
-        games = _read_games()
-        if not games or self._base in games:
-            return []
-        close = nearest(self._base, games)
-        fix = f"write `{close}`" if close else "choose one of TextArena's games"
-        return [Issue(f"TextArena has no game `{self.game}`", fix, "game")]
+        """Report that TextArena is not installed."""
+        return find_missing("textarena", "textarena", "textarena")
 
     @property
     def _base(self) -> str:
@@ -79,14 +68,6 @@ class TextArenaEnvironmentParams(EnvironmentParams):
                 "Fix: correct `game` or `params`; it has to be a game for one player"
             ) from error
         return EnvironmentSource(make)
-
-
-def _read_games() -> list[str]:
-    """Return the names of all games, read from TextArena's source; empty if it is written in another way."""
-    spec = importlib.util.find_spec("textarena")
-    folders = spec.submodule_search_locations if spec else None
-    files = [Path(folder) / "envs" / "__init__.py" for folder in folders or ()]
-    return [game for file in files if file.is_file() for game in _GAME.findall(file.read_text())]
 
 
 class TextArenaEnvironment(Environment):

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import random
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -114,12 +113,6 @@ def test_a_game_follows_from_its_seed_alone():
 
 
 def test_what_cannot_be_played_is_refused():
-    loaded = {name for name in sys.modules if name.startswith("textarena.")}
-    [issue] = params("GuesTheNumber-v0").problems()
-    assert issue.path == "game"
-    assert "GuessTheNumber-v0" in issue.fix
-    assert not params("GuessTheNumber-v0-raw").problems()
-    assert loaded == {name for name in sys.modules if name.startswith("textarena.")}
     with pytest.raises(EpisodeError, match="unexpected keyword argument 'size'"):
         params("GuessTheNumber-v0", size=3).open()
     with pytest.raises(EpisodeError, match="number of players has to be 2"):
