@@ -138,15 +138,7 @@ def play_agent(
     answers: Answers,
     score: Totals,
 ) -> tuple[AgentResult, list[Episode]]:
-    """Play an episode of each row with an agent.
-
-    Args:
-        player: Of the recipe.
-        rows: With `prompt` and `row_id`.
-        script: Writes the agent's answers.
-        name: The agent's.
-        answers: Gives them.
-        score: Gives the recipe's rewards.
+    """Play an episode of each row with an agent, whose answers are written by `script` and scored by `score`.
 
     Raises:
         GrpoError: A call failed and `on_tool_error` is `raise`, or a reward fails.

@@ -105,13 +105,9 @@ def run_calls(
 
 
 def settle(value: Any, timeout_s: float | None = None) -> Any:
-    """Return a value, or what a coroutine returns.
+    """Return a value, or what a coroutine returns, which is cancelled after `timeout_s`.
 
     All coroutines run on one event loop, so that a connection opened in one can be used in the next.
-
-    Args:
-        value: What a function returned.
-        timeout_s: Time after which a coroutine is cancelled.
     """
     if not inspect.iscoroutine(value):
         return value

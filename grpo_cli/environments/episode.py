@@ -134,12 +134,7 @@ def add_empty_records(data: Any) -> Any:
 
 
 def episode_metrics(records: Sequence[Mapping[str, Any]], tools: Sequence[str]) -> dict[str, float]:
-    """Return the means over episodes that training logs: the same names for the same tools.
-
-    Args:
-        records: What `Episode.as_json` gave.
-        tools: Names of the tools that are counted one by one.
-    """
+    """Return the means over episodes that training logs: the same names for the same tools."""
     calls = [call for record in records for call in record["calls"]]
     count, turns = len(records), sum(record["turns"] for record in records)
     failures = Counter(failure for _, failure, _ in calls)

@@ -297,15 +297,7 @@ class _Play:
 def try_environment(
     trial: Trial, source: EnvironmentSource, rows: Sequence[Row], *, seed: int, max_turns: int
 ) -> Sequence[Tool]:
-    """Play episodes of the rows twice, and beside one another; return the tools of the first.
-
-    Args:
-        trial: Collects what is found.
-        source: Makes the environments.
-        rows: Rows that are for it.
-        seed: Of the recipe.
-        max_turns: Answers of an episode.
-    """
+    """Play episodes of the rows twice, and beside one another; return the tools of the first."""
     few = list(rows[:_ROWS])
     tools: Sequence[Tool] = ()
     try:

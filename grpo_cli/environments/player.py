@@ -338,11 +338,7 @@ class Player:
     ) -> str:
         """Return what the model reads of a call; decide what a failure means.
 
-        Args:
-            episode: In which it was called.
-            name: Of the tool, or `step`.
-            outcome: Of the call.
-            may_change: Whether it changes the environment: if it is late, that may still happen at any time.
+        A call that `may_change` the environment ends the episode if it is late: that may still happen at any time.
         """
         failure = _failure(outcome)
         episode.add_call(name, failure, outcome.seconds)
@@ -458,7 +454,7 @@ def sample_episodes(
     agree: Agree = _alone,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[list[Completion]]:
-    """Play episodes outside of training; return those of each row.
+    """Play episodes outside of training, `batch_size` side by side; return those of each row.
 
     Args:
         player: Of the recipe.

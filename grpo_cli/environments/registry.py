@@ -32,11 +32,7 @@ ENVIRONMENTS = {
 
 
 def find_kind(section: str, name: str) -> Any:
-    """Return the parameters' class of a kind; None if there is no such kind.
-
-    Args:
-        section: `tools` or `environment`.
-        name: The kind.
+    """Return the parameters' class of a kind of `tools` or `environment`; None if there is no such kind.
 
     Raises:
         EpisodeError: The package that adds the kind cannot be imported, or adds something else.

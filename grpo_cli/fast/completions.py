@@ -144,14 +144,6 @@ def cut_at_end(row: Sequence[int], ends: Collection[int]) -> list[int]:
     return list(row if end is None else row[: end + 1])
 
 
-def reads_prompts_once(
-    model: Any, tokenizer: Any, *, options: Mapping[str, Any] | None = None
-) -> bool:
-    """Return whether `sample_completions` reads a prompt once for all of its samples in a batch."""
-    config = _generation_config(model, tokenizer, 1, 1.0, options or {})
-    return _find_decoding(model, config) is not None
-
-
 def encode_prompt(
     tokenizer: Any, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None
 ) -> list[int]:

@@ -214,12 +214,7 @@ def _choose_pad(tokenizer: Any, special: _SpecialTokens) -> int:
 
 
 def merge_shards(folder: Path, model: ModelConfig, target: Path) -> None:
-    """Write a sharded checkpoint as a folder that `from_pretrained` loads, in full precision.
-
-    Args:
-        folder: The checkpoint.
-        model: The model that was trained, with its adapters.
-        target: An empty folder.
+    """Write a sharded checkpoint of `model` as a folder that `from_pretrained` loads, in full precision.
 
     Raises:
         RunError: The shards are damaged, or belong to another model.

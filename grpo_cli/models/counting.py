@@ -65,14 +65,9 @@ def read_shape(
     activations: str | None = None,
     cuda: bool = False,
 ) -> ModelShape:
-    """Count the sizes of a model, with its adapters, and of one micro-step.
+    """Count the sizes of a model with its adapters, and of one micro-step of `batch` × `length` tokens.
 
-    Args:
-        model: The recipe's section.
-        batch: Sequences in a micro-step.
-        length: Tokens of a sequence, prompt and completion.
-        activations: Precision of activations if it is not that of the weights (autocast).
-        cuda: Whether the model will run on CUDA.
+    `activations` is their precision if it is not that of the weights (autocast).
 
     Raises:
         RecipeError: `model.path` names nothing, or transformers cannot build a model from its config.json.

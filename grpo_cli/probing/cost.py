@@ -29,8 +29,6 @@ class Timings:
 
     sample_s: float
     """For one completion, sampled in a batch, with its share of reading the prompt."""
-    measure_s: float
-    """For one completion that is sampled before or after training, to measure by."""
     forward_s: float
     """For one micro-step's forward pass, without gradients."""
     micro_step_s: float
@@ -167,7 +165,7 @@ def _evaluations(
             # Greedy completions of a prompt are all the same, and sampled once.
             samples = 1 if settings.temperature == 0 else settings.samples_per_prompt
             times = f" × {samples} completions" if samples > 1 else ""
-            each = timings.measure_s + timings.tools_s + timings.score_s
+            each = timings.sample_s + timings.tools_s + timings.score_s
             formula = f"{rounds} × {rows} prompts{times} × {each:.3g} s"
             yield TimePart(name, rounds * rows * samples / plan.num_processes * each, formula)
     if plan.eval_completions:

@@ -130,14 +130,7 @@ class MemoryInputs:
 
 
 def memory_inputs(recipe: Recipe, device: Device, prompt_tokens: int, sampled: int) -> MemoryInputs:
-    """Return the settings of a recipe that decide the memory of one process.
-
-    Args:
-        recipe: With the number of processes worked out.
-        device: Where the process trains.
-        prompt_tokens: Of the longest prompt that is kept.
-        sampled: Completions that one process samples at a time.
-    """
+    """Return the settings that decide the memory of one process, which samples `sampled` completions at a time."""
     training, generation, lora = recipe.training, recipe.generation, recipe.model.lora is not None
     vllm = generation.backend == "vllm"
     colocated = vllm and generation.vllm.mode == "colocate"
@@ -169,13 +162,7 @@ def memory_inputs(recipe: Recipe, device: Device, prompt_tokens: int, sampled: i
 
 
 def warmup_inputs(inputs: MemoryInputs, warmup: WarmupConfig, answer_tokens: int) -> MemoryInputs:
-    """Return the settings of the warm-up's supervised steps: nothing is sampled, and no other model is loaded yet.
-
-    Args:
-        inputs: Of GRPO.
-        warmup: The recipe's section.
-        answer_tokens: Of the longest answer.
-    """
+    """Return the settings of the supervised steps: nothing is sampled, and no other model is loaded yet."""
     return replace(
         inputs,
         stage="warm-up",

@@ -19,10 +19,8 @@ from grpo_cli.fast.completions import (
     all_eos_token_ids,
     encode_prompt,
     open_sampler,
-    reads_prompts_once,
     sample_completions,
 )
-from grpo_cli.fast.support import has_dropout
 from grpo_cli.machine import pick_device
 from grpo_cli.models.loading import add_adapters, load_generation_config, load_model, load_trainable
 from grpo_cli.models.source import model_folder_or_id
@@ -71,15 +69,7 @@ def run_model(
     takes_step: bool,
     tell: Callable[[str], None],
 ) -> ModelRun:
-    """Sample a group for each row, and take one training step.
-
-    Args:
-        recipe: The recipe.
-        tokenizer: Its tokenizer.
-        rows: With `prompt`: text, or messages.
-        batch_size: Completions sampled at a time.
-        takes_step: Whether to take the step.
-        tell: Told what is being done.
+    """Sample a group for each row, `batch_size` completions at a time, and take one training step.
 
     Raises:
         RunError: The device runs out of memory.
@@ -101,20 +91,12 @@ def run_model(
     mean_tokens = fmean(len(completion) for _, completion in sequences)
     if not takes_step:
         return ModelRun(sampled.groups, None, 0, mean_tokens)
-    reading, each = (0.0, 0.0), sampled.seconds / sampled.completions
-    # The turns of an episode have no prompt in common but the first.
-    if model is not None and not recipe.has_episodes:
-        tell("timing the reading of prompts")
-        with _explained("reading prompts", recipe):
-            prompts = [row["prompt"] for row in rows]
-            reading = _time_reading(recipe, model, tokenizer, prompts, batch_size)
     tell("taking one training step")
     with _explained("a training step", recipe):
         model = model or _load(recipe, tokenizer)
         steps, tokens = _time_step(recipe, model, tokenizer.pad_token_id, sequences)
     timings = Timings(
-        sample_s=each + reading[0],
-        measure_s=each + reading[1],
+        sample_s=sampled.seconds / sampled.completions,
         tools_s=sampled.tools_s / sampled.completions,
         **steps,
     )
@@ -272,35 +254,6 @@ def _sample_with_vllm(
         shared = {name: settings[name] for name in ("temperature", "seed", "options")}
         draw = engine.open_sampler(**shared)
         return _play(recipe, tokenizer, rows, draw, batch_size, report)
-
-
-def _time_reading(
-    recipe: Recipe, model: Any, tokenizer: Any, prompts: Sequence[Any], batch_size: int
-) -> tuple[float, float]:
-    """Time prompts alone, as many at a time as sampling has read.
-
-    Returns:
-        Seconds of reading that a completion takes beyond its share in the probe's batches: of one that is
-        trained on, and of one that is measured. 0 if each completion reads its own prompt anyway.
-    """
-    settings = _settings(recipe)
-    reads_once = settle_fast(recipe).sampling and reads_prompts_once(
-        model, tokenizer, options=settings["options"]
-    )
-    if not reads_once:
-        return 0.0, 0.0
-    sharing = min(recipe.generation.num_generations, batch_size)
-    settings |= {"max_new_tokens": 1, "samples_per_prompt": 1}
-    started, size = time.perf_counter(), max(batch_size // sharing, 1)
-    sample_completions(model, tokenizer, prompts, batch_size=size, **settings)
-    read_s = (time.perf_counter() - started) / len(prompts)
-    evaluation = recipe.evaluation
-    # Greedy completions of a prompt are all the same, and sampled once.
-    samples = evaluation.samples_per_prompt if evaluation.temperature else 1
-    measured = 1 / min(samples, evaluation.batch_size) - 1 / sharing
-    # With dropout training reads each by itself.
-    trained = 1 - 1 / sharing if has_dropout(model) else 0.0
-    return read_s * trained, read_s * measured
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:

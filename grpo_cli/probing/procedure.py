@@ -5,7 +5,6 @@ rewards and libraries that it loads must not stay beside the training. It prints
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,6 @@ from grpo_cli.batch import BatchPlan
 from grpo_cli.checks.settings import read_setting, settle_fast
 from grpo_cli.errors import GrpoError, ProblemsError, RunError
 from grpo_cli.issues import Issue, Level
-from grpo_cli.machine import usable_cpus
 from grpo_cli.probing.cost import DiskEstimate, TimeEstimate, estimate_time, judge_time
 from grpo_cli.probing.memory import MemoryEstimate
 from grpo_cli.probing.prompts import PromptSample
@@ -49,8 +47,6 @@ if TYPE_CHECKING:
 PROMPTS = 16
 Progress = Callable[[str], None]
 _LEVELS: Sequence[Level] = ("error", "warning", "note", "ok")
-_BUSY = 0.5
-"""Share of the processors that other programs may take before measured times are doubted."""
 
 
 @dataclass
@@ -209,7 +205,6 @@ def _sample_and_judge(session: Session) -> None:
         fix = "run the probe where the training will run"
         session.add([Issue(seen, fix, level="note", subject="signal")])
         return
-    session.add(_check_load())
     rows = _choose_rows(session)
     if rows is None:
         # The static checks have said which prompts do not fit.
@@ -236,18 +231,6 @@ def _sample_and_judge(session: Session) -> None:
         score_s = (time.perf_counter() - began) / len(scored)
         _judge_signal(session, scored)
         _judge_time(session, run, score_s)
-
-
-def _check_load() -> Iterator[Issue]:
-    """Note other programs on the processors, which make every measured second longer."""
-    cpus, busy = usable_cpus(), os.getloadavg()[0] - 1
-    if busy > _BUSY * cpus:
-        seen = f"about {busy:.1f} of {cpus} processors are busy with other programs"
-        fix, why = (
-            "probe again when they are done",
-            "the times measured here are longer than they will be",
-        )
-        yield Issue(seen, fix, level="note", subject="cost: time", why=why)
 
 
 def _choose_rows(session: Session) -> Any:

@@ -17,8 +17,6 @@ _MOST_DROPPED = 0.1
 """Share of rows over `max_prompt_length` beyond which it is worth a warning."""
 _OPENED = re.compile(r"<(\w+)>\s*$")
 _MARK = "mark of an answer"
-_FEWEST_THOUGHTS = 64
-"""Tokens that a thought and an answer take at least."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +95,7 @@ def check_lengths(
 ) -> Iterator[Issue]:
     """Find prompts that are dropped for their length, or too long to be answered.
 
-    Args:
-        sample: The prompts.
-        longest_allowed: `dataset.max_prompt_length`.
-        completion: `generation.max_completion_length`.
-        limits: Path of what reads prompt and completion together → the positions it was made for, if they are
-            known.
+    `limits` has, by the path of what reads prompt and completion together, the positions it was made for.
     """
     kept, count, longest = sample.kept(longest_allowed), len(sample.lengths), sample.longest
     dropped = count - len(kept)
@@ -148,14 +141,7 @@ def _fit(kept: Sequence[int], limit: int, completion: int, owner: str) -> tuple[
 def check_stop_tokens(
     tokenizer: Any, declared: Sequence[int], prompts: Sequence[Any], kwargs: dict[str, Any] | None
 ) -> Iterator[Issue]:
-    """Check that tokenizer, generation settings and chat template agree on what ends an answer.
-
-    Args:
-        tokenizer: With its eos token.
-        declared: End-of-sequence tokens of the model's generation settings.
-        prompts: Prompts of the dataset; messages if the chat template is used.
-        kwargs: The recipe's `chat_template_kwargs`.
-    """
+    """Check that tokenizer, generation settings (`declared`) and chat template agree on what ends an answer."""
     name = tokenizer.convert_ids_to_tokens
     if declared and tokenizer.eos_token_id not in declared:
         ends = ", ".join(repr(name(token)) for token in declared)
@@ -227,73 +213,12 @@ def check_generation_prompt(
         )
 
 
-def check_padding(tokenizer: Any, own_pad: bool) -> Iterator[Issue]:
-    """Note a tokenizer without a padding token of its own."""
-    if not own_pad:
-        seen = f"the tokenizer has no padding token; {tokenizer.pad_token!r} takes its place"
-        fix = "add `pad_token` to tokenizer_config.json if another one is meant"
-        why = "GRPO masks what follows the first end of sequence, so training is right all the same"
-        subject = "tokenizer: padding"
-        yield Issue(seen, fix, "model.path", level="note", subject=subject, why=why)
-
-
-# --- what rewards of format expect -------------------------------------------------------------
-
-
-def check_formats(
-    rewards: Sequence[Reward], encode: Callable[[str], list[int]], limit: int
-) -> Iterator[Issue]:
-    """Find formats that no completion of `limit` tokens can hold."""
-    for index, reward in enumerate(rewards):
-        text = _required_text(reward)
-        needed = len(encode(text)) + 1 if text else 0
-        why = "a completion that is cut off before the last tag never gets the full reward"
-        if needed > limit:
-            seen = f"`{reward.name}` needs at least {needed} tokens, and max_completion_length is {limit}"
-        elif "</think>" in text and limit < _FEWEST_THOUGHTS:
-            seen = f"max_completion_length is {limit}, and `{reward.name}` expects a written-out thought"
-        else:
-            continue
-        yield Issue(
-            seen,
-            f"set `max_completion_length: {max(256, 4 * needed)}` or more, or correct `rewards.{index}`",
-            "generation.max_completion_length",
-            level="error" if needed > limit else "warning",
-            subject="setting: completion length",
-            why=why,
-        )
-
-
-def _required_text(reward: Reward) -> str:
-    """Return the shortest text that gets the full score of a reward of format; empty if it is not known."""
-    params: Any = reward.params
-    think = "" if getattr(params, "prefilled", False) else "<think>\n"
-    match reward.kind:
-        case "think_format":
-            return f"{think}\n</think>\n"
-        case "answer_format":
-            thought = "so " * (params.min_think_characters // 3)
-            answer = "so " * (params.min_answer_characters // 3)
-            return f"{think}{thought}</think>\n<answer>{answer}</answer>"
-        case "tag_count":
-            return "".join(params.tags)
-        case "reasoning_steps":
-            return "".join(f"{number}. a\n" for number in range(1, params.target + 1))
-        case "regex" if not set("|?*{") & set(params.pattern):
-            return "".join(re.findall(r"</?\w+>", params.pattern))
-    return ""
-
-
 def check_opening(
     rendered: str, rewards: Sequence[Reward], row: Batch, encode: Callable[[str], list[int]]
 ) -> Iterator[Issue]:
     """Find rewards that want the model to write a tag with which the prompt already ends.
 
-    Args:
-        rendered: A prompt as the model sees it.
-        rewards: The recipe's; costly ones, and those of episodes, are not tried.
-        row: A batch of one row, whose completions are replaced.
-        encode: Gives a text's token ids.
+    They are tried on `row`, a batch of one, with other completions.
     """
     opened = _OPENED.search(rendered)
     if opened is None:

@@ -127,12 +127,7 @@ _WORLD = "WORLD_SIZE RANK LOCAL_RANK PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORL
 
 
 def check_upstream_settings(recipe: Recipe, *, cpu: bool) -> Iterator[Issue]:
-    """Build what a trainer builds of the settings alone; not of asynchronous training, which has its own.
-
-    Args:
-        recipe: The recipe.
-        cpu: Whether the run is on the CPU.
-    """
+    """Build what a trainer builds of the settings alone; not of asynchronous training, which has its own."""
     if recipe.training.mode == "async":
         return
     from trl import GRPOConfig

@@ -78,12 +78,7 @@ class Lengths:
 
 
 def read_signal(scored: Sequence[ScoredCompletion], right: dict[str, float]) -> Signal:
-    """Return what scores say of the signal.
-
-    Args:
-        scored: At least one completion; those of a prompt beside each other.
-        right: For each reward that judges answers, the score of a right one.
-    """
+    """Return what scores say of the signal; `right` has the score of a right answer of rewards that judge them."""
     groups = [list(group) for _, group in groupby(scored, key=lambda each: each.group)]
     rates = (_pass_rate(groups, name, value) for name, value in right.items())
     return Signal(
@@ -164,14 +159,7 @@ LOPSIDED = 0.8
 def judge(
     signal: Signal, lengths: Lengths, *, masked: bool, room: int | None = None
 ) -> Iterator[Issue]:
-    """Find what is wrong with the completions and their scores.
-
-    Args:
-        signal: Of the scores.
-        lengths: Of the same completions.
-        masked: `mask_truncated_completions`.
-        room: Tokens that the context leaves for a completion; None if it has no limit.
-    """
+    """Find what is wrong with completions and scores; `room` is what the context leaves for a completion."""
     few = signal.prompts < ENOUGH_PROMPTS
     for issue in _judge(signal, lengths, masked=masked, room=room):
         if few and issue.level == "error":

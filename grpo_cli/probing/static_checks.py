@@ -53,12 +53,7 @@ _SHOWN_LENGTH = 10_000
 
 
 def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
-    """Check settings, data, prompts, rewards, memory and disk.
-
-    Args:
-        session: Gets what was loaded and found.
-        runs: Where run folders go.
-        costly: Whether rewards whose scores cost seconds or money are tried on made-up answers.
+    """Check settings, data, prompts, rewards, memory and disk; `costly` rewards are tried only on request.
 
     Raises:
         GrpoError: The tokenizer, the data or a reward cannot be loaded.
@@ -192,14 +187,12 @@ def _check_prompts(session: "Session") -> None:
         limits=limits,
     )
     declared = declared_eos_token_ids(load_generation_config(recipe.model))
-    own_pad = tokenizer.init_kwargs.get("pad_token") is not None
     if not recipe.environment:
         session.add(prompts.check_differ(rendered))
     session.add(replace(problem, subject="batch") for problem in session.plan.problems)
     session.add(fits)
     session.add(prompts.check_stop_tokens(tokenizer, declared, chosen, kwargs))
     session.add(prompts.check_generation_prompt(tokenizer, chosen[0], kwargs))
-    session.add(prompts.check_padding(tokenizer, own_pad))
 
 
 def _context_of(model: ModelConfig) -> int | None:
@@ -270,9 +263,6 @@ def _check_rewards(session: "Session", *, costly: bool) -> None:
             if has_state(reward):
                 read_state(reward)
         session.add(_check_endpoint(reward, path))
-    encode = partial(_encode, session)
-    limit = recipe.generation.max_completion_length
-    session.add(prompts.check_formats(rewards, encode, limit))
     why = "it met answers that nobody sampled, one for each row; in training it would end the run"
     own = any(reward.kind == "python" for reward in rewards)
     if not own:

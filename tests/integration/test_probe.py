@@ -190,16 +190,6 @@ CHEAP = {
         ),
         ("template: opened tag", "error"),
     ),
-    "thoughts that cannot fit": (
-        changed(rewards=[*PLAIN["rewards"], {"kind": "think_format"}]),
-        ("setting: completion length", "warning"),
-    ),
-    "a format that cannot fit": (
-        changed(
-            rewards=[*PLAIN["rewards"], {"kind": "tag_count"}], generation__max_completion_length=8
-        ),
-        ("setting: completion length", "error"),
-    ),
     "a template that opens <think> and a pattern that wants it": (
         changed(
             model__chat_template=CHAT_TEMPLATE.replace("assistant\n", "assistant\n<think>\n"),
@@ -383,20 +373,6 @@ def test_learned_positions_that_run_out_are_found(probe, tmp_path):
         training__learning_rate=1e-6,
     )
     assert ("length: the model's context", "error") in seen(probe(recipe, quick=True))
-
-
-def test_a_tokenizer_without_padding_is_noted(probe, tmp_path):
-    folder = make_tiny_model(tmp_path / "base", kind="llama", chat=True)
-    for name, key in (
-        ("tokenizer_config.json", "pad_token"),
-        ("special_tokens_map.json", "pad_token"),
-    ):
-        if (folder / name).is_file():
-            told = json.loads((folder / name).read_text())
-            told.pop(key, None)
-            (folder / name).write_text(json.dumps(told))
-    recipe = changed(model={"path": str(folder)}, training__learning_rate=1e-6)
-    assert ("tokenizer: padding", "note") in seen(probe(recipe, quick=True))
 
 
 def test_a_tokenizer_and_a_model_that_stop_elsewhere_are_found(probe, tmp_path):

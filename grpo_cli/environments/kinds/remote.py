@@ -186,17 +186,10 @@ class RemoteSession:
 def open_host(
     host: RemoteHost, make: Callable[[], Environment], package: str, python: str, path: str
 ) -> None:
-    """Make an environment as a trial; close the process if that fails.
-
-    Args:
-        host: Its process.
-        make: Makes it.
-        package: That it is of.
-        python: The interpreter of that.
-        path: The parameter that names the environment.
+    """Make an environment of `package` as a trial; close the process if that fails.
 
     Raises:
-        EpisodeError: It cannot be made.
+        EpisodeError: It cannot be made; `path` is the parameter that names it.
     """
     try:
         make().close()
