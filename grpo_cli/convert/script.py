@@ -347,7 +347,7 @@ class Script:
         calls = self._names.calls("load_dataset")
         if call is None and len(calls) == 1:
             # By way of a function of the script, or bound several times, as in `rows = rows.map(…)`.
-            call, changes = calls[0], self._names.calls("map") or [train]
+            call, changes = calls[0], [*self._names.calls("map")] or [train]
         if call is None or isinstance(self._names.literal(call.args[0]), ast.expr):
             self._leave("dataset", call or train, NO_DATASET)
             return

@@ -1,6 +1,5 @@
 """A run in progress, followed from its folder and shown: in a panel that redraws itself, or line by line."""
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -8,7 +7,6 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.control import Control
 from rich.live import Live
 from rich.text import Text
 
@@ -24,7 +22,6 @@ from grpo_cli.report.wording import (
     format_step,
     format_symptom,
     seconds_of,
-    without_control_echo,
 )
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import Metrics, read_numbers
@@ -105,21 +102,18 @@ class Follower:
 
     def phase_progress(self) -> tuple[int, int] | None:
         """Return how much of the present phase is done, and of how many; None if its status does not tell."""
-        done, slash, total = self.status.detail.partition(" ")[0].partition("/")
-        if not (slash and done.isdecimal() and total.isdecimal() and int(total)):
+        done, _, total = self.status.detail.partition(" ")[0].partition("/")
+        if not (done.isdecimal() and total.isdecimal() and int(total)):
             return None
         return min(int(done), int(total)), int(total)
 
     def phase_left(self) -> float | None:
         """Return the seconds left of the present phase, by how it went so far."""
         progress = self.phase_progress()
-        if progress is None or len(self._progress) < 2:
-            return None
         (then, first), (now, last) = self._progress[0], self._progress[-1]
-        if last <= first:
+        if progress is None or last <= first:
             return None
-        since = time.time() - now
-        return max((now - then) / (last - first) * (progress[1] - last) - since, 0.0)
+        return max((now - then) / (last - first) * (progress[1] - last) - (time.time() - now), 0.0)
 
     def fresh_symptoms(self) -> list[Symptom]:
         """Return the symptoms that the last records showed, the newest first."""
@@ -151,8 +145,6 @@ class Follower:
             self._progress.append((self.status.updated_at, progress[0]))
 
 
-_REPEATED = 5
-"""Lines above the panel that are printed again on an empty screen."""
 _TICK_S = 0.25
 _SURE_S = 3.0
 """How long a run's processes have to be gone: its supervisor may be about to say why."""
@@ -245,22 +237,17 @@ class LiveView(ProgressView):
         self._follower = follower
         self._panel = PanelView(follower)
         self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._size = console.size
-        self._printed: deque[Text] = deque(maxlen=_REPEATED)
-        self._opened = contextlib.ExitStack()
-        self._opened.enter_context(without_control_echo())
-        self._opened.enter_context(self._live)
+        self._live.start()
 
     def refresh(self) -> None:
         """Redraw the panel; its clock moves even if nothing is new."""
-        self._heed_size()
         records, symptoms = self._follower.read()
         for record in records:
             line = format_event(record, self._follower.temperature)
             if line:
-                self._print(Text(line))
+                self._live.console.print(Text(line))
         for symptom in symptoms:
-            self._print(format_symptom(symptom))
+            self._live.console.print(format_symptom(symptom))
         self._live.update(self._panel, refresh=True)
 
     def stopping(self) -> None:
@@ -269,25 +256,11 @@ class LiveView(ProgressView):
 
     def tell(self, text: str) -> None:
         """Print a line above the panel, where it stays."""
-        self._print(Text(f"! {text}"))
+        self._live.console.print(Text(f"! {text}"))
 
     def close(self) -> None:
         """Remove the panel."""
-        self._opened.close()
-
-    def _print(self, line: Text) -> None:
-        self._printed.append(line)
-        self._live.console.print(line, soft_wrap=False)
-
-    def _heed_size(self) -> None:
-        """Begin with an empty screen after a change of size, which leaves torn lines of the old panel."""
-        console = self._live.console
-        if console.size == self._size:
-            return
-        self._size = console.size
-        console.control(Control.clear(), Control.home())
-        for line in self._printed:
-            console.print(line, soft_wrap=False)
+        self._live.stop()
 
 
 def watch_run(follower: Follower, view: ProgressView, is_heard: Callable[[], bool]) -> None:

@@ -1,8 +1,6 @@
 """Records of a run in words, and text that a terminal may show."""
 
-import contextlib
 import json
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,27 +26,6 @@ _OBEYED = {"Cc", "Cf", "Cs"}
 """Unicode's categories of characters that are no text."""
 _KEPT = "\n\t\u200c\u200d"
 """Of these, what text needs: line ends, tabs, and what joins or parts letters in Persian, Hindi and emoji."""
-
-
-@contextlib.contextmanager
-def without_control_echo() -> Iterator[None]:
-    """Keeps the terminal from printing `^C`, which would shift the view; a no-op where there is none."""
-    try:
-        import termios
-
-        handle = sys.stdin.fileno()
-        before = termios.tcgetattr(handle)
-    except (ImportError, OSError, ValueError, AttributeError):
-        # No terminal, no standard input, or a system without termios.
-        yield
-        return
-    quiet = [*before]
-    quiet[3] &= ~termios.ECHOCTL
-    termios.tcsetattr(handle, termios.TCSANOW, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(handle, termios.TCSANOW, before)
 
 
 def clean_text(text: object) -> str:

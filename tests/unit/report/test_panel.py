@@ -12,13 +12,7 @@ from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report import live
 from grpo_cli.report.live import Follower, LiveView, PlainView, choose_view
-from grpo_cli.report.panel import (
-    PART_MARKS,
-    PanelView,
-    draw_course,
-    draw_parts,
-    draw_sparkline,
-)
+from grpo_cli.report.panel import PanelView, draw_sparkline
 from grpo_cli.report.wording import clean_lines, clean_text, format_event
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
@@ -134,7 +128,7 @@ def test_everything_is_said_in_a_terminal_of_the_usual_size(tmp_path, make_sick)
         "zero-signal 25%",
         "tokens   50.0",
         "clipped 50%",
-        "entropy 1.50",
+        "entropy  1.50",
         "kl 0.0010",
         "grad 0.5",
         "123 tokens/s",
@@ -348,27 +342,6 @@ def test_records_that_are_damaged_end_no_view(tmp_path):
 def test_bars_are_as_wide_as_asked_and_show_the_whole_course():
     assert draw_sparkline([0.0] * 50 + [1.0] * 50, 10) == "▁" * 5 + "█" * 5
     assert len(draw_sparkline(list(range(1000)), 37)) == 37
-    parts = draw_parts(list(zip((6.0, 0.0001, 2.0), PART_MARKS, strict=False)), 20)
-    assert len(parts) == 20
-    assert "▓" in parts.plain
-    assert draw_parts([], 20).plain == ""
-
-
-def test_a_course_says_how_far_it_goes_in_the_room_it_has():
-    values = [15.4 + step % 7 / 10 for step in range(300)]
-    for width in range(2, 80):
-        assert len(draw_course(values, width)) == width
-    assert draw_course([15.4, 16.0], 40) == "▁█ 15.4…16"
-    assert draw_course([3.0, 3.0], 40) == "▁▁"
-
-
-def test_others_of_the_group_fill_a_large_terminal(tmp_path):
-    run = make_busy_run(tmp_path)
-    append_record(run.completions / "rank_0.jsonl", sample())
-    large = draw(read(run), 120, 40)
-    assert "math 0.00  brevity 0.50" in large
-    assert "« other" in large
-    assert "« other" not in draw(read(run), 80, 16)
 
 
 def test_lines_keep_their_shape_without_what_a_terminal_obeys():
