@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from math import isclose
 from typing import Any
 
 from grpo_cli.analysis.expectations import bands_of
@@ -15,8 +14,6 @@ from grpo_cli.report.summary import RunReport
 from grpo_cli.report.tables import list_measured, rank_runs
 from grpo_cli.runs.metrics import Point
 
-_MOST_POINTS = 20_000
-"""Points of all lines of a chart; of longer ones the least and the greatest of each stretch are kept."""
 _NOT_SHOWN = frozenset({"epoch", "num_tokens", "dynamic_sampling/prompts_seen"})
 _RUNTIME = re.compile(r"eval_[^/]+/runtime")
 """Seconds of held-out sets, which the table of time adds up."""
@@ -50,16 +47,15 @@ def build_charts(runs: Sequence[RunReport]) -> dict[str, Any]:
 
     Returns:
         `reward`: place of the chart that a page begins with; `held_out`: metric of the one next to it, empty if of
-        several, None if nothing was measured; `groups` under their headings; `data` for the script; `most_points`
-        of a line if any was thinned; `marks` and `evaluations`: how these were sampled, if there are any;
-        `has_sets`: whether some marks are of held-out sets during training.
+        several, None if nothing was measured; `groups` under their headings; `data` for the script; `marks` and
+        `evaluations`: how these were sampled, if there are any; `has_sets`: whether some marks are of sets of
+        `evaluation.during`.
     """
     logged = sorted({name for run in runs for name in run.series} - _NOT_SHOWN)
     names = [name for name in logged if any(run.values(name) for run in runs)]
     names = [name for name in names if not _RUNTIME.fullmatch(name)]
     steps: dict[tuple[int, ...], int] = {}
-    most = _MOST_POINTS // len(runs)
-    charts = [_build("reward", runs, steps, most)] if "reward" in names else []
+    charts = [_build("reward", runs, steps)] if "reward" in names else []
     groups = []
     for heading, members in _sort_under_headings(names, runs).items():
         still = {name: value for name in members if (value := _constant(name, runs)) is not None}
@@ -74,12 +70,11 @@ def build_charts(runs: Sequence[RunReport]) -> dict[str, Any]:
             "unchanged": [(name, _say_constant(name, value)) for name, value in still.items()],
         }
         groups.append(group)
-        charts += [_build(name, runs, steps, most) for name in drawn]
+        charts += [_build(name, runs, steps) for name in drawn]
     metric, rows = _held_out_rows(runs)
     held_out = [run.sampling for run in runs]
     in_sets = [each.sampling for run in runs for each in run.held_out_sets.values()]
     evaluated = [f"at temperature {run.recipe.generation.temperature:g}" for run in runs]
-    longest = max((len(points) for run in runs for points in run.series.values()), default=0)
     return {
         "reward": 0 if "reward" in names else None,
         "held_out": metric if rows else None,
@@ -92,7 +87,6 @@ def build_charts(runs: Sequence[RunReport]) -> dict[str, Any]:
             "charts": charts,
             "held_out_rows": rows,
         },
-        "most_points": most if longest > most else None,
         "marks": _join([*held_out, *in_sets]) if any(each["marks"] for each in charts) else None,
         "has_sets": bool(in_sets),
         "evaluations": _join(evaluated) if any(each["evaluated"] for each in charts) else None,
@@ -117,40 +111,9 @@ def _sort_under_headings(names: Sequence[str], runs: Sequence[RunReport]) -> dic
 
 
 def _repeats_reward(name: str, runs: Sequence[RunReport]) -> bool:
-    """Return whether a metric is that of the only reward, of weight 1, so that the total says the same.
-
-    Of a held-out set, also whether the accuracy does, of the total too.
-    """
-    if match := re.fullmatch(r"(eval_[^/]+/)reward(@.+)?", name):
-        prefix, source = match.groups(default="")
-        pattern = re.compile(rf"{re.escape(prefix)}accuracy/[^@]+{re.escape(source)}")
-        return all(
-            any(pattern.fullmatch(each) and _agrees(run, name, each) for each in run.series)
-            for run in runs
-        )
-    match = re.fullmatch(r"(eval_|eval_[^/]+/)?rewards/(.+?)(/mean|/std)?", name)
-    if not match:
-        return False
-    prefix, reward, statistic = match.groups(default="")
-    accuracy = f"{prefix}accuracy/{reward}"
-    if all(accuracy in run.series and _agrees(run, name, accuracy) for run in runs):
-        return True
-    total = prefix + ("reward_std" if statistic == "/std" else "reward")
-    return all(
-        [each.weight for each in run.recipe.rewards] == [1] and _agrees(run, name, total)
-        for run in runs
-    )
-
-
-def _agrees(run: RunReport, name: str, other: str) -> bool:
-    return _agree(run.values(name), run.values(other))
-
-
-def _agree(one: Sequence[float], other: Sequence[float]) -> bool:
-    pairs = zip(one, other, strict=False)
-    return len(one) == len(other) and all(
-        isclose(*each, rel_tol=1e-5, abs_tol=1e-7) for each in pairs
-    )
+    """Return whether a metric is that of the only reward, of weight 1, so that the total says the same."""
+    match = re.fullmatch(r"(?:eval_)?rewards/(.+)/(?:mean|std)", name)
+    return match is not None and all(run.weights == {match[1]: 1} for run in runs)
 
 
 def _constant(name: str, runs: Sequence[RunReport]) -> float | None:
@@ -181,13 +144,13 @@ def _note(name: str) -> str:
 
 
 def _build(
-    name: str, runs: Sequence[RunReport], steps: dict[tuple[int, ...], int], most: int
+    name: str, runs: Sequence[RunReport], steps: dict[tuple[int, ...], int]
 ) -> dict[str, Any]:
     """Return a chart; its lines name their steps by place, since most metrics share them."""
 
     def lines(metric: str) -> list[dict[str, Any]]:
         return [
-            make_line(place, points, steps, most)
+            make_line(place, points, steps)
             for place, run in enumerate(runs)
             if (points := _read_points(run, metric))
         ]
@@ -204,12 +167,11 @@ def _build(
 
 
 def make_line(
-    run: int, points: Sequence[Point], steps: dict[tuple[int, ...], int], most: int = _MOST_POINTS
+    run: int, points: Sequence[Point], steps: dict[tuple[int, ...], int]
 ) -> dict[str, Any]:
     """Return a line of a chart, and add its steps to those that lines share."""
-    kept = thin(points, most)
-    place = steps.setdefault(tuple(step for step, _ in kept), len(steps))
-    return {"run": run, "steps": place, "values": [_round(value) for _, value in kept]}
+    place = steps.setdefault(tuple(step for step, _ in points), len(steps))
+    return {"run": run, "steps": place, "values": [_round(value) for _, value in points]}
 
 
 def _round(value: float | None) -> float | None:
@@ -232,23 +194,6 @@ def _read_points(run: RunReport, name: str) -> Sequence[Point]:
     if not _TERMINATED.fullmatch(name):
         return points
     return [(step, value or None) for step, value in points]
-
-
-def thin(points: Sequence[Point], most: int) -> list[Point]:
-    """Return few enough points to draw: the least and the greatest of each stretch, so that no peak is lost."""
-    if len(points) <= most:
-        return list(points)
-    width = -(-len(points) // (most // 2))
-    kept: list[Point] = []
-    for start in range(0, len(points), width):
-        known = [point for point in points[start : start + width] if point[1] is not None]
-        ends = {min(known, key=_value), max(known, key=_value)} if known else {points[start]}
-        kept += sorted(ends)
-    return kept
-
-
-def _value(point: Point) -> float:
-    return point[1] or 0.0
 
 
 def _bands(run: RunReport, name: str) -> Iterator[dict[str, float]]:

@@ -20,20 +20,8 @@ from grpo_cli.units import format_duration
 
 _SCORES = ("accuracy/", "reward")
 """Prefixes of metrics of which several may say the same."""
-_REST = "rest of the step"
-_START, _EVALUATION, _OTHER = "start-up", "evaluation during training", "saving and the rest"
-_ORDER = (
-    *PHASES,
-    _REST,
-    "measuring before",
-    "warm-up",
-    "measuring after",
-    _START,
-    _EVALUATION,
-    _OTHER,
-)
-_LEAST_SHARE = 1e-4
-"""Of the run; less than that is rounding."""
+_REST, _MEASURING, _OTHER = "rest of the step", "measuring", "start-up, saving and the rest"
+_ORDER = (*PHASES, _REST, _MEASURING, _OTHER)
 
 
 def list_measured(run: RunReport) -> list[dict[str, Any]]:
@@ -145,16 +133,14 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def list_phases(run: RunReport) -> list[dict[str, Any]]:
     """Return a row for the time of each phase over the whole run; nothing if it was not logged."""
-    totals = {phase: _total(run, f"time/{phase}") for phase in PHASES}
-    if not any(totals.values()):
+    seconds_of = {phase: _total(run, f"time/{phase}") for phase in PHASES}
+    if not any(seconds_of.values()):
         return []
-    seconds_of = {_START: _start_up(run), **totals}
-    seconds_of[_REST] = max(_total(run, "step_time") - sum(totals.values()), 0.0)
-    for when, measured in (("before", run.before), ("after", run.after)):
-        seconds_of[f"measuring {when}"] = measured.get("seconds") or 0.0
-    seconds_of["warm-up"] = _warm_up_s(run)
-    of_sets = (each.get("seconds") for steps in run.during.values() for each in steps.values())
-    seconds_of[_EVALUATION] = sum(run.values("eval_runtime")) + sum(filter(None, of_sets))
+    seconds_of[_REST] = max(_total(run, "step_time") - sum(seconds_of.values()), 0.0)
+    measured = [run.before, run.measured("warmup"), run.after]
+    measured += [each for steps in run.during.values() for each in steps.values()]
+    seconds_of[_MEASURING] = sum(run.values("eval_runtime"))
+    seconds_of[_MEASURING] += sum(each.get("seconds") or 0.0 for each in measured)
     # The status knows of the last attempt alone: phases may be longer than it.
     whole = max(run.status.seconds, sum(seconds_of.values()))
     seconds_of[_OTHER] = whole - sum(seconds_of.values())
@@ -168,22 +154,8 @@ def list_phases(run: RunReport) -> list[dict[str, Any]]:
             "time": format_duration(seconds),
         }
         for name, seconds in seconds_of.items()
-        if seconds > _LEAST_SHARE * whole
+        if seconds > 0
     ]
-
-
-def _warm_up_s(run: RunReport) -> float:
-    """Return the seconds that the warm-up and its measurement took."""
-    records = [each for each in run.metrics.records if each.get("event") == "warmup_end"]
-    own = sum(each.get("seconds") or 0.0 for each in records)
-    return own + (run.measured("warmup").get("seconds") or 0.0)
-
-
-def _start_up(run: RunReport) -> float:
-    """Return the seconds before the first measurement or step; 0 if unknown, as of a resumed run."""
-    first = run.metrics.records[0] if run.metrics.records else {}
-    spent = first.get("seconds") or (first.get("step_time") or 0.0) * (first.get("step") or 1)
-    return max((first.get("time") or 0.0) - spent - run.status.started_at, 0.0)
 
 
 def _total(run: RunReport, metric: str) -> float:
@@ -201,8 +173,6 @@ _FILLED_IN = frozenset({"launch.num_processes"})
 """Settings that are `auto` by default, and that a launch replaces by what they came to."""
 _SECRET = frozenset({"environment", "env"})
 """Parts of a manifest that are never shown."""
-_REWORDED = frozenset({"argv", "git", "model"})
-"""Parts that are shown in words if they are no sections."""
 
 
 def show(value: Any, longest: int = _LONGEST_VALUE) -> str:
@@ -305,20 +275,10 @@ def plan_run_batch(run: RunReport) -> BatchPlan | None:
 def list_manifest(run: RunReport) -> list[tuple[str, str]]:
     """Return the manifest, line by line."""
     manifest, command = run.manifest, _read_command(run.manifest)
-    sections = {
-        name: value
-        for name, value in manifest.items()
-        if name not in _SECRET and not (name in _REWORDED and not isinstance(value, dict))
-    }
+    told = {key: each for key, each in manifest.items() if key not in {*_SECRET, "argv"}}
+    told |= {"attempts": run.folder.attempts, "resumed": run.folder.read_resumption() or None}
     rows = [("command", _show_command(*command))] if command else []
-    if "git" in manifest and manifest["git"] is None:
-        rows += [("git", "not in a git repository")]
-    rows += [(path, show(value)) for path, value in flatten(sections) if path and value is not None]
-    if isinstance(manifest.get("model"), str):
-        rows += [("fingerprint of the model's files", manifest["model"])]
-    rows += [("attempts", str(run.folder.attempts))]
-    resumed = flatten(run.folder.read_resumption())
-    return rows + [(f"resumed.{path}", show(value)) for path, value in resumed if path]
+    return rows + [(path, show(each)) for path, each in flatten(told) if path and each is not None]
 
 
 def _show_command(program: str, *arguments: str) -> str:

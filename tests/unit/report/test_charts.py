@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_cli.report.charts import build_charts, thin
+from grpo_cli.report.charts import build_charts
 from grpo_cli.report.summary import RunReport
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
@@ -116,22 +116,6 @@ def test_a_set_evaluated_during_training_has_its_points_and_those_before_and_aft
     assert report.summary_json()["during"]["few"][1]["step"] == 20
 
 
-def test_the_total_of_a_set_is_not_drawn_beside_an_accuracy_that_says_the_same(tmp_path):
-    run = make_finished_run(tmp_path)
-    for step, value in ((10, 0.2), (20, 0.7)):
-        logged = {
-            "reward": value,
-            "accuracy/math": value,
-            "reward@a": 1 - value,
-            "accuracy/math@a": 0.3 * value,
-        }
-        told = {f"eval_held_out/{name}": each for name, each in logged.items()}
-        append_record(run.metrics, {"event": "eval", "step": step, **told})
-    drawn = {each["metric"] for each in build_charts([RunReport(run, "a")])["data"]["charts"]}
-    assert "eval_held_out/reward" not in drawn
-    assert drawn > {f"eval_held_out/{name}" for name in logged if name != "reward"}
-
-
 def test_held_out_rewards_are_marked_in_the_chart_of_the_reward(tmp_path):
     during = [{"every": 10}, {"name": "few", "every": 10, "limit": 9}]
     run = make_finished_run(tmp_path, evaluation={"during": during})
@@ -199,15 +183,3 @@ def test_marks_say_how_their_answers_were_sampled(tmp_path, temperature, words):
     charts = build_charts([RunReport(run, "a")])
     assert charts["marks"] == words
     assert charts["data"]["held_out"] == [words]
-
-
-def test_thinning_keeps_every_peak():
-    points = [(step, None if step % 50 == 0 else float(step % 7)) for step in range(1000)]
-    points[123] = (123, 99.0)
-    points[777] = (777, -99.0)
-    kept = thin(points, most=100)
-    assert len(kept) <= 100
-    assert (123, 99.0) in kept
-    assert (777, -99.0) in kept
-    assert kept == sorted(kept)
-    assert thin(points, most=1000) == points

@@ -30,7 +30,7 @@ def test_time_is_summed_over_all_steps_also_where_not_all_are_logged(tmp_path):
         found = {row["name"]: row for row in tables.list_phases(RunReport(run, "a"))}
         assert found["sampling"]["seconds"] == pytest.approx(80)
         assert found["rest of the step"]["seconds"] == pytest.approx(20)
-        assert found["measuring before"]["time"] == "40s"
+        assert found["measuring"]["time"] == "40s"
         assert found["sampling"]["share"] == pytest.approx(0.4)
         assert "sync" not in found
 
@@ -83,11 +83,10 @@ def test_shares_are_of_the_whole_run(tmp_path):
     found = {row["name"]: row["seconds"] for row in tables.list_phases(RunReport(run, "a"))}
     assert found == pytest.approx(
         {
-            "start-up": 20,
             "sampling": 80,
             "rest of the step": 80,
-            "measuring before": 10,
-            "saving and the rest": 10,
+            "measuring": 10,
+            "start-up, saving and the rest": 30,
         }
     )
 
@@ -102,13 +101,14 @@ def test_settings_stand_beside_their_defaults(tmp_path):
 def test_the_manifest_tells_the_command_in_words(tmp_path):
     run = make_finished_run(tmp_path)
     argv = ["/x/__main__.py", "train", "a b.yaml", "--set", "training.max_steps=40"]
-    write_json(run.manifest, {"argv": argv, "git": None, "model": "abc"})
+    write_json(
+        run.manifest, {"argv": argv, "git": None, "model": "abc", "environment": {"KEY": "x"}}
+    )
     material = RunReport(run, "a")
     assert tables.list_overrides(material.manifest) == ["training.max_steps=40"]
     assert dict(tables.list_manifest(material)) == {
         "command": "grpo train 'a b.yaml' --set training.max_steps=40",
-        "git": "not in a git repository",
-        "fingerprint of the model's files": "abc",
+        "model": "abc",
         "attempts": "0",
     }
 
