@@ -26,7 +26,6 @@ from grpo_cli.processes import child, run_module
 from grpo_cli.recipe.yaml_tree import write_yaml
 from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json, write_text
 from grpo_cli.runs.folder import unwritable
-from grpo_cli.units import format_bytes
 
 Tell = Callable[[str], None]
 """Reports what is being done."""
@@ -38,11 +37,6 @@ PROGRESS = "progress: "
 _VERIFIER = "grpo_cli.exporting.verification"
 _PRECISION_ISSUES = ("weights", "logits", "training kept")
 """Subjects of the verification's issues that a finer precision fixes."""
-_WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
-_GGUF_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
-"""Bytes of one weight; q8_0 has a scale of 2 bytes for each 32 weights (ggml's `block_q8_0`)."""
-_SPARE_BYTES = 64 * 2**20
-"""For tokenizer and card."""
 _REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
@@ -60,31 +54,10 @@ class ExportPlan:
     """The command of llama.cpp's converter; None unless a GGUF file is written."""
 
 
-def resolve_target(to: Path, run: Path) -> Path:
-    """Return the folder that `--to` means; a link stands for what it names.
-
-    Raises:
-        UsageError: It cannot be a folder, or would replace the run, the working directory or the home.
-    """
-    try:
-        str(to).encode()
-        target = to.expanduser().resolve()
-        home = Path.home().resolve()
-    except (OSError, RuntimeError, ValueError) as error:
-        cause = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise UsageError(f"{str(to)!r} cannot be a folder ({cause}). Fix: another --to") from None
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{to} is a file. Fix: --to names a folder")
-    run = run.resolve()
-    if run.is_relative_to(target) or target.is_relative_to(run):
-        raise UsageError(f"{to} is part of the run, or holds it. Fix: another --to")
-    if any(place.is_relative_to(target) for place in (Path.cwd(), home)):
-        raise UsageError(f"{to} holds other files. Fix: --to names a folder of its own")
-    return target
-
-
 def check_free(target: Path, *, force: bool) -> None:
     """Refuse a folder that holds something; with `force`, something that is no export."""
+    if target.is_file():
+        raise UsageError(f"{target} is a file. Fix: --to names a folder")
     if not target.exists() or not any(target.iterdir()):
         return
     if read_object(target / RECORD).get("kind") != KIND:
@@ -98,44 +71,13 @@ def check_free(target: Path, *, force: bool) -> None:
         )
 
 
-def check_target(plan: ExportPlan) -> None:
-    """Refuse a target that may not be replaced, or a disk that is too small."""
-    check_free(plan.target, force=plan.force)
-    existing = plan.target.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    needed, free = _needed_bytes(plan), shutil.disk_usage(existing).free
-    if needed > free:
-        raise SetupError(
-            f"the export needs {format_bytes(needed)} on the disk of {existing}, which has "
-            f"{format_bytes(free)} left. Fix: free some space, or --to a folder on another disk"
-        )
-
-
-def _needed_bytes(plan: ExportPlan) -> float:
-    """Return the room for everything that is on the disk at the same time."""
-    from grpo_cli.exporting.formats import count_parameters
-
-    request = plan.request
-    trained = sum(file.stat().st_size for file in request.trained.rglob("*"))
-    if request.format == "adapter":
-        return trained + _SPARE_BYTES
-    weights, whole = count_parameters(request), _WEIGHT_BYTES["float32"]
-    spare = _SPARE_BYTES + (min(trained, weights * whole) if is_sharded(request.trained) else 0)
-    if request.gguf_type is None:
-        dtype = "float32" if plan.may_refine else request.dtype
-        return weights * _WEIGHT_BYTES[dtype] + spare
-    # The float32 weights it is made from; when they are gone, those it is read back as.
-    return weights * (_GGUF_BYTES[request.gguf_type] + whole) + spare
-
-
 def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
     """Write, verify and name an export; return what was written, with the verification.
 
     Raises:
         GrpoError: It cannot be written, or is not what was trained; nothing is left then.
     """
-    check_target(plan)
+    check_free(plan.target, force=plan.force)
     try:
         plan.target.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(
@@ -149,7 +91,9 @@ def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
             result = _describe(request, verification)
             tell("writing the card")
             _write_companions(request, partial, result)
-        result |= _list_files(partial)
+        files = [file for file in sorted(partial.rglob("*")) if file.is_file()]
+        sizes = {str(file.relative_to(partial)): file.stat().st_size for file in files}
+        result |= {"files": sizes, "bytes": sum(sizes.values())}
         write_json(partial / RECORD, result)
         partial.chmod(0o755)
         for path in partial.rglob("*"):
@@ -284,12 +228,6 @@ def _warn(request: ExportRequest) -> list[Issue]:
     seen = f"the adapter names its base by a path of this machine, {base}: nobody else can load it"
     fix = "export as safetensors, to give it away"
     return [Issue(seen, fix, level="warning", subject="base model")]
-
-
-def _list_files(folder: Path) -> dict[str, Any]:
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-    sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
-    return {"files": sizes, "bytes": sum(sizes.values())}
 
 
 def _write_companions(request: ExportRequest, folder: Path, result: dict[str, Any]) -> None:

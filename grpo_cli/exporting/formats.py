@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.errors import RunError, SetupError
@@ -22,7 +21,6 @@ from grpo_cli.exporting.request import ExportRequest
 from grpo_cli.fast.completions import all_eos_token_ids
 from grpo_cli.models.loading import (
     load_adapter,
-    load_config,
     load_generation_config,
     load_model,
     load_tokenizer,
@@ -74,15 +72,6 @@ def write_adapter(request: ExportRequest, folder: Path) -> None:
     for name in _ADAPTER_FILES:
         shutil.copyfile(request.trained / name, folder / name)
     load_tokenizer(request.tokenizer).save_pretrained(folder)
-
-
-def count_parameters(request: ExportRequest) -> int:
-    """Return the number of weights of the base model, without loading them."""
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(
-            load_config(request.base), trust_remote_code=request.base.trust_remote_code
-        )
-    return sum(weight.numel() for weight in empty.parameters())
 
 
 _SCRIPT = "convert_hf_to_gguf.py"
@@ -244,9 +233,6 @@ def _message(role: str, content: str) -> Message:
 
 def write_modelfile(request: ExportRequest, folder: Path) -> None:
     """Write `Modelfile` beside the GGUF file of a folder."""
-    from grpo_cli.fast.completions import all_eos_token_ids
-    from grpo_cli.models.loading import load_generation_config, load_tokenizer
-
     (file,) = folder.glob("*.gguf")
     tokenizer = load_tokenizer(request.tokenizer)
     stops = all_eos_token_ids(load_generation_config(request.recipe.model), tokenizer)

@@ -7,13 +7,12 @@ from typing import Literal, cast, get_args
 from pydantic import BaseModel, ConfigDict
 
 from grpo_cli.errors import UsageError, check_choice
-from grpo_cli.models.folder import is_adapter, is_sharded, read_adapter_base, read_dtype
-from grpo_cli.models.source import fingerprint_model, resolve_source
+from grpo_cli.models.folder import is_adapter, is_sharded
+from grpo_cli.models.source import fingerprint_model
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.checkpoints import find_model
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.run import Run
 
 Format = Literal["safetensors", "adapter", "gguf"]
 Precision = Literal["float32", "float16", "bfloat16"]
@@ -92,10 +91,9 @@ def make_request(
     has_adapter = recipe.model.lora is not None if is_sharded(trained) else is_adapter(trained)
     if format == "adapter" and not has_adapter:
         raise UsageError(f"{trained} holds whole weights, no adapter. Fix: --format safetensors")
-    if is_adapter(trained):
-        _check_base(trained, recipe.model)
     if has_adapter:
         _check_unchanged(folder, recipe.model)
+    noted = str(folder.read_manifest().get("dtype") or recipe.model.dtype)
     return ExportRequest(
         run=run.absolute(),
         recipe=recipe,
@@ -103,22 +101,9 @@ def make_request(
         trained=trained.absolute(),
         is_adapter=has_adapter,
         format=cast(Format, format),
-        dtype=cast(Precision, dtype or _own_dtype(run, recipe.model, trained)),
+        dtype=cast(Precision, dtype or (noted if noted in get_args(Precision) else "bfloat16")),
         gguf_type=cast(GgufType, gguf_type or "f16") if format == "gguf" else None,
         max_shard_size=max_shard_size,
-    )
-
-
-def _check_base(adapter: Path, model: ModelConfig) -> None:
-    """Refuse an adapter whose config names another model than the run's."""
-    recorded, source = read_adapter_base(adapter), resolve_source(model)
-    # A GGUF file is trained from a converted copy, whose name holds the file's and a hash.
-    converted = source.kind == "gguf" and Path(source.location).stem in Path(recorded or "").name
-    if recorded in (None, source.location, model.path) or converted:
-        return
-    raise UsageError(
-        f"{adapter} says it was trained on {recorded}, and the run on {model.path}. "
-        "Fix: correct `base_model_name_or_path` in its adapter_config.json, if the two are the same model"
     )
 
 
@@ -130,14 +115,3 @@ def _check_unchanged(run: RunFolder, model: ModelConfig) -> None:
             f"{model.path} holds other weights than when the adapter was trained on it ({now[:12]}, not "
             f"{str(then)[:12]}). Fix: put the old ones back; on the hub, `model.revision` names them"
         )
-
-
-def _own_dtype(run: Path, model: ModelConfig, trained: Path) -> str:
-    """Return the precision the run trained in: as its worker noted, else the recipe's or the model's."""
-    noted = str(Run(run).manifest.get("dtype") or model.dtype)
-    if noted in get_args(Precision):
-        return noted
-    source = resolve_source(model)
-    folders = [trained, *([Path(source.location)] if source.kind == "folder" else [])]
-    named = [str(read_dtype(folder)) for folder in folders]
-    return next((dtype for dtype in named if dtype in get_args(Precision)), "bfloat16")

@@ -229,7 +229,7 @@ def export(
     request = make_request(Path(run), format, checkpoint, dtype, gguf_type, max_shard_size)
     command = find_converter(Path(converter) if converter else None) if format == "gguf" else None
     refine = dtype is None and format == "safetensors" and verify
-    target = exporting.resolve_target(Path(to), request.run)
+    target = Path(to).expanduser().resolve()
     plan = exporting.ExportPlan(request, target, force, verify, refine, command)
     if push_to is None:
         return exporting.export(plan, on_progress)
