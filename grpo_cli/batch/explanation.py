@@ -1,18 +1,14 @@
-"""The derivation of a plan line by line, and common misreadings of the settings with their numbers.
+"""The derivation of a plan line by line, and the three usual misreadings of the settings with their numbers.
 
 Source: TRL 0.14.0, the first with GRPO, `GRPOTrainer.compute_loss` (each prompt of the batch is answered
-`num_generations` times); TRL 0.15.0 and 0.16.0 `GRPOTrainer.__init__` (pull request 2776: the batch counts
-completions, per-device batch × processes must divide); TRL 0.17.0 `GRPOTrainer.__init__` (pull request 3283:
-accumulation counts too); TRL 0.18.0 to 1.16.0 `GRPOConfig.__post_init__` (pull request 3388: the generation
-batch divides).
+`num_generations` times); TRL 0.15.0 `GRPOTrainer.__init__` (pull request 2776: the batch counts completions); TRL
+0.18.0 to 1.16.0 `GRPOConfig.__post_init__` (pull request 3388: the generation batch divides).
 """
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from fractions import Fraction
 from typing import Any
 
 from grpo_cli.batch.plan import BatchInputs, BatchPlan
@@ -156,135 +152,67 @@ class Misreading:
         return asdict(self) | {"right_here": self.right_here}
 
 
-_MISTAKES = {
-    "unit": (
-        "unit",
-        "per_device_train_batch_size counts prompts",
-        "it counts completions, each one of a group. It counted prompts in TRL 0.14, the first with GRPO, "
-        "and no longer since 0.15",
-        "huggingface/trl pull request 2776",
-    ),
-    "per_device": (
-        "divisibility",
-        "per_device_train_batch_size must be a multiple of num_generations",
-        "a group may be spread over processes and micro-steps; only the generation batch must hold whole "
-        "groups. TRL 0.15 and 0.16 required it of one process, by the next rule",
-        "huggingface/trl pull request 3388; GRPOConfig.__post_init__ of TRL 1.16",
-    ),
-    "processes": (
-        "divisibility",
-        "per_device_train_batch_size × processes must be a multiple of num_generations",
-        "that was the rule of TRL 0.15 and 0.16. Since 0.17 accumulation counts too, and since 0.18 the "
-        "generation batch does, however it is set. For evaluation the old rule still holds",
-        "huggingface/trl pull requests 2776, 3283 and 3388",
-    ),
-    "accumulation": (
-        "divisibility",
-        "per_device_train_batch_size × processes × gradient_accumulation_steps must be a multiple of "
-        "num_generations",
-        "that was the rule of TRL 0.17. Since 0.18 steps_per_generation or generation_batch_size, if "
-        "set, takes the place of accumulation",
-        "huggingface/trl pull request 3388",
-    ),
-    "ungrouped_steps": (
-        "steps",
-        "steps = epochs × prompts / completions of a step",
-        "a prompt takes num_generations ({group}) places of the batch, not one",
-        "RepeatSampler of TRL 1.16; huggingface/trl issue 3204",
-    ),
-    "grouped_steps": (
-        "steps",
-        "steps = epochs × prompts × num_generations / completions of a step",
-        "the formula holds if no prompt is dropped, num_iterations is 1 and accumulation divides the "
-        "epoch{conditions}",
-        "RepeatSampler of TRL 1.16; huggingface/trl issue 3204",
-    ),
-}
-"""Topic, claim, reason and source of each mistake."""
-
-
 def find_misreadings(plan: BatchPlan) -> list[Misreading]:
     """Return the common misreadings of a plan's settings; none if these are invalid by themselves."""
-    if plan.completions_per_micro_step is None:
+    i, step = plan.inputs, plan.completions_per_optimizer_step
+    if step is None:
         return []
-    set_steps = "max_steps is set, so neither prompts nor epochs decide; besides, "
-    misreadings = []
-    for name, claimed, actual in _read_all(plan):
-        topic, claim, because, source = _MISTAKES[name]
-        because = because.format(
-            group=plan.inputs.num_generations, conditions=_check_conditions(plan)
-        )
-        if topic == "steps" and plan.inputs.max_steps > 0:
-            because = set_steps + because
-        misreadings.append(Misreading(topic, claim, claimed, actual, because, source))
-    return misreadings
-
-
-def _read_all(plan: BatchPlan) -> Iterator[tuple[str, Reading, Reading]]:
-    """Yield the name, the claimed and the actual number of each mistake."""
-    i, group = plan.inputs, plan.inputs.num_generations
-    device, processes = i.per_device_train_batch_size, i.num_processes
-    factors = f"{device} × {processes} × {i.gradient_accumulation_steps}"
-    step = i.micro_batch * i.gradient_accumulation_steps
-    yield "unit", *_read_completions(factors, step, group)
-    batch = _divide_generation_batch(plan)
-    yield "per_device", _divide("", device, group), batch
-    yield "processes", _divide(f"{device} × {processes}", i.micro_batch, group), batch
-    if step != i.generation_batch:
-        yield "accumulation", _divide(factors, step, group), batch
-    yield "ungrouped_steps", _estimate_steps(i, 1), _read_steps(plan)
-    yield "grouped_steps", _estimate_steps(i, group), _read_steps(plan)
-
-
-def _read_completions(factors: str, step: int, group: int) -> tuple[Reading, Reading]:
-    prompts = f"{Fraction(step, group)}" if step % group == 0 else f"{step / group:,.6g}"
-    noun = "prompt" if step == group else "prompts"
-    return (
-        Reading(
-            step * group,
-            f"{step * group:,} completions a step ({factors} = {step:,} prompts, × {group})",
+    group, machine = i.num_generations, f"{i.per_device_train_batch_size} × {i.num_processes}"
+    factors = f"{machine} × {i.gradient_accumulation_steps}"
+    micro_steps = i.steps_per_generation or i.gradient_accumulation_steps
+    is_set = i.generation_batch_size is not None
+    batch = "generation_batch_size" if is_set else f"{machine} × {micro_steps}"
+    prompts = f"{step:,} completions a step ({factors}), of {step / group:,.6g} prompts (/ {group})"
+    return [
+        Misreading(
+            "unit",
+            "per_device_train_batch_size counts prompts",
+            Reading(
+                step * group,
+                f"{step * group:,} completions a step ({factors} = {step:,} prompts, × {group})",
+            ),
+            Reading(step, prompts),
+            "it counts completions, each one of a group. It counted prompts in TRL 0.14, the first with GRPO, "
+            "and no longer since 0.15",
+            "huggingface/trl pull request 2776",
         ),
-        Reading(
-            step,
-            f"{step:,} completions a step ({factors}), of {prompts} {noun} (/ {group})",
+        Misreading(
+            "divisibility",
+            "per_device_train_batch_size must be a multiple of num_generations",
+            _divide("", i.per_device_train_batch_size, group),
+            _divide(f"generation batch {batch} = ", i.generation_batch, group),
+            "a group may be spread over processes and micro-steps; only the generation batch must hold whole "
+            "groups. TRL 0.15 and 0.16 required it of all processes together",
+            "huggingface/trl pull request 3388; GRPOConfig.__post_init__ of TRL 1.16",
         ),
-    )
-
-
-def _divide_generation_batch(plan: BatchPlan) -> Reading:
-    i = plan.inputs
-    steps = i.steps_per_generation or i.gradient_accumulation_steps
-    factors = f"{i.per_device_train_batch_size} × {i.num_processes} × {steps}"
-    factors = "generation_batch_size" if i.generation_batch_size is not None else factors
-    reading = _divide(f"generation batch {factors}", i.generation_batch, i.num_generations)
-    if plan.steps_per_generation is not None:
-        return reading
-    text = (
-        f"{reading.text} by this rule, but it does not split into micro-steps of {i.micro_batch:,}"
-    )
-    return Reading(reading.value, text)
+        Misreading(
+            "steps",
+            "steps = epochs × prompts / completions of a step",
+            _estimate_steps(i, step),
+            _read_steps(plan),
+            f"a prompt takes num_generations ({group}) places of the batch, not one",
+            "RepeatSampler of TRL 1.16; huggingface/trl issue 3204",
+        ),
+    ]
 
 
 def _divide(factors: str, batch: int, group: int) -> Reading:
     whole, rest = divmod(batch, group)
     verdict = f" remainder {rest}: refused" if rest else ": allowed"
-    before = f"{factors} = {batch:,}; " if factors else ""
+    before = f"{factors}{batch:,}; " if factors else ""
     return Reading(not rest, f"{before}{batch:,} / {group} = {whole:,}{verdict}")
 
 
-def _estimate_steps(inputs: BatchInputs, factor: int) -> Reading:
-    """Return the steps by a simple formula, rounded up as the trainer does."""
+def _estimate_steps(inputs: BatchInputs, step: int) -> Reading:
+    """Return the steps by the simple formula, rounded up as the trainer does."""
     if inputs.dataset_size is None:
         return Reading(None, "unknown without the number of prompts (--dataset-size)")
-    if not math.isfinite(inputs.num_train_epochs):
-        return Reading(None, f"unknown for {inputs.num_train_epochs:g} epochs")
-    step = inputs.micro_batch * inputs.gradient_accumulation_steps
-    exact = inputs.num_train_epochs * (inputs.dataset_size * factor / step)
-    steps = math.ceil(exact)
-    times = f" × {factor}" if factor > 1 else ""
-    formula = f"{inputs.num_train_epochs:g} × {inputs.dataset_size:,}{times} / {step:,}"
-    rounded = "" if exact == steps else f" = {exact:,.6g}, rounded up"
-    return Reading(steps, f"{steps:,} steps ({formula}{rounded})")
+    exact = inputs.num_train_epochs * inputs.dataset_size / step
+    formula = f"{inputs.num_train_epochs:g} × {inputs.dataset_size:,} / {step:,}"
+    if not math.isfinite(exact):
+        return Reading(None, f"unknown ({formula})")
+    rounded = "" if exact == math.ceil(exact) else f" = {exact:,.6g}, rounded up"
+    return Reading(math.ceil(exact), f"{math.ceil(exact):,} steps ({formula}{rounded})")
 
 
 def _read_steps(plan: BatchPlan) -> Reading:
@@ -301,21 +229,3 @@ def _read_steps(plan: BatchPlan) -> Reading:
         f"/ {i.gradient_accumulation_steps} rounded up = {plan.optimizer_steps_per_epoch:,} an epoch"
     )
     return Reading(total, f"{total:,} steps ({epoch}, × {i.num_train_epochs:g})")
-
-
-def _check_conditions(plan: BatchPlan) -> str:
-    """Return which conditions of the simple formula fail here; empty if that is unknown."""
-    i = plan.inputs
-    dropped, micro_steps = plan.dropped_prompts_per_epoch, plan.micro_steps_per_epoch
-    if dropped is None or micro_steps is None:
-        return ""
-    failures = []
-    if dropped:
-        failures.append(f"{dropped:,} of {i.dataset_size:,} prompts are dropped each epoch")
-    if i.num_iterations > 1:
-        failures.append(f"each completion is trained on {i.num_iterations} times")
-    if short := micro_steps % i.gradient_accumulation_steps:
-        failures.append(
-            f"{micro_steps:,} micro-steps leave {short} after steps of {i.gradient_accumulation_steps}"
-        )
-    return f"; here {', and '.join(failures) if failures else 'all of that holds'}"

@@ -378,9 +378,6 @@ def print_planned(planned: "Sequence[Removal]") -> None:
             console.print(Text.assemble("remove ", (str(path), "bold")))
         for path in each.kept:
             console.print(Text(f"keep   {path}", style="dim"))
-        for path in each.linked:
-            note = f"{path} is a link to {path.readlink()}, which stays"
-            console.print(Text(note, style="yellow"))
     count = count_noun(sum(len(each.paths) for each in planned), "folder")
     console.print(f"{count}, {format_bytes(sum(each.bytes for each in planned))}", markup=False)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.runs.files import parse_json
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.metrics import parse_records
 
 
 @dataclass
@@ -70,7 +70,7 @@ def find_groups(run: RunFolder) -> list[GroupPlace]:
         start = 0
         with path.open("rb") as lines:
             for line in lines:
-                if part := _parse(line):
+                for part in parse_records([line]):
                     key = (part.get("split", "train"), part["step"], part["row"])
                     place = places.setdefault(key, GroupPlace(part["step"]))
                     place.lines.append((path, start, len(line)))
@@ -85,34 +85,12 @@ def load_groups(places: Iterable[GroupPlace]) -> Iterator[Group]:
         for path, start, length in place.lines:
             with path.open("rb") as file:
                 file.seek(start)
-                part = _parse(file.read(length))
-            if part:
-                split = part.get("split", "train")
-                group = group or Group(split, part["step"], part["row"], part["prompt"])
-                group.add(*_columns(part))
+                (part,) = parse_records([file.read(length)])
+            split = part.get("split", "train")
+            group = group or Group(split, part["step"], part["row"], part["prompt"])
+            group.add(*_columns(part))
         if group:
             yield group
-
-
-def check_group(part: Any) -> dict[str, Any] | None:
-    """Return a record of `completions/` if it is complete and its lists are equally long, else None."""
-    try:
-        *lists, rewards, reasons, messages, episodes = _columns(part)
-        lists += [*rewards.values(), *reasons.values(), *filter(None, (messages, episodes))]
-        known = isinstance(part["step"], int) and isinstance(part["row"], int) and "prompt" in part
-        known = known and all(isinstance(each, dict) for each in episodes)
-        complete = known and bool(lists[0]) and len(set(map(len, lists))) == 1
-    except (KeyError, TypeError, AttributeError):
-        return None
-    return part if complete else None
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return the part of a group that a line holds; None for a torn line."""
-    try:
-        return check_group(parse_json(line))
-    except ValueError:
-        return None
 
 
 def _columns(part: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from grpo_cli.errors import UsageError
 
-_MAX_DIGITS = 18
 SCHEMA_VERSION = 1
 """Version of a run folder's layout and of every record in it."""
 
@@ -39,20 +38,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; NaN, infinities and integers of more than 18 digits become None.
-
-    Raises:
-        ValueError: The text is not JSON, or nested too deeply to read.
-    """
-    try:
-        return json.loads(
-            text,
-            parse_constant=lambda _: None,
-            parse_float=lambda number: finite(float(number)),
-            parse_int=lambda number: int(number) if len(number) <= _MAX_DIGITS else None,
-        )
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    """Parse JSON; NaN and infinities become None. Raises `ValueError` for anything else."""
+    return json.loads(text, parse_constant=lambda _: None)
 
 
 def finite(value: Any) -> Any:
@@ -67,13 +54,12 @@ def finite(value: Any) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object; empty if the file is missing or damaged."""
+    """Return a file's JSON object; empty if the file is missing or torn."""
     try:
-        # Reading a pipe or a device could block.
-        value = parse_json(path.read_bytes()) if path.is_file() else None
+        value: dict[str, Any] = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
+    return value
 
 
 def read_tensors_header(path: Path) -> tuple[int, dict[str, tuple[int, ...]]]:

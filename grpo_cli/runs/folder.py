@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_MANIFEST_SECTIONS = {"hardware", "accelerator", "versions", "data"}
 _MACHINE_0_CHECKPOINTS = Path("..", "..", "checkpoints")
 """Where the checkpoints of another machine's folder point."""
 
@@ -149,16 +148,12 @@ class RunFolder:
             write_text(self.accelerate, yaml.safe_dump(plan["accelerate"], sort_keys=False))
 
     def read_plan(self) -> dict[str, Any]:
-        """Return the launch plan; empty if it is missing or damaged."""
+        """Return the launch plan; empty if it is missing."""
         return read_object(self.plan)
 
     def read_manifest(self) -> dict[str, Any]:
-        """Return the provenance of the run; empty, or without a section, if that is missing or damaged."""
-        return {
-            name: value
-            for name, value in read_object(self.manifest).items()
-            if name not in _MANIFEST_SECTIONS or isinstance(value, dict)
-        }
+        """Return the provenance of the run; empty if it is missing."""
+        return read_object(self.manifest)
 
     def read_resumption(self) -> dict[str, Any]:
         """Return what the newest attempt resumed from; empty if it started from the beginning."""
@@ -189,7 +184,7 @@ class RunFolder:
             # Earlier versions chose the held-out rows by the recipe's seed.
             resolved["recipe"]["dataset"].setdefault("eval_seed", resolved["recipe"]["seed"])
             return Recipe.model_validate(resolved["recipe"])
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except (FileNotFoundError, NotADirectoryError):
             raise UsageError(
                 f"{self.path} is not a run folder: it has no resolved.json. "
                 "Fix: name a folder under runs/<name>/"

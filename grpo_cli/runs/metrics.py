@@ -5,7 +5,9 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -35,8 +37,6 @@ _END_BYTES = 2**16
 """Read at each end of the metrics for a list of runs: about a hundred records."""
 _NOT_METRICS = frozenset({"time", "step", "total_steps"})
 _REWARD_PREFIX, _MEAN = "rewards/", "/mean"
-_LARGEST = 1e100
-"""Larger values are damage, and their squares overflow."""
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -47,13 +47,11 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
         file.write(f"{line}\n")
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return a record; None for a line that a killed process left torn."""
-    try:
-        record = parse_json(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
+def parse_records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the records of some lines; passes over those that a killed process left torn."""
+    for line in lines:
+        with suppress(ValueError):
+            yield parse_json(line)
 
 
 class RecordTail:
@@ -90,9 +88,7 @@ class RecordTail:
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         self._seen = (self._seen + complete)[-_FINGERPRINT_BYTES:]
-        for line in complete.splitlines():
-            if (record := _parse(line)) is not None:
-                yield record
+        yield from parse_records(complete.splitlines())
 
     def _seek(self, file: BinaryIO) -> None:
         """Go to where reading ended, or to the start if this is another file now."""
@@ -136,7 +132,7 @@ class Metrics:
             self.attempt = len(self.steps)
         elif event == "warmup":
             self._add_warmup(record)
-        if event not in ("train", "eval") or not isinstance(step, int):
+        if event not in ("train", "eval") or step is None:
             return
         numbers = read_numbers(record)
         self.step = step
@@ -183,41 +179,30 @@ def read_reward_ends(path: Path, block: int = _END_BYTES) -> tuple[list[float], 
 
     Args:
         path: `metrics.jsonl`; it need not exist.
-        block: Bytes to read at each end; a file of up to twice as many is read whole.
+        block: Bytes to read at each end.
     """
     if not path.is_file():
         return [], []
-    try:
-        with path.open("rb") as file:
-            head = file.read(2 * block)
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - block, 0))
-            tail = file.read()
-    except OSError:
-        return [], []
-    if size > 2 * block:
-        head, tail = head[:block], tail.partition(b"\n")[2]
-    else:
-        tail = head
-    first, last = (part[: part.rfind(b"\n") + 1].splitlines() for part in (head, tail))
-    records = sum(b'"event": "train"' in line for line in first) * size / max(len(head), 1)
-    width = count_averaged(round(records))
-    return _take_rewards(first, width), _take_rewards(reversed(last), width)
+    with path.open("rb") as file:
+        head = file.read(block)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - block, 0))
+        tail = file.read()
+    width = count_averaged(round(head.count(b'"event": "train"') * size / max(len(head), 1)))
+    first, last = head.splitlines(), reversed(tail.splitlines())
+    return list(islice(_rewards(first), width)), list(islice(_rewards(last), width))
 
 
-def _take_rewards(lines: Iterable[bytes], width: int) -> list[float]:
-    metrics = Metrics()
-    for line in lines:
-        if len(rewards := metrics.values("reward")) == width:
-            return rewards
-        metrics.add(_parse(line) or {})
-    return metrics.values("reward")
+def _rewards(lines: Iterable[bytes]) -> Iterator[float]:
+    for record in parse_records(lines):
+        if record.get("event") == "train" and record.get("reward") is not None:
+            yield record["reward"]
 
 
 def read_numbers(record: Mapping[str, Any]) -> Step:
     """Return the numbers of a record; those that are not finite become None."""
     return {
-        name: value if value is not None and abs(value) < _LARGEST else None
+        name: None if value is None else finite(value)
         for name, value in record.items()
         if name != "schema_version" and (value is None or _is_number(value))
     }

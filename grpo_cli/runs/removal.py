@@ -11,12 +11,8 @@ from grpo_cli.errors import UsageError
 from grpo_cli.runs.checkpoints import STAGING, find_trained, whole_checkpoints
 from grpo_cli.runs.files import lock_folder, measure_bytes
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.selection import is_own, read_status
+from grpo_cli.runs.selection import read_status
 from grpo_cli.runs.status import look_at_life
-
-_TRIES = 4
-_PARTS = {"logs", "machines"}
-"""Folders of a run that may hold copies of its own recipe."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +25,6 @@ class Removal:
     bytes: int
     kept: tuple[Path, ...] = ()
     """Checkpoints that stay."""
-    linked: tuple[Path, ...] = ()
-    """Links in the folder: they are removed, and what they point at stays."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the removal as plain values."""
@@ -50,8 +44,7 @@ def plan_removal(run: RunFolder, *, checkpoints: bool = False) -> Removal:
     """
     _check_removable(run)
     if not checkpoints:
-        links = tuple(path for path in sorted(run.path.iterdir()) if path.is_symlink())
-        return Removal(run, (run.path,), measure_bytes(run.path), linked=links)
+        return Removal(run, (run.path,), measure_bytes(run.path))
     if run.checkpoints.is_symlink():
         raise UsageError(
             f"{run.checkpoints} is a link to {run.checkpoints.readlink()}, and nothing behind a link is "
@@ -59,9 +52,7 @@ def plan_removal(run: RunFolder, *, checkpoints: bool = False) -> Removal:
         )
     kept = _needed_checkpoints(run)
     made = (run.checkpoints / STAGING, *sorted(run.checkpoints.glob("checkpoint-*")))
-    paths = tuple(
-        path for path in made if path.is_dir() and not path.is_symlink() and path not in kept
-    )
+    paths = tuple(path for path in made if path.is_dir() and path not in kept)
     return Removal(run, paths, sum(map(measure_bytes, paths)), kept=kept)
 
 
@@ -69,7 +60,7 @@ def _needed_checkpoints(run: RunFolder) -> tuple[Path, ...]:
     """Return the checkpoint that training would resume from, and the best if it is known."""
     known = whole_checkpoints(run)
     needed = {known[max(known)]} if known else set()
-    with suppress(UsageError, OSError):
+    with suppress(UsageError):
         needed |= {path for _, path in find_trained(run, "best")}
     return tuple(sorted(needed))
 
@@ -87,7 +78,7 @@ def remove(removals: Sequence[Removal]) -> int:
             # Evaluations lock folders of their own.
             evaluated = [path.parent for path in each.run.evaluations.glob("*/.lock")]
             for folder in (each.run.launch, *evaluated):
-                if folder.is_dir() and not folder.is_symlink():
+                if folder.is_dir():
                     locks.enter_context(lock_folder(folder, "working"))
         for each in removals:
             for path in each.paths:
@@ -112,24 +103,12 @@ def _check_removable(run: RunFolder) -> None:
         raise UsageError(
             f"{path} is a link, or lies behind one. Fix: name the folder itself, {path.resolve()}"
         )
-    if not is_own(run):
-        raise UsageError(
-            f"{path} is no run folder, or is damaged: its resolved.json is not a recipe of grpo. "
-            "Fix: name a folder under runs/<name>/, or remove it by hand"
-        )
+    if not run.resolved.is_file():
+        raise UsageError(f"{path} is no run folder. Fix: name a folder under runs/<name>/")
     if run.shares_checkpoints:
         raise UsageError(
             f"{path} is one machine's part of {run.main.path}. Fix: remove that run as a whole"
         )
-    inner = (found.parent.relative_to(path) for found in path.rglob(run.resolved.name))
-    if any(
-        is_own(RunFolder(path / each))
-        for each in inner
-        if each.parts and each.parts[0] not in _PARTS
-    ):
-        raise UsageError(f"{path} holds other runs. Fix: name them one by one")
-    if path.resolve() in (Path.cwd(), *Path.cwd().parents):
-        raise UsageError(f"{path} is where this command works. Fix: cd elsewhere first")
     for part in (run, *map(RunFolder, sorted(path.glob("machines/*")))):
         status = read_status(part)
         if status and look_at_life(part, status).state == "running":
@@ -147,18 +126,10 @@ def _remove_tree(path: Path) -> None:
     """
     aside = path.with_name(f".{path.name}.removed")
     try:
-        shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
-        # A process may still be writing into it.
-        for _ in range(_TRIES - 1):
-            shutil.rmtree(aside, ignore_errors=True)
-        if aside.exists():
-            shutil.rmtree(aside)
-    except FileNotFoundError:
-        return
+        shutil.rmtree(aside)
     except OSError as error:
-        rest = aside if aside.exists() else path
         raise UsageError(
-            f"{path} could not be removed ({error.strerror}); what is left is {rest}. Fix: end what "
-            "writes into it, or change its permissions, and remove that by hand"
+            f"{path} could not be removed ({error.strerror}); what is left is {aside}. Fix: end what writes "
+            "into it, or change its permissions, and remove that by hand"
         ) from None

@@ -7,16 +7,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_cli.errors import UsageError
 from grpo_cli.runs.checkpoints import find_trained, whole_checkpoints
-from grpo_cli.runs.completions import Group, check_group, find_groups, load_groups
-from grpo_cli.runs.files import parse_json, read_object
+from grpo_cli.runs.completions import Group, find_groups, load_groups
+from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import DURING, Metrics, Point, RecordTail, Step, When, read_reward_ends
+from grpo_cli.runs.metrics import (
+    DURING,
+    Metrics,
+    Point,
+    RecordTail,
+    Step,
+    When,
+    parse_records,
+    read_reward_ends,
+)
 from grpo_cli.runs.status import Life, Status, StatusFile, look_at_life
 
 if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
 
-_SAMPLE_KEYS = frozenset({"row", "prompt", "text", "tokens", "clipped", "rewards"})
 _NEWEST_BYTES = 2**22
 """Read at the end of each file of completions, which may be large: enough for the newest group."""
 
@@ -115,12 +123,7 @@ class Run:
 
     def measured(self, when: When) -> dict[str, Any]:
         """Return the held-out measurement before or after training, as in `eval/`; empty if there is none."""
-        measured = read_object(self.folder.evaluations / f"{when}.json")
-        for part in ("accuracy", "rewards"):
-            if part in measured:
-                scores = measured[part] if isinstance(measured[part], dict) else {}
-                measured[part] = {name: each for name, each in scores.items() if _is_score(each)}
-        return measured
+        return read_object(self.folder.evaluations / f"{when}.json")
 
     @cached_property
     def before(self) -> dict[str, Any]:
@@ -138,9 +141,7 @@ class Run:
         measured: dict[str, dict[int, dict[str, Any]]] = {}
         files = (self.folder.evaluations / DURING).glob("*/*.json")
         for path in sorted(files, key=lambda path: (path.parent.name, len(path.stem), path.stem)):
-            if path.stem.isdecimal() and isinstance(
-                (read := read_object(path)).get("metrics"), dict
-            ):
+            if path.stem.isdecimal() and (read := read_object(path)):
                 measured.setdefault(path.parent.name, {})[int(path.stem)] = read
         return measured
 
@@ -154,8 +155,7 @@ class Run:
             path = self.folder.evaluations / f"{when}.jsonl"
             # Not `splitlines`, which also breaks at U+2028 and its kin inside a text.
             lines = path.read_bytes().split(b"\n") if path.is_file() else []
-            samples = (_read_sample(line) for line in lines)
-            self._samples[when] = [sample for sample in samples if sample]
+            self._samples[when] = list(parse_records(lines))
         return self._samples[when]
 
     def completions(self) -> Iterator[Group]:
@@ -166,7 +166,7 @@ class Run:
         """Return the group that was sampled last, as recorded by its process; None before the first."""
         for path in sorted(self.folder.completions.glob("rank_*.jsonl")):
             tail = self._groups.setdefault(path, RecordTail(path, last_bytes=_NEWEST_BYTES))
-            for group in filter(check_group, tail.read_new()):
+            for group in tail.read_new():
                 if self._newest_group is None or group["time"] >= self._newest_group["time"]:
                     self._newest_group = group
         return self._newest_group
@@ -181,7 +181,7 @@ class Run:
         """Step of the best checkpoint; None if the run did not evaluate while it trained."""
         try:
             [(_, best)] = find_trained(self.folder, "best")
-        except (UsageError, OSError):
+        except UsageError:
             return None
         return next((step for step, path in self.checkpoints.items() if path == best), None)
 
@@ -208,17 +208,3 @@ class Run:
     def reward_ends(self) -> tuple[list[float], list[float]]:
         """Return the first and the last training rewards, read from the ends of the metrics alone."""
         return read_reward_ends(self.folder.metrics)
-
-
-def _read_sample(line: bytes) -> dict[str, Any] | None:
-    """Return a sample; None for a line that is no sample of a measurement."""
-    try:
-        sample = parse_json(line)
-    except ValueError:
-        return None
-    known = isinstance(sample, dict) and sample.keys() >= _SAMPLE_KEYS
-    return sample if known and isinstance(sample["rewards"], dict) else None
-
-
-def _is_score(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

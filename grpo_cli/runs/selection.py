@@ -1,11 +1,9 @@
 """Find the run that a person means: a path, `NAME/ID`, `NAME` (its newest run), or `latest`."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from grpo_cli.errors import UsageError, nearest
-from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import Status, StatusFile, was_started
 
@@ -17,31 +15,13 @@ def list_folders(root: Path) -> list[RunFolder]:
 
     Folders without a sign of a run (evaluations alone, other programs' folders) are skipped.
     """
-    folders: list[RunFolder] = []
-    for name in _list_dir(root):
-        folders += [RunFolder(path.absolute()) for path in _list_dir(name) if is_run(path)]
-    return folders
-
-
-def _list_dir(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
+    return [RunFolder(path.absolute()) for path in sorted(root.glob("*/*")) if is_run(path)]
 
 
 def is_run(path: Path) -> bool:
     """Return whether a folder is a run's, even if it is damaged or half made."""
     run = RunFolder(path)
     return run.resolved.is_file() or (run.launch.is_dir() and (path / "logs").is_dir())
-
-
-def is_own(run: RunFolder) -> bool:
-    """Return whether a folder is certainly a run's: it holds a recipe as this program writes it."""
-    resolved = read_object(run.resolved)
-    return isinstance(resolved.get("schema_version"), int) and isinstance(
-        resolved.get("recipe"), dict
-    )
 
 
 def find_run(root: Path, name: str = LATEST) -> RunFolder:
@@ -56,10 +36,7 @@ def find_run(root: Path, name: str = LATEST) -> RunFolder:
     """
     if name == LATEST:
         return _newest(root, list_folders(root))
-    path = Path(name)
-    # `~name` of an unknown user is a name like any other.
-    with suppress(RuntimeError):
-        path = path.expanduser()
+    path = Path(os.path.expanduser(name))
     for candidate in (path, root / path):
         # `abspath` resolves `..` without following links.
         absolute = Path(os.path.abspath(candidate))
@@ -87,7 +64,7 @@ def read_status(run: RunFolder) -> Status | None:
     """Return the status of a run; None if it is damaged."""
     try:
         return StatusFile(run.status).read()
-    except (UsageError, OSError):
+    except UsageError:
         return None
 
 

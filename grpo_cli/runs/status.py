@@ -3,11 +3,9 @@
 import platform
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field, TypeAdapter
+from typing import Any, Literal
 
 from grpo_cli.errors import UsageError
 from grpo_cli.runs.files import SCHEMA_VERSION, parse_json, read_object, write_json
@@ -16,7 +14,6 @@ from grpo_cli.runs.folder import RunFolder
 State = Literal["pending", "running", "completed", "stopped", "failed"]
 ShownState = State | Literal["interrupted", "damaged"]
 """`interrupted`: marked as running, but no process exists. `damaged`: the status cannot be read."""
-Moment = Annotated[float, Field(ge=0, lt=1e11)]
 FINAL: frozenset[State] = frozenset({"completed", "stopped", "failed"})
 _BEAT_INTERVAL_S = 1.0
 _MAX_LOOK_S = 5.0
@@ -44,9 +41,9 @@ class Status:
     """The rule of `training.stop_when` that stopped it, if one did."""
     traceback: str | None = None
     """Of a failure."""
-    started_at: Moment = field(default_factory=time.time)
+    started_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
-    updated_at: Moment = field(default_factory=time.time)
+    updated_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
     schema_version: int = SCHEMA_VERSION
 
@@ -54,9 +51,6 @@ class Status:
     def seconds(self) -> float:
         """From the start to the last update; 0 if the clock was set back in between."""
         return max(self.updated_at - self.started_at, 0.0)
-
-
-_STATUS = TypeAdapter(Status)
 
 
 class StatusFile:
@@ -71,12 +65,10 @@ class StatusFile:
         Raises:
             UsageError: The file is damaged.
         """
-        if not self.path.exists():
-            return Status()
         try:
-            # Reading a pipe or a device could block.
-            values = parse_json(self.path.read_bytes()) if self.path.is_file() else None
-            return _STATUS.validate_python(values)
+            values = parse_json(self.path.read_bytes())
+            known = {each.name for each in fields(Status)}
+            return Status(**{name: value for name, value in values.items() if name in known})
         except FileNotFoundError:
             return Status()
         except ValueError:
@@ -178,9 +170,7 @@ def look_at_life(run: RunFolder, status: Status) -> Life:
     if live_workers(run):
         return Life(status.state, silent_s, True)
     here = _is_of_this_machine(run)
-    timeout_s = run.read_plan().get("stall_timeout_s")
-    longest_s = timeout_s if isinstance(timeout_s, int | float) and timeout_s > 0 else _STALL_S
-    ended = here is True or silent_s > longest_s
+    ended = here is True or silent_s > (run.read_plan().get("stall_timeout_s") or _STALL_S)
     return Life("interrupted" if ended else "running", silent_s, here)
 
 

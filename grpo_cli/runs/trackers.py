@@ -132,10 +132,8 @@ def run_name(folder: RunFolder) -> str:
 
 def read_trackers(folder: RunFolder, part: Literal["runs", "failures"]) -> dict[str, Any]:
     """Return a part of `trackers.json` by tracker: what identifies its run, or why it failed."""
-    kind = dict if part == "runs" else str
-    entries = read_object(folder.trackers).get(part)
-    entries = entries if isinstance(entries, dict) else {}
-    return {name: value for name, value in entries.items() if isinstance(value, kind)}
+    entries: dict[str, Any] = read_object(folder.trackers).get(part, {})
+    return entries
 
 
 def write_trackers(folder: RunFolder, runs: Mapping[str, Any], failures: Mapping[str, str]) -> None:

@@ -2,9 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
-import time
 
 import pytest
 
@@ -65,7 +62,6 @@ def test_nothing_behind_a_link_is_removed(tmp_path):
     with pytest.raises(UsageError, match="is a link to"):
         plan_removal(run, checkpoints=True)
     planned = plan_removal(run)
-    assert names(planned.linked) == ["checkpoints"]
     assert planned.bytes < 100_000
     remove([planned])
     assert (elsewhere / "checkpoint-10" / "weights").is_file()
@@ -85,10 +81,6 @@ def _empty_it(run):
     run.resolved.unlink()
 
 
-def _fill_it(run):
-    make_finished_run(run.path)
-
-
 def _share_it(run):
     run.checkpoints.symlink_to("../../checkpoints")
 
@@ -104,7 +96,6 @@ def _work_in_it(run):
         (_run_it, "is running"),
         (_link_it, "is a link"),
         (_empty_it, "is no run folder"),
-        (_fill_it, "holds other runs"),
         (_share_it, "is one machine's part of"),
         (_work_in_it, "is running"),
     ],
@@ -113,13 +104,6 @@ def test_what_must_not_go_is_refused(tmp_path, change, said):
     run = make_finished_run(tmp_path)
     change(run)
     with pytest.raises(UsageError, match=said):
-        plan_removal(run)
-
-
-def test_a_run_that_holds_the_working_directory_is_refused(tmp_path, monkeypatch):
-    run = make_finished_run(tmp_path)
-    monkeypatch.chdir(run.evaluations)
-    with pytest.raises(UsageError, match="is where this command works"):
         plan_removal(run)
 
 
@@ -156,49 +140,11 @@ def test_nothing_behind_a_link_to_a_run_or_to_its_name_is_removed(tmp_path):
     assert not run.path.exists()
 
 
-@pytest.mark.parametrize("told", ["{}", '{"x": 1}', "[", '{"schema_version": 1}'])
-def test_what_only_looks_like_a_run_stays(tmp_path, told):
-    project = RunFolder(tmp_path / "project")
-    for name in ("launch", "logs", "src"):
-        (project.path / name).mkdir(parents=True)
-    project.resolved.write_text(told)
-    with pytest.raises(UsageError, match=r"no run folder.*by hand"):
-        plan_removal(project)
-
-
-def test_a_run_that_holds_others_is_kept_however_deep_they_are(tmp_path):
-    run = make_finished_run(tmp_path)
-    make_finished_run(run.path / "more" / "runs")
-    with pytest.raises(UsageError, match="holds other runs"):
-        plan_removal(run)
-
-
-def test_what_is_written_meanwhile_goes_too(tmp_path):
-    run = make_finished_run(tmp_path)
-    writer = (
-        "import itertools, pathlib, sys\n"
-        "for n in itertools.count():\n"
-        "    try: pathlib.Path(sys.argv[1], str(n)).touch()\n"
-        "    except OSError: break"
-    )
-    process = subprocess.Popen([sys.executable, "-c", writer, run.path])
-    try:
-        while len(list(run.path.iterdir())) < 100:
-            time.sleep(0.01)
-        remove([plan_removal(run)])
-        assert not run.path.exists()
-        assert list(tmp_path.iterdir()) == []
-    finally:
-        process.kill()
-        process.wait()
-
-
 def test_what_cannot_be_removed_is_told(tmp_path, monkeypatch):
     run = make_finished_run(tmp_path)
 
-    def refuse(*given, ignore_errors=False):
-        if not ignore_errors:
-            raise OSError(13, "Permission denied")
+    def refuse(path):
+        raise OSError(13, "Permission denied")
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
     with pytest.raises(UsageError, match=r"Permission denied.*what is left is"):

@@ -58,7 +58,7 @@ def test_metrics_are_numbers_of_training_and_evaluation(tmp_path):
         {"event": "train", "step": 1, "total_steps": 9, "reward": 1, "kl": None, "text": "x"},
         {"event": "eval", "step": 1, "eval_reward": 0.5, "loss": float("nan")},
         {"event": "train", "step": None, "reward": 5.0},
-        {"event": "train", "step": 2, "reward": 1e200},
+        {"event": "train", "step": 2, "reward": float("nan")},
     ):
         metrics.add(record)
     assert metrics.steps == [
@@ -111,17 +111,11 @@ def test_metrics_that_were_cut_are_read_again_and_new_since_the_run_resumed(tmp_
     assert run.metrics is not earlier
 
 
-def test_scores_of_a_measurement_are_numbers(tmp_path):
-    folder = make_finished_run(tmp_path)
-    write_json(folder.evaluations / "before.json", {"accuracy": {"a": 0.5, "b": "x"}, "prompts": 3})
-    assert Run(folder).before == {"accuracy": {"a": 0.5}, "prompts": 3}
-
-
 def test_samples_are_those_that_can_be_read(tmp_path):
     folder = make_finished_run(tmp_path)
     write_samples(folder, {"a\u2028b": [0.0, 1.0]})
     with (folder.evaluations / "after.jsonl").open("a") as file:
-        file.write('{"row": 1}\n{"row": 2, "te')
+        file.write('{"row": 2, "te')
     samples = Run(folder).samples("after")
     assert [each["rewards"] for each in samples] == [{"math": 0.0}, {"math": 1.0}]
 
@@ -149,10 +143,9 @@ def test_the_newest_group_of_all_processes_is_known(tmp_path):
     assert run.newest_group()["time"] == 11.0
 
 
-def test_torn_lines_and_unequal_lists_are_passed_over(tmp_path):
+def test_torn_lines_are_passed_over(tmp_path):
     folder = make_finished_run(tmp_path)
     write_group(folder, completions=["half \ud83d", "6"])
-    write_group(folder, row=7, tokens=[1])
     with (folder.completions / "rank_0.jsonl").open("a") as file:
         file.write('{"step": 2, "row"')
     (group,) = Run(folder).completions()
