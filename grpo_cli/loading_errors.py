@@ -5,14 +5,13 @@ are passed in by the room that loads it; nothing is loaded here.
 """
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from grpo_cli.errors import SetupError, nearest
+from grpo_cli.errors import SetupError
 
 Fixes = Sequence[tuple[str, str, str]]
 """(words of the message, in any case; the fix; the key of the recipe's section); `{path}` stands for
@@ -62,11 +61,7 @@ def explain_loading(
     except (*refusals, SafetensorError, StrictDataclassError) as error:
         text = " ".join(str(error).split())
         offline = [(words, offline_fix, "path") for words in _UNREACHABLE]
-        found = (
-            _fix_by_type(error)
-            or _fix_unknown_type(text)
-            or _find_fix(text, [*offline, *_FIXES, *more_fixes])
-        )
+        found = _fix_by_type(error) or _find_fix(text, [*offline, *_FIXES, *more_fixes])
         if found is None and isinstance(error, OSError):
             found = "check `{section}path`", "path"
         if found is None:
@@ -88,18 +83,6 @@ def _fix_by_type(error: Exception) -> tuple[str, str] | None:
         (StrictDataclassError, "correct that value in its config.json, or fetch the file anew"),
     )
     return next(((fix, "path") for kind, fix in fixes if isinstance(error, kind)), None)
-
-
-def _fix_unknown_type(text: str) -> tuple[str, str] | None:
-    """Return the fix of a `model_type` that looks like a misspelling."""
-    from transformers import CONFIG_MAPPING
-
-    match = re.search(r"model type `([^`]+)`", text)
-    close = nearest(match[1], CONFIG_MAPPING) if match else None
-    if close is None:
-        return None
-    fix = f'if `{close}` is meant, write "model_type": "{close}" in its config.json'
-    return f"{fix}; else pip install --upgrade transformers", "path"
 
 
 def _find_fix(text: str, fixes: Fixes) -> tuple[str, str] | None:

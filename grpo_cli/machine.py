@@ -66,12 +66,7 @@ def read_hardware(gpus: int | None = None) -> Hardware:
 
 
 def count_gpus(nodes: Path = _AMD_NODES, renderers: Path = _RENDERERS) -> int:
-    """Return how many GPUs torch will see: NVIDIA's or AMD's, less those that the environment hides.
-
-    Args:
-        nodes: What Linux tells of AMD's GPUs.
-        renderers: The devices that this machine, or container, may use.
-    """
+    """Return how many GPUs torch will see: NVIDIA's or AMD's, less those that the environment hides."""
     return _find_gpus(nodes, renderers)[0]
 
 
@@ -191,15 +186,10 @@ def read_available_memory(
 
 def _read_cgroup_room(cgroup: Path) -> int | None:
     """Return what a container may still take; page cache that can be dropped counts as free."""
-    for limit, used, key in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        most, now = _read_number(cgroup / limit), _read_number(cgroup / used)
-        if most is not None and now is not None:
-            stat = (cgroup / limit).parent / "memory.stat"
-            return max(most - now + (_read_entry(stat, key) or 0), 0)
-    return None
+    most, now = (_read_number(cgroup / name) for name in ("memory.max", "memory.current"))
+    if most is None or now is None:
+        return None
+    return max(most - now + (_read_entry(cgroup / "memory.stat", "inactive_file") or 0), 0)
 
 
 def _read_entry(path: Path, key: str, unit: int = 1) -> int | None:
@@ -251,10 +241,7 @@ def read_cpu_quota(cgroup: Path = CGROUP) -> float | None:
         quota, period = (cgroup / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
-        # Version 1 of cgroups.
-        quota_us = _read_number(cgroup / "cpu/cpu.cfs_quota_us")
-        period_us = _read_number(cgroup / "cpu/cpu.cfs_period_us")
-        return quota_us / period_us if quota_us and period_us else None
+        return None
 
 
 def _read_number(path: Path) -> int | None:

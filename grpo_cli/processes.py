@@ -39,9 +39,7 @@ def child(
     """Run a command that stops when this process dies, and end it on the way out.
 
     Args:
-        argv: The command.
         grace_s: Seconds between SIGTERM and SIGKILL; 0 kills at once, None never does.
-        options: Arguments of `subprocess.Popen`. stdin is empty by default.
     """
     process = _start(argv, {"stdin": subprocess.DEVNULL, **options})
     try:
@@ -106,10 +104,6 @@ def _signals_deferred() -> Iterator[None]:
 @contextlib.contextmanager
 def reaped(argv: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[Any]"]:
     """Run a command under a reaper; both, and all descendants, end on the way out or when this process dies.
-
-    Args:
-        argv: The command.
-        options: Arguments of `subprocess.Popen`.
 
     Yields:
         The reaper. Its exit code is the command's, 128 + N if signal N ended it. Its first SIGTERM or SIGINT

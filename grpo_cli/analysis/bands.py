@@ -1,8 +1,8 @@
 """The `expect` block of a recipe from its finished runs: the bands that one more normal run lies in.
 
 Several runs: the 95 % prediction interval of one more run, from the spread between their values. One run: only a
-guess from its own noise, since other seeds differ more. For logged records it is their spread within the window,
-for a held-out accuracy the number of prompts, for other held-out metrics the spread between prompts.
+guess from its own noise, since other seeds differ more: the spread of logged records within the window, and the
+number of prompts of a held-out accuracy.
 """
 
 import math
@@ -23,7 +23,6 @@ from grpo_cli.analysis.expectations import (
     list_versions,
     stage_at,
 )
-from grpo_cli.analysis.held_out import read_measurement
 from grpo_cli.analysis.metrics import GAP
 from grpo_cli.errors import UsageError, nearest
 from grpo_cli.recipe.comparison import fingerprint_settings, list_training_differences
@@ -74,8 +73,13 @@ def expect_from_runs(
         UsageError: The runs do not belong together, one is not finished, or lacks a metric.
     """
     runs = [Run(path) for path in paths]
-    for run, path in zip(runs, paths, strict=True):
-        _check_finished(run, path)
+    for run in runs:
+        if run.recipe and run.status.state != "completed":
+            done = f"{run.step} of {run.status.total_steps or '?'} steps"
+            raise UsageError(
+                f"{run.folder.path} is {run.status.state} ({done}), and a band needs finished runs. "
+                f"Fix: grpo train {run.folder.resolved} --resume-from {run.folder.path}"
+            )
     _check_alike(runs)
     last = _last_step(runs, step)
     names = list(dict.fromkeys(metrics)) or _default_metrics(runs[0], at_end={last} == _ends(runs))
@@ -87,8 +91,7 @@ def expect_from_runs(
         called = name if at else f"{name} {STAGES['warmup']}"
         band, width = _find_band(name, runs, at, window)
         if name.startswith(ACCURACY):
-            band, note = _cut(called, band)
-            notes += note
+            band = max(band[0], 0.0), min(band[1], 1.0)
         if band[0] == band[1]:
             notes.append(
                 f"every run gave the same {called}, so its band has no width. Widen it by hand"
@@ -97,16 +100,6 @@ def expect_from_runs(
     return Written(
         ExpectConfig(metrics=tuple(expected), measured=_describe_conditions(runs)), tuple(notes)
     )
-
-
-def _check_finished(run: Run, path: Path) -> None:
-    recipe, state = run.recipe, run.status.state
-    if recipe and state != "completed":
-        done = f"{run.step} of {run.status.total_steps or '?'} steps"
-        raise UsageError(
-            f"{path} is {state} ({done}), and a band needs finished runs. "
-            f"Fix: grpo train {run.folder.resolved} --resume-from {run.folder.path}"
-        )
 
 
 def _check_alike(runs: Sequence[Run]) -> None:
@@ -207,26 +200,10 @@ def _band_of_held_out(metric: str, runs: Sequence[Run], when: When) -> Band:
         return min(low, least), max(high, most)
     if len(means) > 1:
         return predict_mean(means)
-    measured = read_measurement(runs[0], when)
-    values = {} if isinstance(measured, str) else measured.values.get(metric, {})
-    if len(values) < 2:
-        raise UsageError(
-            f"one run alone does not say how `{metric}` varies: its samples (eval/{when}.jsonl) are not "
-            "there. Fix: give runs of other seeds too, or leave it out with --metric"
-        )
-    return predict_mean(list(values.values()), future=len(values))
-
-
-def _cut(metric: str, band: Band) -> tuple[Band, list[str]]:
-    """Return the band of an accuracy within 0 and 1, and a note if that cuts it."""
-    low, high = max(band[0], 0.0), min(band[1], 1.0)
-    ends = [end for end, cut in (("0", low > band[0]), ("1", high < band[1])) if cut]
-    if not ends:
-        return (low, high), []
-    wide = f"{band[0]:.3g} to {band[1]:.3g}"
-    note = f"the band of {metric} is cut at {' and '.join(ends)}: the runs give {wide}"
-    more = "so every accuracy lies inside" if len(ends) > 1 else "which few runs make wide"
-    return (low, high), [f"{note}, {more}. Give runs of more seeds for a narrower one"]
+    raise UsageError(
+        f"one run alone does not say how `{metric}` varies. Fix: give runs of other seeds too, or leave it out "
+        "with --metric"
+    )
 
 
 def widen(band: Band) -> Band:

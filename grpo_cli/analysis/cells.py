@@ -63,7 +63,6 @@ def compare_cells(
 
     Args:
         cells: Cell → seed → its finished run.
-        labels: What each cell is called in a sentence.
 
     Raises:
         UsageError: A run's recipe cannot be read.

@@ -87,10 +87,6 @@ def variance_of_mean(values: Sequence[float]) -> float:
 def mean_interval(means: Sequence[float], seed: int = 0) -> Interval:
     """Return the 95 % bootstrap interval of a mean over clusters, such as the mean of each prompt's completions.
 
-    Args:
-        means: Mean of each cluster.
-        seed: Of the resampling.
-
     Source: Efron and Tibshirani 1993, chapter 13 (percentile interval), clusters resampled whole.
     """
     if len(means) < FEWEST_CLUSTERS:
@@ -110,21 +106,6 @@ def mean_interval(means: Sequence[float], seed: int = 0) -> Interval:
         resampled[start : start + size[0]] = values[drawn].mean(axis=1)
     low, high = numpy.quantile(resampled, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return Interval(float(low), float(high))
-
-
-def difference_interval(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Interval:
-    """Return the 95 % paired bootstrap interval of the mean difference `after - before`.
-
-    Args:
-        before: Mean of each cluster, in one order.
-        after: The same clusters, in the same order.
-        seed: Of the resampling.
-
-    Raises:
-        ValueError: The two do not have the same number of clusters.
-    """
-    pairs = zip(before, after, strict=True)
-    return mean_interval([second - first for first, second in pairs], seed)
 
 
 def student_t(probability: float, freedom: int) -> float:
@@ -160,10 +141,6 @@ def _central_mass(angle: float, freedom: int) -> float:
 
 def predict_mean(values: Sequence[float], future: int = 1) -> tuple[float, float]:
     """Return the 95 % prediction interval of the mean of `future` more values like these, taken as normal.
-
-    Args:
-        values: Two or more.
-        future: How many values the mean to come is of.
 
     Source: Meeker, Hahn and Escobar 2017, Statistical Intervals, chapter 4: mean ± t·s·√(1/m + 1/n).
     """

@@ -5,19 +5,16 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from grpo_cli.analysis.metrics import GAP
-from grpo_cli.errors import UsageError
+from grpo_cli.analysis.metrics import OF_ALL, flatten_summary
 from grpo_cli.recipe.comparison import fingerprint_settings
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
-from grpo_cli.runs.metrics import STAGES, When, read_numbers
+from grpo_cli.runs.metrics import STAGES, When
 from grpo_cli.runs.run import Run
 
 Outcome = Literal["inside", "outside", "not reached", "not measured", "not logged"]
 ACCURACY = "accuracy/"
 """Prefix of held-out accuracies."""
-_OF_ALL = ("completion_length", "clipped", GAP)
-"""Held-out metrics that belong to no reward."""
-_MEASURED = (ACCURACY, "rewards/", *_OF_ALL)
+_MEASURED = (ACCURACY, "rewards/", *OF_ALL)
 """Prefixes of held-out metrics."""
 _ROUNDING = 1e-9
 _PACKAGES = ("grpo-cli", "trl", "transformers", "torch", "accelerate", "datasets")
@@ -114,36 +111,22 @@ def compare_run(run: Run, expect: ExpectConfig) -> Comparison:
 
 
 def compare_with_own(run: Run) -> Comparison | None:
-    """Compare a run with its own recipe's block; None if it has none, or its recipe cannot be read.
-
-    The folders of other machines hold no metrics; only that of machine 0 is compared.
-    """
-    if run.folder.shares_checkpoints or not (expect := _own_block(run)):
+    """Compare a run with its own recipe's block; None if it has none, or this is another machine's part."""
+    if run.folder.shares_checkpoints or not run.recipe.expect:
         return None
-    return compare_run(run, expect)
+    return compare_run(run, run.recipe.expect)
 
 
 def bands_of(run: Run, metric: str) -> list[BandAt]:
-    """Return the bands that a run's own recipe expects of a logged metric; none if its files are damaged."""
-    expect, bands = _own_block(run), []
-    try:
-        step = run.step
-    except UsageError:
-        return []
+    """Return the bands that a run's own recipe expects of a logged metric."""
+    expect, bands = run.recipe.expect, []
     for each in expect.metrics if expect else ():
         if each.metric == metric:
             records = run.metrics.window(metric, each.step, each.window)
             # A run that did not get there has its last records elsewhere.
-            first = records[0][0] if records and step >= each.step else each.step
+            first = records[0][0] if records and run.step >= each.step else each.step
             bands.append(BandAt(first, each.step, *each.band))
     return bands
-
-
-def _own_block(run: Run) -> ExpectConfig | None:
-    try:
-        return run.recipe.expect if run.folder.resolved.is_file() else None
-    except UsageError:
-        return None
 
 
 def stage_at(run: Run, step: int) -> When:
@@ -154,11 +137,10 @@ def stage_at(run: Run, step: int) -> When:
 
 def held_out(run: Run, when: When = "after") -> dict[str, float | None]:
     """Return every metric of a held-out measurement."""
-    measured = run.measured(when)
-    values = {name: measured[name] for name in _OF_ALL if name in measured}
-    for kind in ("accuracy", "rewards"):
-        values |= {f"{kind}/{name}": value for name, value in measured.get(kind, {}).items()}
-    return read_numbers(values)
+    values = flatten_summary(run.measured(when))
+    # The name is that of the logged reward.
+    values.pop("reward", None)
+    return values
 
 
 def _judge(expected: ExpectedMetric, run: Run) -> Verdict:

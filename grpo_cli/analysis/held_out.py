@@ -13,6 +13,7 @@ from grpo_cli.analysis.metrics import (
     Metric,
     PerPrompt,
     compare,
+    flatten_summary,
     per_prompt,
     rank_by_prompt,
     read_ranked,
@@ -72,13 +73,10 @@ def read_measurement(run: Run, when: When = "after") -> Measurement | str:
     if not path.is_file():
         why = " (evaluation.limit is 0)" if run.recipe.evaluation.limit == 0 else ""
         return f"{run.name} has no held-out measurement {when} training{why}"
-    try:
-        groups = group_by_row([as_scored(each) for each in run.samples(when)])
-        if not groups:
-            return f"{path} holds no samples that can be read"
-        values = _score(run, groups, when)
-    except KeyError:
-        return f"{path} is of another version"
+    groups = group_by_row([as_scored(each) for each in run.samples(when)])
+    if not groups:
+        return f"{path} holds no samples that can be read"
+    values = _score(run, groups, when)
     return Measurement(run, _number_prompts(groups), values, min(map(len, groups)))
 
 
@@ -143,9 +141,9 @@ class HeldOut:
             name: change
             for name in self.names
             if name.startswith(("accuracy/", "reward")) and name != self.primary
-            if (change := self.change.get(name)) and direction(change) and change != primary
+            if (change := self.change.get(name)) and change.direction and change != primary
         }
-        return dict(sorted(moved.items(), key=lambda each: direction(each[1])))
+        return dict(sorted(moved.items(), key=lambda each: each[1].direction))
 
 
 def read_held_out(run: Run) -> HeldOut:
@@ -180,14 +178,10 @@ def _change(before: Measurement | None, after: Measurement | None, seed: int) ->
 
 def _from_summary(summary: Mapping[str, Any]) -> dict[str, Metric]:
     """Return the numbers of `eval/before.json` or `after.json`, without intervals."""
-    names = ("reward", GAP, "completion_length", "clipped")
-    values = {name: summary[name] for name in names if name in summary}
-    for kind in ("accuracy", "rewards"):
-        values |= {f"{kind}/{name}": value for name, value in summary.get(kind, {}).items()}
     prompts, reason = summary.get("prompts", 0), "its samples are not there"
     return {
         name: Metric(float(value), None, None, prompts, reason)
-        for name, value in values.items()
+        for name, value in flatten_summary(summary).items()
         if value is not None
     }
 
@@ -243,13 +237,7 @@ class HeldOutDifference:
 def compare_held_out(
     base: Measurement | str, run: Measurement | str, names: tuple[str, str]
 ) -> HeldOutDifference:
-    """Return the paired difference `run - base`, or why there is none.
-
-    Args:
-        base: The base run's measurement, or why there is none.
-        run: The other's.
-        names: Of the two runs.
-    """
+    """Return the paired difference `run - base`, or why there is none."""
     if isinstance(base, Measurement) and isinstance(run, Measurement):
         return _compare(base, run, names)
     reason = base if isinstance(base, str) else run if isinstance(run, str) else None

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from grpo_cli.analysis.estimates import (
     ALL_EQUAL,
     Interval,
-    difference_interval,
     majority,
     mean_interval,
     pass_at_k,
@@ -33,6 +32,8 @@ Group = Sequence["ScoredCompletion"]
 PerPrompt = dict[int, float]
 """Row of the data → the metric's value for its prompt; rows it does not apply to are left out."""
 RANKING, GAP = "ranking", "likelihood_gap"
+OF_ALL = ("completion_length", "clipped", GAP)
+"""Held-out metrics that belong to no reward."""
 _SHARES = ("accuracy/", "pass@", "maj@", "clipped", "valid_calls", "failed_calls", "cut_off_")
 _COUNTS = ("turns", "calls", "tool_seconds")
 _NO_PROMPT = "it applies to no prompt"
@@ -73,7 +74,6 @@ def per_prompt(
     """Return every metric's value for every prompt.
 
     Args:
-        groups: The completions of each prompt, equally many.
         right: For each reward that judges answers, the score of a right one.
         sources: Those of a mixture, for which the reward and accuracies are given apart.
     """
@@ -111,6 +111,14 @@ def _by_source(right: Iterable[str], sources: Iterable[str]) -> list[tuple[str, 
     return [(metric, source) for source in sources for metric in metrics]
 
 
+def flatten_summary(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the numbers of a measurement's summary, such as `eval/before.json`, by metric."""
+    values = {name: summary[name] for name in ("reward", *OF_ALL) if name in summary}
+    for kind in ("accuracy", "rewards"):
+        values |= {f"{kind}/{name}": value for name, value in summary.get(kind, {}).items()}
+    return values
+
+
 def metric_names(
     rewards: Sequence[str],
     right: Collection[str],
@@ -119,15 +127,7 @@ def metric_names(
     episodes: bool,
     sources: Collection[str] = (),
 ) -> list[str]:
-    """Return the metrics that `per_prompt` gives; majority votes only if a reward can read answers.
-
-    Args:
-        rewards: Names of the rewards.
-        right: Names of those that judge answers.
-        size: Completions of each prompt.
-        episodes: Whether the completions are episodes.
-        sources: Those of a mixture.
-    """
+    """Return the metrics that `per_prompt` gives; majority votes only if a reward can read answers."""
     more = EPISODE_METRICS if episodes else ()
     votes = [f"maj@{size}"] if size > 2 else []
     of_answers = ["accuracy", *(f"pass@{k}" for k in _powers(size)), *votes]
@@ -202,13 +202,7 @@ def _powers(size: int) -> list[int]:
 
 
 def summarize(values: Mapping[str, PerPrompt], size: int, seed: int) -> dict[str, Metric]:
-    """Return the mean of each metric over prompts.
-
-    Args:
-        values: What `per_prompt` returned.
-        size: Completions a prompt.
-        seed: Of the bootstrap.
-    """
+    """Return the mean of each metric over prompts."""
     return {name: _mean(name, list(rows.values()), size, seed) for name, rows in values.items()}
 
 
@@ -240,7 +234,7 @@ def _compare(before: PerPrompt, after: PerPrompt, seed: int) -> Metric:
     if not rows:
         return Metric(None, None, None, 0, _NO_PROMPT)
     then, now = [before[row] for row in rows], [after[row] for row in rows]
-    interval = difference_interval(then, now, seed=seed)
+    interval = mean_interval([after[row] - before[row] for row in rows], seed)
     return _metric(fmean(now) - fmean(then), interval, len(rows))
 
 
@@ -314,7 +308,6 @@ def ranking_accuracy(log_probabilities: Sequence[float], rewards: Sequence[float
 
     Args:
         log_probabilities: Of each answer, per token, so that length does not decide.
-        rewards: Of each answer.
 
     Returns:
         None if no two rewards differ.

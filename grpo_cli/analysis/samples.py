@@ -1,7 +1,7 @@
 """Sampled completions with the scores of every reward."""
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.data.mixing import SOURCE
@@ -53,10 +53,8 @@ def score_samples(
     """Score completions of the rows of a dataset.
 
     Args:
-        rewards: The recipe's, built.
         columns: The rows, `prompt` and `row_id` among their columns.
         sampled: For each row, its completions.
-        seed: Of the random numbers that a user's reward draws.
 
     Raises:
         RewardError: A reward fails, and its `on_error` is `raise`.
@@ -106,20 +104,10 @@ def score_samples(
 
 
 def as_scored(record: dict[str, Any]) -> ScoredCompletion:
-    """Return a completion as it was before it was written as JSON; other keys are ignored.
-
-    Raises:
-        KeyError: It was written by another version.
-    """
-    record = {**record, "messages": tuple(record.get("messages", ()))}
-    optional = {field.name for field in fields(ScoredCompletion) if field.default is not MISSING}
-    return ScoredCompletion(
-        **{
-            field.name: record[field.name]
-            for field in fields(ScoredCompletion)
-            if field.name not in optional or field.name in record
-        }
-    )
+    """Return a completion as it was before it was written as JSON; other keys are ignored."""
+    known = {field.name for field in fields(ScoredCompletion)}
+    values = {name: value for name, value in record.items() if name in known}
+    return ScoredCompletion(**{**values, "messages": tuple(record.get("messages", ()))})
 
 
 def group_by_row(scored: Sequence[ScoredCompletion]) -> list[list[ScoredCompletion]]:

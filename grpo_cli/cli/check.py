@@ -123,16 +123,8 @@ def _describe_batch(plan: "BatchPlan") -> str:
     steps = f", {plan.total_optimizer_steps:,} steps" if plan.total_optimizer_steps else ""
     return (
         f"{plan.completions_per_optimizer_step:,} completions a step on {plan.num_processes} "
-        f"process{'es' if plan.num_processes > 1 else ''}{steps}{_describe_replacing(plan)}"
+        f"process{'es' if plan.num_processes > 1 else ''}{steps}"
     )
-
-
-def _describe_replacing(plan: "BatchPlan") -> str:
-    most = plan.most_prompts_per_generation_batch
-    if most is None:
-        return ""
-    least = plan.prompts_per_generation_batch
-    return f"; {least:,} to {most:,} prompts a generation batch, and epochs count batches"
 
 
 def check_batch(
@@ -217,11 +209,7 @@ def _print_batch(plan: "BatchPlan") -> None:
             print_problems([problem])
 
 
-_MARKS = {
-    False: ("✗", "red", "wrong here"),
-    True: ("≈", "yellow", "happens to be right here"),
-    None: ("·", "cyan", ""),
-}
+_RIGHT_HERE = {False: "  [wrong here]", True: "  [happens to be right here]", None: ""}
 
 
 def _print_misreadings(misreadings: "list[Misreading]") -> None:
@@ -229,10 +217,8 @@ def _print_misreadings(misreadings: "list[Misreading]") -> None:
     if misreadings:
         console.print("\ncommon misreadings")
     for each in misreadings:
-        mark, style, verdict = _MARKS[each.right_here]
-        console.print(Text(f"{mark} ", style=style).append(f"“{each.claim}”", style="default bold"))
-        would = f"{each.claimed.text}{f'  [{verdict}]' if verdict else ''}"
-        console.print(Text(f"    would give  {would}"))
+        console.print(Text.assemble(("✗ ", "red"), (f"“{each.claim}”", "bold")))
+        console.print(Text(f"    would give  {each.claimed.text}{_RIGHT_HERE[each.right_here]}"))
         console.print(Text(f"    is          {each.actual.text}"))
         console.print(Text(f"    because     {each.because} ({each.source})", style="dim"))
 

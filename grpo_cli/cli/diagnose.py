@@ -5,11 +5,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, NewestRun, RunsRoot
-from grpo_cli.cli.output import LEVEL_MARKS, print_json, print_marked, print_words, stderr, stdout
+from grpo_cli.cli.output import (
+    LEVEL_MARKS,
+    print_indented,
+    print_json,
+    print_marked,
+    print_words,
+    stderr,
+    stdout,
+)
 from grpo_cli.errors import ExitCode
 from grpo_cli.units import count_noun
 
@@ -56,10 +63,6 @@ def diagnose(
     raise typer.Exit(ExitCode.FAILED if found.errors or failure else ExitCode.OK)
 
 
-_MOST_SHOWN = 3
-"""Symptoms at the end of a training; `grpo diagnose` shows all."""
-
-
 def _print_diagnosis(found: "Diagnosis", failure: str | None) -> None:
     console = stdout()
     if failure:
@@ -94,16 +97,9 @@ def _print_symptom(console: Console, symptom: "Symptom") -> None:
     mark, style = LEVEL_MARKS[symptom.level]
     head = Text.assemble((f"{mark} ", style), (symptom.rule, "bold"), f"  at step {symptom.step}")
     console.print(head)
-    lines = (
-        Text(symptom.seen),
-        Text(symptom.why, style="dim"),
-        Text.assemble(("Fix: ", "bold"), symptom.fix),
-    )
-    for line in lines:
-        if console.is_terminal:
-            console.print(Padding(line, (0, 0, 0, 2)), soft_wrap=False)
-        else:
-            console.print(Text.assemble("  ", line), soft_wrap=True)
+    fix = Text.assemble(("Fix: ", "bold"), symptom.fix)
+    for line in (Text(symptom.seen), Text(symptom.why, style="dim"), fix):
+        print_indented(console, line)
 
 
 def _print_rules(rules: "Iterable[Rule]") -> None:
@@ -123,11 +119,11 @@ def _print_rules(rules: "Iterable[Rule]") -> None:
 
 
 def print_symptoms(symptoms: "Sequence[Symptom]", run: str) -> None:
-    """Print the worst symptoms of a finished run to stderr, and the command that shows all."""
+    """Print the three worst symptoms of a finished run to stderr, and the command that shows all."""
     console = stderr()
     lines = [
         (each.level, Text.assemble((f"{each.rule}: ", "bold"), f"{each.seen}. Fix: {each.fix}"))
-        for each in symptoms[:_MOST_SHOWN]
+        for each in symptoms[:3]
     ]
     print_marked(console, lines)
     if symptoms:

@@ -1,8 +1,5 @@
 """`grpo env`: the kinds of tools and environments, and those of a recipe tried without a model."""
 
-import os
-import sys
-import threading
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,8 +7,15 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.arguments import AsJson, Overrides, RecipePath
-from grpo_cli.cli.kinds import print_kind, print_kinds
-from grpo_cli.cli.output import print_json, print_problems, progress, stdout, stdout_to_stderr
+from grpo_cli.cli.output import (
+    print_json,
+    print_kind,
+    print_kinds,
+    print_problems,
+    progress,
+    stdout,
+    stdout_to_stderr,
+)
 from grpo_cli.errors import ExitCode
 from grpo_cli.units import count_noun, format_value
 
@@ -26,8 +30,6 @@ app = typer.Typer(
 _QUICK = ("the class", "gold()", "reward()", "close()")
 """Calls whose times are printed only if one is slow."""
 _SLOW_S = 0.1
-_WIDTH = 74
-"""Columns of the agents' table without their answers."""
 _TITLES = {"tools": "tools", "environment": "environments"}
 
 
@@ -75,7 +77,6 @@ def try_environments(
     from grpo_cli.checks.recipe_checks import check_recipe
     from grpo_cli.workflows.env_test import try_recipe
 
-    before = set(threading.enumerate())
     with stdout_to_stderr(), progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)
         result = try_recipe(checked, rows=rows, on_progress=report)
@@ -83,13 +84,7 @@ def try_environments(
         print_json(result.as_json())
     else:
         _print_result(result)
-    code = ExitCode.FAILED if result.failed else ExitCode.OK
-    if any(not thread.daemon for thread in set(threading.enumerate()) - before):
-        # A user's thread, which Python would wait for at its end.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    raise typer.Exit(code)
+    raise typer.Exit(ExitCode.FAILED if result.failed else ExitCode.OK)
 
 
 def _print_result(result: "EnvironmentTestResult") -> None:
@@ -101,7 +96,7 @@ def _print_result(result: "EnvironmentTestResult") -> None:
     if result.tools:
         console.print()
     if result.agents:
-        console.print(_agents_table(result.agents, min(max(console.width - _WIDTH, 8), 60)))
+        console.print(_agents_table(result.agents))
         console.print()
     times = [
         f"{name} {_milliseconds(each.median)} (worst {_milliseconds(each.worst)})"
@@ -123,8 +118,7 @@ def _print_result(result: "EnvironmentTestResult") -> None:
         console.print(f"[green]✓[/] {verdict}")
 
 
-def _agents_table(agents: "tuple[AgentResult, ...]", width: int) -> Table:
-    """Return a table of the agents, with so many characters of an answer."""
+def _agents_table(agents: "tuple[AgentResult, ...]") -> Table:
     table = Table(box=None, padding=(0, 2), pad_edge=False)
     table.add_column("agent", style="bold", no_wrap=True)
     for name in ("reward", "turns"):
@@ -139,7 +133,7 @@ def _agents_table(agents: "tuple[AgentResult, ...]", width: int) -> Table:
             f"{agent.turns:.1f}",
             _counts(agent.ends),
             _counts(agent.failures),
-            Text(" ".join(agent.answer.split())[:width]),
+            Text(" ".join(agent.answer.split())[:60]),
         )
     return table
 

@@ -1,10 +1,9 @@
 """`grpo eval`: measure models, show a result again, compare two results."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,12 +12,8 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from grpo_cli.cli.arguments import AsJson, Overrides, RunOrRecipe, RunOrResult
-from grpo_cli.cli.output import print_json, stderr, stdout, stdout_to_stderr
+from grpo_cli.cli.output import print_json, progress, stderr, stdout, stdout_to_stderr
 from grpo_cli.errors import ExitCode
-from grpo_cli.units import format_duration
-
-if TYPE_CHECKING:
-    from grpo_cli.workflows.reporter import Reporter
 
 
 class _MeasuresByDefault(TyperGroup):
@@ -104,8 +99,12 @@ def measure(
     Greedy, unless the recipe or --temperature says otherwise. The result goes to RUN/eval/TIME, or to
     evals/NAME/TIME for a recipe. See also: grpo eval show RUN, grpo eval compare A B.
     """
+    from grpo_cli.cli.reporter import TerminalReporter
     from grpo_cli.eval.request import EvalOptions
     from grpo_cli.workflows.evaluate import evaluate
+
+    class EvalReporter(TerminalReporter):
+        evaluation = staticmethod(_progress)
 
     options = EvalOptions(
         **{name: value for name, value in locals().items() if name in EvalOptions.__annotations__}
@@ -116,7 +115,7 @@ def measure(
             source,
             set_,
             options,
-            _reporter(),
+            EvalReporter(),
             num_processes=num_processes,
             harness=harness,
             tasks=names,
@@ -176,29 +175,14 @@ def _show_result(result: Any, folder: Path, floors: list[str] | None, *, as_json
         raise typer.Exit(ExitCode.FAILED)
 
 
-_QUIET_S = 10.0
-"""Seconds between lines of progress if stderr is not a terminal."""
-
-
-def _reporter() -> "Reporter":
-    from grpo_cli.cli.reporter import TerminalReporter
-
-    class EvalReporter(TerminalReporter):
-        def evaluation(
-            self, folder: Path
-        ) -> AbstractContextManager[Callable[[str, int, int], None]]:
-            return _progress(folder)
-
-    return EvalReporter()
-
-
 @contextmanager
 def _progress(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
-    """Show on stderr how far an evaluation is, with the time left."""
+    """Show on stderr how far an evaluation is, with the time left on a terminal."""
     console = stderr()
     console.print(f"evaluation: {folder}", markup=False)
     if not console.is_terminal:
-        yield _plain_progress()
+        with progress("measuring") as show:
+            yield lambda subject, done, total: show(_say_progress(subject, done, total))
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -219,36 +203,14 @@ def _progress(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
         yield tell
 
 
-def _plain_progress() -> Callable[[str, int, int], None]:
-    last = [0.0]
-    begun: dict[str, tuple[float, int]] = {}
-    ended: set[str] = set()
-
-    def tell(subject: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if not total:
-            stderr().print(f"{subject}: loading the model", markup=False)
-            return
-        started, first = begun.setdefault(subject, (now, done))
-        if subject in ended or (now - last[0] < _QUIET_S and done < total):
-            return
-        last[0] = now
-        if done >= total:
-            ended.add(subject)
-        speed = (done - first) / (now - started) if now > started else 0.0
-        left = f", {format_duration((total - done) / speed)} left" if speed and done < total else ""
-        stderr().print(f"{subject}: {done}/{total} completions{left}", markup=False)
-
-    return tell
+def _say_progress(subject: str, done: int, total: int) -> str:
+    return f"{subject}: {done}/{total} completions" if total else f"{subject}: loading the model"
 
 
 def print_result(result: Mapping[str, Any], folder: Path) -> None:
     """Print every metric of every model, the gain, and the verdict."""
     console = stdout()
-    wide, narrow = _result_table(result, " "), _result_table(result, "\n")
-    unbounded = console.options.update(max_width=10_000)
-    fits = console.measure(wide, options=unbounded).maximum <= console.width
-    console.print(wide if fits else narrow)
+    console.print(_result_table(result))
     settings, first = result["settings"], next(iter(result["subjects"].values()))
     console.print(
         Text(
@@ -286,9 +248,9 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
     return [f"no interval: {reason} ({', '.join(names)})" for reason, names in missing.items()]
 
 
-def _result_table(result: Mapping[str, Any], gap: str) -> Table:
-    """Return a row per metric, with `gap` between a value and its interval."""
-    table = Table(box=None, padding=(0, 2 if gap == " " else 1), pad_edge=False)
+def _result_table(result: Mapping[str, Any]) -> Table:
+    """Return a row per metric."""
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
     table.add_column("", no_wrap=True)
     subjects = result["subjects"]
     for name in subjects:
@@ -300,8 +262,8 @@ def _result_table(result: Mapping[str, Any], gap: str) -> Table:
         name = Text(metric)
         if found["prompts"] < first["prompts"]:
             name.append(f" ({found['prompts']} prompts)", style="dim")
-        cells = [_cell(subject["metrics"].get(metric), gap) for subject in subjects.values()]
-        gains = [_cell(each.get(metric), gap, "+") for each in result["differences"].values()]
+        cells = [_cell(subject["metrics"].get(metric)) for subject in subjects.values()]
+        gains = [_cell(each.get(metric), "+") for each in result["differences"].values()]
         table.add_row(name, *cells, *gains)
     speeds = [_speed(subject) for subject in subjects.values()]
     table.add_row(Text("tokens/s", style="dim"), *speeds)
@@ -311,8 +273,7 @@ def _result_table(result: Mapping[str, Any], gap: str) -> Table:
 def _speed(subject: Mapping[str, Any]) -> str:
     if subject["tokens_per_s"] is None:
         return "–"
-    # Earlier versions always included the first batch.
-    first = " with the first batch" if subject.get("warm_up_included", True) else ""
+    first = " with the first batch" if subject.get("warm_up_included") else ""
     return f"{subject['tokens_per_s']:.0f}{first}"
 
 
@@ -344,7 +305,7 @@ def _print_comparison(compared: Mapping[str, Any]) -> None:
     table.add_column("")
     table.add_column("difference", justify="right")
     for name, metric in compared["differences"].items():
-        table.add_row(Text(name), _cell(metric, " ", "+"))
+        table.add_row(Text(name), _cell(metric, "+"))
     console.print(table)
     for name, (before, after) in compared["settings"].items():
         change = "" if name == "rewards" else f": {before} → {after}"
@@ -352,11 +313,11 @@ def _print_comparison(compared: Mapping[str, Any]) -> None:
     console.print(Text(compared["verdict"], style="bold"))
 
 
-def _cell(metric: Mapping[str, Any] | None, gap: str, sign: str = "") -> Text:
+def _cell(metric: Mapping[str, Any] | None, sign: str = "") -> Text:
     if metric is None or metric["value"] is None:
         return Text("–")
     text = Text(f"{metric['value']:{sign}.3f}")
     if metric["low"] is not None:
         interval = f"[{metric['low']:{sign}.3f}, {metric['high']:{sign}.3f}]"
-        text.append(f"{gap}{interval}", style="dim")
+        text.append(f" {interval}", style="dim")
     return text

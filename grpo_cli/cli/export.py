@@ -119,9 +119,8 @@ def _print_verification(verification: Mapping[str, Any], precision: str | None) 
 
 
 def _print_line(text: str, style: str = "") -> None:
-    from rich.padding import Padding
     from rich.text import Text
 
-    from grpo_cli.cli.output import stdout
+    from grpo_cli.cli.output import print_indented, stdout
 
-    stdout().print(Padding(Text(text, style=style), (0, 0, 0, 2)), soft_wrap=False)
+    print_indented(stdout(), Text(text, style=style))

@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +18,9 @@ from rich.text import Text
 from grpo_cli.issues import Issue, Level
 from grpo_cli.report.wording import LEVEL_MARKS, clean_lines
 from grpo_cli.runs.files import finite
+
+if TYPE_CHECKING:
+    from grpo_cli.recipe.kinds import KindDescription
 
 _STYLES: dict[Level, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _PIPE_WIDTH = 160
@@ -119,6 +123,14 @@ def print_words(console: Console, text: Text) -> None:
         console.print(text, soft_wrap=True)
 
 
+def print_indented(console: Console, text: Text) -> None:
+    """Print text two columns from the left, wrapped at words on a terminal only."""
+    if console.is_terminal:
+        console.print(Padding(text, (0, 0, 0, 2)), soft_wrap=False)
+    else:
+        console.print(Text.assemble("  ", text), soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     """Print a result as JSON; NaN and infinity become null."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str)
@@ -160,4 +172,26 @@ def print_marked(console: Console, lines: Sequence[tuple[str, Text]]) -> None:
         mark, style = LEVEL_MARKS[level]
         table.add_row(Text(mark, style=style), text)
     if lines:
+        console.print(table)
+
+
+def print_kinds(kinds: "Sequence[KindDescription]") -> None:
+    """Print a line for each kind."""
+    table = Table.grid(padding=(0, 2))
+    for kind in kinds:
+        table.add_row(Text(kind.kind, style="bold"), Text(kind.summary))
+    stdout().print(table)
+
+
+def print_kind(kind: "KindDescription", section: str = "") -> None:
+    """Print all that is known of a kind, under its name and the recipe's section that it is for."""
+    console = stdout()
+    console.print(Text(f"{kind.kind}, in `{section}`" if section else kind.kind, style="bold"))
+    console.print(Text(kind.doc))
+    table = Table.grid(padding=(0, 2))
+    for parameter in kind.parameters:
+        default = "required" if parameter.required else json.dumps(parameter.default)
+        table.add_row(Text(f"  {parameter.name}", style="bold"), default, Text(parameter.doc))
+    if kind.parameters:
+        console.print("\nparameters")
         console.print(table)

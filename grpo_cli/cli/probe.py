@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from grpo_cli.analysis.samples import ScoredCompletion
     from grpo_cli.issues import Issue
     from grpo_cli.probing.procedure import Probe
-    from grpo_cli.probing.signal import PassRate, Signal, Spread
 
 
 def probe(
@@ -77,10 +76,7 @@ def probe(
     raise typer.Exit(ExitCode.FAILED if found.errors else ExitCode.OK)
 
 
-_SHOWN_PROMPT, _SHOWN_COMPLETION = 1200, 400
-
-
-_LEAST_SHOWN = 2**20
+_SHOWN_PROMPT, _SHOWN_COMPLETION, _LEAST_SHOWN = 1200, 400, 2**20
 
 
 def _print_probe(probe: "Probe") -> None:
@@ -191,7 +187,8 @@ def _signal(probe: "Probe") -> Iterator[Table | Text]:
     table = Table(box=None, padding=(0, 2), pad_edge=False)
     for name in ("reward", "mean", "spread", "within a group"):
         table.add_column(name, justify="left" if name == "reward" else "right", style="none")
-    for name, spread in [*signal.rewards.items(), *_total(signal)]:
+    total = {"total": signal.total} if len(signal.rewards) > 1 else {}
+    for name, spread in (signal.rewards | total).items():
         mean = "–" if spread.mean is None else f"{spread.mean:.3f}"
         table.add_row(Text(name), mean, f"{spread.std:.3f}", f"{spread.within:.3f}")
     yield table
@@ -200,18 +197,10 @@ def _signal(probe: "Probe") -> Iterator[Table | Text]:
         f"in {signal.frac_reward_zero_std:.0%} of groups all score the same, so no gradient"
     )
     for rate in signal.pass_rates:
-        yield _rate(rate)
-
-
-def _total(signal: "Signal") -> "list[tuple[str, Spread]]":
-    return [("total", signal.total)] if len(signal.rewards) > 1 else []
-
-
-def _rate(rate: "PassRate") -> Text:
-    return Text(
-        f"right by {rate.reward}: {rate.rate:.0%} (95 % interval {rate.low:.0%} to {rate.high:.0%}); "
-        f"prompts: {rate.too_hard} never right, {rate.learnable} sometimes, {rate.too_easy} always"
-    )
+        yield Text(
+            f"right by {rate.reward}: {rate.rate:.0%} (95 % interval {rate.low:.0%} to {rate.high:.0%}); "
+            f"prompts: {rate.too_hard} never right, {rate.learnable} sometimes, {rate.too_easy} always"
+        )
 
 
 _SHOWN_SHARES = {
@@ -261,17 +250,14 @@ def _cost(probe: "Probe") -> Iterator[Table | Text]:
     if probe.disk is not None:
         yield Text(f"disk: {format_bytes(probe.disk.total)}: {probe.disk.formula}")
     if probe.time is not None:
+        step_s = probe.time.step_s
+        step = f"{step_s:.2g} s" if step_s < 10 else format_duration(step_s)
         yield Text(
-            f"time: about {format_duration(probe.time.total_s)} without start-up, "
-            f"{_step(probe.time.step_s)} a step"
+            f"time: about {format_duration(probe.time.total_s)} without start-up, {step} a step"
         )
         yield _table(
             (part.name, format_duration(part.seconds), part.formula) for part in probe.time.parts
         )
-
-
-def _step(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 10 else format_duration(seconds)
 
 
 def _rewards(probe: "Probe") -> Iterator[Text]:

@@ -7,8 +7,15 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.arguments import AsJson, Overrides, RecipePath
-from grpo_cli.cli.kinds import print_kind, print_kinds
-from grpo_cli.cli.output import print_json, print_problems, progress, stdout, stdout_to_stderr
+from grpo_cli.cli.output import (
+    print_json,
+    print_kind,
+    print_kinds,
+    print_problems,
+    progress,
+    stdout,
+    stdout_to_stderr,
+)
 from grpo_cli.errors import ExitCode
 from grpo_cli.units import format_value
 

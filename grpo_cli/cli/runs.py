@@ -127,6 +127,7 @@ def remove(
     from grpo_cli.cli import output, runs_view
     from grpo_cli.runs.removal import plan_removal
     from grpo_cli.runs.selection import find_run
+    from grpo_cli.units import format_bytes
 
     folders = dict.fromkeys(find_run(runs, each) for each in run)
     planned = [plan_removal(folder, checkpoints=checkpoints) for folder in folders]
@@ -136,7 +137,7 @@ def remove(
     if json:
         output.print_json({"removed": [each.as_json() for each in planned], "freed": freed})
     elif freed is not None:
-        runs_view.print_freed(freed)
+        output.stdout().print(f"freed {format_bytes(freed)}", markup=False)
 
 
 def _remove(planned: "list[Removal]", *, confirm: bool) -> int:

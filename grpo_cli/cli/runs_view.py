@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.output import print_words, stderr, stdout
-from grpo_cli.cli.summary import overrule, print_summary
+from grpo_cli.cli.summary import STATE_MARKS, overrule, print_summary
 from grpo_cli.report.tables import list_overrides
 from grpo_cli.report.wording import clean_text, short_path
 from grpo_cli.units import count_noun, format_bytes, format_duration, format_value, say_number
@@ -25,19 +25,9 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 """One run of `grpo runs list --json`."""
-STATE_MARKS = {
-    "completed": ("✓", "green"),
-    "running": ("●", "bold cyan"),
-    "pending": ("○", "dim"),
-    "stopped": ("■", "yellow"),
-    "failed": ("✗", "red"),
-    "interrupted": ("?", "red"),
-    "damaged": ("!", "red"),
-}
 _GAP = 2
 _DROPPED = ("took", "started", "reward", "held-out", "steps")
 """Columns that go if the terminal is too narrow, in this order."""
-_DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
 _LONGEST = 40
 """Characters of a setting's value."""
 
@@ -100,7 +90,7 @@ def _say_state(run: Row) -> Text:
 
 def _say_ago(run: Row) -> Text:
     seconds = max(time.time() - (run["started_at"] or 0), 0)
-    for unit, size in (("d", _DAY_S), ("h", _HOUR_S), ("m", _MINUTE_S)):
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= size:
             return Text(f"{seconds // size:.0f}{unit} ago")
     return Text("now")
@@ -249,7 +239,7 @@ def print_comparison(compared: "RunsComparison") -> None:
     ]
     _print_table("settings that differ", letters, settings, "every setting is the same")
     trends = drop_scored_apart(compared.runs, [find_trends(run) for run in compared.runs])
-    names = dict.fromkeys(name for each in trends for name in _telling(each))
+    names = dict.fromkeys(name for each in trends for name in each)
     rows = [(name, [_say_trend(each.get(name)) for each in trends]) for name in names]
     _print_table("training: first → last (best)", letters, rows, "no metrics to compare")
     if rows:
@@ -308,13 +298,6 @@ def _print_table(
     for name, cells in rows:
         table.add_row(Text(f"  {clean_text(name)}"), *(Text(clean_text(cell)) for cell in cells))
     console.print(table)
-
-
-def _telling(trends: "Mapping[str, Trend]") -> list[str]:
-    """Return the metrics that say something; a single reward that is the total does not."""
-    rewards = [name for name in trends if name.startswith("rewards/")]
-    alone = len(rewards) == 1 and trends[rewards[0]] == trends.get("reward")
-    return [name for name in trends if not (alone and name == rewards[0])]
 
 
 def _say_run(run: "RunReport") -> str:
@@ -380,8 +363,3 @@ def print_planned(planned: "Sequence[Removal]") -> None:
             console.print(Text(f"keep   {path}", style="dim"))
     count = count_noun(sum(len(each.paths) for each in planned), "folder")
     console.print(f"{count}, {format_bytes(sum(each.bytes for each in planned))}", markup=False)
-
-
-def print_freed(freed: int) -> None:
-    """Print what a removal came to."""
-    stdout().print(f"freed {format_bytes(freed)}", markup=False)

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from grpo_cli.report.summary import HeldOutSetSeries, RunReport
     from grpo_cli.runs.status import Status
 
-_MARKS = {
-    "completed": "[green]✓[/]",
-    "stopped": "[yellow]■[/]",
-    "running": "[cyan]●[/]",
-    "pending": "[dim]○[/]",
+STATE_MARKS = {
+    "completed": ("✓", "green"),
+    "running": ("●", "bold cyan"),
+    "pending": ("○", "dim"),
+    "stopped": ("■", "yellow"),
+    "failed": ("✗", "red"),
+    "interrupted": ("?", "red"),
+    "damaged": ("!", "red"),
 }
 
 
@@ -117,7 +120,7 @@ def _say_end(run: "RunReport") -> Text:
     status, problems = run.status, run.problems()
     state = run.life.state
     total = f"/{status.total_steps}" if status.total_steps else ""
-    text = Text.from_markup(_MARKS.get(state, "[red]✗[/]"))
+    text = Text.assemble(STATE_MARKS[state])
     text.append(f" {state}: {status.step}{total} steps in {format_duration(status.seconds)}")
     if problems:
         # The worst comes first.

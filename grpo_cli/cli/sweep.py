@@ -159,14 +159,10 @@ def _submit(
 
 def _print_submitted(job: "SubmittedSweep") -> None:
     console, sweep = stdout(), job.sweep
-    lines = {
-        "job": f"{sweep.job}, an array of {job.tasks} tasks",
-        "sweep": sweep.folder,
-        "logs": job.log,
-        "result": f"grpo sweep --resume {sweep.folder}",
-    }
-    for name, text in lines.items():
-        console.print(f"{name:<7} {text}", markup=False)
+    console.print(f"job     {sweep.job}, an array of {job.tasks} tasks", markup=False)
+    console.print(f"sweep   {sweep.folder}", markup=False)
+    console.print(f"logs    {job.log}", markup=False)
+    console.print(f"result  grpo sweep --resume {sweep.folder}", markup=False)
 
 
 def _read_name(recipe: Path) -> str:
@@ -247,14 +243,8 @@ def _print_result(result: "SweepResult") -> None:
     ranked = rank_cells(told)
     keys = list(dict.fromkeys(key for cell in ranked for key in cell["settings"]))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in (
-        "cell",
-        *keys,
-        "seeds",
-        "before",
-        told["metric"] or "metric",
-        "best less this one",
-    ):
+    metric = told["metric"] or "metric"
+    for name in ("cell", *keys, "seeds", "before", metric, "best less this one"):
         table.add_column(name, overflow="fold")
     for cell in ranked:
         style = "bold" if cell["is_best"] else ""

@@ -229,8 +229,6 @@ def build_config(
     """Return accelerate's config of a launch with several processes.
 
     Args:
-        launch: The recipe's section.
-        strategy: `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`.
         processes: Over all machines.
         mixed_precision: `no`, `bf16` or `fp16`: what DeepSpeed and FSDP2 compute in.
     """

@@ -81,10 +81,7 @@ def plan_resumption(
     """Work out from where a run resumes; None if it has no checkpoint yet.
 
     Args:
-        run: The run.
         step: A checkpoint's; None takes the newest complete one.
-        recipe: The recipe now.
-        plan: How it would be launched.
         force: Whether the recipe may change what is trained, and random states may be missing.
 
     Raises:
@@ -155,10 +152,7 @@ def begin_attempt(
     """Take a run folder back to the checkpoint, or to its beginning, and prepare it for another attempt.
 
     Args:
-        run: The run.
         resume_plan: From where it resumes; None if it has no checkpoint.
-        recipe: The recipe of the new attempt.
-        plan: How it is launched.
         origin: Provenance, for the attempt's manifest.
 
     Raises:

@@ -179,13 +179,9 @@ def plan_training_server(
     """Return the server that a training samples from: it takes weights and returns true log-probabilities.
 
     Args:
-        recipe: Of the training.
         command: The command of a server, up to its model.
         model: A folder or hub id of the initial weights.
-        host: Where it listens.
-        port: On which port.
         device: Where it computes. On a CPU weights come in a folder, otherwise by NCCL.
-        visible_devices: Variables that choose its devices; None leaves them as they are.
     """
     vllm, length = recipe.generation.vllm.extras, model_length(recipe)
     flags: dict[str, Any] = {

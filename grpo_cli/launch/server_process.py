@@ -80,9 +80,6 @@ def running(
     """Run a server that answers, and end it on the way out.
 
     Args:
-        plan: The server.
-        log: Receives its output.
-        timeout_s: Longest wait for its first answer.
         tell: Called with its newest line while it starts.
 
     Raises:
@@ -169,11 +166,7 @@ class ServerWatch:
         self._process.send_signal(signal.SIGINT)
 
     def end(self, force: Callable[[], bool]) -> None:
-        """End the server and all its descendants, and wait for that.
-
-        Args:
-            force: Whether to kill it now, with whatever it is doing.
-        """
+        """End the server and all its descendants, and wait for that."""
         self._process.terminate()
         while self._process.poll() is None:
             if force():
@@ -219,12 +212,9 @@ def check_server(
     """Wait until a server that somebody else runs answers, and check how it was started.
 
     Args:
-        address: Its root, such as `http://10.0.0.2:8000`.
         command: Starts a suitable one, for the message.
-        model: The initial model of the training.
         by_nccl: Whether weights are sent by NCCL; otherwise in a folder.
         lora_rank: Of the adapter that it should take as it is; None if it gets merged weights.
-        wait_s: How long it may take to answer.
         tell: Called with how long it is waited for.
 
     Returns:
@@ -242,11 +232,11 @@ def check_server(
     fix = f"Fix: start it as\n  {command}"
     config = _read(f"{address}{SERVER_INFO}?config_format=json").get("vllm_config")
     models = _read(f"{address}/v1/models").get("data")
-    if not isinstance(models, list) or not models:
+    if not models:
         raise SetupError(
             f"{address} does not answer as vLLM's server does. Fix: start one with\n  {command}"
         )
-    if not isinstance(config, dict):
+    if not config:
         raise SetupError(
             f"the server at {address} has no development endpoints, which training sends weights to. {fix}"
         )
@@ -259,11 +249,10 @@ def _find_doubts(
     address: str, config: dict[str, Any], model: str, lora_rank: int | None, fix: str
 ) -> Iterator[str]:
     """Yield what is doubtful about a server's configuration."""
-    settings = config.get("model_config")
-    settings = settings if isinstance(settings, dict) else {}
+    settings = config.get("model_config") or {}
     mode, served = settings.get("logprobs_mode"), settings.get("model")
-    lora = config.get("lora_config")
-    if lora_rank and (not isinstance(lora, dict) or lora.get("max_lora_rank", 0) < lora_rank):
+    lora = config.get("lora_config") or {}
+    if lora_rank and lora.get("max_lora_rank", 0) < lora_rank:
         yield (
             f"the server at {address} takes no adapters of rank {lora_rank}: after each step it gets all weights, "
             f"with the adapter merged. {fix}"
@@ -299,7 +288,6 @@ def _read(url: str) -> dict[str, Any]:
     """Return an answer in JSON; empty if there is none."""
     try:
         with _open(url, _READ_TIMEOUT_S) as answer:
-            value = json.load(answer)
-    except (OSError, HTTPException, ValueError, RecursionError):
+            return dict(json.load(answer))
+    except (OSError, HTTPException, ValueError, TypeError):
         return {}
-    return value if isinstance(value, dict) else {}

@@ -95,10 +95,6 @@ class JobRequest:
 def plan_job(recipe: Recipe, request: JobRequest) -> JobPlan:
     """Return the script of a job.
 
-    Args:
-        recipe: The checked recipe, with overrides; `launch.slurm` may be missing.
-        request: What the command line says.
-
     Raises:
         UsageError: sbatch cannot read a path.
     """
@@ -142,7 +138,6 @@ def submit(plan: JobPlan, logs: Path) -> str:
     """Submit a job; return its number.
 
     Args:
-        plan: What is submitted.
         logs: The folder of the log, which is made: Slurm opens the log in it.
 
     Raises:

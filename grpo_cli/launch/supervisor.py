@@ -76,10 +76,7 @@ def supervise(
     them.
 
     Args:
-        plan: What to start.
-        folder: The run's folder; logs go to its present attempt.
         on_tick: Called a few times a second, and once at the end.
-        on_stopping: Called when a stop has been requested.
         on_notice: Told what the user should know of the vLLM server.
         cancelled: Called a few times a second; a reason it returns ends the run.
 

@@ -57,7 +57,6 @@ def check_resumable(
     """Refuse a checkpoint from which the trainer would silently continue differently.
 
     Args:
-        checkpoint: A complete one.
         ranks: The processes of this machine; None for a single process.
         needs_reference: Whether training had changed the reference model by then.
 
@@ -88,7 +87,6 @@ def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path
     """Return the names and folders of models that a run left behind.
 
     Args:
-        run: The run.
         checkpoint: A step, `best` or `all`; None is the final model.
 
     Raises:
@@ -172,7 +170,6 @@ def rewind(run: RunFolder, step: int) -> None:
     Nothing is deleted: what the last attempt did after the step moves to `undone/` in its logs.
 
     Args:
-        run: A run that nothing works on.
         step: The checkpoint's step; 0 if the run has no checkpoint.
 
     Raises:

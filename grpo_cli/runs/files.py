@@ -98,7 +98,6 @@ def lock_folder(folder: Path, work: str) -> Iterator[None]:
     """Keep other commands from doing the same work in a folder, until this process ends at the latest.
 
     Args:
-        folder: Holds the lock, `.lock`; made if it is missing.
         work: What is done there, such as `measuring`.
 
     Raises:

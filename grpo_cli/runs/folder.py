@@ -205,8 +205,6 @@ def create_run(root: Path, recipe: "Recipe", recipe_text: str) -> RunFolder:
     """Make a new run folder with the recipe as YAML and as resolved.
 
     Args:
-        root: Usually `runs`.
-        recipe: The validated recipe.
         recipe_text: The recipe's YAML, which reads the same in any folder.
 
     Raises:
@@ -280,7 +278,6 @@ def claim_folder(parent: Path, flag: str = "--runs DIR") -> Path:
     """Make and return a new folder named after the time.
 
     Args:
-        parent: Its parent, made if it is missing.
         flag: The option that names another place, for the message.
 
     Raises:

@@ -65,7 +65,6 @@ class RecordTail:
         """Begin at the start of the file.
 
         Args:
-            path: The file; it need not exist yet.
             last_bytes: Begin so many bytes before the end instead, if the file is too large to read whole.
         """
         self.path = path
@@ -176,10 +175,6 @@ def read_reward_ends(path: Path, block: int = _END_BYTES) -> tuple[list[float], 
     """Return the first and the last training rewards, which are compared with each other.
 
     Reads only the ends of a long file, so that a thousand runs are listed in about a second.
-
-    Args:
-        path: `metrics.jsonl`; it need not exist.
-        block: Bytes to read at each end.
     """
     if not path.is_file():
         return [], []

@@ -36,7 +36,6 @@ def plan_removal(run: RunFolder, *, checkpoints: bool = False) -> Removal:
     """Work out what would be removed; touch nothing.
 
     Args:
-        run: The run.
         checkpoints: Remove only its checkpoints, except the newest complete one and the best.
 
     Raises:

@@ -36,7 +36,6 @@ class Run:
     empty. Asking for a recipe or status that cannot be read raises `UsageError`.
 
     Args:
-        folder: The run folder.
         name: What to call it; `<name>/<timestamp>` by default.
     """
 

@@ -28,7 +28,6 @@ def find_run(root: Path, name: str = LATEST) -> RunFolder:
     """Return the run that is meant.
 
     Args:
-        root: Usually `runs`.
         name: A path, or `NAME/ID`, `NAME` or `latest` under the root.
 
     Raises:

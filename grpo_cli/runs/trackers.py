@@ -97,10 +97,6 @@ def set_defaults(folder: RunFolder, environment: MutableMapping[str, str]) -> No
     """Set where trackers write, under which names, and which runs they resume; what the user has set wins.
 
     TensorBoard and W&B write into the run folder. Trackio and MLflow keep one store, in which runs are compared.
-
-    Args:
-        folder: The run; only its resolved recipe need exist.
-        environment: Usually `os.environ`; changed.
     """
     name = folder.read_recipe().name
     defaults = {

@@ -43,8 +43,8 @@ def explain(error, section="model."):
             ValueError(
                 "The model type `lama` that Transformers does not recognize this architecture"
             ),
-            "The model type `lama` that Transformers does not recognize this architecture. Fix: if `llama` is "
-            'meant, write "model_type": "llama" in its config.json; else pip install --upgrade transformers',
+            "The model type `lama` that Transformers does not recognize this architecture. Fix: pip install "
+            "--upgrade transformers",
         ),
         (OSError("the disk {is} gone"), "the disk {is} gone. Fix: check `model.path`"),
         (

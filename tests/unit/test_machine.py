@@ -5,7 +5,6 @@ import pytest
 from grpo_cli.machine import (
     count_cores,
     has_bfloat16,
-    read_cpu_quota,
 )
 
 
@@ -52,15 +51,6 @@ def test_two_threads_of_a_core_are_one_core(tmp_path, siblings, expected):
 def test_a_container_uses_no_more_than_its_quota(tmp_path, limit, expected):
     (tmp_path / "cpu.max").write_text(f"{limit}\n")
     assert count_cores(tmp_path, tmp_path / "none") == expected
-
-
-def test_the_older_kind_of_quota(tmp_path):
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("150000\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert read_cpu_quota(tmp_path) == 1.5
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
-    assert read_cpu_quota(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,6 @@ def diagnose(history: History, names: Collection[str] | None = None) -> list[Sym
     """Return what is wrong with a run, the worst first.
 
     Args:
-        history: What has been logged of the run so far.
         names: The rules to apply; None applies all.
     """
     symptoms = []
@@ -123,7 +122,7 @@ def diagnose(history: History, names: Collection[str] | None = None) -> list[Sym
         try:
             symptom = rule.apply(history)
         except Exception:
-            # A damaged value must not end a training or a display.
+            # A bug in a rule must not end a training or a display.
             _LOG.warning("the rule %s failed", rule.name, exc_info=True)
             continue
         if symptom is not None:

@@ -1,13 +1,11 @@
 """Rules on episodes: whether tools are called, what becomes of the calls, and what ends an episode."""
 
-from collections.abc import Sequence
 from statistics import fmean
 
-from grpo_cli.analysis.diagnosis.history import LIKELY, History
+from grpo_cli.analysis.diagnosis.history import LIKELY, History, is_falling
 from grpo_cli.analysis.diagnosis.rule import rule
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.runs.metrics import PHASES
 
 _CALLS, _TURNS = "tools/call_frequency", "episode/turns"
 _BUDGETS = ("episode/end/tokens", "episode/end/cut_off", "episode/end/turns")
@@ -17,8 +15,6 @@ _MOST_MALFORMED, _MOST_FAILED, _NEARLY_ALL = 0.1, 0.2, 0.9
 """Shares of calls."""
 _MOST_REPEATED, _MOST_ENDED, _SLOW = 0.5, 0.5, 0.5
 """Shares of calls, of episodes, and of a step's time."""
-_FALLING = 0.05
-"""A share that falls by so much from one half of the window to the other mends itself."""
 
 
 def single_turn(recipe: Recipe) -> str | None:
@@ -29,11 +25,6 @@ def single_turn(recipe: Recipe) -> str | None:
 def _level(history: History, level: Level = "warning") -> Level:
     """Return the level of what need not matter while the reward rises."""
     return "note" if history.has_risen(LIKELY) else level
-
-
-def _is_falling(shares: Sequence[float]) -> bool:
-    half = len(shares) // 2
-    return bool(half) and fmean(shares[half:]) < fmean(shares[:half]) - _FALLING
 
 
 def _shares_of_calls(history: History, *kinds: str) -> list[float]:
@@ -86,7 +77,7 @@ def tools_unused(history: History) -> Issue | None:
 def malformed_calls(history: History) -> Issue | None:
     """A call that cannot be parsed does nothing, and its turn is lost."""
     shares = _shares_of_calls(history, "malformed")
-    if not shares or fmean(shares) <= _MOST_MALFORMED or _is_falling(shares):
+    if not shares or fmean(shares) <= _MOST_MALFORMED or is_falling(shares):
         return None
     seen = (
         f"{fmean(shares):.0%} of the calls of the last 10 records cannot be parsed (at most "
@@ -108,7 +99,7 @@ def tool_failures(history: History) -> Issue | None:
     """A call that fails gives the model an error to read instead of a result."""
     kinds = ("failed", "late", "unknown")
     shares = _shares_of_calls(history, *kinds)
-    if not shares or fmean(shares) <= _MOST_FAILED or _is_falling(shares):
+    if not shares or fmean(shares) <= _MOST_FAILED or is_falling(shares):
         return None
     means = {kind: fmean(_shares_of_calls(history, kind)) for kind in kinds}
     most = max(means, key=lambda kind: means[kind])
@@ -139,7 +130,7 @@ def budget_ends_episodes(history: History) -> Issue | None:
     """An episode that a limit ends is scored before it is over."""
     records = list(zip(*map(history.last, _BUDGETS), strict=False))
     shares = [sum(each) for each in records]
-    if not shares or fmean(shares) <= _MOST_ENDED or _is_falling(shares):
+    if not shares or fmean(shares) <= _MOST_ENDED or is_falling(shares):
         return None
     if history.is_near_best():
         return None
@@ -172,7 +163,7 @@ def budget_ends_episodes(history: History) -> Issue | None:
 def repeated_calls(history: History) -> Issue | None:
     """The model asks the same again in one episode, and gets the same result."""
     shares = _shares_of_calls(history, "repeated")
-    if not shares or fmean(shares) <= _MOST_REPEATED or _is_falling(shares):
+    if not shares or fmean(shares) <= _MOST_REPEATED or is_falling(shares):
         return None
     if history.is_near_best():
         return None
@@ -194,13 +185,12 @@ def repeated_calls(history: History) -> Issue | None:
 )
 def slow_tool(history: History) -> Issue | None:
     """The devices wait while tools and environments work."""
-    spent = {phase: history.mean(f"time/{phase}") or 0.0 for phase in PHASES}
-    total = sum(spent.values())
-    if total <= 0 or spent["tools"] <= _SLOW * total:
+    spent, share = history.time_in("tools")
+    if share <= _SLOW:
         return None
     seen = (
-        f"tools and environments took {spent['tools'] / total:.0%} of the time of the last 10 records (at most "
-        f"{_SLOW:.0%}), {spent['tools']:.2g} s a step"
+        f"tools and environments took {share:.0%} of the time of the last 10 records (at most "
+        f"{_SLOW:.0%}), {spent:.2g} s a step"
     )
     parallel = history.recipe.episode.parallel
     fix = f"`episode.parallel: {2 * parallel}` if the tool can take as many calls at a time, or a faster tool"

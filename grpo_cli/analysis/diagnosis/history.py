@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 from grpo_cli.analysis.estimates import variance_of_mean
 from grpo_cli.analysis.metrics import PerPrompt, per_prompt
-from grpo_cli.errors import RewardError, UsageError
+from grpo_cli.errors import RewardError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.registry import find_kind
-from grpo_cli.runs.metrics import Metrics, Point, When, read_rewards
+from grpo_cli.runs.metrics import PHASES, Metrics, Point, When, read_rewards
 from grpo_cli.runs.run import Run
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ START, NOW = 5, 10
 PEAK_WIDTH = 10
 """Records that the mean of a peak is over."""
 _FIRST, _LEVEL = 3, 0.05
+_FALLING = 0.05
+"""A share that falls by so much from one half of the window to the other mends itself."""
 _NEAR = 0.1
 """Share of all weights by which a reward may miss its highest value and still be near it."""
 
@@ -68,6 +70,12 @@ def change_between(earlier: Sequence[float], later: Sequence[float]) -> Change |
     return Change(fmean(earlier), fmean(later), error)
 
 
+def is_falling(shares: Sequence[float]) -> bool:
+    """Return whether a share falls within a window by so much that it mends itself."""
+    half = len(shares) // 2
+    return bool(half) and fmean(shares[half:]) < fmean(shares[:half]) - _FALLING
+
+
 @dataclass(frozen=True)
 class Answers:
     """The answers of one held-out measurement: how alike they are, and how they were scored."""
@@ -86,14 +94,11 @@ class Answers:
 
 
 def read_answers(run: Run, when: When) -> Answers | None:
-    """Return the answers of a measurement; None if there are none, or they are of another version."""
+    """Return the answers of a measurement; None if there are none."""
     # It imports what scores completions.
     from grpo_cli.analysis.samples import as_scored, group_by_row
 
-    try:
-        groups = group_by_row([as_scored(each) for each in run.samples(when)])
-    except KeyError:
-        return None
+    groups = group_by_row([as_scored(each) for each in run.samples(when)])
     if not groups:
         return None
     texts = Counter(_own_text(each) for group in groups for each in group)
@@ -165,6 +170,12 @@ class History:
         """Return how a metric has changed from its first `start` records to its last 10."""
         return change_between(self.first(metric, start), self.last(metric))
 
+    def time_in(self, phase: str) -> tuple[float, float]:
+        """Return the seconds that a recent step spends in a phase, and their share of all phases."""
+        spent = {each: self.mean(f"time/{each}") or 0.0 for each in PHASES}
+        total = sum(spent.values())
+        return spent[phase], spent[phase] / total if total > 0 else 0.0
+
     def count(self, metric: str) -> int:
         """Return how many records a metric has; of `rewards/NAME/mean`, the reward that has most."""
         pattern = metric.replace("NAME", "*")
@@ -201,11 +212,8 @@ class History:
         A reward that rises within its first records has no noise to speak of there: it has also risen if each
         of the last records is above those it began with.
         """
-        change, first, now = (
-            self.change("reward"),
-            self.first("reward", _FIRST),
-            self.last("reward"),
-        )
+        change, first = self.change("reward"), self.first("reward", _FIRST)
+        now = self.last("reward")
         above = len(first) == _FIRST and len(now) == NOW and min(now) > max(first)
         return change is not None and (above or change.rises(errors=errors))
 
@@ -255,11 +263,8 @@ def near_best(recipe: Recipe) -> float:
 
 
 def read_history(run: Run) -> History:
-    """Return the history of a run, finished or not.
-
-    Raises:
-        UsageError: This is not a run folder.
-    """
+    """Return the history of a run, finished or not; raises `UsageError` if this is no run folder."""
+    failed = run.status.state == "failed" and any(run.folder.path.glob("bad_batch_*.pt"))
     return History(
         run.recipe,
         run.metrics,
@@ -269,14 +274,5 @@ def read_history(run: Run) -> History:
         str(run.folder.resolved),
         str(run.folder.path),
         tuple(run.checkpoints),
-        _read_lost_step(run),
+        run.status.step + 1 if failed else None,
     )
-
-
-def _read_lost_step(run: Run) -> int | None:
-    """Return the step whose batch the trainer kept because its loss was NaN or infinite."""
-    try:
-        failed = run.status.state == "failed"
-    except UsageError:
-        return None
-    return run.status.step + 1 if failed and any(run.folder.path.glob("bad_batch_*.pt")) else None

@@ -134,15 +134,11 @@ def _held_out(history: History) -> Change | None:
         # The number of prompts is not logged: the difference between evaluations shows their noise.
         jump = max(abs(after - before) for before, after in pairwise(recent))
         return Change(first[0], fmean(recent[-2:]), jump / SURE)
-    measured = history.metrics.measured
-    before, after = (measured.get(when, {}).get("reward") for when in ("before", "after"))
-    prompts = measured.get("before", {}).get("prompts")
+    before, after = (history.metrics.measured.get(when, {}) for when in ("before", "after"))
     spread = history.last("reward_std") + history.first("reward_std", NOW)
-    if not (isinstance(before, int | float) and isinstance(after, int | float)):
+    if None in (before.get("reward"), after.get("reward")) or not spread:
         return None
-    if not (isinstance(prompts, int) and prompts > 0 and spread):
-        return None
-    return Change(before, after, max(spread) / sqrt(prompts))
+    return Change(before["reward"], after["reward"], max(spread) / sqrt(before["prompts"]))
 
 
 @rule(
@@ -182,9 +178,8 @@ def held_out_collapse(history: History) -> Issue | None:
 
 def _is_right(history: History, after: Answers) -> bool:
     """Whether answers are alike because the right ones are."""
-    accuracy = history.metrics.measured.get("after", {}).get("accuracy")
-    shares = accuracy.values() if isinstance(accuracy, Mapping) else ()
-    right = any(isinstance(share, int | float) and share >= 0.9 for share in shares)
+    shares = history.metrics.measured.get("after", {}).get("accuracy", {}).values()
+    right = any(share is not None and share >= 0.9 for share in shares)
     return right or after.mean() >= near_best(history.recipe)
 
 

@@ -1,7 +1,6 @@
 """Rules on the rewards beside each other: whether each has a say, and whether they pull apart."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import permutations
 from statistics import median
 
@@ -90,29 +89,6 @@ def _compare_since_peak(history: History, answer: str, other: str) -> tuple[Chan
     return (fall, rise) if rose else None
 
 
-@dataclass(frozen=True, order=True)
-class _Voice:
-    """What one reward contributes to the total."""
-
-    spread: float
-    """Weighted."""
-    size: float
-    """Of its scores, before its weight."""
-    place: int
-    name: str
-    weight: float
-
-
-def _voices(history: History) -> Iterator[_Voice]:
-    for place, name, entry in history.rewards():
-        spread, level = (history.mean(f"rewards/{name}/{what}") for what in ("std", "mean"))
-        if entry.weight and spread and spread > 0 and level is not None:
-            bounded = max(map(abs, score_bounds(entry))) <= 1
-            # A reward that is rarely given has small scores today and large ones later.
-            size = max(spread + abs(level), 1.0 if bounded else 0.0)
-            yield _Voice(abs(entry.weight) * spread, size, place, name, entry.weight)
-
-
 @rule(
     "one reward dominates the others",
     ("rewards/NAME/std",),
@@ -123,19 +99,26 @@ def _voices(history: History) -> Iterator[_Voice]:
 )
 def reward_swamped(history: History) -> Issue | None:
     """Advantages follow the spread of the total, so the smaller rewards have no effect."""
-    voices = sorted(_voices(history), reverse=True)
+    voices = []
+    for place, name, entry in history.rewards():
+        spread, level = (history.mean(f"rewards/{name}/{what}") for what in ("std", "mean"))
+        if entry.weight and spread and level is not None:
+            bounded = max(map(abs, score_bounds(entry))) <= 1
+            # A reward that is rarely given has small scores today and large ones later.
+            size = max(spread + abs(level), 1.0 if bounded else 0.0)
+            voices.append((abs(entry.weight) * spread, size, place, name, entry.weight))
     if len(voices) < 2:
         return None
-    loud, other = voices[0], max(voices[1:], key=lambda each: each.size)
-    share = loud.spread / sum(each.spread for each in voices)
-    times = loud.size / other.size
-    if share <= _MOST_SHARE or times <= _SCALE or loud.size <= _UNIT:
+    (loud, size, place, name, weight), *others = sorted(voices, reverse=True)
+    _, other_size, _, other, _ = max(others, key=lambda each: each[1])
+    share, times = loud / sum(each[0] for each in voices), size / other_size
+    if share <= _MOST_SHARE or times <= _SCALE or size <= _UNIT:
         return None
     seen = (
-        f"`{loud.name}` makes {share:.0%} of the spread of the total (at most {_MOST_SHARE:.0%}): its "
-        f"scores are {times:.0f} times as large as those of `{other.name}`"
+        f"`{name}` makes {share:.0%} of the spread of the total (at most {_MOST_SHARE:.0%}): its "
+        f"scores are {times:.0f} times as large as those of `{other}`"
     )
-    fix = f"`rewards.{loud.place}.weight: {loud.weight / times:.2g}` (it is {loud.weight:g})"
+    fix = f"`rewards.{place}.weight: {weight / times:.2g}` (it is {weight:g})"
     return Issue(seen, fix, level="warning")
 
 
@@ -237,14 +220,12 @@ def slow_reward(history: History) -> Issue | None:
 
 def _speed_up(recipe: Recipe, place: int) -> str:
     entry, parts = recipe.rewards[place], recipe.generation.sampling_parts
-    fewer = f"`rewards.{place}.when`, so that it scores only the rows that need it"
-    timed = entry.timeout_s is not None
-    if entry.kind in ("judge", "code") or (entry.kind == "python" and timed):
+    if entry.kind in ("judge", "code") or entry.timeout_s is not None:
         # These wait for something outside of the trainer's process.
-        beside = f"`generation.sampling_parts: {2 * parts}`"
-        return f"{beside}, which scores one part of a batch while the next is sampled; or {fewer}"
-    if timed:
-        return fewer
+        return (
+            f"`generation.sampling_parts: {2 * parts}`, which scores one part of a batch while the next is "
+            f"sampled; or `rewards.{place}.when`, so that it scores only the rows that need it"
+        )
     return (
         f"`rewards.{place}.timeout_s: 10`: completions are then scored one by one in a pool of processes, "
         "several at a time; or a faster reward"

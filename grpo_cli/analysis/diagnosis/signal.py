@@ -2,7 +2,7 @@
 
 from statistics import fmean
 
-from grpo_cli.analysis.diagnosis.history import LIKELY, History
+from grpo_cli.analysis.diagnosis.history import LIKELY, History, is_falling
 from grpo_cli.analysis.diagnosis.rewards import JUDGES
 from grpo_cli.analysis.diagnosis.rule import (
     AXOLOTL,
@@ -15,7 +15,6 @@ from grpo_cli.analysis.diagnosis.rule import (
 )
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.runs.metrics import PHASES
 
 _SILENT = "frac_reward_zero_std"
 _LEFT = "dynamic_sampling/frac_reward_zero_std"
@@ -30,8 +29,6 @@ COLLAPSED = 0.01
 _MOST_REPEATED, _NEARLY_ALL, _FEW_TOKENS = 0.5, 0.95, 20
 """Answers of fewer tokens are often equal because there is one right way to put them."""
 _MANY_CLIPPED, _MOST_CLIPPED = 0.5, 0.8
-_FALLING = 0.05
-"""A share that falls by so much from one half of the window to the other mends itself."""
 _GROWTH, _NEAR_LIMIT, _SHRINKAGE = 2.0, 0.8, 0.25
 _BEGUN = 3
 """Records that the first length is the mean of: a length that is rewarded changes within ten steps."""
@@ -47,14 +44,6 @@ def _is_solved(history: History) -> bool:
     # A policy that gives one answer only agrees with itself, whatever that is worth.
     collapsed = entropy is not None and entropy < COLLAPSED
     return history.is_near_best() or (history.has_risen() and not collapsed)
-
-
-def _groups(recipe: Recipe) -> str:
-    """Return over what advantages are normalized, in a word."""
-    extras = recipe.training.extras
-    by_batch = extras.get("scale_rewards") == "batch"
-    summed_last = extras.get("multi_objective_aggregation") == "normalize_then_sum"
-    return "batches" if by_batch or summed_last else "groups"
 
 
 def _widen(recipe: Recipe, *names: str) -> str:
@@ -83,7 +72,7 @@ def no_signal(history: History) -> Issue | None:
         return None
     rewards, spread = history.last("reward") or [0.0], history.last("reward_std")
     seen = (
-        f"{share:.0%} of the {'groups' if dynamic else _groups(history.recipe)} of the last 10 records had no "
+        f"{share:.0%} of the groups of the last 10 records had no "
         f"two different rewards {'after replacing ' if dynamic else ''}(at most {MOST_SILENT:.0%}), with a "
         f"mean reward of {fmean(rewards):.3g}"
     )
@@ -96,13 +85,12 @@ def no_signal(history: History) -> Issue | None:
     elif spread and max(spread) < 1e-6 and max(rewards) - min(rewards) < 1e-6:
         fix = f"{try_rewards(history)} shows why every answer gets the same reward"
     else:
-        offers = [f"`generation.num_generations: {2 * generation.num_generations}`"]
-        # Beyond that, replacing a group would take twenty prompts.
-        if share <= 0.95:
-            rounds = 2 * dynamic.max_resample if dynamic else 3
-            offers.append(f"`generation.dynamic_sampling.max_resample: {rounds}`")
-        easier = f"easier prompts or {' or '.join(offers)}"
-        fix = f"{try_rewards(history)}; if right answers score there, {easier}"
+        rounds = 2 * dynamic.max_resample if dynamic else 3
+        fix = (
+            f"{try_rewards(history)}; if right answers score there, easier prompts or "
+            f"`generation.num_generations: {2 * generation.num_generations}` or "
+            f"`generation.dynamic_sampling.max_resample: {rounds}`"
+        )
     return Issue(seen, fix, level="error" if share > 0.999 else "warning")
 
 
@@ -119,7 +107,7 @@ def all_solved(history: History) -> Issue | None:
         return None
     rose = f"rose from {change.before:.3g} to" if risen else "has been near its highest value,"
     seen = (
-        f"{share:.0%} of the {_groups(history.recipe)} of the last 10 records agree (at most "
+        f"{share:.0%} of the groups of the last 10 records agree (at most "
         f"{MOST_SILENT:.0%}), and the reward {rose} {change.now:.3g}"
     )
     if risen:
@@ -170,8 +158,7 @@ def truncation(history: History) -> Issue | None:
     shares, recipe = history.last(_CLIPPED), history.recipe
     if not shares or fmean(shares) <= _MANY_CLIPPED:
         return None
-    half = len(shares) // 2
-    if half and fmean(shares[half:]) < fmean(shares[:half]) - _FALLING:
+    if is_falling(shares):
         return None
     limit = recipe.generation.max_completion_length
     masked = recipe.training.extras.get("mask_truncated_completions")
@@ -275,13 +262,12 @@ def sampling_mismatch(history: History) -> Issue | None:
 )
 def sampling_starves(history: History) -> Issue | None:
     """The trainer waits for completions."""
-    spent = {phase: history.mean(f"time/{phase}") or 0.0 for phase in PHASES}
-    total = sum(spent.values())
-    if total <= 0 or spent["sampling"] <= _MOST_SAMPLING * total:
+    share, learning = history.time_in("sampling")[1], history.time_in("learning")[1]
+    if share <= _MOST_SAMPLING:
         return None
     seen = (
-        f"sampling took {spent['sampling'] / total:.0%} of the time of the last 10 records (at most "
-        f"{_MOST_SAMPLING:.0%}), learning {spent['learning'] / total:.0%}"
+        f"sampling took {share:.0%} of the time of the last 10 records (at most {_MOST_SAMPLING:.0%}), "
+        f"learning {learning:.0%}"
     )
     generation, training = history.recipe.generation, history.recipe.training
     if generation.backend != "vllm":

@@ -236,11 +236,8 @@ def too_high_learning_rate(history: History) -> Issue | None:
 )
 def too_low_learning_rate(history: History) -> Issue | None:
     """Every step costs its time and changes nothing that can be seen."""
-    rates, peak, reward = (
-        rates_of(history.recipe.model),
-        _highest_rate(history),
-        history.change("reward", 10),
-    )
+    rates, peak = rates_of(history.recipe.model), _highest_rate(history)
+    reward = history.change("reward", 10)
     if peak is None or peak >= rates.least or _has_moved(history):
         return None
     rewards = f"reward {reward.before:.3g} then and {reward.now:.3g} now" if reward else "no reward"

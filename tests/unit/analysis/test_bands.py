@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_cli.analysis.bands import ONE_RUN, expect_from_runs, widen
 from grpo_cli.errors import UsageError
-from tests.run_folders import make_finished_run, write_samples
+from tests.run_folders import make_finished_run
 
 
 def paths(*runs):
@@ -29,10 +29,7 @@ def test_three_seeds_give_a_prediction_interval_of_one_more_run(tmp_path):
     assert reward.band == (0.103, 1.097)
     assert (accuracy.metric, accuracy.step) == ("accuracy/math", 40)
     assert accuracy.band == (0.303, 1.0)
-    assert written.notes == (
-        "the band of accuracy/math is cut at 1: the runs give 0.303 to 1.3, which few runs make wide. "
-        "Give runs of more seeds for a narrower one",
-    )
+    assert written.notes == ()
     assert written.expect.measured.seeds == (42, 1, 2)
     assert written.expect.measured.runs == ("sums/seed-42", "sums/seed-1", "sums/seed-2")
     assert written.expect.measured.hardware == ("2 CPU cores (x86_64), 8 GiB",)
@@ -69,35 +66,15 @@ def test_a_warm_up_has_a_band_of_its_own_at_step_0(tmp_path):
     found = [(each.metric, each.step) for each in written.expect.metrics]
     assert found == [("reward", 40), ("accuracy/math", 0), ("accuracy/math", 40)]
     assert written.expect.metrics[1].band == (0.0, 0.797)
-    assert "the band of accuracy/math after the warm-up is cut at 0" in written.notes[1]
-    scores = [("0", [0.0]), ("1", [0.5, 1.5]), ("2", [1.0]), ("3", [2.0])]
-    write_samples(runs[0], scores, when="warmup")
-    write_samples(runs[0], [*scores[1:], ("4", [1.0])])
-    bands = [
-        each.band for each in expect_from_runs(paths(runs[0]), ["rewards/math"]).expect.metrics
-    ]
-    assert bands[0] == (-0.84, 2.84) != bands[1]
 
 
-def test_a_held_out_reward_of_one_run_takes_the_spread_between_prompts(tmp_path):
-    """Prompts' means 0, 1, 1, 2: mean 1, s 0.8165, t 3.1824: 1 ± 3.1824 · 0.8165 · √(1/4 + 1/4)."""
+def test_one_run_gives_no_band_of_a_held_out_reward(tmp_path):
     run = make_finished_run(tmp_path)
     after = json.loads((run.evaluations / "after.json").read_text())
     after["rewards"] = {"length": 1.0}
     (run.evaluations / "after.json").write_text(json.dumps(after))
     with pytest.raises(UsageError, match="one run alone does not say how `rewards/length` varies"):
         expect_from_runs([run.path], ["rewards/length"])
-    scores = [("0", [0.0]), ("1", [0.5, 1.5]), ("2", [1.0]), ("3", [2.0])]
-    write_samples(run, scores, rewards=("math", "length"))
-    (metric,) = expect_from_runs([run.path], ["rewards/length"]).expect.metrics
-    assert metric.band == (-0.84, 2.84)
-
-
-def test_a_band_that_holds_every_accuracy_says_so(tmp_path):
-    runs = [make_finished_run(tmp_path, seed, accuracy=0.2 + 0.6 * seed) for seed in (0, 1)]
-    _, accuracy = expect_from_runs(paths(*runs)).expect.metrics
-    assert accuracy.band == (0.0, 1.0)
-    assert "so every accuracy lies inside" in expect_from_runs(paths(*runs)).notes[-1]
 
 
 def test_another_step_and_window_may_be_asked_for(tmp_path):
