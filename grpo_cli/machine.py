@@ -58,22 +58,17 @@ def read_hardware(gpus: int | None = None) -> Hardware:
     """Look at this machine; with `gpus`, as if it had so many GPUs."""
     if gpus is not None:
         return Hardware(gpus, count_cores(), bfloat16=has_bfloat16())
-    gpus, selectors = _find_gpus()
+    gpus, selectors = find_gpus()
     visible = next(filter(None, map(os.environ.get, selectors)), "")
     names = tuple(named_devices(visible))[:gpus]
     linux = sys.platform.startswith("linux")
     return Hardware(gpus, count_cores(), linux, names, has_bfloat16(), selectors)
 
 
-def count_gpus(nodes: Path = _AMD_NODES, renderers: Path = _RENDERERS) -> int:
-    """Return how many GPUs torch will see: NVIDIA's or AMD's, less those that the environment hides."""
-    return _find_gpus(nodes, renderers)[0]
-
-
-def _find_gpus(
+def find_gpus(
     nodes: Path = _AMD_NODES, renderers: Path = _RENDERERS
 ) -> tuple[int, tuple[str, ...]]:
-    """Return the number of GPUs, and the variables that choose among them."""
+    """Return how many GPUs torch will see, NVIDIA's or AMD's, and the variables that choose among them."""
     count = _count_nvidia()
     selectors = limits = _NVIDIA
     if not count and (count := _count_amd(nodes, renderers)):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from grpo_cli.analysis.metrics import OF_ALL, flatten_summary
 from grpo_cli.recipe.comparison import fingerprint_settings
@@ -84,16 +84,6 @@ class Comparison:
         }
 
 
-class BandAt(NamedTuple):
-    """Where a band belongs in a chart of its metric."""
-
-    first_step: int
-    """Of the window's records."""
-    last_step: int
-    low: float
-    high: float
-
-
 def compare_run(run: Run, expect: ExpectConfig) -> Comparison:
     """Compare a run with a block.
 
@@ -112,20 +102,22 @@ def compare_run(run: Run, expect: ExpectConfig) -> Comparison:
 
 def compare_with_own(run: Run) -> Comparison | None:
     """Compare a run with its own recipe's block; None if it has none, or this is another machine's part."""
-    if run.folder.shares_checkpoints or not run.recipe.expect:
+    if run.folder.shares_checkpoints or not run.folder.resolved.is_file() or not run.recipe.expect:
         return None
     return compare_run(run, run.recipe.expect)
 
 
-def bands_of(run: Run, metric: str) -> list[BandAt]:
-    """Return the bands that a run's own recipe expects of a logged metric."""
-    expect, bands = run.recipe.expect, []
+def bands_of(run: Run, metric: str) -> list[dict[str, float]]:
+    """Return the bands that a run's own recipe expects of a logged metric, each from and to a step."""
+    expect = run.recipe.expect
+    bands: list[dict[str, float]] = []
     for each in expect.metrics if expect else ():
         if each.metric == metric:
             records = run.metrics.window(metric, each.step, each.window)
             # A run that did not get there has its last records elsewhere.
             first = records[0][0] if records and run.step >= each.step else each.step
-            bands.append(BandAt(first, each.step, *each.band))
+            low, high = each.band
+            bands.append({"from": first, "to": each.step, "low": low, "high": high})
     return bands
 
 

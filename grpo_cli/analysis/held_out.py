@@ -76,7 +76,10 @@ def read_measurement(run: Run, when: When = "after") -> Measurement | str:
     groups = group_by_row([as_scored(each) for each in run.samples(when)])
     if not groups:
         return f"{path} holds no samples that can be read"
-    values = _score(run, groups, when)
+    try:
+        values = _score(run, groups, when)
+    except KeyError:
+        return f"{path} was scored by other rewards"
     return Measurement(run, _number_prompts(groups), values, min(map(len, groups)))
 
 

@@ -1,7 +1,7 @@
 """Arguments and options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,40 +20,31 @@ def _as_run(given: str) -> Path:
     return find_run(RUNS, given).path
 
 
+def _argument(metavar: str, text: str) -> Any:
+    return typer.Argument(metavar=metavar, help=text, parser=_as_run)
+
+
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe (YAML).")]
 Gpus = Annotated[
     int | None,
     typer.Option(min=0, help="GPUs of the machine that will train, if it is another one."),
 ]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help=_NAMED, parser=_as_run)]
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help=_NAMED, parser=_as_run)]
-RunOrDir = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN|DIR", help="A run, by path or name, or an exported folder.", parser=_as_run
-    ),
-]
-RunOrRecipe = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN|RECIPE", help="A run, by path or name, or a recipe.", parser=_as_run
-    ),
-]
+Run = Annotated[Path, _argument("RUN", _NAMED)]
+Runs = Annotated[list[Path], _argument("RUN...", _NAMED)]
+RunOrDir = Annotated[Path, _argument("RUN|DIR", "A run, by path or name, or an exported folder.")]
+RunOrRecipe = Annotated[Path, _argument("RUN|RECIPE", "A run, by path or name, or a recipe.")]
 RunOrResult = Annotated[
     Path,
-    typer.Argument(
-        metavar="RUN|FILE",
-        help="A run, by path or name, for its newest result; or a result or its folder.",
-        parser=_as_run,
+    _argument(
+        "RUN|FILE", "A run, by path or name, for its newest result; or a result or its folder."
     ),
 ]
 Served = Annotated[
     Path,
-    typer.Argument(
-        metavar="RUN|DIR|RECIPE",
-        help="A run, by path or name, or an exported folder; or a recipe, for the server that its "
+    _argument(
+        "RUN|DIR|RECIPE",
+        "A run, by path or name, or an exported folder; or a recipe, for the server that its "
         "training samples from.",
-        parser=_as_run,
     ),
 ]
 NewestRun = Annotated[str, typer.Argument(metavar="[RUN]", help=_NAMED)]
@@ -63,6 +54,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="a.b=c", help="Replace a value of the recipe; may be repeated."),
 ]
+NoProbe = Annotated[bool, typer.Option("--no-probe", help="Skip `grpo probe --quick`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 AsSlurmJob = Annotated[
     bool,

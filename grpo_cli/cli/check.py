@@ -103,13 +103,9 @@ def _describe_sources(dataset: Any, seen: "Preview") -> str:
     parts = []
     for (name, share), size in zip(dataset.shares.items(), seen.sources, strict=True):
         times = share * seen.train_rows / size if size and seen.train_rows else None
-        rows = f" ({size:,} rows, each {_times(times)})" if times else ""
+        rows = f" ({size:,} rows, each about {times:.2g} times)" if times else ""
         parts.append(f"{name} {share:.0%}{rows}")
     return ", ".join(parts)
-
-
-def _times(number: float) -> str:
-    return "once" if round(number, 1) == 1 else f"about {number:.2g} times"
 
 
 def _describe_groups(checked: "CheckedRecipe") -> str:

@@ -49,14 +49,16 @@ def convert(
 
 
 def _print_conversion(converted: "Conversion") -> None:
-    from grpo_cli.cli.output import print_problems
+    from grpo_cli.cli.output import print_problems, stderr
 
     if converted.output is None:
         sys.stdout.write(converted.text)
         sys.stdout.flush()
-    if converted.to == "trl":
-        _print_lost(converted)
-    else:
+    if converted.lost:
+        stderr().print("what TRL's command line cannot express:")
+    for key, reason in converted.lost:
+        stderr().print(f"  {key}: {reason}", markup=False)
+    if converted.to != "trl":
         _print_keys(converted)
     print_problems(converted.problems)
     _print_verdict(converted)
@@ -72,7 +74,11 @@ def _print_keys(converted: "Conversion") -> None:
     if known is not None:
         how = f"recognised by {', '.join(known.signs)}" if known.signs else "as --from says"
         console.print(f"{converted.source}: a config of {known.tool} ({how})", markup=False)
-    moved = [entry for entry in converted.mapped if _is_renamed(entry.key, entry.target)]
+    moved = [
+        entry
+        for entry in converted.mapped
+        if (entry.target or "").rpartition(".")[2] != entry.key.rpartition(".")[2]
+    ]
     if moved:
         console.print(f"{count_noun(len(moved), 'key')} with another name or place:")
     for entry in moved:
@@ -85,19 +91,6 @@ def _print_keys(converted: "Conversion") -> None:
     for target, text in converted.to_do.items():
         first_line = text.partition("\n")[0]
         console.print(Text.assemble(("to do: ", "yellow"), f"{target}: {first_line}"))
-
-
-def _is_renamed(key: str, target: str | None) -> bool:
-    return (target or "").rpartition(".")[2] != key.rpartition(".")[2]
-
-
-def _print_lost(converted: "Conversion") -> None:
-    from grpo_cli.cli.output import stderr
-
-    if converted.lost:
-        stderr().print("what TRL's command line cannot express:")
-    for key, reason in converted.lost:
-        stderr().print(f"  {key}: {reason}", markup=False)
 
 
 def _print_verdict(converted: "Conversion") -> None:

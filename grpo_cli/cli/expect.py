@@ -56,7 +56,10 @@ def expect(
         if json:
             print_json([each.as_json() for each in comparisons])
         else:
-            _print_comparisons(comparisons)
+            for each in comparisons:
+                ended = "" if each.state == "completed" else f" ({each.state})"
+                stdout().print(Text(f"{each.run}{ended}", style="bold"))
+                print_verdicts(each, indent="  ")
         raise typer.Exit(
             ExitCode.OK if all(each.inside for each in comparisons) else ExitCode.FAILED
         )
@@ -103,9 +106,6 @@ def _compare(
 _STYLES = {"inside": "green", "outside": "bold red"}
 
 
-_MOST_DECIMALS = 6
-
-
 def _print_written(written: "Written") -> None:
     """Print a block as YAML that can be appended to a recipe; notes go to stderr."""
     from grpo_cli.recipe.yaml_tree import write_expect
@@ -116,14 +116,7 @@ def _print_written(written: "Written") -> None:
         stderr().print(f"note: {note}", style="cyan", markup=False)
 
 
-def _print_comparisons(comparisons: "list[Comparison]") -> None:
-    for comparison in comparisons:
-        ended = "" if comparison.state == "completed" else f" ({comparison.state})"
-        stdout().print(Text(f"{comparison.run}{ended}", style="bold"))
-        print_verdicts(comparison, indent="  ")
-
-
-def print_verdicts(comparison: "Comparison", indent: str = "") -> None:
+def print_verdicts(comparison: "Comparison", indent: str) -> None:
     """Print a line per metric, then how the run's conditions differ from those of the bands."""
     console = stdout()
     for verdict in comparison.verdicts:
@@ -150,6 +143,6 @@ def _format(*values: float) -> list[str]:
     """Format numbers with as many decimals as the ends of the band need to differ."""
     low, high = values[-2:]
     decimals = 3 if high <= low else max(3, 2 - math.floor(math.log10(high - low)))
-    if decimals > _MOST_DECIMALS:
+    if decimals > 6:
         return [f"{value:.6g}" for value in values]
     return [f"{value:.{decimals}f}" for value in values]

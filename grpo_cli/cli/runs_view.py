@@ -142,10 +142,16 @@ def print_overview(run: "RunReport") -> None:
 
 def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
     """Return the known facts about a run: model, data, rewards, versions, machine, files."""
+    from grpo_cli.analysis.expectations import describe_hardware
+
     recipe, manifest, attempts = run.recipe, run.manifest, run.folder.attempts
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.status.started_at))
     sizes = run.sizes()
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
+    versions, git = manifest.get("versions") or {}, manifest.get("git") or {}
+    shown = ("grpo-cli", "trl", "transformers", "torch", "peft", "vllm")
+    host = (manifest.get("hardware") or {}).get("host")
+    changes = ", with changes" if git.get("dirty") else ""
     best = run.best_checkpoint
     steps = [f"{step} (best)" if step == best else str(step) for step in run.checkpoints]
     facts = [
@@ -158,9 +164,9 @@ def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
         ("batch", _say_batch(run)),
         ("seed", str(recipe.seed)),
         ("set", " · ".join(list_overrides(manifest))),
-        ("versions", _say_versions(manifest.get("versions") or {})),
-        ("git", _say_git(manifest.get("git") or {})),
-        ("machine", _say_machine(manifest)),
+        ("versions", ", ".join(f"{name} {versions[name]}" for name in shown if versions.get(name))),
+        ("git", f"{git['revision'][:12]}{changes}" if git.get("revision") else ""),
+        ("machine", ", ".join(filter(None, (host, describe_hardware(run))))),
         ("checkpoints", ", ".join(steps) or "none"),
         ("on disk", f"{format_bytes(sum(sizes.values()))}: {parts}"),
         ("log", str(run.folder.log)),
@@ -188,23 +194,6 @@ def _say_batch(run: "RunReport") -> str:
         return f"groups of {size}"
     completions = f"{plan.completions_per_optimizer_step} completions a step in groups of {size}"
     return f"{completions}, on {processes} process{'es' * (processes > 1)}"
-
-
-def _say_versions(versions: Mapping[str, str | None]) -> str:
-    shown = ("grpo-cli", "trl", "transformers", "torch", "peft", "vllm")
-    return ", ".join(f"{name} {versions[name]}" for name in shown if versions.get(name))
-
-
-def _say_git(git: Mapping[str, Any]) -> str:
-    changes = ", with changes" if git.get("dirty") else ""
-    return f"{git['revision'][:12]}{changes}" if git.get("revision") else ""
-
-
-def _say_machine(manifest: Mapping[str, Any]) -> str:
-    hardware, device = manifest.get("hardware") or {}, manifest.get("accelerator") or {}
-    cores = f"{hardware['cpus']} CPU cores" if hardware.get("cpus") else ""
-    named = [hardware.get("host"), device.get("device"), cores]
-    return ", ".join(str(each) for each in named if each)
 
 
 def _list_next(run: "RunReport") -> list[tuple[str, str]]:

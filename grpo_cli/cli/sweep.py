@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from grpo_cli.cli.arguments import RUNS, AsJson, AsSlurmJob, Overrides, RunsRoot
+from grpo_cli.cli.arguments import RUNS, AsJson, AsSlurmJob, NoProbe, Overrides, RunsRoot
 from grpo_cli.cli.output import print_json, print_words, stderr, stdout
 from grpo_cli.errors import GrpoError, UsageError
 from grpo_cli.units import count_noun
@@ -67,9 +67,7 @@ def sweep(
     parallel: Parallel = None,
     resume: Resumed = None,
     slurm: AsSlurmJob = False,
-    no_probe: Annotated[
-        bool, typer.Option("--no-probe", help="Skip `grpo probe --quick`.")
-    ] = False,
+    no_probe: NoProbe = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check every cell and list the runs; start nothing.")
     ] = False,
@@ -80,6 +78,7 @@ def sweep(
 
     Every value is checked before the first run starts. A run that fails is a result, not an end.
     """
+    from grpo_cli.recipe.loading import load_recipe
     from grpo_cli.workflows.sweep import check_sweep
     from grpo_cli.workflows.sweep_plan import find_sweep
 
@@ -92,7 +91,7 @@ def sweep(
             "Fix: remove --grid, --range, --search, --seeds and --set"
         )
     else:
-        old = find_sweep(runs, resume, _read_name(recipe) if recipe else "*")
+        old = find_sweep(runs, resume, load_recipe(recipe).name if recipe else "*")
         request = old.request
     if slurm:
         _submit(request, runs, parallel, old, quiet=quiet, dry_run=dry_run, as_json=json)
@@ -163,12 +162,6 @@ def _print_submitted(job: "SubmittedSweep") -> None:
     console.print(f"sweep   {sweep.folder}", markup=False)
     console.print(f"logs    {job.log}", markup=False)
     console.print(f"result  grpo sweep --resume {sweep.folder}", markup=False)
-
-
-def _read_name(recipe: Path) -> str:
-    from grpo_cli.recipe.loading import load_recipe
-
-    return load_recipe(recipe).name
 
 
 def _read_request(

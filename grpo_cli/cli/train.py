@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpo_cli.cli.arguments import RUNS, AsJson, AsSlurmJob, Overrides, RecipePath, RunsRoot
+from grpo_cli.cli.arguments import (
+    RUNS,
+    AsJson,
+    AsSlurmJob,
+    NoProbe,
+    Overrides,
+    RecipePath,
+    RunsRoot,
+)
 from grpo_cli.cli.output import print_json, stdout
 
 if TYPE_CHECKING:
@@ -40,9 +48,7 @@ def train(
             "--dry-run", help="Write the run folder and print the command; start nothing."
         ),
     ] = False,
-    no_probe: Annotated[
-        bool, typer.Option("--no-probe", help="Skip `grpo probe --quick`.")
-    ] = False,
+    no_probe: NoProbe = False,
     resume: Annotated[
         bool,
         typer.Option(
@@ -119,9 +125,8 @@ def _print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> No
         f"processes   {plan.num_processes} ({plan.strategy}, {plan.device})", markup=False
     )
     effective = plan.add_environment(os.environ)
-    for name, planned in plan.environment.items():
-        yours = " (yours)" if effective[name] != planned else ""
-        console.print(f"environment {name}={effective[name]}{yours}", markup=False)
+    for name in plan.environment:
+        console.print(f"environment {name}={effective[name]}", markup=False)
     console.print(f"command     {plan.command_line()}", markup=False)
     if plan.server:
         console.print(f"server      {plan.server.command_line()}", markup=False)

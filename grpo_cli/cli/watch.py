@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from grpo_cli.report.live import Follower, ProgressView
     from grpo_cli.report.summary import RunReport
 
-_HISTORY = 20
-"""Earlier records that are printed first if stdout is not a terminal."""
-
 
 def watch(
     run: NewestRun = "latest",
@@ -42,7 +39,8 @@ def watch(
     follower, console = Follower(folder), stdout()
     if not as_json:
         stderr().print(f"run folder: {folder.path}", markup=False)
-    view = _json_view(follower) if as_json else choose_view(follower, console, history=_HISTORY)
+    # Elsewhere than on a terminal, the last 20 records are printed first.
+    view = _json_view(follower) if as_json else choose_view(follower, console, history=20)
     try:
         # The console goes quiet when its reader has gone.
         watch_run(follower, view, lambda: not console.quiet)
@@ -74,12 +72,12 @@ def _json_view(follower: "Follower") -> "ProgressView":
 
 
 def _print_end(run: "RunReport", *, as_json: bool) -> None:
-    from grpo_cli.cli.summary import print_summary
-
     if as_json:
         lost = run.lost()
         interrupted = {"state": "interrupted", "reason": lost} if lost else {}
         summary = {"event": "summary", **run.summary_json(), **interrupted}
         write_line(json.dumps(finite(summary), ensure_ascii=False, default=str))
     else:
+        from grpo_cli.cli.summary import print_summary
+
         print_summary(run)

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_cli.doctor import child_checks, environment, hardware
 from grpo_cli.issues import Issue, Level
-from grpo_cli.machine import count_gpus
+from grpo_cli.machine import find_gpus
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def diagnose_machine(
         quick: Leave out the imports, the training step and the hub, which take seconds.
         on_progress: Told what is being tried.
     """
-    began, gpus = time.monotonic(), count_gpus()
+    began, gpus = time.monotonic(), find_gpus()[0]
     checks: list[Iterable[Issue]] = [
         environment.check_packages(),
         hardware.check_gpus(),

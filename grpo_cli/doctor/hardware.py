@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_cli.issues import Issue, Level
-from grpo_cli.machine import CGROUP, count_gpus, named_devices, read_available_memory
+from grpo_cli.machine import CGROUP, find_gpus, named_devices, read_available_memory
 
 _GIB = 2**30
 _BUSY_SHARE = 0.1
@@ -31,7 +31,7 @@ def check_gpus() -> Iterator[Issue]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
-        count = count_gpus()
+        count = find_gpus()[0]
         seen = f"{count} GPUs by AMD" if count else "no GPU: training runs on the processor"
         yield Issue(seen, level="ok", subject="GPU")
         return

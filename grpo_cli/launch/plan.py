@@ -22,11 +22,8 @@ _THREADS, _SPIN = "OMP_NUM_THREADS", "GOMP_SPINCOUNT"
 WORKER = "grpo_cli.training.worker"
 """The module that trains; never imported on this side of the process boundary."""
 _SPINS = 1000
-"""How often a thread that waits for the others of its process looks again before it sleeps.
-
-The default of 300,000 spins starves other processes on a shared core. SmolLM2-135M in bf16 on 2 cores, seconds to
-sample and learn from 32 completions: alone 3.3 (300,000 spins: 3.2; none: 3.9), beside another training 6.1 (12.8;
-5.7)."""
+"""How often a thread that waits for the others of its process looks again before it sleeps: the default of 300,000
+starves other processes on a shared core, and a step beside another training takes twice as long."""
 # glibc gives large blocks back to the kernel at once and page-faults them in again on the next step; keeping them
 # took a float32 step of SmolLM2-135M from 17 to 13 s.
 _KEEP_MEMORY = {

@@ -163,34 +163,22 @@ def begin_attempt(
             f"workers of the last attempt still finish their step in {run.path} (processes "
             f"{', '.join(map(str, alive))}). Fix: wait for them, or end them"
         )
+    trained_s = StatusFile(run.status).read().seconds
     try:
+        rewind(run, resume_plan.step if resume_plan else 0)
+        _open_attempt(run, recipe, plan, origin)
         if resume_plan is None:
-            rewind(run, 0)
-            _open_attempt(run, recipe, plan, origin)
             run.status.unlink(missing_ok=True)
             StatusFile(run.status).update(state="pending")
         else:
-            _resume(run, resume_plan, recipe, plan, origin)
+            _resume(run, resume_plan, trained_s)
     except OSError as error:
         raise unwritable(run.path, error) from None
 
 
-def _resume(
-    run: RunFolder,
-    resume_plan: ResumePlan,
-    recipe: Recipe,
-    plan: LaunchPlan,
-    origin: Mapping[str, Any],
-) -> None:
-    step, trained_s = resume_plan.step, StatusFile(run.status).read().seconds
-    rewind(run, step)
-    _open_attempt(run, recipe, plan, origin)
-    resumed = {
-        "checkpoint": resume_plan.checkpoint.name,
-        "step": step,
-        "forced": resume_plan.forced,
-    }
-    write_json(run.resumption, resumed)
+def _resume(run: RunFolder, resume_plan: ResumePlan, trained_s: float) -> None:
+    step, name = resume_plan.step, resume_plan.checkpoint.name
+    write_json(run.resumption, {"checkpoint": name, "step": step, "forced": resume_plan.forced})
     append_record(run.metrics, {"event": "resume", "step": step, "attempt": run.attempts})
     StatusFile(run.status).update(
         state="pending",

@@ -105,6 +105,7 @@ def plan_job(recipe: Recipe, request: JobRequest) -> JobPlan:
     template = Environment(
         trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     ).from_string(text)
+    named = shlex.quote(request.run_id) if request.run_id else '"slurm-$SLURM_JOB_ID"'
     script = template.render(
         slurm=slurm,
         directives=list(_directives(recipe, slurm, request)),
@@ -114,7 +115,7 @@ def plan_job(recipe: Recipe, request: JobRequest) -> JobPlan:
         recipe=shlex.quote(str(request.recipe)),
         runs=shlex.quote(str(request.runs)),
         tasks=request.array.tasks if request.array else (),
-        run_id=_run_id(request),
+        run_id='"$run_id"' if request.array else named,
         quote=shlex.join,
         flags=shlex.join(request.flags),
         overrides=list(map(shlex.quote, request.overrides)),
@@ -125,13 +126,6 @@ def plan_job(recipe: Recipe, request: JobRequest) -> JobPlan:
     )
     run = request.runs / recipe.name / (request.run_id or "slurm-$SLURM_JOB_ID")
     return JobPlan(script, f"{request.log_folder(recipe.name)}/{request.log_name}", str(run))
-
-
-def _run_id(request: JobRequest) -> str:
-    """Return the run's name as it stands in the script."""
-    if request.array:
-        return '"$run_id"'
-    return shlex.quote(request.run_id) if request.run_id else '"slurm-$SLURM_JOB_ID"'
 
 
 def submit(plan: JobPlan, logs: Path) -> str:

@@ -199,8 +199,7 @@ def _read_points(run: RunReport, name: str) -> Sequence[Point]:
 def _bands(run: RunReport, name: str) -> Iterator[dict[str, float]]:
     for band in bands_of(run, name):
         # Wide enough to be seen, if it stands for a single record.
-        left = min(band.first_step, band.last_step - 1)
-        yield {"from": left, "to": band.last_step, "low": band.low, "high": band.high}
+        yield {**band, "from": min(band["from"], band["to"] - 1)}
 
 
 def _marks(place: int, run: RunReport, name: str) -> Iterator[dict[str, Any]]:

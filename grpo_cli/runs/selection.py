@@ -42,10 +42,13 @@ def find_run(root: Path, name: str = LATEST) -> RunFolder:
         if is_run(absolute):
             return RunFolder(absolute)
     wanted = name.rstrip("/").removesuffix(f"/{LATEST}")
-    named = [run for run in list_folders(root) if run.path.parent.name == wanted]
-    if named:
+    if named := _list_named(root, wanted):
         return _newest(root, named)
     raise UsageError(_explain_unknown(root, name, path))
+
+
+def _list_named(root: Path, name: str) -> list[RunFolder]:
+    return [run for run in list_folders(root) if run.path.parent.name == name]
 
 
 def find_started(root: Path, name: str) -> RunFolder | None:
@@ -54,8 +57,7 @@ def find_started(root: Path, name: str) -> RunFolder | None:
     Raises:
         UsageError: The status of one is damaged, so it is not certain which.
     """
-    named = [run for run in list_folders(root) if run.path.parent.name == name]
-    statuses = {run: StatusFile(run.status).read() for run in named}
+    statuses = {run: StatusFile(run.status).read() for run in _list_named(root, name)}
     return _started_last({run: s for run, s in statuses.items() if was_started(run, s)})
 
 

@@ -90,7 +90,7 @@ def test_a_gpu_that_torch_was_not_built_for(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     if torch.version.cuda:
         pytest.skip("this torch is built for CUDA")
-    monkeypatch.setattr(diagnostics, "count_gpus", lambda: 1)
+    monkeypatch.setattr(diagnostics, "find_gpus", lambda: (1, ()))
     done = doctor("--json", cwd=tmp_path, HF_HUB_OFFLINE="1")
     assert done.returncode == 3
     errors = [f for f in json.loads(done.stdout)["findings"] if f["level"] == "error"]

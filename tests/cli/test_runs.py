@@ -90,6 +90,7 @@ def test_a_comparison_shows_where_long_values_differ(folder):
         rewards = [{"kind": "python", "path": path}]
         run.write_recipe(Recipe.model_validate({**PLAIN, "seed": seed, "rewards": rewards}))
     done = grpo("runs", "compare", "sums/seed-1", "sums/seed-2", cwd=folder)
+    assert done.returncode == 0, done.stderr
     names = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert not names & {"reward", "rewards/math", "accuracy/math"}, "they are scored differently"
     (row,) = [line for line in done.stdout.splitlines() if "rewards[0].path" in line]

@@ -113,18 +113,8 @@ class Rule:
         issue = None if self.unsupported_reason(history) else self.check(history)
         if issue is None:
             return None
-        return Symptom(
-            issue.seen,
-            issue.fix,
-            level=issue.level,
-            why=self.why,
-            rule=self.name,
-            step=history.metrics.step,
-            metric=self.metric,
-            window=self.window,
-            threshold=self.threshold,
-            source=self.source,
-        )
+        own = {name: getattr(self, name) for name in "why metric window threshold source".split()}
+        return Symptom(**{**vars(issue), **own, "rule": self.name, "step": history.metrics.step})
 
     def as_json(self) -> dict[str, Any]:
         """Return the rule as plain values, for `--json`."""

@@ -161,11 +161,11 @@ def test_a_run_is_compared_with_its_own_recipe_where_that_expects_anything(tmp_p
 def test_a_band_spans_its_window_in_a_picture(tmp_path):
     run = make_finished_run(tmp_path, expect=BLOCK)
     (band,) = bands_of(run, "reward")
-    assert (band.first_step, band.last_step, band.low, band.high) == (37, 40, 0.55, 0.85)
+    assert band == {"from": 37, "to": 40, "low": 0.55, "high": 0.85}
     assert bands_of(run, "kl") == []
     short = make_finished_run(tmp_path / "short", rewards=[0.5] * 20, expect=BLOCK)
     (band,) = bands_of(short, "reward")
-    assert (band.first_step, band.last_step) == (40, 40)
+    assert (band["from"], band["to"]) == (40, 40)
 
 
 def test_plain_values_for_scripts(tmp_path):

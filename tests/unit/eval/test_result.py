@@ -180,7 +180,10 @@ def test_a_run_shows_its_newest_finished_evaluation(tmp_path, capsys):
     for time, speed in (("1", 1.0), ("2", 234.0), ("3", None)):
         folder = EvalFolder(run.evaluations / time)
         folder.path.mkdir()
-        subject = {"prompts": 2, "completions": 2, "metrics": {}, "tokens_per_s": speed}
+        subject = {
+            **{"prompts": 2, "completions": 2, "metrics": {}},
+            **{"tokens_per_s": speed, "warm_up_included": True},
+        }
         settings = {"samples": 1, "temperature": 0.0, "split": "eval"}
         told = {**about, "subjects": {"final": subject}, "differences": {}, "settings": settings}
         # The third was interrupted.

@@ -7,7 +7,7 @@ import pytest
 
 from grpo_cli.launch.plan import plan_launch, set_thread_env
 from grpo_cli.launch.server_plan import ServerLocation
-from grpo_cli.machine import Hardware, count_gpus, resolve_num_processes
+from grpo_cli.machine import Hardware, find_gpus, resolve_num_processes
 from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -102,13 +102,13 @@ def test_hidden_gpus_do_not_count(driver, monkeypatch, visible, expected):
     driver(2)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert count_gpus() == expected
+    assert find_gpus()[0] == expected
 
 
 def test_a_machine_without_nvidias_driver_has_none_of_its_gpus(driver, tmp_path):
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has NVIDIA's driver")
-    assert count_gpus(tmp_path, tmp_path) == 0
+    assert find_gpus(tmp_path, tmp_path)[0] == 0
 
 
 def test_amds_gpus_are_those_that_the_container_may_use(driver, tmp_path, monkeypatch):
@@ -123,9 +123,9 @@ def test_amds_gpus_are_those_that_the_container_may_use(driver, tmp_path, monkey
         )
     for number in (128, 129):
         (renderers / f"renderD{number}").touch()
-    assert count_gpus(nodes, renderers) == 2
+    assert find_gpus(nodes, renderers)[0] == 2
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
-    assert count_gpus(nodes, renderers) == 1
+    assert find_gpus(nodes, renderers)[0] == 1
 
 
 def test_a_given_number_of_processes_wins(tmp_path):

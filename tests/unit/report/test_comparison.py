@@ -143,10 +143,6 @@ def _leave(run: RunFolder) -> None:
     """Leaves the run without samples."""
 
 
-def _break(run: RunFolder) -> None:
-    (run.evaluations / "after.jsonl").write_text('{"group": 0}\n')
-
-
 def _empty(run: RunFolder) -> None:
     (run.evaluations / "after.jsonl").write_text("")
 
@@ -159,7 +155,6 @@ def _ask_others(run: RunFolder) -> None:
     ("change", "reason"),
     [
         (_leave, "sums/seed-2 has no held-out measurement after training"),
-        (_break, "after.jsonl holds no samples that can be read"),
         (_empty, "after.jsonl holds no samples that can be read"),
         (_ask_others, "measured on other prompts (1 and 1 prompts, none the same)"),
     ],
