@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from grpo_cli.checks.contents import collect
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import show_names, suggest
+from grpo_cli.data.solve_rates import read_solve_rates
 from grpo_cli.data.sources import Preview
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.difficulty import (
@@ -19,7 +20,7 @@ from grpo_cli.recipe.difficulty import (
 )
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.rewards.building import UNDECIDED, name_rewards, right_scores
+from grpo_cli.rewards.building import UNDECIDED, name_rewards, right_answers, right_scores
 from grpo_cli.rewards.registry import find_kind
 from grpo_cli.rewards.scoring import clip_score
 
@@ -50,7 +51,11 @@ def check_difficulty(recipe: Recipe, seen: Preview | None) -> Iterator[Issue]:
     if isinstance(config, PoolsDifficulty):
         yield from _check_pools(config)
     if not isinstance(config, OrderDifficulty):
-        yield from _check_reward(recipe, config.reward)
+        problems = [*_check_reward(recipe, config.reward)]
+        yield from problems
+        if config.samples is not None and not problems:
+            right = right_answers(recipe.rewards, config.reward)
+            yield from collect(partial(read_solve_rates, config.samples, right))
     if seen is not None and seen.columns is not None:
         yield from _check_columns(recipe, config, seen)
 

@@ -14,6 +14,7 @@ from grpo_cli.checks.contents import reward_context
 from grpo_cli.checks.settings import read_setting
 from grpo_cli.data.prompts import render_template
 from grpo_cli.data.rows import suggest
+from grpo_cli.data.solve_rates import find_matches, read_solve_rates
 from grpo_cli.environments.episode import Episode, add_empty_records
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import pick_device, read_hardware
@@ -31,7 +32,7 @@ from grpo_cli.probing.signal import CLIPPED, DEAD, WEAK
 from grpo_cli.recipe.evaluation import is_task_file
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.building import build_rewards, right_answers
 from grpo_cli.rewards.contract import NO_TRAINER, Batch, text_of
 from grpo_cli.rewards.scoring import Reward, has_state, read_state
 from grpo_cli.rewards.testing import try_rewards
@@ -124,6 +125,27 @@ def _load_data(session: "Session") -> None:
             "a gain on them shows memory, not learning",
         )
         session.add([Issue(seen, fix, "dataset", level=level, subject=subject, why=why)])
+    session.add(_check_samples(session))
+
+
+def _check_samples(session: "Session") -> Iterator[Issue]:
+    """Say of how many rows samples from before tell how difficult they are.
+
+    Raises:
+        RecipeError: Of none.
+    """
+    config = session.recipe.dataset.difficulty
+    if config is None or config.kind == "order" or config.samples is None:
+        return
+    rates = read_solve_rates(config.samples, right_answers(session.recipe.rewards, config.reward))
+    found = find_matches(rates, session.data.train["prompt"], config.samples)
+    known = sum(rate is not None for rate in found)
+    if known < len(found):
+        seen = f"tells of {known} of {len(found)} training rows"
+        fix = "measure more of them: `grpo eval RECIPE --split train --limit N`"
+        path, subject = "dataset.difficulty.samples", "data: samples from before"
+        why = "how difficult the others are shows only once they are drawn"
+        yield Issue(seen, fix, path, level="note", subject=subject, why=why)
 
 
 def _check_scored(session: "Session") -> Iterator[Issue]:

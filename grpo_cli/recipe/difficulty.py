@@ -24,6 +24,11 @@ class _EstimatedDifficulty(Section):
     solve_rate: str | None = None
     """Column with the share of right answers, 0 to 1, known from before: what a prompt's estimate begins with.
     Each group of completions then counts as much as all before it."""
+    samples: str | None = None
+    """Samples from before that tell how often prompts were solved, relative to the recipe: the folder of
+    `grpo eval RECIPE --split train --out DIR`, one of its files of samples, or the output of
+    `grpo probe RECIPE --json`. A prompt with samples begins with their share of right answers instead of
+    `solve_rate`."""
     by: str | None = None
     """Column such as a level or a topic. A prompt that has not been drawn yet is expected to be answered as
     prompts with the same value were lately; by default `source` in a mixture, and otherwise all prompts are
@@ -35,8 +40,8 @@ class _EstimatedDifficulty(Section):
 class PoolsDifficulty(_EstimatedDifficulty):
     """Prompts that are solved, or hopeless, are drawn only as often as asked for.
 
-    Which they are is known once they were drawn, or from `solve_rate`. If no other prompts are left, those of the
-    pools are drawn after all.
+    Which they are is known once they were drawn, or from `solve_rate` or `samples`. If no other prompts are left,
+    those of the pools are drawn after all.
     """
 
     kind: Literal["pools"]

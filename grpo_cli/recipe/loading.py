@@ -44,6 +44,7 @@ _LOCAL_PATHS = (
     ("dataset", "train"),
     ("warmup", "train"),
     ("dataset", "eval"),
+    ("dataset", "difficulty", "samples"),
 )
 _SHORT_FORMS = {"adapter": "path", "teacher": "path", "difficulty": "kind"}
 """Sections that may be written as the value of one key, and that key."""

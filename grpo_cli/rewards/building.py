@@ -91,6 +91,13 @@ def right_scores(
     return right
 
 
+def right_answers(configs: Sequence[RewardConfig], named: str | None) -> dict[str, float]:
+    """Return the same of the reward that is named, whose best score is 1 if it does not judge answers; of all
+    that do if none is named."""
+    right = right_scores(configs)
+    return {named: right.get(named, 1.0)} if named else right
+
+
 def _right_score(config: RewardConfig) -> float | None:
     """Return the score of a right answer; None if the reward does not judge answers."""
     params = find_kind(config.kind)

@@ -9,6 +9,7 @@ import torch
 from accelerate.utils import gather_object
 
 from grpo_cli.data.mixing import SOURCE
+from grpo_cli.data.solve_rates import find_matches, read_solve_rates
 from grpo_cli.errors import RunError
 from grpo_cli.recipe.difficulty import (
     AdaptiveDifficulty,
@@ -17,7 +18,7 @@ from grpo_cli.recipe.difficulty import (
     read_number,
 )
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.building import right_scores
+from grpo_cli.rewards.building import right_answers
 
 _EASY, _HARD = 0.8, 0.2
 """Estimated shares of right answers from which on prompts are logged as easy or hard; pools have their own."""
@@ -186,14 +187,21 @@ class _SuccessSampler(DifficultySampler):
     ) -> None:
         super().__init__(data, recipe.seed)
         self._config = config
+        self._right = right_answers(recipe.rewards, config.reward)
         known = self._column("solve_rate", config.solve_rate)
+        if config.samples is not None:
+            measured = self._measured(config.samples)
+            known = torch.where(measured.isnan(), known, measured)
         self._estimates = SuccessEstimates(known, self._alike(config.by, recipe))
-        right = right_scores(recipe.rewards)
-        names = [config.reward] if config.reward else list(right)
-        self._right = {name: right.get(name, 1.0) for name in names}
         # When each prompt is next ready to be drawn, in draws of a prompt of weight 1; and the time that it is.
         self._ready = torch.zeros_like(self._share)
         self._now = 0.0
+
+    def _measured(self, path: str) -> torch.Tensor:
+        """Return the shares of right answers in samples from before, [prompts] float64; NaN without any."""
+        rates = find_matches(read_solve_rates(path, self._right), self._first["prompt"], path)
+        values = [math.nan if rate is None else rate for rate in rates]
+        return torch.tensor(values, dtype=torch.float64)
 
     def _alike(self, by: str | None, recipe: Recipe) -> torch.Tensor:
         by = by or (SOURCE if recipe.dataset.shares else None)
@@ -280,7 +288,7 @@ def build_sampler(recipe: Recipe, data: Any) -> DifficultySampler | None:
     """Return what draws the prompts of a recipe from its training data; None if they are drawn equally often.
 
     Raises:
-        RecipeError: A column that it needs has other values than numbers.
+        RecipeError: A column that it needs has other values than numbers, or samples do not fit.
         RunError: The column of an order has no value at all.
     """
     config = recipe.dataset.difficulty

@@ -1,5 +1,6 @@
 """Which prompts are drawn, by how often they are solved."""
 
+import json
 import random
 from collections import Counter
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from grpo_cli.errors import RunError
+from grpo_cli.errors import RecipeError, RunError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.training import difficulty
 from grpo_cli.training.difficulty import build_sampler
@@ -140,3 +141,37 @@ def test_a_reward_beyond_a_right_answer_is_refused():
     sampler = open_sampler(rows(9), kind="adaptive")
     with pytest.raises(RunError, match=r"gave 1\.7, and a right answer counts as 1"):
         sampler.learn(rows(9)[:1], torch.tensor([[1.7]]), ["exact"])
+
+
+def test_prompts_begin_with_what_samples_from_before_say(tmp_path):
+    def sample(prompt, score):
+        return {"prompt": [{"content": prompt, "role": "user"}], "rewards": {"exact": score}}
+
+    samples = [sample("a", 1.0), sample("a", 0.0), sample("b", 1.0), sample("c", None)]
+    probed, folder = tmp_path / "probe.json", tmp_path / "measured"
+    probed.write_text(json.dumps({"samples": samples}, indent=2))
+    (folder / "samples").mkdir(parents=True)
+    lines = [json.dumps(each) + "\n" for each in samples]
+    (folder / "samples" / "model.0.jsonl").write_text("".join(lines[:2]))
+    (folder / "samples" / "model.1.jsonl").write_text("".join(lines[2:]))
+    data = [
+        {"row_id": place, "rate": 0.25, "prompt": [{"role": "user", "content": prompt}]}
+        for place, prompt in enumerate("abcd")
+    ]
+    for path in (probed, folder):
+        sampler = open_sampler(data, kind="adaptive", samples=str(path))
+        # The mean of all prompts that are not known.
+        assert sampler._estimates.all().tolist() == [0.5, 1.0, 0.5, 0.5]
+        assert sampler._estimates.known().tolist() == [True, True, False, False]
+    sampler = open_sampler(data, kind="pools", samples=str(folder), solve_rate="rate")
+    assert sampler._estimates.all().tolist() == [0.5, 1.0, 0.25, 0.25]
+    others = [{**row, "prompt": "a"} for row in data]
+    with pytest.raises(RecipeError, match="none of the 2 prompts of"):
+        open_sampler(others, kind="adaptive", samples=str(folder))
+    with pytest.raises(RecipeError, match="no reward `math`; they have `exact`"):
+        open_sampler(data, kind="adaptive", samples=str(folder), reward="math")
+    (folder / "samples" / "base.0.jsonl").write_text(lines[0])
+    with pytest.raises(RecipeError, match="samples of several models: `base`, `model`"):
+        open_sampler(data, kind="adaptive", samples=str(folder))
+    with pytest.raises(RecipeError, match="there is no file"):
+        open_sampler(data, kind="adaptive", samples=str(tmp_path / "none"))
