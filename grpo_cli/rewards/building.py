@@ -99,7 +99,6 @@ def right_answers(configs: Sequence[RewardConfig], named: str | None) -> dict[st
 
 
 def _right_score(config: RewardConfig) -> float | None:
-    """Return the score of a right answer; None if the reward does not judge answers."""
     params = find_kind(config.kind)
     best = params.right_answer if params else None
     if config.accuracy is not None:
@@ -209,7 +208,6 @@ class _LimitedScorer:
     def _read(
         self, outcome: Score | str | Late | Died, batch: Batch, row: int
     ) -> Score | Exception:
-        """Return the score of a row that was scored in another process."""
         if isinstance(outcome, Score):
             return outcome
         if isinstance(outcome, str):

@@ -55,7 +55,6 @@ def check_golds(table: "Table", index: int) -> Iterator[Issue]:
 
 
 def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
-    """Find golds that are whole solutions, if an answer must repeat all of them."""
     params, golds = table.rewards[index].params, table.golds(index)
     source = params.gold_source()
     if source is None or not params.repeats_gold or not golds:
@@ -75,7 +74,6 @@ def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
 
 
 def _check_coverage(table: "Table") -> Iterator[Issue]:
-    """Find rows to which no reward applies."""
     total = len(table.prompts)
     covered = {row for index in range(len(table.rewards)) for row in table.applying(index)}
     left = [row for row in range(total) if row not in covered]

@@ -114,7 +114,6 @@ class WorkerPool:
             return self._pool
 
     def _abandon(self, pool: "ProcessPool") -> None:
-        """End a broken pool; the next call starts another."""
         with self._lock:
             if self._pool is pool:
                 self._end()

@@ -279,20 +279,15 @@ def _failed_episodes(batch: Batch, rows: Sequence[int]) -> list[int]:
 
 def as_float(value: Any) -> float | None:
     """Return a number of any library (numpy, torch, Decimal, bool) as a float; None if it is none."""
-    if isinstance(value, Real | Decimal):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf
-    item = getattr(value, "item", None)
-    if callable(item) and getattr(value, "ndim", None) == 0:
-        inner = item()
-        return as_float(inner) if isinstance(inner, Real) else None
-    return None
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
+    try:
+        return float(value) if isinstance(value, Real | Decimal) else None
+    except OverflowError:
+        return math.inf
 
 
 def _value_fault(value: float | None, weight: float) -> str:
-    """Return why a value cannot be trained on; empty if it can."""
     if value is None:
         return "is not a number"
     if not math.isfinite(value):
@@ -336,12 +331,11 @@ def _trace(error: BaseException) -> list[str]:
     if isinstance(error, RewardError):
         return []
     whole = traceback.TracebackException.from_exception(error)
-    if isinstance(error, SyntaxError) or any(map(_is_users, whole.stack)):
-        part: traceback.TracebackException | None = whole
-        while part is not None:
-            frames = [frame for frame in part.stack if _is_users(frame)]
-            part.stack = traceback.StackSummary.from_list(frames)
-            part = part.__cause__ or part.__context__
+    part: traceback.TracebackException | None = whole
+    while part is not None:
+        frames = [frame for frame in part.stack if _is_users(frame)]
+        part.stack = traceback.StackSummary.from_list(frames)
+        part = part.__cause__ or part.__context__
     return "".join(whole.format()).rstrip().splitlines()
 
 

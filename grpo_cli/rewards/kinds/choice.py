@@ -73,7 +73,6 @@ class ChoiceParams(RewardParams):
         return self.choices[place] if 0 <= place < len(self.choices) else None
 
     def _read_index(self, cell: Any) -> int | None:
-        """Return the place from 0 that an index names; None if the gold is no index."""
         number = str(cell).strip().removesuffix(".0")
         is_index = number.isascii() and number.isdigit() and not isinstance(cell, bool)
         return int(number[:3]) - self.first_index if is_index else None

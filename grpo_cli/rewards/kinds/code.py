@@ -41,18 +41,17 @@ class CodeParams(RewardParams):
     Formula: 1 if all tests pass, else 0; with `credit: share`, the share of tests that pass.
     Only text after `</think>` is read. The reward does not apply to a row without tests; tests
     that cannot be parsed are an error. A test is an input and an output (compared with the printed
-    output or, if the row names a function, with its return value), or an assertion. Each test runs
-    the program in a new process with an empty folder, no environment variables, and no access to
-    the rest of the machine, unless the kernel lacks the means (see below).
+    output or, if the row names a function, with its return value), an assertion, or a function
+    `check(candidate)` as HumanEval has it. Each test runs the program in a new process with an empty
+    folder, no environment variables, and no access to the rest of the machine, unless the kernel
+    lacks the means (see below).
     Range: {0, 1}, or [0, 1] with `credit: share`.
 
     Protection: time, memory, threads, output and files are limited on every system. On Linux, if the
     machine supports it, a program also has an in-memory root folder with only the interpreter, no
     network and no view of other processes (namespaces); a separate user id (if run as root); no files
-    except the interpreter's (Landlock); and only the system calls for computing, threads and files:
-    no new processes, sockets, signals to other processes, locks, changes of file permissions, owners
-    or times, or shared memory (seccomp). Containers often forbid namespaces; Landlock and seccomp
-    still apply. Programs that need subprocesses, the network or locks (SQLite's files) fail. On a
+    except the interpreter's (Landlock); and only the system calls for computing, threads and files
+    (seccomp). Programs that need subprocesses, the network or locks (SQLite's files) fail. On a
     machine where a program could change the user's files, end their processes or reach the network
     (macOS, old kernels in containers), no program is run unless you set `unprotected: true`.
 
@@ -60,16 +59,13 @@ class CodeParams(RewardParams):
     load. Without namespaces, files and threads may briefly exceed their limits, and a program can
     find out whether a file exists, its size and its age.
 
-    Reward hacking: expected outputs and results never enter the program's process, nor does the
-    right side of `assert f(x) == literal`, so the program must compute the answer. All other
-    assertions (`assert sorted(f(x)) == [1]`, `abs(f(x) - 1) < 0.1`, loops in HumanEval's `check`)
-    run in a separate process, which calls the program's functions and receives plain data:
-    replacing `abs` or `math`, or returning objects that equal everything, has no effect there. A
-    program controls only what its functions return, and how objects of its own classes compare
-    with each other; names that a test uses without importing them (`Counter`, `np`) come from the
-    program. In an operation with a number from the test, an object of the program's own class
-    cannot return a number: it could make every difference 0. A test can pass plain data, functions,
-    and objects of classes that it defines; coroutines cannot be returned (`asyncio.run(f(x))` fails).
+    Reward hacking: a test runs in a process of its own, which calls the program's functions and
+    receives plain data. Expected values never enter the program's process, so it must compute the
+    answer; replacing `abs` or `math`, or returning objects that equal everything, has no effect. In
+    an operation with a number from the test, an object of the program's own class cannot return a
+    number: it could make every difference 0. Names that a test uses without importing them
+    (`Counter`, `np`) come from the program. A test can pass plain data, functions, and objects of
+    classes that it defines; it cannot receive coroutines, or redirect the program's input and output.
 
     Source: the test formats of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).
@@ -221,7 +217,6 @@ def find_program(completion: str, places: Sequence[CodePlace]) -> str | None:
 
 
 def _read_blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the label and content of each fenced block that is closed."""
     fence = label = ""
     content: list[str] = []
     # Not `splitlines`, which also splits at characters that stand in Python's texts.

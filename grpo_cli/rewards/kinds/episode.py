@@ -56,7 +56,6 @@ class ToolUseParams(RewardParams):
 
 
 def _read(batch: Batch, row: int) -> Mapping[str, Any]:
-    """Return the record of the episode that a completion is of."""
     records = batch.columns.get(EPISODE)
     if records is None:
         raise RewardError(

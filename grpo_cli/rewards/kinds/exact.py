@@ -152,7 +152,6 @@ def _whole_word(gold: str) -> str:
 
 
 def _same_number(gold: str, answer: str) -> bool | None:
-    """Return whether two plain numbers are the same; None if one of the texts is no number."""
     first, second = parse_number(gold), parse_number(answer)
     if first is None or second is None:
         return None

@@ -268,7 +268,6 @@ def _read_target(text: str, target: Target) -> str:
 
 
 def _read_sections(text: str) -> tuple[str, str] | None:
-    """Return the thinking and the answer, stripped; None if the layout is another."""
     match = _SECTIONS.fullmatch(text.strip())
     if match is None or any(text.count(tag) != 1 for tag in _TAGS):
         return None

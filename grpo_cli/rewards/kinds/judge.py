@@ -199,7 +199,6 @@ class _JudgeScorer:
         return Score((score - low) / (high - low), reason or f"the judge gave {score:g}")
 
     def _answer(self, questions: Sequence[Question]) -> list[Verdicts | RewardError]:
-        """Return the outcome of every question: from the cache, else from the judge."""
         keys = [_hash_content([self._identity, list(each.messages)]) for each in questions]
         outcomes: dict[str, Verdicts | RewardError] = {}
         missing: dict[str, Question] = {}
@@ -313,7 +312,6 @@ def _write_texts(prompt: str, answers: Sequence[str], reference: str, fence: str
 
 
 def _write_prompt(prompt: Any) -> str:
-    """Return a prompt as the judge sees it: its text, or its messages, each after its role."""
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(f"[{each.get('role', '')}]\n{text_of([each])}" for each in prompt)
@@ -325,13 +323,11 @@ def _valid_utf8(text: str) -> str:
 
 
 def _hash_content(content: Any) -> str:
-    """Return the SHA-256 of plain values, in hexadecimal."""
     written = json.dumps([_CACHE_VERSION, content], sort_keys=True)
     return hashlib.sha256(written.encode()).hexdigest()
 
 
 def _url_fault(url: str) -> str:
-    """Return why a text is no endpoint's address; empty if it is one."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and parts.hostname

@@ -309,7 +309,6 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _message_of(error: Any) -> str:
-    """Return the server's own words in an error status."""
     body = error.body
     if isinstance(body, dict):
         body = body.get("message") or body.get("detail") or body.get("error") or body

@@ -130,7 +130,6 @@ class ModelParams(RewardParams):
         return self._label_problems(_read_labels(config))
 
     def _label_problems(self, labels: Sequence[str]) -> list[Issue]:
-        """Return why `label` and `output` do not fit a model's labels, given in order."""
         if self.output == "softmax" and len(labels) == 1:
             fix = "output: sigmoid, or output: logit"
             return [Issue("the softmax over a single label is always 1", fix, "output")]
@@ -161,7 +160,6 @@ class ModelParams(RewardParams):
         ]
 
     def _encode(self, classifier: "_Classifier", batch: Batch, row: int) -> "_Encoded | Exception":
-        """Return what the model reads of a row, or why it cannot be read."""
         prompt, completion = batch.prompts[row], batch.completions[row]
         try:
             if self.input == "completion":

@@ -1,11 +1,10 @@
 """The tests of a row: read from the forms in which datasets write them, run on a program, and scored.
 
-If an assertion compares with something that can be computed here, the expected value stays here and never
-comes near the program. What an assertion does with results is done out of the program's reach.
+If an assertion compares with something that can be computed here, the expected value stays here. What an assertion
+does with results is done out of the program's reach.
 """
 
 import ast
-import builtins
 import contextlib
 import importlib
 import json
@@ -44,9 +43,8 @@ _HOPELESS = ("SyntaxError", "IndentationError", "TabError")
 class ProgramTest:
     """One test."""
 
-    kind: Literal["stdin", "value", "same", "call", "run"]
-    """What is judged: stdout, an equal value, the very same constant, a call's result, or that no
-    exception is raised."""
+    kind: Literal["stdin", "value", "call"]
+    """What has to equal `expected`: stdout, an expression's value (None of statements), or a call's result."""
     stdin: str = ""
     check: Check | None = None
     expected: Any = None
@@ -74,7 +72,6 @@ class TestRunner:
         return Score(value, f"{summary}: {first}" if first else summary)
 
     def _run_test(self, program: bytes, test: ProgramTest) -> str:
-        """Return what is wrong with a program; empty if it passes."""
         # Room for all that may rightly be written, in the longer form of reports.
         room = self.limits.output_bytes + 4 * len(repr(test.expected))
         limits = replace(self.limits, output_bytes=room)
@@ -84,8 +81,6 @@ class TestRunner:
             return result.reason
         if test.kind == "stdin":
             return self._output_fault(result.stdout.decode(errors="replace"), test.expected)
-        if test.kind == "run":
-            return "" if result.passed else "the program ended before the test did"
         return self._value_fault(result.value, test)
 
     def _output_fault(self, printed: str, expected: str) -> str:
@@ -96,9 +91,7 @@ class TestRunner:
         return "" if same else f"expected {_show(expected)}, printed {_show(printed)}"
 
     def _value_fault(self, value: Any, test: ProgramTest) -> str:
-        if test.kind == "same":
-            same = value is test.expected
-        elif test.kind == "call":
+        if test.kind == "call":
             plain, expected = _as_json(value), _as_json(test.expected)
             # APPS wraps the results of calls in lists.
             same = self._is_equal(plain, expected) or self._is_equal([plain], expected)
@@ -129,7 +122,6 @@ def _is_close(value: Any, expected: Any) -> bool:
 
 
 def _as_json(value: Any) -> Any:
-    """Return plain data as JSON has it: tuples are lists."""
     if isinstance(value, list | tuple):
         return [_as_json(item) for item in value]
     if isinstance(value, dict):
@@ -185,7 +177,6 @@ def _read_texts(texts: Sequence[str], function: str | None) -> list[ProgramTest]
 
 
 def _read_mapping(cell: Mapping[str, Any], function: str | None) -> list[ProgramTest]:
-    """Read one test, or parallel lists of inputs and outputs."""
     name = cell.get("fn_name") or function
     for inputs, outputs in _KEYS:
         if inputs in cell and outputs in cell:
@@ -219,7 +210,7 @@ def _make_test(inputs: Any, expected: Any, function: str | None) -> ProgramTest:
         except ValueError as error:
             raise RewardError(f"arguments and results should be JSON ({error})") from error
     arguments = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-    check = Check("call", text=function, arguments=arguments)
+    check = Check(function=function, arguments=arguments)
     return ProgramTest("call", check=check, expected=expected)
 
 
@@ -234,13 +225,18 @@ def _join_lines(value: Any) -> str:
 def _read_code(text: str, function: str | None) -> list[ProgramTest]:
     """Read one test per assertion if all else between them is preparation; else one in all."""
     try:
-        body = _inline_check(ast.parse(text).body, function)
+        body = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError) as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
         why = getattr(error, "msg", None) or str(error)
         raise RewardError(
             f"the tests do not parse as Python ({why}{line}): {text!r:.60}; tests are {_FORMS}"
         ) from error
+    defined = {part.name for part in body if isinstance(part, ast.FunctionDef)}
+    called = [ast.unparse(part) for part in body if isinstance(part, ast.Expr)]
+    if function and "check" in defined and not any("check(" in each for each in called):
+        # HumanEval's `check(candidate)`, which somebody else has to call.
+        body += ast.parse(f"check({function})").body
     tests = []
     setup: list[ast.stmt] = []
     for statement in body:
@@ -250,7 +246,7 @@ def _read_code(text: str, function: str | None) -> list[ProgramTest]:
             setup.append(statement)
     if tests and isinstance(body[-1], ast.Assert):
         return tests
-    return [ProgramTest("run", check=_isolate(body))] if any(map(_may_fail, _walk(body))) else []
+    return [ProgramTest("value", check=_isolate(body))] if any(map(_may_fail, _walk(body))) else []
 
 
 def _may_fail(node: ast.AST) -> bool:
@@ -259,66 +255,14 @@ def _may_fail(node: ast.AST) -> bool:
     return isinstance(node, ast.Assert | ast.Raise) or "assert" in name.lower() or "exit" in name
 
 
-def _inline_check(body: list[ast.stmt], function: str | None) -> list[ast.stmt]:
-    """Return the assertions of HumanEval's `check(candidate)`; if it has anything else, a call of it."""
-    checks = [part for part in body if isinstance(part, ast.FunctionDef) and part.name == "check"]
-    called = _called_with(body[-1]) if body else None
-    candidate = called or function
-    if len(checks) != 1 or len(checks[0].args.args) != 1 or candidate is None:
-        return body
-    rest = [part for part in body if part is not checks[0] and part is not body[-1]]
-    if all(isinstance(part, ast.Assert) for part in checks[0].body):
-        for node in _walk(checks[0].body):
-            if isinstance(node, ast.Name) and node.id == checks[0].args.args[0].arg:
-                node.id = candidate
-        return [*rest, *checks[0].body]
-    return body if called else [*body, *ast.parse(f"check({candidate})").body]
-
-
-def _called_with(statement: ast.stmt) -> str | None:
-    """Return the name in `check(name)`."""
-    match statement:
-        case ast.Expr(value=ast.Call(func=ast.Name(id="check"), args=[ast.Name(id=name)])):
-            return name
-    return None
-
-
 def _read_assertion(setup: list[ast.stmt], statement: ast.Assert) -> ProgramTest:
     match statement.test:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             for expression, expected in ((left, right), (right, left)):
                 known, value = _compute(expected)
                 if known:
-                    return ProgramTest("value", check=_ask(setup, expression), expected=value)
-        case ast.Compare(
-            left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None | True | False) as same]
-        ):
-            return ProgramTest("same", check=_ask(setup, left), expected=same.value)
-    return ProgramTest("run", check=_isolate([*setup, statement]))
-
-
-def _ask(setup: list[ast.stmt], expression: ast.expr) -> Check:
-    """Ask the program's process for what its own functions return, and an isolated test for the rest."""
-    if _is_own_call(setup, expression):
-        return Check("value", _unparse(setup), ast.unparse(expression))
-    return _isolate(setup, expression)
-
-
-def _is_own_call(setup: list[ast.stmt], expression: ast.expr) -> bool:
-    """Return whether an expression is `f(…)` or `Solution().f(…)` of a name that is the program's."""
-    is_call = []
-    while isinstance(expression, ast.Call | ast.Attribute):
-        is_call.append(isinstance(expression, ast.Call))
-        expression = expression.func if isinstance(expression, ast.Call) else expression.value
-    if not isinstance(expression, ast.Name) or not is_call or not is_call[0]:
-        return False
-    bound = {each.id for each in _walk(setup) if isinstance(each, ast.Name)}
-    is_library = hasattr(builtins, expression.id) or (
-        len(is_call) > 1 and expression.id in _LIBRARY
-    )
-    return (
-        not is_library and expression.id not in bound and expression.id not in _defined_names(setup)
-    )
+                    return ProgramTest("value", check=_isolate(setup, expression), expected=value)
+    return ProgramTest("value", check=_isolate([*setup, statement]))
 
 
 def _walk(body: Sequence[ast.AST]) -> list[ast.AST]:
@@ -337,23 +281,16 @@ def _defined_names(body: Sequence[ast.AST]) -> set[str]:
 
 
 def _isolate(body: list[ast.stmt], expression: ast.expr | None = None) -> Check:
-    """Make a test for a process of its own, which imports the library modules it uses."""
-    nodes = _walk([*body, expression] if expression else body)
-    attributes = [each for each in nodes if isinstance(each, ast.Attribute)]
-    used = {
-        each.value.id
-        for each in attributes
-        if isinstance(each.value, ast.Name) and _is_library(each.value.id, each.attr)
-    }
-    inside = {id(each.value) for each in attributes}
-    bare = {each.id for each in nodes if isinstance(each, ast.Name) and id(each) not in inside}
-    imports = [f"import {name}\n" for name in sorted(used - bare - _defined_names(body))]
+    """Return a check that imports the library modules it uses."""
+    used = set()
+    for node in _walk([*body, expression] if expression else body):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in _LIBRARY:
+                if hasattr(importlib.import_module(name), attribute):
+                    used.add(name)
+    imports = [f"import {name}\n" for name in sorted(used - _defined_names(body))]
     code = "".join(imports) + _unparse(body)
-    return Check("test", code, ast.unparse(expression) if expression else "")
-
-
-def _is_library(name: str, attribute: str) -> bool:
-    return name in _LIBRARY and hasattr(importlib.import_module(name), attribute)
+    return Check(code, ast.unparse(expression) if expression else "None")
 
 
 def _compute(node: ast.expr) -> tuple[bool, Any]:

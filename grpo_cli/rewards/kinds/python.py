@@ -209,7 +209,6 @@ def _load_function(source: str, name: str) -> Callable[..., Any]:
 
 
 def _trl_arguments(batch: Batch) -> dict[str, Any]:
-    """Return TRL's arguments; its own win over columns of the same name."""
     return {
         **batch.columns,
         "trainer_state": None,

@@ -140,7 +140,6 @@ def _is_safe(task: str, answer: str) -> bool:
 
 
 def _read_entry(batch: Batch, row: int) -> dict[str, Any]:
-    """Return the row as reasoning-gym made it."""
     cell = batch.cell("metadata", row)
     try:
         # A copy, since scorers may write to it and the completions of a group share the row.

@@ -1,8 +1,7 @@
 """The child: a process that watches, and one that confines itself, runs the program and reports.
 
-A value is asked of the program's own process: such a report is a claim, which the trainer compares with what is
-expected. A test runs in a third process, which the program cannot change, and calls the program's functions from
-there. All end when the trainer does: the kernel tells the watching process, which no program can reach.
+A test runs in a third process, which the program cannot change, and calls the program's functions from there. All
+end when the trainer does: the kernel tells the watching process, which no program can reach.
 """
 
 # `signal` itself takes longer to import than everything else here.
@@ -28,22 +27,19 @@ READY = b"ready"
 """Sent before the program runs; anything else is why it could not be run."""
 _REASON = 200
 """Longest reason, in characters."""
-# Kept from before the program ran, which may replace the originals.
-_set_trace, _set_profile, _load = sys.settrace, sys.setprofile, marshal.loads
-_read_some, _write, _leave = os.read, os.write, os._exit
-_BUILTINS = dict(vars(builtins))
+_leave = os._exit
+"""Kept from before the program ran, which may replace it."""
 
 
 def main() -> None:
     """Run the job that the first argument describes, marshalled.
 
     Its keys are those of `confinement.confine`, the descriptors `status`, `report` and `source` (a program of
-    `size` bytes, and a marshalled check of `check_size`), `is_tested` (whether the check is a test, which runs in
-    a process of its own), and `parent`.
+    `size` bytes, and a marshalled check of `check_size`, 0 for none), and `parent`.
     """
     job = SimpleNamespace(**marshal.loads(bytes.fromhex(sys.argv[1])))
     peer: type[Peer] | None = None
-    if job.is_tested:
+    if job.check_size:
         # Now, as the confined process cannot read it; not before, as it takes time.
         from grpo_cli.rewards.sandbox import remote
 
@@ -74,7 +70,8 @@ def _run(job: SimpleNamespace, peer: "type[Peer] | None") -> None:
     if peer is None:
         confinement.deny_calls(job.protections)
         _tell_ready(job.status)
-        _run_alone(job, text)
+        os.close(job.source)
+        _run_alone(text, job.report)
         return
     confinement.hide(True)
     requests, replies = os.pipe(), os.pipe()
@@ -135,29 +132,13 @@ def _end_orphans() -> None:
             return
 
 
-def _run_alone(job: SimpleNamespace, text: bytes) -> None:
-    """Run the program and its check; without a check, end as the interpreter does.
-
-    With one, the program's own end is a failure, and its threads are not waited for.
-    """
-    if not job.check_size:
-        os.close(job.source)
-    module = _make_module("program" if job.check_size else "__main__")
+def _run_alone(text: bytes, report: int) -> None:
+    """Run a program whose output counts; end as the interpreter does."""
+    module = _make_module("__main__")
     try:
         exec(compile(text, "program.py", "exec", dont_inherit=True), module.__dict__)
-        if job.check_size:
-            _set_trace(None)
-            _set_profile(None)
-            builtins.__dict__.update(_BUILTINS)
-            check = _load(_read(job.source, job.check_size))
-            _report(job.report, {"value": encode(_evaluate(check, module.__dict__))})
-            _leave(0)
-    except SystemExit as error:
-        if not job.check_size:
-            raise
-        _fail(job.report, _describe(error))
-    except BaseException as error:
-        _fail(job.report, _describe(error))
+    except Exception as error:
+        _fail(report, _describe(error))
 
 
 def _serve_program(text: bytes, make_peer: "type[Peer]", requests: int, replies: int) -> None:
@@ -166,8 +147,6 @@ def _serve_program(text: bytes, make_peer: "type[Peer]", requests: int, replies:
     peer = make_peer(requests, replies, module.__dict__)
     try:
         exec(compile(text, "program.py", "exec", dont_inherit=True), module.__dict__)
-        _set_trace(None)
-        _set_profile(None)
         peer.tell("ready")
         peer.serve()
     except BaseException as error:
@@ -179,20 +158,13 @@ def _run_test(job: SimpleNamespace, peer: "Peer", program: int) -> None:
     """Run a test, which calls what the program in process `program` defined."""
     from grpo_cli.rewards.sandbox.remote import Ended, describe_remote
 
-    check = _load(_read(job.source, job.check_size))
+    check = marshal.loads(_read(job.source, job.check_size))
     sys.argv = ["program.py"]
     try:
         if fault := peer.await_program():
             _fail(job.report, fault)
-        codes = [compile(check["setup"], "test.py", "exec", dont_inherit=True)]
-        if check["text"]:
-            codes.append(compile(check["text"], "test.py", "eval", dont_inherit=True))
-        names = {"__name__": "test", "__builtins__": builtins, **peer.names(codes)}
-        exec(codes[0], names)
-        content: dict[str, object] = {"passed": True}
-        if check["text"]:
-            content = {"value": encode(eval(codes[1], names), describe_remote)}
-        _report(job.report, content)
+        value = _call(peer, check) if check["function"] else _evaluate(peer, check)
+        _report(job.report, {"value": encode(value, describe_remote)})
         _leave(0)
     except Ended:
         code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
@@ -202,9 +174,30 @@ def _run_test(job: SimpleNamespace, peer: "Peer", program: int) -> None:
         _fail(job.report, _describe(error))
 
 
+def _call(peer: "Peer", check: "dict[str, Any]") -> "Any":
+    """Call the program's function, or the method of its class `Solution`."""
+    name = check["function"]
+    found = peer.ask("names", [name, "Solution"])
+    if name not in found and "Solution" in found:
+        return getattr(found["Solution"](), name)(*check["arguments"])
+    if name not in found:
+        raise NameError(f"name {name!r} is not defined")
+    return found[name](*check["arguments"])
+
+
+def _evaluate(peer: "Peer", check: "dict[str, Any]") -> "Any":
+    codes = [
+        compile(check["setup"], "test.py", "exec", dont_inherit=True),
+        compile(check["expression"], "test.py", "eval", dont_inherit=True),
+    ]
+    names = {"__name__": "test", "__builtins__": builtins, **peer.names(codes)}
+    exec(codes[0], names)
+    return eval(codes[1], names)
+
+
 def _read(descriptor: int, size: int) -> bytes:
     parts = []
-    while size and (part := _read_some(descriptor, size)):
+    while size and (part := os.read(descriptor, size)):
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
@@ -222,19 +215,6 @@ def _make_module(name: str) -> "ModuleType":
     for usual in ("exit", "quit"):
         setattr(builtins, usual, sys.exit)
     return module
-
-
-def _evaluate(check: "dict[str, Any]", names: "dict[str, Any]") -> "Any":
-    """Return the value of a check's expression or call."""
-    exec(compile(check["setup"], "test.py", "exec", dont_inherit=True), names)
-    if check["kind"] == "value":
-        return eval(compile(check["text"], "test.py", "eval"), names)
-    name = check["text"]
-    if name not in names and "Solution" in names:
-        return getattr(names["Solution"](), name)(*check["arguments"])
-    if name not in names:
-        raise NameError(f"name {name!r} is not defined")
-    return names[name](*check["arguments"])
 
 
 def _describe(error: BaseException) -> str:
@@ -256,4 +236,4 @@ def _fail(report: int, reason: str) -> None:
 def _report(report: int, content: "dict[str, object]") -> None:
     rest = b"\n" + write_json(content).encode()
     while rest:
-        rest = rest[_write(report, rest) :]
+        rest = rest[os.write(report, rest) :]

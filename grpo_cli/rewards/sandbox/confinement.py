@@ -219,7 +219,6 @@ def _set_limits(settings: "Any") -> None:
 
 
 def _check(result: int, what: str) -> int:
-    """Return a call's result; raises `OSError` that names the call if it failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")

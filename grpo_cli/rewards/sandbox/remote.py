@@ -124,7 +124,7 @@ def _plain_of(value: Remote) -> "Any":
 
 
 def _copy_plain(value: "Any") -> "Any":
-    kind = next(kind for kind in _MUTABLE if isinstance(value, kind))
+    kind = next((kind for kind in _MUTABLE if isinstance(value, kind)), set)
     return kind(value.items() if kind is dict else value)
 
 

@@ -5,7 +5,6 @@ that a hostile program made: deep, large, locked, full of links.
 """
 
 import contextlib
-import fcntl
 import json
 import marshal
 import os
@@ -68,17 +67,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class Check:
-    """What to do after a program has run."""
+    """A test of a program, run in a process of its own, which calls the program's functions."""
 
-    kind: Literal["value", "call", "test"]
-    """The value of an expression, or of a call, is asked of the program's process; or a test is run in
-    a process of its own, which calls the program's functions: it must not raise."""
     setup: str = ""
-    """Statements run first; of a test, all of it."""
-    text: str = ""
-    """The function's name, or the expression whose value is reported, by a test too."""
+    """Statements, which must not raise."""
+    expression: str = "None"
+    """Its value is reported."""
+    function: str = ""
+    """If given, only this function is called, and its result reported."""
     arguments: list[Any] = field(default_factory=list)
-    """Of the call; plain data."""
+    """Of that call; plain data."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +87,7 @@ class ProgramResult:
     reason: str
     """Why it did not end well; empty if it did."""
     value: Any
-    """What the check reported, as plain data; `Opaque` if it reported nothing."""
-    passed: bool
-    """Whether a check of kind `test` came to its end."""
+    """What the check reported, as plain data; `Opaque` if it did not come to its end."""
 
 
 def run_program(
@@ -149,7 +145,6 @@ def _is_candidate(protection: Protection, chosen: Sequence[Protection]) -> bool:
 
 
 def _try(protections: tuple[Protection, ...]) -> str:
-    """Return why these protections do not work together; empty if they do."""
     try:
         result = _run(_PROBE, Limits(seconds=START_S), b"", None, protections)
     except RewardError as error:
@@ -176,13 +171,12 @@ def _run(
         "packages": _package_folders() if limits.packages else (),
         "size": len(program),
         "check_size": len(checking),
-        "is_tested": check is not None and check.kind == "test",
     }
     try:
         with (
             _working_folder() as folder,
-            _sealed_file(stdin) as given,
-            _sealed_file(program + checking) as source,
+            _nameless_file(stdin) as given,
+            _nameless_file(program + checking) as source,
             _Child({**settings, "folder": folder, "source": source}, given) as child,
         ):
             broken = child.read(limits)
@@ -193,7 +187,6 @@ def _run(
         stdout=bytes(child.pipes["stdout"]),
         reason=broken or _reason(child.process.returncode, report, limits),
         value=_value(report),
-        passed=not broken and report.get("passed") is True,
     )
 
 
@@ -282,7 +275,6 @@ class _Child:
         return broken
 
     def _read_some(self, key: selectors.SelectorKey) -> int:
-        """Read what is there; return how much was read from this pipe in all."""
         part = os.read(key.fd, 65536)
         if not part:
             self._selector.unregister(key.fileobj)
@@ -314,24 +306,12 @@ def _package_folders() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _sealed_file(content: bytes) -> Iterator[int]:
+def _nameless_file(content: bytes) -> Iterator[int]:
     """A nameless file to read from; unlike a pipe it needs no one to fill it meanwhile."""
-    if sys.platform == "linux":
-        descriptor = os.memfd_create("given", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        if sys.platform == "linux":
-            seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file.fileno()
 
 
 def _read_report(written: bytearray) -> dict[str, Any]:

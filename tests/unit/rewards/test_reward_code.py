@@ -123,13 +123,11 @@ PLAIN_CHECK = "def check(candidate):\n    assert candidate(2) == 4\n    assert c
 LOOPED_CHECK = "def check(c):\n    for n in range(5):\n        assert c(n) == n * n\n"
 
 
-@pytest.mark.parametrize(
-    ("tests", "count"), [(PLAIN_CHECK, 2), (LOOPED_CHECK, 1), (PLAIN_CHECK + "check(f)\n", 2)]
-)
-def test_humaneval(tests, count):
+@pytest.mark.parametrize("tests", [PLAIN_CHECK, LOOPED_CHECK, PLAIN_CHECK + "check(f)\n"])
+def test_humaneval(tests):
     given = {"columns": {"entry_point": "f"}, "function": "entry_point"}
     right = score("def f(n): return n * n", tests, **given)
-    assert right == (1.0, f"{count} of {count} tests", False)
+    assert right == (1.0, "1 of 1 tests", False)
     assert score("def f(n): return n + 2", tests, **given).value == 0.0
 
 

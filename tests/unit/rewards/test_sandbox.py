@@ -659,7 +659,7 @@ tempfile.tempdir = sys.argv[1]
 from grpo_cli.rewards.sandbox import runner
 protections = tuple(sys.argv[2:])
 program = b"import ctypes, time; ctypes.CDLL(None).prctl(1, 0, 0, 0, 0); time.sleep(1e6)"
-check = runner.Check("test", "f(1)") if protections[:1] == ("tested",) else None
+check = runner.Check("f(1)") if protections[:1] == ("tested",) else None
 runner._run(program, runner.Limits(seconds=500), b"", check, protections[check is not None:])
 """
 KILLED = [FULL, (), ("user_namespaces",), ("tested", *FULL), ("tested",)]
