@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -36,10 +36,6 @@ class AgentResult:
     """Calls that failed, by how."""
     answer: str
     """The first answer of the first episode."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the result as plain values."""
-        return asdict(self)
 
 
 @dataclass

@@ -1,7 +1,9 @@
 """Calls of tools and environments, side by side on threads, each under a time limit; and what they return."""
 
 import asyncio
+import copy
 import ctypes
+import hashlib
 import inspect
 import json
 import math
@@ -183,8 +185,29 @@ def as_text(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-class BrokenEnvironmentError(TypeError):
+class BrokenEnvironmentError(EpisodeError):
     """A method of an environment returned what it may not: no failed call, but a mistake in its code."""
+
+
+def row_seed(row: Mapping[str, Any], seed: int) -> int:
+    """Return the seed of a row's environment, the same for all completions of the row."""
+    if isinstance(row.get("seed"), int):
+        return int(row["seed"])
+    digest = hashlib.sha256(f"{seed}:{row.get('row_id', 0)}".encode()).digest()
+    return int.from_bytes(digest[:4]) >> 1
+
+
+def begin_episode(environment: Environment, row: Mapping[str, Any], seed: int) -> str:
+    """Reset an environment for a row of a recipe with this seed; return what it says first."""
+    # A copy: other episodes of the row begin with it too, and an environment may change its lists.
+    own = copy.deepcopy(dict(row))
+    said = environment.reset(own, row_seed(own, seed))
+    if said is not None and not isinstance(said, str):
+        raise BrokenEnvironmentError(
+            f"reset() returned {type(said).__name__}, not text. "
+            "Fix: let it return the first observation, or None if the prompt says all"
+        )
+    return as_text(said or "")
 
 
 def take_step(environment: Environment, answer: str) -> tuple[str, bool]:
@@ -192,7 +215,8 @@ def take_step(environment: Environment, answer: str) -> tuple[str, bool]:
     result = environment.step(answer)
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise BrokenEnvironmentError(
-            f"step() returned {result!r:.100}, not a text and whether it is over"
+            f"step() returned {result!r:.100}, not (text, done). "
+            "Fix: let it return a text, and whether the episode is over: `return text, done`"
         )
     said, is_done = result
     return as_text("" if said is None else said), bool(is_done)

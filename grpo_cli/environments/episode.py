@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from grpo_cli.environments.contract import Environment, Reward, Tool
 from grpo_cli.environments.dialogue import Message
@@ -15,9 +15,7 @@ End = Literal["answer", "done", "turns", "tokens", "cut_off", "malformed", "fail
 """Why an episode ended: an answer without a call, the environment said so, `max_turns`, `max_completion_length`,
 `max_turn_tokens`, a call that cannot be parsed (`on_malformed_call: end`), or one that failed
 (`on_tool_error: zero`, a late call that may still change its environment, or a reward that cannot be read)."""
-ENDS: tuple[End, ...] = ("answer", "done", "turns", "tokens", "cut_off", "malformed", "failed")
 Failure = Literal["", "failed", "late", "unknown", "malformed"]
-FAILURES: tuple[Failure, ...] = ("failed", "late", "unknown", "malformed")
 
 
 class Sampled(NamedTuple):
@@ -34,17 +32,12 @@ Sampler = Callable[[list[list[int]], int], Sampled]
 """Samples answers to prompts of token ids, each of at most so many tokens."""
 
 
-@dataclass
-class Call:
+class Call(NamedTuple):
     """One call that the model made."""
 
     tool: str
     failure: Failure = ""
     seconds: float = 0.0
-
-    def as_json(self) -> list[Any]:
-        """Return it as plain values."""
-        return [self.tool, self.failure, round(self.seconds, 4)]
 
 
 @dataclass
@@ -99,7 +92,7 @@ class Episode:
             "turns": self.turns,
             "tokens": sum(self.mask),
             "end": self.end,
-            "calls": [call.as_json() for call in self.calls],
+            "calls": [[tool, failure, round(seconds, 4)] for tool, failure, seconds in self.calls],
             "repeated": count_repeats(self.messages),
             "shortened": self.shortened,
             "tool_s": round(self.tool_s, 4),
@@ -144,11 +137,14 @@ def episode_metrics(records: Sequence[Mapping[str, Any]], tools: Sequence[str]) 
         "episode/tokens_per_turn": sum(record["tokens"] for record in records) / max(turns, 1),
         "episode/tool_seconds": fmean(record["tool_s"] for record in records),
         "episode/shortened_results": fmean(record["shortened"] for record in records),
-        **{f"episode/end/{end}": sum(r["end"] == end for r in records) / count for end in ENDS},
+        **{
+            f"episode/end/{end}": sum(record["end"] == end for record in records) / count
+            for end in get_args(End)
+        },
         # TRL's names.
         "tools/call_frequency": len(calls) / count,
-        "tools/failure_frequency": sum(failures[each] for each in FAILURES) / max(len(calls), 1),
-        **{f"tools/{each}": failures[each] / count for each in FAILURES},
+        "tools/failure_frequency": (len(calls) - failures[""]) / max(len(calls), 1),
+        **{f"tools/{each}": failures[each] / count for each in get_args(Failure) if each},
         "tools/repeated": fmean(record["repeated"] for record in records),
         **{f"tools/{name}/calls": names[name] / count for name in tools},
         **_mean_parts(records),

@@ -1,6 +1,5 @@
 """Tools and environments tried one by one, without a model or its tokenizer: what they return, keep and leave."""
 
-import copy
 import os
 import sys
 import tempfile
@@ -15,7 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.environments.calls import Outcome, as_text, read_reward, run_calls, settle
+from grpo_cli.environments.calls import (
+    Outcome,
+    as_text,
+    begin_episode,
+    read_reward,
+    run_calls,
+    settle,
+    take_step,
+)
 from grpo_cli.environments.contract import (
     Environment,
     EnvironmentSource,
@@ -23,7 +30,7 @@ from grpo_cli.environments.contract import (
     ProcessEndedError,
     Tool,
 )
-from grpo_cli.environments.player import RESET_S, row_seed
+from grpo_cli.environments.player import RESET_S
 from grpo_cli.issues import Issue, Level
 
 Row = Mapping[str, Any]
@@ -102,8 +109,6 @@ class Trial:
         at = f" ({where})" if where else ""
         if outcome.is_late:
             fix = "let it return in time, or raise the limit: `episode.tool_timeout_s`"
-            if outcome.seconds >= RESET_S:
-                fix = "let it return in time: training waits no longer"
             self.report(f"{name} did not return within {outcome.seconds:g} s", fix)
         elif isinstance(outcome.error, SystemExit):
             fix = "return, or raise an error that says what is wrong"
@@ -200,7 +205,7 @@ def try_tool(trial: Trial, tool: Tool) -> None:
 class _Trace:
     """What an environment said in an episode."""
 
-    first: Any = None
+    first: str = ""
     replies: list[Any] = field(default_factory=list)
     reward: Any = None
     is_over: bool = False
@@ -216,24 +221,15 @@ class _Play:
         self.taken: list[Action] = []
         self.environment: Environment = trial.run("the class", source.make, limit_s=RESET_S)
         try:
-            # A copy, as in training: an environment may change its lists.
-            reset = partial(self.environment.reset, copy.deepcopy(dict(row)), row_seed(row, seed))
+            reset = partial(begin_episode, self.environment, row, seed)
             self.trace.first = trial.run("reset()", reset, limit_s=RESET_S)
-            self._check_first()
+            if not self.trace.first.strip() and not row["prompt"][-1]["content"]:
+                seen = "reset() returns no text, and the dataset has no prompt: the model is asked nothing"
+                trial.report(seen, "let it return what the model is to answer")
+                raise _FaultError
         except _FaultError:
             self.close("close() after an error")
             raise
-
-    def _check_first(self) -> None:
-        first, prompt = self.trace.first, self._row["prompt"][-1]["content"]
-        if first is not None and not isinstance(first, str):
-            fix = "let it return the first observation, or None if the prompt says all"
-            self._trial.report(f"reset() returned {type(first).__name__}, not text", fix)
-            raise _FaultError
-        if not prompt and not (first or "").strip():
-            seen = "reset() returns no text, and the dataset has no prompt of its own: the model is asked nothing"
-            self._trial.report(seen, "let it return what the model is to answer")
-            raise _FaultError
 
     def actions(self, most: int) -> Sequence[Action]:
         """Return what is done in an episode: a wrong answer, those that win, and wrong ones again."""
@@ -252,8 +248,8 @@ class _Play:
         self.taken.append(action)
         run, limit_s = self._trial.run, self._trial.timeout_s
         if isinstance(action, str):
-            value = run("step()", partial(self.environment.step, action), limit_s=limit_s)
-            text, self.trace.is_over = self._read_step(value)
+            step = partial(take_step, self.environment, action)
+            text, self.trace.is_over = run("step()", step, limit_s=limit_s)
         else:
             name, arguments = action
             tool = next(each for each in self.environment.tools if each.name == name)
@@ -267,17 +263,6 @@ class _Play:
             self.trace.is_over = bool(self.environment.is_done)
         self.trace.replies.append(text)
         self._trial.results.append(text)
-
-    def _read_step(self, value: Any) -> tuple[str, bool]:
-        fix = "let it return a text, and whether the episode is over: `return text, done`"
-        if not isinstance(value, tuple | list) or len(value) != 2:
-            self._trial.report(f"step() returned {value!r:.60}, not (text, done)", fix)
-            raise _FaultError
-        text, is_over = value
-        if not isinstance(text, str):
-            self._trial.report(f"step() returned {type(text).__name__} as its text", fix)
-            raise _FaultError
-        return text, bool(is_over)
 
     def finish(self) -> _Trace:
         """Read the reward, and close the instance."""

@@ -4,8 +4,6 @@ Token in, token out: what the model wrote is never tokenized again. A mask says 
 the loss leaves out all others.
 """
 
-import copy
-import hashlib
 import sys
 import time
 from collections import Counter
@@ -19,6 +17,7 @@ from grpo_cli.environments.calls import (
     Chain,
     Outcome,
     as_text,
+    begin_episode,
     read_reward,
     run_calls,
     run_chains,
@@ -102,13 +101,13 @@ class Player:
         Raises:
             EpisodeError: One cannot be made or reset; all are closed then.
         """
-        batch = Batch([""] * len(rows), [""] * len(rows), columns=_columns(rows))
+        offers = [(tool, find_rows(when, rows)) for tool, when in self._tools]
         episodes = []
         for number, row in enumerate(rows):
-            tools = [tool for tool, when in self._tools if _holds(when, batch, number)]
+            tools = [tool for tool, places in offers if number in places]
             episodes.append(Episode(row, list(row["prompt"]), tools, None))
         try:
-            self._reset(episodes, batch)
+            self._reset(episodes, rows)
             for episode in episodes:
                 episode.prompt_ids = self._dialogue.encode_prompt(episode.prompt, episode.tools)
         except BaseException:
@@ -116,13 +115,12 @@ class Player:
             raise
         return episodes
 
-    def _reset(self, episodes: Sequence[Episode], batch: Batch) -> None:
-        """Make and reset the environments of episodes, whose rows are those of `batch`."""
-        chosen = [
-            next((source for source, when in self._sources if _holds(when, batch, number)), None)
-            for number in range(len(episodes))
-        ]
-        pairs = [(each, source) for each, source in zip(episodes, chosen, strict=True) if source]
+    def _reset(self, episodes: Sequence[Episode], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Make and reset the environments of episodes: for each row the first that is for it."""
+        chosen: dict[int, EnvironmentSource] = {}
+        for source, when in reversed(self._sources):
+            chosen |= dict.fromkeys(find_rows(when, rows), source)
+        pairs = [(episodes[number], chosen[number]) for number in sorted(chosen)]
         outcomes = self._run([partial(self._reset_one, *pair) for pair in pairs])
         if faults := [outcome for outcome in outcomes if outcome.fault]:
             raise EpisodeError(
@@ -142,13 +140,8 @@ class Player:
 
     def _reset_one(self, episode: Episode, source: EnvironmentSource) -> str:
         # Before the reset, so that it is closed if that fails.
-        environment = episode.environment = source.make()
-        # A copy: other episodes of the row begin with it too, and an environment may change its lists.
-        row = copy.deepcopy(dict(episode.row))
-        said = environment.reset(row, row_seed(row, self._seed))
-        if said is not None and not isinstance(said, str):
-            raise TypeError(f"reset() returned {type(said).__name__}, not text")
-        return as_text(said or "")
+        episode.environment = source.make()
+        return begin_episode(episode.environment, episode.row, self._seed)
 
     def close(self, episodes: Sequence[Episode]) -> None:
         """Close the environments of episodes, each once; only the first failure is printed."""
@@ -316,7 +309,9 @@ class Player:
             text = f"Error: there is no tool {name!r}; the tools are {', '.join(tools)}"
             return self._shorten(episode, text)
         tool = tools[name]
-        outcome = yield lambda: as_text(settle(tool.call(**arguments), self._patience_s))
+        # A coroutine is cancelled once its call was given up.
+        patience_s = self.config.tool_timeout_s + 1
+        outcome = yield lambda: as_text(settle(tool.call(**arguments), patience_s))
         is_own = episode.environment is not None and tool in episode.environment.tools
         return self._read_outcome(episode, name, outcome, may_change=is_own)
 
@@ -328,11 +323,6 @@ class Player:
             episode.end = "done" if is_done else None
         return self._read_outcome(episode, STEP, outcome, may_change=True)
 
-    @property
-    def _patience_s(self) -> float:
-        """Time after which a coroutine is cancelled: when its call was given up."""
-        return self.config.tool_timeout_s + 1
-
     def _read_outcome(
         self, episode: Episode, name: str, outcome: Outcome, *, may_change: bool
     ) -> str:
@@ -343,7 +333,7 @@ class Player:
         failure = _failure(outcome)
         episode.add_call(name, failure, outcome.seconds)
         if isinstance(outcome.error, BrokenEnvironmentError):
-            raise EpisodeError(f"{outcome.error}. {_TRY}") from outcome.error
+            raise outcome.error
         if failure and self.config.on_tool_error == "raise":
             raise EpisodeError(
                 f"{name} failed: {outcome.fault}. Fix: correct it, or set `episode.on_tool_error: tell`"
@@ -373,26 +363,20 @@ def _append(prompt: list[Message], said: str) -> list[Message]:
     return [*prompt[:-1], {**last, "content": content}]
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def _holds(when: Condition | None, batch: Batch, row: int) -> bool:
-    return when is None or when.holds(batch, row)
+def find_rows(when: Condition | None, rows: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Return the places of the rows for which a condition holds; all of them without one."""
+    places = set(range(len(rows)))
+    if when is None or not rows:
+        return places
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    batch = Batch([""] * len(rows), [""] * len(rows), columns=columns)
+    return {number for number in places if when.holds(batch, number)}
 
 
 def _find_repeated(tools: Sequence[Tool]) -> str | None:
     """Return a name that two tools have."""
     counts = Counter(tool.name for tool in tools)
     return next((name for name, count in counts.items() if count > 1), None)
-
-
-def row_seed(row: Mapping[str, Any], seed: int) -> int:
-    """Return the seed of a row's environment, the same for all completions of the row."""
-    if isinstance(row.get("seed"), int):
-        return int(row["seed"])
-    digest = hashlib.sha256(f"{seed}:{row.get('row_id', 0)}".encode()).digest()
-    return int.from_bytes(digest[:4]) >> 1
 
 
 def open_kind(section: str, config: KindConfig) -> Any:

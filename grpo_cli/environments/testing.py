@@ -26,13 +26,12 @@ from grpo_cli.environments.instances import (
     try_tool,
     watch_output,
 )
-from grpo_cli.environments.player import open_kind, open_player
+from grpo_cli.environments.player import find_rows, open_kind, open_player
 from grpo_cli.errors import GrpoError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.conditions import Condition
-from grpo_cli.rewards.contract import Batch
 from grpo_cli.units import spread
 
 Progress = Callable[[str], None]
@@ -183,7 +182,8 @@ def _try_entries(recipe: Recipe, rows: Sequence[Row], on_progress: Progress) -> 
                     entry = _open(trial, section, config, stack)
                     entries.append(entry)
                     # A row takes the first environment whose condition holds.
-                    own = _select(left, entry.condition)
+                    places = find_rows(entry.condition, left)
+                    own = [row for number, row in enumerate(left) if number in places]
                     if section == "environment":
                         left = [row for row in left if row not in own]
                     _try_entry(entry, own, recipe)
@@ -223,14 +223,6 @@ def _try_entry(entry: _Entry, rows: Sequence[Row], recipe: Recipe) -> None:
     else:
         seen = f"none of the {len(rows)} rows that were tried is for it"
         entry.trial.report(seen, "correct `when`, or try more rows: `--rows`", "warning")
-
-
-def _select(rows: Sequence[Row], condition: Condition | None) -> list[Row]:
-    if condition is None or not rows:
-        return list(rows)
-    empty = [""] * len(rows)
-    batch = Batch(empty, empty, columns={name: [row[name] for row in rows] for name in rows[0]})
-    return [row for number, row in enumerate(rows) if condition.holds(batch, number)]
 
 
 def _describe(tool: Tool, entry: _Entry) -> ToolResult:

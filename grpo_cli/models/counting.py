@@ -6,12 +6,10 @@ pass are added up.
 
 import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
-from safetensors import safe_open
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from grpo_cli.models.loading import (
@@ -21,7 +19,6 @@ from grpo_cli.models.loading import (
     refused_config,
     without_wrapper,
 )
-from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.model import ModelConfig
 
 _FUSED = "grpo_fused_attention"
@@ -102,20 +99,8 @@ def count_weight_bytes(model: ModelConfig, *, cuda: bool) -> int:
 
 def _dtype(model: ModelConfig, config: Any, *, cuda: bool) -> torch.dtype:
     picked = pick_dtype(model, cuda=cuda)
-    named = config.dtype or _stored_dtype(model) if picked == "auto" else picked
+    named = config.dtype or torch.float32 if picked == "auto" else picked
     return getattr(torch, named) if isinstance(named, str) else named
-
-
-def _stored_dtype(model: ModelConfig) -> torch.dtype:
-    """Return the precision of a checkpoint whose config.json names none: float32 for one on the hub.
-
-    Source: transformers 5.17, `modeling_utils._get_dtype`: that of the first weight that is no integer.
-    """
-    for file in sorted(Path(model_folder_or_id(model)).glob("*.safetensors"))[:1]:
-        with safe_open(file, framework="pt") as weights:
-            stored = map(weights.get_tensor, sorted(weights.keys()))
-            return next((each.dtype for each in stored if each.is_floating_point()), torch.float32)
-    return torch.float32
 
 
 def _build_empty(model: ModelConfig, config: Any, dtype: torch.dtype) -> Any:

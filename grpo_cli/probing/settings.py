@@ -63,10 +63,7 @@ def _check_rate(recipe: Recipe) -> Iterator[Issue]:
     rate, path, subject = training.learning_rate, "training.learning_rate", "learning rate"
     good = "1e-4" if lora else "1e-6"
     fix = f"set `learning_rate: {good}`"
-    if rate == 0:
-        why = "no weight will change"
-        yield _risk(subject, path, "learning_rate is 0", fix, why, level="error")
-    elif lora and rate < LORA.least:
+    if lora and rate < LORA.least:
         default = "" if "learning_rate" in training.model_fields_set else " (the default)"
         seen = f"learning_rate is {rate:g}{default} with LoRA"
         why = "adapters hardly move at a rate meant for full fine-tuning, and the reward stays flat"

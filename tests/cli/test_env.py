@@ -145,10 +145,10 @@ FAULTS = {
         "reset() raised ValueError: no board (FOLDER/game.py:12)",
     ),
     "returns no text": (
-        GAME.replace('return "higher" if', "return 1 if"),
+        GAME.replace('return "Guess my number."', "return ''"),
         RECIPE,
         "error",
-        "step() returned int as its text",
+        "reset() returns no text",
     ),
     "never ends": (
         GAME.replace('"lower", self.won', '"lower", False'),

@@ -353,7 +353,7 @@ def test_every_field_of_lora_reaches_peft():
         (
             "config.json",
             {"rope_parameters": {"rope_type": "yarm", "rope_theta": 1.0}},
-            r"at `rope_parameters.rope_type`: KeyError: 'yarm'",
+            r"config.json of .*: KeyError: 'yarm'\. Fix: correct config",
         ),
         (
             "config.json",

@@ -31,7 +31,6 @@ def risks(processes=1, gpus=0, **sections):
             {"rewards": [{"kind": "math", "weight": -1}]},
             ("setting: reward weights", "warning"),
         ),
-        ((1, 0), {"training": {"learning_rate": 0}}, ("setting: learning rate", "error")),
         (
             (1, 0),
             {"training": {"learning_rate": 3e-5}},
