@@ -11,7 +11,7 @@ from grpo_cli.data.hub import check_id, load_split
 from grpo_cli.data.mixing import SOURCE, count_draws, place_issues
 from grpo_cli.data.rows import Row, RowNames, columns_of, fill_missing
 from grpo_cli.data.scored import GroupReport, look_at_groups
-from grpo_cli.data.tasks import COLUMNS, check_task, draw_rows
+from grpo_cli.data.tasks import COLUMNS, LEVEL, check_task, draw_rows
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import (
@@ -179,7 +179,8 @@ def _preview(dataset: SingleDataset, seed: int, problems: list[Issue]) -> Previe
     if isinstance(dataset, ReasoningGymDataset):
         check_task(dataset)
         sizes = _split_sizes(dataset, dataset.size, dataset.eval_size or None)
-        return Preview(COLUMNS, *sizes, (), "rows are drawn when training starts")
+        columns = COLUMNS | {LEVEL} if dataset.levels else COLUMNS
+        return Preview(columns, *sizes, (), "rows are drawn when training starts")
     if isinstance(dataset, EnvironmentDataset):
         sizes = _split_sizes(dataset, dataset.size, dataset.eval_size or None)
         return Preview(

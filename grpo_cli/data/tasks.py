@@ -21,6 +21,8 @@ from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import ReasoningGymDataset
 
 COLUMNS = frozenset({"question", "answer", "metadata"})
+LEVEL = "level"
+"""The column that rows of a dataset with levels have besides."""
 CHUNK_ROWS = 512
 """Rows drawn from one seed. Constant: what is held out must not depend on how many are wanted."""
 DRAWS_PER_ROW = 50
@@ -75,17 +77,19 @@ def check_task(dataset: ReasoningGymDataset) -> None:
         message = f"`{dataset.task}` is not one of reasoning-gym's {len(tasks)} tasks"
         fix = suggest(dataset.task, tasks, f"choose one of {', '.join(sorted(tasks))}")
         raise RecipeError([Issue(message, fix, "dataset.task")])
+    places = {"dataset.params": dataset.params}
+    places |= {f"dataset.levels.{place}": level for place, level in enumerate(dataset.levels)}
     problems = [
         problem
-        for name in dataset.params
-        if (problem := _check_param(name, dataset.task, _parameters(path)))
+        for place, params in places.items()
+        for name in params
+        if (problem := _check_param(f"{place}.{name}", name, dataset.task, _parameters(path)))
     ]
     if problems:
         raise RecipeError(problems)
 
 
-def _check_param(name: str, task: str, valid: frozenset[str]) -> Issue | None:
-    path = f"dataset.params.{name}"
+def _check_param(path: str, name: str, task: str, valid: frozenset[str]) -> Issue | None:
     if name in ("seed", "size"):
         home = "`dataset.size`" if name == "size" else "`seed:` at the top of the recipe"
         return Issue(f"`{name}` has its place elsewhere", f"set {home} instead", path)
@@ -135,19 +139,45 @@ def draw_rows(
         RecipeError: The task refuses its parameters, or has too few distinct questions.
     """
     check_task(dataset)
-    seen: set[str] = set()
-    held: dict[str, Row] = {}
     size = min(dataset.size, limit or dataset.size)
+    parts = dataset.model_copy(update={"size": size}).by_level
+    seen: list[set[str]] = [set() for _ in parts]
+    questions: set[str] = set()
+    held, train = [], []
     with redirect_stdout(io.StringIO()):  # some tasks print dots, which would break --json
-        for row in _draw(dataset, dataset.eval_seed, "eval", dataset.eval_size, seen):
+        for part, own in zip(parts, seen, strict=True):
+            held.append(_hold_out(part, own, questions))
+            questions.update(row["question"] for row in held[-1])
+        # No level asks what another one holds out.
+        for part, own in zip(parts, seen, strict=True):
+            rows = _draw(part, seed, "train", part.size, own)
+            new = (row for row in rows if row["question"] not in questions)
+            train.append(list(itertools.islice(new, part.size)))
+            _check_enough(part, "size", len(train[-1]), part.size, own)
+    if dataset.levels:
+        held, train = _number(held), _number(train)
+    return _interleave(train), _interleave(held) if dataset.eval_size else None
+
+
+def _hold_out(part: ReasoningGymDataset, seen: set[str], others: set[str]) -> list[Row]:
+    """Return rows with distinct questions that no other level holds out."""
+    held: dict[str, Row] = {}
+    for row in _draw(part, part.eval_seed, "eval", part.eval_size, seen):
+        if row["question"] not in others:
             held.setdefault(row["question"], row)
-            if len(held) == dataset.eval_size:
-                break
-        _check_enough(dataset, "eval_size", len(held), dataset.eval_size, seen)
-        rows = _draw(dataset, seed, "train", size, seen)
-        train = list(itertools.islice((row for row in rows if row["question"] not in held), size))
-    _check_enough(dataset, "size", len(train), size, seen)
-    return train, list(held.values()) if dataset.eval_size else None
+        if len(held) == part.eval_size:
+            break
+    _check_enough(part, "eval_size", len(held), part.eval_size, seen)
+    return list(held.values())
+
+
+def _number(levels: list[list[Row]]) -> list[list[Row]]:
+    return [[{**row, LEVEL: level} for row in rows] for level, rows in enumerate(levels, start=1)]
+
+
+def _interleave(levels: list[list[Row]]) -> list[Row]:
+    """Return all rows so that the first ones are of all levels."""
+    return [row for rows in itertools.zip_longest(*levels) for row in rows if row is not None]
 
 
 def _draw(

@@ -178,10 +178,30 @@ class ReasoningGymDataset(_DatasetBase):
     """Name of the task, such as `chain_sum`."""
     params: dict[str, Any] = Field(default_factory=dict)
     """The task's own parameters."""
+    levels: tuple[dict[str, Any], ...] = ()
+    """Parameters of each level, beside `params`. Each has equally many rows, whose column `level` counts from 1:
+    `difficulty` takes prompts in that order, or moves through the levels by itself (`adaptive`)."""
     size: Integer = Field(default=1000, ge=1)
-    """Rows to generate for training; questions held out for evaluation are excluded."""
+    """Rows to generate for training, of all levels together; questions held out for evaluation are excluded."""
     eval_size: Integer = Field(default=0, ge=0)
-    """Rows with distinct questions to hold out for evaluation."""
+    """Rows with distinct questions to hold out for evaluation, of all levels together."""
+
+    @property
+    def by_level(self) -> "tuple[ReasoningGymDataset, ...]":
+        """Each level as a dataset of its own; only this one if it has none."""
+        count = len(self.levels)
+        return tuple(
+            self.model_copy(
+                update={
+                    "levels": (),
+                    "params": {**self.params, **level},
+                    # The first levels have the rows that are left over.
+                    "size": (self.size + count - 1 - place) // count,
+                    "eval_size": (self.eval_size + count - 1 - place) // count,
+                }
+            )
+            for place, level in enumerate(self.levels)
+        ) or (self,)
 
 
 class InlineDataset(_DatasetBase):

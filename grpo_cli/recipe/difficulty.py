@@ -31,8 +31,8 @@ class _EstimatedDifficulty(Section):
     `solve_rate`."""
     by: str | None = None
     """Column such as a level or a topic. A prompt that has not been drawn yet is expected to be answered as
-    prompts with the same value were lately; by default `source` in a mixture, and otherwise all prompts are
-    alike."""
+    prompts with the same value were lately; by default `source` in a mixture and `level` of a task with levels,
+    and otherwise all prompts are alike."""
     reward: str | None = None
     """Name of the reward, between 0 and 1, that says whether an answer is right; by default all that do so."""
 

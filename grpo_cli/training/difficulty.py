@@ -10,6 +10,7 @@ from accelerate.utils import gather_object
 
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.solve_rates import find_matches, read_solve_rates
+from grpo_cli.data.tasks import LEVEL
 from grpo_cli.errors import RunError
 from grpo_cli.recipe.difficulty import (
     AdaptiveDifficulty,
@@ -204,7 +205,8 @@ class _SuccessSampler(DifficultySampler):
         return torch.tensor(values, dtype=torch.float64)
 
     def _alike(self, by: str | None, recipe: Recipe) -> torch.Tensor:
-        by = by or (SOURCE if recipe.dataset.shares else None)
+        own = LEVEL if getattr(recipe.dataset, "levels", ()) else None
+        by = by or (SOURCE if recipe.dataset.shares else own)
         if by is None:
             return torch.zeros_like(self._drawn)
         values = [str(value) for value in self._first[by]]

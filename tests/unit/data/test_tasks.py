@@ -47,6 +47,23 @@ def test_what_is_held_out_does_not_depend_on_the_sizes(section) -> None:
     assert more[:5] == few
 
 
+def test_levels_share_the_rows_and_never_ask_what_is_held_out(section) -> None:
+    levels = [{"max_terms": 2}, {"min_terms": 2, "max_terms": 4}]
+    small = {"min_terms": 2, "min_digits": 1, "max_digits": 1}
+    train, held = draw(section, size=801, eval_size=41, params=small, levels=levels)
+    assert [row["level"] for row in train] == [1, 2] * 400 + [1]
+    assert [row["level"] for row in held] == [1, 2] * 20 + [1]
+    # Some questions with two terms are of both levels.
+    assert len(set(questions(held))) == 41
+    assert not set(questions(held)) & set(questions(train))
+    terms = {row["metadata"]["num_terms"] for row in train if row["level"] == 2}
+    assert terms == {2, 3, 4}
+    assert draw(section, limit=7, size=801, eval_size=41, params=small, levels=levels) == (
+        train[:7],
+        held,
+    )
+
+
 def test_neighbouring_seeds_share_no_rows(section) -> None:
     # reasoning-gym seeds row i with seed + i, so seeds 7 and 8 would be shifted copies
     wide = {"min_terms": 6, "max_terms": 8, "min_digits": 6, "max_digits": 8}
@@ -132,6 +149,11 @@ def test_a_misspelt_task_is_suggested(section) -> None:
 def test_a_misspelt_parameter_is_suggested(section) -> None:
     problem = problem_of(section, task="chain_sum", params={"max_termss": 3})
     assert (problem.path, problem.fix) == ("dataset.params.max_termss", "write `max_terms`")
+
+
+def test_a_misspelt_parameter_of_a_level_is_suggested(section) -> None:
+    problem = problem_of(section, task="chain_sum", levels=[{}, {"max_termss": 3}])
+    assert problem.path == "dataset.levels.1.max_termss"
 
 
 @pytest.mark.parametrize("name", ["seed", "size"])
