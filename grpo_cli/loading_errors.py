@@ -106,11 +106,7 @@ def quiet_loading() -> Iterator[None]:
 
 
 def check_tokenizer(tokenizer: Any, path: str, *, section: str) -> None:
-    """Refuse the empty tokenizer that transformers makes up (5.17) if a folder has none.
-
-    Raises:
-        SetupError: It turns a text into no tokens, or into unknown ones.
-    """
+    """Raise `SetupError` for the empty tokenizer that transformers makes up (5.17) if a folder has none."""
     ids = tokenizer("What is 1 + 1?", add_special_tokens=False)["input_ids"]
     if not set(ids) - {tokenizer.unk_token_id}:
         message = f"{path} has no vocabulary for its tokenizer. Fix: {_TOKENIZER_FIX}"

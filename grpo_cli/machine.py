@@ -276,11 +276,7 @@ def is_free(port: int) -> bool:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened on.
-
-    Raises:
-        SetupError: Another program uses it, or it is not this machine's.
-    """
+    """Raise `SetupError` if an address cannot be listened on."""
     if (reason := _refusal(host, port)) is not None:
         raise SetupError(
             f"{host}:{port} cannot be listened on ({reason}). Fix: another --port, or another --host"

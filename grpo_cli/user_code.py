@@ -134,11 +134,7 @@ def load_name(path: str) -> Any:
 
 
 def find_name(path: str) -> ast.AST | None:
-    """Return what binds the name of `file.py:name` or `module:name`, without importing it; None if unknown.
-
-    Raises:
-        SourceError: The path has another form, or there is no such file, module or name.
-    """
+    """Return what binds the name of `file.py:name` or `module:name`, not imported, or raise `SourceError`."""
     source, _, name = path.rpartition(":")
     if not source or not name.isidentifier():
         raise SourceError(

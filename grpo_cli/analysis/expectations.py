@@ -85,11 +85,7 @@ class Comparison:
 
 
 def compare_run(run: Run, expect: ExpectConfig) -> Comparison:
-    """Compare a run with a block.
-
-    Raises:
-        UsageError: The run's status or recipe cannot be read.
-    """
+    """Compare a run with a block; raises `UsageError` if its status or recipe cannot be read."""
     measured = expect.measured
     return Comparison(
         run.name,

@@ -64,11 +64,7 @@ class Measurement:
 
 
 def read_measurement(run: Run, when: When = "after") -> Measurement | str:
-    """Read a measurement; return the reason in words if there is none.
-
-    Raises:
-        UsageError: The recipe cannot be read.
-    """
+    """Read a measurement; return the reason in words if there is none."""
     path = run.folder.evaluations / f"{when}.jsonl"
     if not path.is_file():
         why = " (evaluation.limit is 0)" if run.recipe.evaluation.limit == 0 else ""

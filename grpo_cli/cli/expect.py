@@ -75,11 +75,7 @@ def expect(
 def _compare(
     paths: list[Path], against: Path | None, written_flags: tuple[object, ...]
 ) -> "list[Comparison]":
-    """Return each run beside a block.
-
-    Raises:
-        UsageError: There is no block, or flags were given that only writing one takes.
-    """
+    """Return each run beside a block; raises `UsageError` if there is none, or with flags of writing one."""
     from grpo_cli.analysis.expectations import compare_run
     from grpo_cli.recipe.loading import load_recipe
     from grpo_cli.runs.run import Run

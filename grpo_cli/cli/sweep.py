@@ -174,11 +174,7 @@ def _read_request(
     *,
     probe: bool,
 ) -> "SweepRequest":
-    """Return what the flags ask for.
-
-    Raises:
-        UsageError: They do not fit together, or one cannot be read.
-    """
+    """Return what the flags ask for; raises `UsageError` if they do not fit together."""
     from grpo_cli.recipe.loading import load_tree
     from grpo_cli.workflows.sweep_plan import SweepRequest, read_seeds
 

@@ -57,11 +57,7 @@ class ResumePlan:
 
 
 def read_target(path: Path) -> tuple[RunFolder, int | None]:
-    """Return the run that a path names, and the step if it names a checkpoint.
-
-    Raises:
-        UsageError: It names neither.
-    """
+    """Return the run that a path names, and the step of a checkpoint; raises `UsageError` if it names neither."""
     path = path.absolute()
     if (path / "resolved.json").is_file():
         return RunFolder(path), None
@@ -107,11 +103,7 @@ def plan_resumption(
 def list_changes(
     run: RunFolder, recipe: Recipe, plan: LaunchPlan, *, force: bool
 ) -> list[Difference]:
-    """Return the settings that have changed since the run began.
-
-    Raises:
-        UsageError: With them it is another training, and it is not forced.
-    """
+    """Return what has changed since a run began; raises `UsageError` if that makes it another training."""
     changed = list_differences(run.read_recipe(), recipe)
     # Their number decides which rows meet in a batch.
     processes = run.read_plan().get("num_processes", plan.num_processes)

@@ -127,11 +127,7 @@ class ServerLocation:
 
 
 def find_server_location(recipe: Recipe) -> ServerLocation:
-    """Return the vLLM command, model and free ports if the recipe has a managed server; else the defaults.
-
-    Raises:
-        GrpoError: The model is a GGUF file that cannot be converted.
-    """
+    """Return the vLLM command, model and free ports if the recipe has a managed server; else the defaults."""
     if not recipe.generation.has_managed_server:
         return ServerLocation()
     model = model_folder_or_id(recipe.model)

@@ -93,11 +93,7 @@ class JobRequest:
 
 
 def plan_job(recipe: Recipe, request: JobRequest) -> JobPlan:
-    """Return the script of a job.
-
-    Raises:
-        UsageError: sbatch cannot read a path.
-    """
+    """Return the script of a job; raises `UsageError` if sbatch cannot read a path."""
     from jinja2 import Environment, StrictUndefined
 
     slurm, machines = recipe.launch.slurm or SlurmConfig(), recipe.launch.num_machines

@@ -117,11 +117,7 @@ def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path
 
 
 def find_model(run: RunFolder, checkpoint: str | None) -> tuple[str, Path]:
-    """Return the name and folder of one model of a run: a step, `best`, or the final one for None.
-
-    Raises:
-        UsageError: There is no such model, or `all` asks for several.
-    """
+    """Return one model of a run as `find_trained` does; raises `UsageError` for `all` too."""
     if checkpoint == "all":
         listed = _list_checkpoints(run)
         raise UsageError(f"one model is taken at a time{listed}. Fix: --checkpoint N or best")
@@ -130,11 +126,7 @@ def find_model(run: RunFolder, checkpoint: str | None) -> tuple[str, Path]:
 
 
 def find_part(run: RunFolder, checkpoint: str | None = None, *, model: bool = False) -> Path:
-    """Return the folder of a run, of one checkpoint (a step, `best` or `last`), or of its final model.
-
-    Raises:
-        UsageError: There is no such part.
-    """
+    """Return the folder of a run, of a checkpoint (a step, `best` or `last`), or of its final model."""
     if checkpoint is None and not model:
         return run.path
     if checkpoint == "last":

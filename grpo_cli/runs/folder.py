@@ -217,11 +217,7 @@ def create_run(root: Path, recipe: "Recipe", recipe_text: str) -> RunFolder:
 
 
 def locate_run(root: Path, recipe: "Recipe", run_id: str) -> RunFolder:
-    """Return this machine's part of the run named with `--run-id`, which need not exist.
-
-    Raises:
-        UsageError: A folder cannot have this name.
-    """
+    """Return this machine's part of the run `--run-id` names, which need not exist, or raise `UsageError`."""
     if not _RUN_ID.fullmatch(run_id):
         raise UsageError(
             f"{run_id!r} cannot name a run. Fix: give --run-id letters, digits, `-`, `_` and `.`, "
@@ -262,11 +258,7 @@ def _fill(folder: RunFolder, recipe: "Recipe", recipe_text: str) -> None:
 
 @contextmanager
 def removed_on_failure(folder: RunFolder) -> Iterator[None]:
-    """Remove a half-made run folder if its files cannot be written, on a full disk for example.
-
-    Raises:
-        UsageError: Instead of the `OSError`.
-    """
+    """Remove a half-made run folder if the disk is full, for example; raises `UsageError` instead of `OSError`."""
     try:
         yield
     except OSError as error:
@@ -299,11 +291,7 @@ def claim_folder(parent: Path, flag: str = "--runs DIR") -> Path:
 
 
 def check_writable(root: Path) -> None:
-    """Refuse a run root that cannot be written; nothing is made.
-
-    Raises:
-        UsageError: The root, or its nearest existing parent, is not a writable folder.
-    """
+    """Raise `UsageError` if a run root cannot be written; nothing is made."""
     existing = root.absolute()
     try:
         while not existing.exists():

@@ -91,11 +91,7 @@ def remove(removals: Sequence[Removal]) -> int:
 
 
 def _check_removable(run: RunFolder) -> None:
-    """Refuse a folder that is not a run, and a run that something works in.
-
-    Raises:
-        UsageError: It is one of these.
-    """
+    """Raise `UsageError` for a folder that is not a run, and for a run that something works in."""
     path, parent = run.path, run.path.parent
     # All runs may lie on another disk, but a link to one run, or to all of a name, is the user's.
     if path.resolve() != parent.parent.resolve() / parent.name / path.name:
@@ -118,11 +114,7 @@ def _check_removable(run: RunFolder) -> None:
 
 
 def _remove_tree(path: Path) -> None:
-    """Remove a folder after renaming it, so that half of a run never stands under its name.
-
-    Raises:
-        UsageError: Not all of it could be removed.
-    """
+    """Remove a folder after renaming it, so that half of a run never stands under its name."""
     aside = path.with_name(f".{path.name}.removed")
     try:
         path.rename(aside)

@@ -51,11 +51,7 @@ class Run:
 
     @cached_property
     def recipe(self) -> "Recipe":
-        """The resolved recipe.
-
-        Raises:
-            UsageError: This is not a run folder, or its `resolved.json` cannot be read.
-        """
+        """The resolved recipe; raises `UsageError` if it cannot be read."""
         return self.folder.read_recipe()
 
     @cached_property
@@ -70,11 +66,7 @@ class Run:
 
     @cached_property
     def status(self) -> Status:
-        """Where the run stands, as `status.json` says.
-
-        Raises:
-            UsageError: The file cannot be read.
-        """
+        """Where the run stands, as `status.json` says; raises `UsageError` if it cannot be read."""
         return StatusFile(self.folder.status).read()
 
     @cached_property

@@ -52,11 +52,7 @@ def _list_named(root: Path, name: str) -> list[RunFolder]:
 
 
 def find_started(root: Path, name: str) -> RunFolder | None:
-    """Return the run of a name that was started last; None if none was. A dry run leaves a folder too.
-
-    Raises:
-        UsageError: The status of one is damaged, so it is not certain which.
-    """
+    """Return the run of a name that was started last; None if none was. A dry run leaves a folder too."""
     statuses = {run: StatusFile(run.status).read() for run in _list_named(root, name)}
     return _started_last({run: s for run, s in statuses.items() if was_started(run, s)})
 

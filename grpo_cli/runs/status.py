@@ -60,11 +60,7 @@ class StatusFile:
         self.path = path
 
     def read(self) -> Status:
-        """Return the status; a fresh one if there is no file yet.
-
-        Raises:
-            UsageError: The file is damaged.
-        """
+        """Return the status, a fresh one if there is no file yet; raises `UsageError` if it is damaged."""
         try:
             values = parse_json(self.path.read_bytes())
             known = {each.name for each in fields(Status)}
