@@ -1,12 +1,23 @@
-"""Runs compared with the bands of a recipe's `expect` block, metric by metric."""
+"""A recipe's `expect` block: the bands that one more normal run lies in, written from runs and compared with them.
 
-from collections.abc import Mapping
+Bands of several runs are the 95 % prediction interval of one more run, from the spread between their values. Those
+of one run are only a guess from its own noise, since other seeds differ more: the spread of logged records within
+the window, and the number of prompts of a held-out accuracy.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date, datetime
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from grpo_cli.analysis.metrics import OF_ALL, flatten_summary
-from grpo_cli.recipe.comparison import fingerprint_settings
+from grpo_cli.analysis.estimates import predict_mean, predict_share
+from grpo_cli.analysis.metrics import GAP, OF_ALL, flatten_summary
+from grpo_cli.errors import UsageError, nearest
+from grpo_cli.recipe.comparison import fingerprint_settings, list_training_differences
 from grpo_cli.recipe.expect import ExpectConfig, ExpectedMetric, MeasuredConfig
 from grpo_cli.runs.metrics import STAGES, When
 from grpo_cli.runs.run import Run
@@ -211,3 +222,215 @@ def data_fingerprint(run: Run) -> str | None:
     """Return the beginning of the data's fingerprint."""
     fingerprint = (run.manifest.get("data") or {}).get("fingerprint")
     return str(fingerprint)[:_DIGITS] if fingerprint else None
+
+
+Band = tuple[float, float]
+ONE_RUN = (
+    "the bands come from one run: they guess at its own noise and leave out what another seed changes. "
+    "Train with other seeds (--set seed=1) and give all the runs"
+)
+"""The note on a block made from one run."""
+_SHARE = 10
+"""A tenth of the records is the window, as in summaries of a run."""
+_DIGITS = 2
+"""Digits of a band's width that are kept, beside the first."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A block, and what a person should know of it."""
+
+    expect: ExpectConfig
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the block as plain values, for `--json`."""
+        return {"expect": self.expect.model_dump(mode="json"), "notes": list(self.notes)}
+
+
+def expect_from_runs(
+    paths: Sequence[Path],
+    metrics: Sequence[str] = (),
+    step: int | None = None,
+    window: int | None = None,
+) -> Written:
+    """Return the block that finished runs of one recipe come to.
+
+    Args:
+        paths: Run folders, of different seeds.
+        metrics: Names; none for `reward` (`kl` if only a teacher is learned from) and every held-out accuracy
+            (also after a warm-up).
+        step: The step at which logged metrics are read; None is the last.
+        window: Records that a logged metric is the mean of; None is a tenth of them.
+
+    Raises:
+        UsageError: The runs do not belong together, one is not finished, or lacks a metric.
+    """
+    runs = [Run(path) for path in paths]
+    for run in runs:
+        if run.recipe and run.status.state != "completed":
+            done = f"{run.step} of {run.status.total_steps or '?'} steps"
+            raise UsageError(
+                f"{run.folder.path} is {run.status.state} ({done}), and a band needs finished runs. "
+                f"Fix: grpo train {run.folder.resolved} --resume-from {run.folder.path}"
+            )
+    _check_alike(runs)
+    last = _last_step(runs, step)
+    names = list(dict.fromkeys(metrics)) or _default_metrics(runs[0], at_end={last} == _ends(runs))
+    notes, expected = [ONE_RUN] * (len(runs) == 1), []
+    warmed = [held_out(run, "warmup") for run in runs]
+    for name, at in [(name, at) for name in names for at in (0, last)]:
+        if at == 0 and any(values.get(name) is None for values in warmed):
+            continue
+        called = name if at else f"{name} {STAGES['warmup']}"
+        band, width = _find_band(name, runs, at, window)
+        if name.startswith(ACCURACY):
+            band = max(band[0], 0.0), min(band[1], 1.0)
+        if band[0] == band[1]:
+            notes.append(
+                f"every run gave the same {called}, so its band has no width. Widen it by hand"
+            )
+        expected.append(ExpectedMetric(metric=name, step=at, band=widen(band), window=width))
+    return Written(
+        ExpectConfig(metrics=tuple(expected), measured=_describe_conditions(runs)), tuple(notes)
+    )
+
+
+def _check_alike(runs: Sequence[Run]) -> None:
+    seeds: dict[int, str] = {}
+    for run in runs:
+        if changed := list_training_differences(runs[0].recipe, run.recipe):
+            changes = "\n".join(f"  {each}" for each in changed)
+            raise UsageError(
+                f"{runs[0].name} and {run.name} are not the same training:\n{changes}\n"
+                "Fix: give runs that differ in their seed alone"
+            )
+        seed = run.recipe.seed
+        if seed in seeds:
+            raise UsageError(
+                f"{seeds[seed]} and {run.name} have the same seed {seed}, so they do not show how much "
+                "seeds differ. Fix: leave one out, or train it with --set seed=…"
+            )
+        seeds[seed] = run.name
+
+
+def _ends(runs: Sequence[Run]) -> set[int]:
+    return {run.step for run in runs}
+
+
+def _last_step(runs: Sequence[Run], step: int | None) -> int:
+    shortest = min(_ends(runs))
+    if step is None and len(_ends(runs)) > 1:
+        reached = ", ".join(f"{run.name} {run.step}" for run in runs)
+        raise UsageError(
+            f"the runs ended at different steps ({reached}). Fix: --step {shortest}, or less"
+        )
+    if step is not None and step > shortest:
+        raise UsageError(
+            f"--step {step}: a run ended at {shortest}. Fix: --step {shortest}, or less"
+        )
+    return shortest if step is None else step
+
+
+def _default_metrics(run: Run, *, at_end: bool) -> list[str]:
+    measured = held_out(run) if at_end else {}
+    accuracies = [name for name in measured if name.startswith(ACCURACY)]
+    # The rewards of scored data are those of the data, whatever is learned.
+    if GAP in measured:
+        return [*accuracies, GAP]
+    return ["reward" if run.recipe.learns_from_rewards else "kl", *accuracies]
+
+
+def _find_band(metric: str, runs: Sequence[Run], step: int, window: int | None) -> tuple[Band, int]:
+    """Return the band of a metric, and the records that it is the mean of."""
+    for run in runs:
+        if metric not in run.series and held_out(run).get(metric) is None:
+            raise _unknown(metric, run)
+    if metric in runs[0].series:
+        return _band_of_series(metric, runs, step, window)
+    if step and _ends(runs) != {step}:
+        raise UsageError(
+            f"`{metric}` was measured at the end of each run, not at step {step}. "
+            "Fix: leave --step out, or the metric"
+        )
+    return _band_of_held_out(metric, runs, stage_at(runs[0], step)), 1
+
+
+def _band_of_series(
+    metric: str, runs: Sequence[Run], step: int, width: int | None
+) -> tuple[Band, int]:
+    if width is None:
+        counts = [sum(place <= step for place, _ in run.series.get(metric, ())) for run in runs]
+        width = max(min(counts) // _SHARE, 1)
+    windows = []
+    for run in runs:
+        records = run.metrics.window(metric, step, width)
+        known = [value for _, value in records if value is not None]
+        if len(known) < width:
+            raise UsageError(
+                f"{run.name} has {len(known)} numbers of `{metric}` among the {width} records wanted up to "
+                f"step {step}. Fix: another --step or --window"
+            )
+        windows.append(known)
+    if len(windows) > 1:
+        return predict_mean([fmean(records) for records in windows]), width
+    if width < 2:
+        raise UsageError(
+            f"one record of `{metric}` in one run says nothing about its noise. "
+            "Fix: a window of several records (--window 4), or give runs of other seeds too"
+        )
+    return predict_mean(windows[0], future=width), width
+
+
+def _band_of_held_out(metric: str, runs: Sequence[Run], when: When) -> Band:
+    means = [value for run in runs if (value := held_out(run, when)[metric]) is not None]
+    if metric.startswith(ACCURACY):
+        prompts = min(int(run.measured(when).get("prompts") or 1) for run in runs)
+        low, high = predict_share(fmean(means), prompts)
+        if len(means) == 1:
+            return low, high
+        # Never narrower than the number of prompts allows.
+        least, most = predict_mean(means)
+        return min(low, least), max(high, most)
+    if len(means) > 1:
+        return predict_mean(means)
+    raise UsageError(
+        f"one run alone does not say how `{metric}` varies. Fix: give runs of other seeds too, or leave it out "
+        "with --metric"
+    )
+
+
+def widen(band: Band) -> Band:
+    """Return a band with few digits, rounded outwards; one without width as it is."""
+    low, high = band
+    if high <= low:
+        return low, high
+    digits = max(_DIGITS - math.floor(math.log10(high - low)), 0)
+    scale = 10**digits
+    return math.floor(low * scale) / scale, math.ceil(high * scale) / scale
+
+
+def _unknown(metric: str, run: Run) -> UsageError:
+    names = [*dict.fromkeys([*run.series, *held_out(run)])]
+    close = nearest(metric, names)
+    fix = f"--metric {close}" if close else f"one of {', '.join(names) or '(none: no metrics)'}"
+    return UsageError(f"{run.name} has no metric `{metric}`. Fix: {fix}")
+
+
+def _describe_conditions(runs: Sequence[Run]) -> MeasuredConfig:
+    """Return the part of a block on the runs that it comes from."""
+    versions: dict[str, dict[str, None]] = defaultdict(dict)
+    for run in runs:
+        for name, version in list_versions(run).items():
+            versions[name][version] = None
+    data = {data_fingerprint(run) for run in runs}
+    began = max(run.status.started_at for run in runs)
+    return MeasuredConfig(
+        runs=tuple(run.name for run in runs),
+        seeds=tuple(run.recipe.seed for run in runs),
+        hardware=tuple(dict.fromkeys(filter(None, map(describe_hardware, runs)))),
+        versions={name: tuple(each) for name, each in versions.items()},
+        date=date.isoformat(datetime.fromtimestamp(began)),
+        settings=fingerprint_settings(runs[0].recipe),
+        data=data.pop() if len(data) == 1 else None,
+    )

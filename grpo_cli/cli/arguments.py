@@ -57,6 +57,5 @@ Overrides = Annotated[
 NoProbe = Annotated[bool, typer.Option("--no-probe", help="Skip `grpo probe --quick`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 AsSlurmJob = Annotated[
-    bool,
-    typer.Option("--slurm", help="Submit a Slurm job; with --dry-run, print its script."),
+    bool, typer.Option("--slurm", help="Submit a Slurm job; with --dry-run, print its script.")
 ]

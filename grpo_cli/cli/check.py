@@ -144,10 +144,7 @@ def check_batch(
     ] = None,
     num_generations_eval: Annotated[int | None, typer.Option()] = None,
     explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain", help="Add common misreadings, with the numbers they would give here."
-        ),
+        bool, typer.Option("--explain", help="Add common misreadings, with their numbers here.")
     ] = False,
     json: AsJson = False,
 ) -> None:
@@ -155,10 +152,12 @@ def check_batch(
 
     Takes the numbers from a recipe, from flags, or from both; flags win.
     """
-    given = {name: value for name, value in locals().items() if name in _BATCH_FLAGS}
-    from grpo_cli.batch import as_json, find_misreadings
+    flags = locals()
+    from grpo_cli.batch import BatchInputs, as_json, find_misreadings
     from grpo_cli.checks.arithmetic import plan_from_flags
 
+    known = BatchInputs.__annotations__
+    given = {name: value for name, value in flags.items() if name in known}
     plan = plan_from_flags(recipe, set_, given, gpus)
     misread = find_misreadings(plan) if explain else []
     if json:
@@ -168,13 +167,6 @@ def check_batch(
         _print_batch(plan)
         _print_misreadings(misread)
     raise typer.Exit(ExitCode.OK if plan.valid else ExitCode.FAILED)
-
-
-_BATCH_FLAGS = frozenset(
-    """per_device_train_batch_size gradient_accumulation_steps num_processes num_generations
-    steps_per_generation generation_batch_size num_iterations dataset_size num_train_epochs max_steps
-    per_device_eval_batch_size num_generations_eval""".split()
-)
 
 
 def _print_batch(plan: "BatchPlan") -> None:

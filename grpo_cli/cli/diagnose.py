@@ -29,10 +29,7 @@ def diagnose(
     run: NewestRun = "latest",
     runs: RunsRoot = RUNS,
     rules: Annotated[
-        bool,
-        typer.Option(
-            "--rules", help="List the rules instead, with thresholds and sources; needs no run."
-        ),
+        bool, typer.Option("--rules", help="List the rules instead, with thresholds and sources.")
     ] = False,
     json: AsJson = False,
 ) -> None:

@@ -13,8 +13,7 @@ from grpo_cli.cli.output import print_json, stderr, stdout
 from grpo_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from grpo_cli.analysis.bands import Written
-    from grpo_cli.analysis.expectations import Comparison, Verdict
+    from grpo_cli.analysis.expectations import Comparison, Verdict, Written
 
 
 Metrics = Annotated[
@@ -34,8 +33,7 @@ def expect(
         typer.Option(min=1, help="Read logged metrics at this step; the last by default."),
     ] = None,
     window: Annotated[
-        int | None,
-        typer.Option(min=1, help="Records a logged metric is the mean of; a tenth by default."),
+        int | None, typer.Option(min=1, help="Records to average; a tenth by default.")
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare each run with its own recipe's block instead.")
@@ -63,7 +61,7 @@ def expect(
         raise typer.Exit(
             ExitCode.OK if all(each.inside for each in comparisons) else ExitCode.FAILED
         )
-    from grpo_cli.analysis.bands import expect_from_runs
+    from grpo_cli.analysis.expectations import expect_from_runs
 
     written = expect_from_runs(runs, metric or (), step, window)
     if json:

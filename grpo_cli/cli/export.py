@@ -10,10 +10,7 @@ from grpo_cli.cli.arguments import AsJson, Run
 
 Dtype = Annotated[
     str | None,
-    typer.Option(
-        help="float32, float16 or bfloat16; by default the run's own, or float32 if rounding would "
-        "lose much of the training."
-    ),
+    typer.Option(help="float32, float16 or bfloat16; by default the run's, if it is fine enough."),
 ]
 Push = Annotated[
     str | None,
@@ -37,8 +34,7 @@ def export(
         str, typer.Option(help="Largest file of weights, such as 500MB.")
     ] = "5GB",
     verify: Annotated[
-        bool,
-        typer.Option("--verify/--no-verify", help="Load the export and compare."),
+        bool, typer.Option("--verify/--no-verify", help="Load the export and compare.")
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     push: Push = None,

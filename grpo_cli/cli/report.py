@@ -19,11 +19,7 @@ def report(
     runs: RunsRoot = RUNS,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="The file; by default report.html in the run, or here for several.",
-        ),
+        typer.Option("--output", "-o", help="The file; by default report.html in the run."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,

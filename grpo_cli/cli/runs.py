@@ -30,8 +30,7 @@ def list_(
         ),
     ] = None,
     sort: Annotated[
-        str,
-        typer.Option(help="started, name, state, steps, reward, accuracy or duration."),
+        str, typer.Option(help="started, name, state, steps, reward, accuracy, duration.")
     ] = "started",
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
     json: AsJson = False,

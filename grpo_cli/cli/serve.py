@@ -29,8 +29,7 @@ def serve(
     set_: Overrides = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="By default 8000, or the port that the recipe names."),
+        int | None, typer.Option(min=1, max=65535, help="By default 8000, or the recipe's.")
     ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Prompt and answer together, in tokens.")

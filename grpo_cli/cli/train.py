@@ -43,10 +43,7 @@ def train(
     set_: Overrides = None,
     runs: RunsRoot = RUNS,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Write the run folder and print the command; start nothing."
-        ),
+        bool, typer.Option("--dry-run", help="Write the run folder and print the command only.")
     ] = False,
     no_probe: NoProbe = False,
     resume: Annotated[

@@ -19,11 +19,7 @@ def watch(
     run: NewestRun = "latest",
     runs: RunsRoot = RUNS,
     as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print each record of the metrics as a line of JSON, and the summary last.",
-        ),
+        bool, typer.Option("--json", help="Print each record, and last the summary, as JSON.")
     ] = False,
 ) -> None:
     """Watch a run that trains in another terminal or on another machine, until it ends.

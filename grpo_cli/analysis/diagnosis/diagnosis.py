@@ -11,7 +11,6 @@ from grpo_cli.analysis.diagnosis import (
     progress,
     rewards,
     signal,
-    sources,
     stability,
 )
 from grpo_cli.analysis.diagnosis.history import History
@@ -37,7 +36,7 @@ RULES: tuple[Rule, ...] = (
     episodes.repeated_calls,
     rewards.absent_reward,
     signal.no_signal,
-    sources.source_starves,
+    signal.source_starves,
     rewards.constant_reward,
     rewards.reward_swamped,
     rewards.rewards_apart,
@@ -46,7 +45,7 @@ RULES: tuple[Rule, ...] = (
     progress.held_out_gap,
     progress.early_peak,
     progress.falling_reward,
-    sources.source_forgets,
+    signal.source_forgets,
     signal.repeated_answers,
     signal.length_explosion,
     signal.length_collapse,

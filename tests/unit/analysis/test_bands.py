@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_cli.analysis.bands import ONE_RUN, expect_from_runs, widen
+from grpo_cli.analysis.expectations import ONE_RUN, expect_from_runs, widen
 from grpo_cli.errors import UsageError
 from tests.run_folders import make_finished_run
 
