@@ -69,13 +69,13 @@ def read_measurement(run: Run, when: When = "after") -> Measurement | str:
     if not path.is_file():
         why = " (evaluation.limit is 0)" if run.recipe.evaluation.limit == 0 else ""
         return f"{run.name} has no held-out measurement {when} training{why}"
-    groups = group_by_row([as_scored(each) for each in run.samples(when)])
-    if not groups:
-        return f"{path} holds no samples that can be read"
     try:
+        groups = group_by_row([as_scored(each) for each in run.samples(when)])
+        if not groups:
+            return f"{path} holds no samples that can be read"
         values = _score(run, groups, when)
-    except KeyError:
-        return f"{path} was scored by other rewards"
+    except (KeyError, TypeError):
+        return f"{path} is of an earlier version, or of other rewards"
     return Measurement(run, _number_prompts(groups), values, min(map(len, groups)))
 
 

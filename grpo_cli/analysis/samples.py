@@ -104,7 +104,7 @@ def score_samples(
 
 
 def as_scored(record: dict[str, Any]) -> ScoredCompletion:
-    """Return a completion as it was before it was written as JSON; other keys are ignored."""
+    """Return a completion as it was before it was written; raises `TypeError` for an earlier version's."""
     known = {field.name for field in fields(ScoredCompletion)}
     values = {name: value for name, value in record.items() if name in known}
     return ScoredCompletion(**{**values, "messages": tuple(record.get("messages", ()))})

@@ -1,6 +1,5 @@
 """The run folder: the names of its files, making one, and reading its recipe."""
 
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -288,20 +287,6 @@ def claim_folder(parent: Path, flag: str = "--runs DIR") -> Path:
     except OSError as error:
         raise unwritable(parent, error, flag) from None
     return path
-
-
-def check_writable(root: Path) -> None:
-    """Raise `UsageError` if a run root cannot be written; nothing is made."""
-    existing = root.absolute()
-    try:
-        while not existing.exists():
-            existing = existing.parent
-    except OSError as error:
-        raise unwritable(root, error) from None
-    if not existing.is_dir():
-        raise unwritable(root, NotADirectoryError(20, f"{existing} is a file"))
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise unwritable(root, PermissionError(13, "Permission denied"))
 
 
 def unwritable(path: Path, error: OSError, flag: str = "--runs DIR") -> UsageError:

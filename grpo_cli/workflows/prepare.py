@@ -31,7 +31,6 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import (
     RunFolder,
-    check_writable,
     create_named_run,
     create_run,
     locate_run,
@@ -99,7 +98,6 @@ def prepare(
     checked = check_recipe(path, overrides, hardware)
     recipe = checked.recipe
     _check_rendezvous(recipe)
-    check_writable(root)
     reporter.issues(checked.problems)
     if not dry_run:
         _check_server(recipe, path, reporter, cpu=is_on_cpu(recipe.launch, hardware))

@@ -9,7 +9,7 @@ from grpo_cli.errors import UsageError
 from grpo_cli.launch.slurm import JobPlan, JobRequest, plan_job, submit
 from grpo_cli.machine import Hardware, read_hardware, resolve_num_processes
 from grpo_cli.recipe.loading import load_tree
-from grpo_cli.runs.folder import check_writable, locate_run
+from grpo_cli.runs.folder import locate_run
 from grpo_cli.workflows.prepare import ResumeRequest, already_exists
 from grpo_cli.workflows.reporter import Reporter
 
@@ -79,7 +79,6 @@ def run_as_job(
     # A dry run may be made where nothing is installed.
     checked, processes = check_for_nodes(path, given, environment=not dry_run)
     recipe = checked.recipe
-    check_writable(root)
     reporter.issues(checked.problems)
     root = root.absolute()
     if resume.run_id is not None:

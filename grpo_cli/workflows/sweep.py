@@ -20,7 +20,7 @@ from grpo_cli.processes import child, run_module
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.sweep import write_sweep_page
 from grpo_cli.runs.files import SCHEMA_VERSION, lock_folder
-from grpo_cli.runs.folder import RunFolder, check_writable
+from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.selection import read_status
 from grpo_cli.runs.status import live_workers
 from grpo_cli.units import count_noun, format_duration
@@ -145,7 +145,6 @@ def prepare_sweep(
     old: Sweep | None = None,
 ) -> PreparedSweep:
     """Check a sweep and make its folder, or go on with an old one."""
-    check_writable(root)
     checked, slots = check_sweep(request, parallel)
     reporter.issues(checked.problems)
     search = None

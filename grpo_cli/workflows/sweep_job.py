@@ -12,7 +12,7 @@ from grpo_cli.errors import UsageError
 from grpo_cli.launch.slurm import ArrayTask, JobArray, JobRequest, plan_job, read_queue, submit
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import lock_folder
-from grpo_cli.runs.folder import RunFolder, check_writable
+from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.selection import read_status
 from grpo_cli.runs.status import FINAL, Status, look_at_life
 from grpo_cli.workflows.reporter import Reporter
@@ -97,7 +97,6 @@ def submit_sweep(
         )
     cells = _check_cells(request, parallel, environment=not dry_run)
     recipe = cells.first.recipe
-    check_writable(root)
     reporter.issues(cells.first.problems)
     if old is not None:
         check_unchanged(old, recipe)

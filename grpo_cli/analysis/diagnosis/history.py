@@ -94,11 +94,14 @@ class Answers:
 
 
 def read_answers(run: Run, when: When) -> Answers | None:
-    """Return the answers of a measurement; None if there are none."""
+    """Return the answers of a measurement; None if there are none, or of an earlier version."""
     # It imports what scores completions.
     from grpo_cli.analysis.samples import as_scored, group_by_row
 
-    groups = group_by_row([as_scored(each) for each in run.samples(when)])
+    try:
+        groups = group_by_row([as_scored(each) for each in run.samples(when)])
+    except TypeError:
+        return None
     if not groups:
         return None
     texts = Counter(_own_text(each) for group in groups for each in group)

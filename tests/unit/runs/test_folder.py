@@ -8,7 +8,6 @@ from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.runs.checkpoints import STAGING, STATE, rewind, whole_checkpoints
 from grpo_cli.runs.folder import (
     RunFolder,
-    check_writable,
     create_named_run,
     create_run,
     locate_run,
@@ -36,14 +35,6 @@ def test_runs_of_the_same_second_do_not_share_a_folder(tmp_path):
 def test_another_folder_is_no_run(tmp_path):
     with pytest.raises(UsageError, match="is not a run folder"):
         RunFolder(tmp_path).read_recipe()
-
-
-def test_checking_a_root_leaves_nothing_behind(tmp_path):
-    check_writable(tmp_path / "a" / "b")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
-        check_writable(tmp_path / "file" / "runs")
 
 
 def test_a_new_phase_starts_afresh_and_keys_of_later_versions_are_ignored(tmp_path):
