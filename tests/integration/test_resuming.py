@@ -347,8 +347,6 @@ def test_a_checkpoint_that_was_cut_off_is_passed_over(copied, name):
     ("name", "text", "said"),
     [
         ("status.json", '{"state": ', "status.json is damaged. Fix: delete it"),
-        ("status.json", "[1]", "status.json is damaged. Fix: delete it"),
-        ("status.json", '{"step": "x"}', "status.json is damaged. Fix: delete it"),
         ("launch/rank_0.pid", "garbage", None),
         ("logs/attempt_x/worker.log", "", None),
         ("manifest.json", "[]", None),
