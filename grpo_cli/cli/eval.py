@@ -265,16 +265,9 @@ def _result_table(result: Mapping[str, Any]) -> Table:
         cells = [_cell(subject["metrics"].get(metric)) for subject in subjects.values()]
         gains = [_cell(each.get(metric), "+") for each in result["differences"].values()]
         table.add_row(name, *cells, *gains)
-    speeds = [_speed(subject) for subject in subjects.values()]
+    speeds = [f"{each['tokens_per_s'] or 0:.0f}" for each in subjects.values()]
     table.add_row(Text("tokens/s", style="dim"), *speeds)
     return table
-
-
-def _speed(subject: Mapping[str, Any]) -> str:
-    if subject["tokens_per_s"] is None:
-        return "–"
-    first = " with the first batch" if subject.get("warm_up_included") else ""
-    return f"{subject['tokens_per_s']:.0f}{first}"
 
 
 def _harness_table(harness: Mapping[str, Any]) -> Table:

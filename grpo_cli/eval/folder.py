@@ -113,16 +113,9 @@ class EvalFolder:
         chunk: Chunk,
         seconds: float,
         scored: Sequence[ScoredCompletion],
-        *,
-        warms_up: bool,
     ) -> None:
-        """Append one chunk in one write; `warms_up` is of the first that a process samples from a subject."""
-        of_chunk = {
-            "chunk": chunk.number,
-            "chunk_size": len(scored),
-            "chunk_s": seconds,
-            "chunk_warms_up": warms_up,
-        }
+        """Append one chunk, which took so many seconds to sample, in one write."""
+        of_chunk = {"chunk": chunk.number, "chunk_size": len(scored), "chunk_s": seconds}
         # A lone surrogate, which UTF-8 cannot hold, is written as JSON's own escape of it.
         file = self.samples / f"{subject}.{rank}.jsonl"
         with file.open("a", encoding="utf-8", errors="backslashreplace") as out:

@@ -2,9 +2,7 @@
 
 import hashlib
 import importlib.util
-import json
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,7 +14,6 @@ from grpo_cli.checks.sampling import choose_local_backend, read_vllm_version
 from grpo_cli.errors import SetupError, UsageError, check_choice, install_extra
 from grpo_cli.machine import is_on_cpu, read_hardware
 from grpo_cli.models.folder import is_adapter, read_present_base, refuse_sharded
-from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.checkpoints import find_model, find_trained
@@ -84,16 +81,17 @@ class EvalRequest(BaseModel):
     seed: int
     backend: Backend
     batch_size: int
-    inputs: dict[str, str] = {}
-    """Local files the measurement depends on, each with a hash."""
+
+    code: dict[str, str] = {}
+    """Files of rewards, tools and environments, each with a hash: a resumed evaluation must score alike."""
 
     def differing(self, other: "EvalRequest") -> list[str]:
-        """Return the settings and input files in which two requests differ."""
-        names = [name for name in type(self).model_fields if name not in ("source", "inputs")]
-        files = sorted(self.inputs.keys() | other.inputs.keys())
+        """Return the settings and files of code in which two requests differ."""
+        names = [name for name in type(self).model_fields if name not in ("source", "code")]
+        files = sorted(self.code.keys() | other.code.keys())
         return [
             *(name for name in names if getattr(self, name) != getattr(other, name)),
-            *(file for file in files if self.inputs.get(file) != other.inputs.get(file)),
+            *(file for file in files if self.code.get(file) != other.code.get(file)),
         ]
 
     @property
@@ -139,7 +137,7 @@ def make_request(source: Path, overrides: list[str] | None, options: EvalOptions
         seed=recipe.seed if options.seed is None else options.seed,
         backend=backend,
         batch_size=options.batch_size or evaluation.batch_size,
-        inputs=_hash_inputs(recipe, subjects),
+        code=_hash_code(recipe),
     )
     if backend == "vllm" and importlib.util.find_spec("vllm") is None:
         raise SetupError(
@@ -235,35 +233,9 @@ def _plain(name: str, path: str, like: ModelConfig) -> Subject:
     return Subject(name=name, model=model)
 
 
-def _hash_inputs(recipe: Recipe, subjects: Iterable[Subject]) -> dict[str, str]:
-    """Return local file or folder → hash of names, sizes and times of change.
-
-    A resumed evaluation must find the same weights, reward code and templates. The contents of weights are not
-    read, which would take minutes.
-    """
-    paths = {Path(subject.adapter) for subject in subjects if subject.adapter}
-    sources = [resolve_source(subject.model) for subject in subjects]
-    paths |= {Path(source.location) for source in sources if source.kind != "hub"}
+def _hash_code(recipe: Recipe) -> dict[str, str]:
     parts = [*recipe.rewards, *recipe.tools, *recipe.environment]
-    dumped = json.dumps([each.model_dump(mode="json") for each in parts], ensure_ascii=False)
-    texts = [recipe.model.chat_template or "", *re.findall(r'"([^"\\]+)"', dumped)]
-    # Code is named as `file:function`.
-    names = (name for text in texts for name in (text, text.rpartition(":")[0]))
-    paths |= {path for name in names if (path := _find_file(name))}
-    return {str(path.absolute()): _hash_stats(path) for path in sorted(paths)}
-
-
-def _find_file(name: str) -> Path | None:
-    try:
-        path = Path(name).expanduser()
-        return path if name and path.is_file() else None
-    except (OSError, RuntimeError):
-        # Longer than any file's name, or `~` before no user.
-        return None
-
-
-def _hash_stats(path: Path) -> str:
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    stats = [(file.name, file.stat()) for file in files if file.is_file()]
-    known = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+    # `/folder/file.py:function`
+    files = {str(each.model_dump().get("path")).rpartition(":")[0] for each in parts}
+    paths = [Path(file) for file in sorted(files) if file.endswith(".py")]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths}

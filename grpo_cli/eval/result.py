@@ -46,10 +46,6 @@ class Measured:
     values: dict[str, PerPrompt]
     seconds: float
     """Spent on sampling, by all processes together."""
-    tokens_per_s: float | None
-    """Of one process; None if no time was measured."""
-    warm_up_included: bool
-    """Whether `tokens_per_s` counts each process's first batch, because there are no others."""
 
     @property
     def tokens(self) -> int:
@@ -59,14 +55,12 @@ class Measured:
     def as_json(self, samples: int, seed: int) -> dict[str, Any]:
         """Return the subject's numbers as the result holds them."""
         metrics = summarize(self.values, samples, seed)
-        pace = self.tokens_per_s
         return {
             "prompts": len(self.groups),
             "completions": sum(map(len, self.groups)),
             "tokens": self.tokens,
             "sampling_s": round(self.seconds, 2),
-            "tokens_per_s": None if pace is None else round(pace, 1),
-            "warm_up_included": self.warm_up_included,
+            "tokens_per_s": round(self.tokens / self.seconds, 1) if self.seconds else None,
             "failures": dict(
                 Counter(name for group in self.groups for each in group for name in each.failed)
             ),
@@ -81,16 +75,11 @@ def read_measured(folder: EvalFolder, subject: str, recipe: Recipe) -> Measured:
     if not groups:
         raise UsageError(f"{folder.path} holds no samples of `{subject}`. Fix: measure it anew")
     right = right_scores(recipe.rewards, (each.rewards for group in groups for each in group))
-    warm = [chunk for chunk in chunks if not chunk[0].get("chunk_warms_up", True)]
-    paced_s = sum(chunk[0]["chunk_s"] for chunk in warm or chunks)
-    tokens = sum(each["tokens"] for chunk in warm or chunks for each in chunk)
     return Measured(
         groups,
         right,
         per_prompt(groups, right, recipe.dataset.shares),
         sum(chunk[0]["chunk_s"] for chunk in chunks),
-        tokens / paced_s if paced_s else None,
-        not warm,
     )
 
 

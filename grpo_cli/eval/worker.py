@@ -80,8 +80,7 @@ def measure(
                 sampled = sample(rows, chunk.seed)
                 seconds = time.perf_counter() - started
                 scored = score_samples(rewards, rows.to_dict(), sampled, chunk.seed)
-                first = chunk is to_do[0]
-                folder.append(subject.name, rank, chunk, seconds, scored, warms_up=first)
+                folder.append(subject.name, rank, chunk, seconds, scored)
                 left -= len(chunk.places)
         tell(subject.name, total * request.samples, total * request.samples)
 
