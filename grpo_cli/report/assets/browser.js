@@ -4,9 +4,7 @@
 const STAGES = ["before", "after the warm-up", "after"];
 const SPLITS = ["training", "evaluation", "held-out"];
 const SHOWN_AT_ONCE = 150;
-const SHORT_PROMPT = 40;  // Characters that the list has room for.
-const FIRST_TURNS = 2, LAST_TURNS = 3;  // Of an episode; what is between them is folded.
-const LONG_PROMPT = 800;  // Characters from which a prompt may begin with solved examples.
+const ASKED = 140;  // Characters of a prompt in the list.
 const BY_STEP = { "first step first": null, "last step first": (a, b) => b.step - a.step };
 const BY_ROW = { "by row": null, "most improved": (a, b) => b.gain - a.gain, "least improved": (a, b) => a.gain - b.gain };
 const ORDERS = {
@@ -48,26 +46,14 @@ function compareStages(totals, stages) {
   return { means, gain: (means[2] ?? 0) - (means[0] ?? 0) };
 }
 
-function lastPart(text) {
-  // Solved examples and the question in one text: the question is the last of them.
-  const parts = text.trim().split(/\n\s*\n/);
-  return (text.length > LONG_PROMPT ? parts.at(-1) : text).replace(/\s+/g, " ").trim();
-}
-
-function shortenPrompts(prompts) {
-  // What the user asked last, in one line, without the words that all of them begin with.
-  const lines = prompts.map((turns) => lastPart((turns.findLast(([role]) => role === "user") ?? turns.at(-1))?.[1] ?? ""));
-  let shared = lines.length > 1 ? lines[0].length : 0;
-  for (const line of lines) {
-    while (!line.startsWith(lines[0].slice(0, shared))) shared--;
-  }
-  const cut = lines[0] ? lines[0].lastIndexOf(" ", shared - 1) + 1 : 0;
-  return cut < 16 || lines.every((line) => line.length <= SHORT_PROMPT) ? lines : lines.map((line) => `… ${line.slice(cut)}`);
+function endOf(turns) {
+  // The end of what the user asked last, in one line: a question stands after instructions and solved examples.
+  const text = ((turns.findLast(([role]) => role === "user") ?? turns.at(-1))?.[1] ?? "").replace(/\s+/g, " ").trim();
+  return text.length > ASKED ? `…${text.slice(-ASKED)}` : text;
 }
 
 function readPack(index, prompts, id) {
   // From columns to groups; texts stay in their blocks.
-  const told = shortenPrompts(prompts);
   let at = 0;
   const groups = index.groups.map(([split, step, row, prompt, count, block, inBlock, change], place) => {
     const from = at;
@@ -80,7 +66,7 @@ function readPack(index, prompts, id) {
       ...compareStages(totals, index.stages.slice(from, at)),
       longest: Math.max(...index.tokens.slice(from, at)),
       cut: index.clipped.slice(from, at).reduce((sum, each) => sum + each, 0),
-      asked: told[prompt],
+      asked: endOf(prompts[prompt]),
     };
   });
   const least = groups.reduce((low, each) => Math.min(low, ...each.totals), Infinity);
@@ -227,7 +213,7 @@ class Browser {
     for (const group of this.pack.groups) {
       if (!this.fits(group, wanted)) continue;
       if (wanted.pattern) {
-        const texts = await this.textsOf(group, (share) => this.tellSearch(share));
+        const texts = await this.textsOf(group);
         // Another filter has been asked for meanwhile.
         if (search !== this.search) return;
         if (!this.hasText(group, texts, wanted)) continue;
@@ -265,20 +251,15 @@ class Browser {
     ));
   }
 
-  textsOf(group, tell) {
+  textsOf(group) {
     // Once a block is there, its groups are had without waiting.
     const known = this.pack.blocks.get(group.block);
     if (known) return known[group.inBlock];
     const pack = this.pack;
-    tell?.(group.place / pack.groups.length);
     return unpackJson(`${pack.id}-block-${group.block}`).then((block) => {
       pack.blocks.set(group.block, block);
       return block[group.inBlock];
     });
-  }
-
-  tellSearch(share) {
-    this.count.textContent = `searching… ${Math.round(100 * share)} %`;
   }
 
   tellCount() {
@@ -318,7 +299,7 @@ class Browser {
     }
     const line = make("span", "line");
     line.append(head, strip, make("span", "mean", this.sayMean(group)));
-    item.append(line, make("span", "asked", group.asked.slice(0, 140)));
+    item.append(line, make("span", "asked", group.asked));
     item.addEventListener("click", () => this.choose(group, true));
     return item;
   }
@@ -353,15 +334,6 @@ class Browser {
     const head = make("div", "head");
     const where = this.kind === "held-out" ? `row ${group.row}` : `step ${group.step}, row ${group.row}, ${SPLITS[group.split]}`;
     head.append(make("h4", "", where), make("span", "dim", this.kind === "held-out" ? this.sayMean(group) : `mean ${this.sayMean(group)}`));
-    const at = this.shown.indexOf(group);
-    for (const [label, name, next] of [["←", "previous", at - 1], ["→", "next", at + 1]]) {
-      const button = make("button", "step", label);
-      button.type = "button";
-      button.setAttribute("aria-label", `${name} group`);
-      button.disabled = at < 0 || next < 0 || next >= this.shown.length;
-      button.addEventListener("click", () => this.choose(this.shown[next], true));
-      head.append(button);
-    }
     return head;
   }
 
@@ -381,20 +353,12 @@ class Browser {
 
   drawEpisode(turns) {
     // What the model did not write is shaded: only its own tokens are learned from.
-    const drawn = turns.map(([role, text, isOwn]) => {
+    const box = make("div", "episode");
+    for (const [role, text, isOwn] of turns) {
       const turn = this.drawTurn([isOwn ? role : `${role}, not learned from`, text]);
       if (!isOwn) turn.classList.add("foreign");
-      return turn;
-    });
-    const box = make("div", "episode"), end = drawn.length - LAST_TURNS;
-    if (end - FIRST_TURNS < 2) {
-      box.append(...drawn);
-      return box;
+      box.append(turn);
     }
-    const folded = make("details"), middle = drawn.slice(FIRST_TURNS, end);
-    folded.open = middle.some((turn) => turn.querySelector("mark"));
-    folded.append(make("summary", "dim", `${middle.length} messages in between`), ...middle);
-    box.append(...drawn.slice(0, FIRST_TURNS), folded, ...drawn.slice(end));
     return box;
   }
 
@@ -406,15 +370,9 @@ class Browser {
     const stage = this.pack.stages.length ? STAGES[this.pack.stages[at]] : `#${place + 1}`;
     head.append(make("strong", "", stage));
     if (this.pack.rewards.length) head.append(make("span", "total", sayNumber(group.totals[place])));
-    if (!this.pack.stages.length && group.count > 1) {
-      const above = group.totals[place] - group.mean;
-      head.append(make("span", "dim", above ? `${sayNumber(Math.abs(above))} ${above > 0 ? "above" : "below"} the mean` : "at the mean"));
-    }
     head.append(make("span", "dim", `${this.pack.tokens[at].toLocaleString("en")} tokens`));
     if (texts.e) head.append(make("span", "dim", texts.e[place]));
     else if (this.pack.clipped[at]) head.append(make("span", "badge", "cut off"));
-    const all = (texts.m ?? texts.t).map((each) => JSON.stringify(each)), first = all.indexOf(all[place]);
-    if (first < place && !this.pack.stages.length) head.append(make("span", "badge quiet", `same as #${first + 1}`));
     const body = texts.m ? this.drawEpisode(texts.m[place]) : this.drawTurn(["", text]).lastChild;
     card.append(head, this.drawScores(group, texts, place), body);
     return card;
@@ -454,12 +412,7 @@ class Browser {
     const group = this.pack.groups.find((each) => each.row === row && (
       isHeldOut || (each.step === Number(told.get("step")) && each.split === split)
     ));
-    if (!group) {
-      const where = isHeldOut ? `row ${row}` : `step ${told.get("step") ?? "?"}, row ${row}${split ? ", evaluation" : ""}`;
-      this.count.textContent = `${where}: no such group is in this page. ${this.count.textContent}`;
-      this.root.scrollIntoView({ block: "start" });
-      return;
-    }
+    if (!group) return;
     await this.choose(group, false);
     this.root.scrollIntoView({ block: "start" });
   }

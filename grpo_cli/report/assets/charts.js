@@ -1,7 +1,6 @@
 // Charts: drawn when they come into view, in the colours of the page, and again when those change.
 
 const FEWEST_TO_SMOOTH = 24;
-const NOT_NOISE = 4;  // Standard errors by which records differ where something happened.
 const LONGEST_LABEL = 26;  // Characters of a run or metric beside its line.
 const drawn = new Set();
 let drawing = Promise.resolve();
@@ -31,45 +30,12 @@ function plain(name) {
   return name.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-function isNoisy(values) {
-  const known = values.filter((value) => value !== null);
-  if (known.length < FEWEST_TO_SMOOTH) return false;
-  let turns = 0;
-  for (let place = 2; place < known.length; place++) {
-    const before = known[place - 1] - known[place - 2];
-    if (before * (known[place] - known[place - 1]) < 0) turns++;
-  }
-  return turns > known.length / 5;
-}
-
-function noiseOf(values) {
-  // The standard deviation that the changes from record to record speak of, but for the largest: those are news.
-  const known = values.filter((value) => value !== null);
-  const changes = known.slice(1).map((value, place) => Math.abs(value - known[place])).sort((a, b) => a - b);
-  const kept = changes.slice(0, changes.length - Math.max(1, Math.floor(changes.length / 20)));
-  return (kept.reduce((sum, each) => sum + each, 0) / (kept.length || 1)) * Math.sqrt(Math.PI) / 2;
-}
-
 function smooth(values, width) {
-  // The mean of the records around each, fewer at the ends; what is not there plays no part. Fewer are taken too
-  // where their first half and their second differ by more than noise: a mean over a crash would hide it.
-  const sums = [0], counts = [0];
-  values.forEach((value, place) => {
-    sums.push(sums[place] + (value ?? 0));
-    counts.push(counts[place] + (value === null ? 0 : 1));
-  });
-  const mean = (from, to) => (counts[to] > counts[from] ? (sums[to] - sums[from]) / (counts[to] - counts[from]) : null);
-  const noise = noiseOf(values);
-  const isEven = (from, to) => {
-    const middle = (from + to) >> 1, before = mean(from, middle), after = mean(middle, to);
-    const error = noise * Math.sqrt(1 / (middle - from) + 1 / (to - middle));
-    return before === null || after === null || Math.abs(before - after) <= NOT_NOISE * error;
-  };
-  const around = (place, half) => [Math.max(place - half, 0), Math.min(place + half + 1, values.length)];
+  // The mean of the records around each, fewer at the ends; what is not there plays no part.
+  const half = Math.floor(width / 2);
   return values.map((_, place) => {
-    let half = Math.floor(width / 2);
-    while (half && !isEven(...around(place, half))) half = Math.floor(half / 2);
-    return mean(...around(place, half));
+    const near = values.slice(Math.max(place - half, 0), place + half + 1).filter((value) => value !== null);
+    return near.length ? near.reduce((sum, each) => sum + each, 0) / near.length : null;
   });
 }
 
@@ -83,11 +49,11 @@ function traceLine(line, many) {
     ...base, y, name: many ? name : "each record", mode: few ? "lines+markers" : "lines",
     line: { color: ink, width: 1.6 }, marker: { size: 4 },
   };
-  if (!isNoisy(y)) return [raw];
+  if (x.length < FEWEST_TO_SMOOTH) return [raw];
   const width = Math.max(5, 2 * Math.floor(x.length / 40) + 1);
   const mean = {
     ...base, y: smooth(y, width), mode: "lines", line: { color: ink, width: 2.4 },
-    name: many ? name : `mean of up to ${width} records`,
+    name: many ? name : `mean of ${width} records`,
   };
   Object.assign(raw, { line: { color: fade(ink, x.length > 1000 || many ? 0.45 : 0.7), width: x.length > 1000 ? 0.7 : 1.1 }, mode: "lines" });
   return [many ? { ...raw, showlegend: false, hoverinfo: "skip" } : raw, mean];
