@@ -161,17 +161,13 @@ def explain_devices(result: ChildResult, gpus: int) -> Iterator[Issue]:
         seen = f"torch {torch['version']} ({torch['built_for']}) cannot use the GPU: {why}"
         yield Issue(seen, fix, subject=subject)
         return
-    devices = "an Apple GPU" if torch["mps"] else "the CPU only"
+    devices = "the CPU only"
     if torch["available"]:
         devices = f"{len(torch['capabilities'])} GPU through {torch['built_for']}"
     yield Issue(f"torch {torch['version']} sees {devices}", level="ok", subject=subject)
     if old := [f"{major}.{minor}" for major, minor in torch["capabilities"] if major < 8]:
         seen = f"compute capability {', '.join(old)} has no bfloat16 (8.0 and newer have): slow, or refused"
         yield Issue(seen, "set `model.dtype: float32`", level="warning", subject="bfloat16")
-    if gpus > 1 and not torch["nccl"]:
-        seen = f"this torch has no NCCL, which the {gpus} visible GPUs need to train together"
-        fix = "pip install --force-reinstall torch, or set `launch.num_processes: 1`"
-        yield Issue(seen, fix, subject="NCCL")
 
 
 def explain_step(name: str, result: ChildResult) -> Iterator[Issue]:
@@ -223,8 +219,6 @@ def _describe_devices(_: str) -> dict[str, Any]:
         "available": available,
         "why": str(caught[0].message) if caught else "",
         "capabilities": [list(torch.cuda.get_device_capability(index)) for index in range(count)],
-        "nccl": torch.distributed.is_available() and torch.distributed.is_nccl_available(),
-        "mps": torch.backends.mps.is_available(),
     }
 
 

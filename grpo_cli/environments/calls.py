@@ -42,11 +42,9 @@ class Outcome:
         if self.is_late:
             return f"it took longer than {self.seconds:g} s"
         if self.error is not None:
-            try:
-                text = as_text(str(self.error)).strip() or "no message"
-            except Exception:  # a user's class of errors
-                text = "its message cannot be read"
-            return f"{type(self.error).__name__}: {text}"
+            return (
+                f"{type(self.error).__name__}: {as_text(str(self.error)).strip() or 'no message'}"
+            )
         return ""
 
 

@@ -63,23 +63,12 @@ def check_sizes(path: str, mismatched: Iterable[tuple[str, Iterable[int], Iterab
 
 def check_values(path: str, model: Any) -> None:
     """Refuse weights that are not finite; sums show them without taking memory."""
-    for name, parameter in model.named_parameters():
-        weight = _own_shard(parameter)
+    for name, weight in model.named_parameters():
         if not weight.is_floating_point() or weight.element_size() == 1:
             continue
         # A sum in half precision can also overflow.
         if not weight.sum().isfinite() and not weight.isfinite().all():
             raise _refused_values(path, name)
-
-
-def _own_shard(parameter: Any) -> Any:
-    """Return what this process holds of a weight, which DeepSpeed ZeRO-3 replaces with an empty one."""
-    shard = getattr(parameter, "ds_tensor", None)
-    if shard is None:
-        return parameter
-    # The last shards are padded with arbitrary values.
-    rank = torch.distributed.get_rank(parameter.ds_process_group)
-    return shard.flatten()[: max(0, parameter.ds_numel - rank * shard.numel())]
 
 
 def sample_values(path: str, folder: Path) -> None:

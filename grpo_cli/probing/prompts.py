@@ -185,32 +185,7 @@ def _end_of_turn(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> 
     return next((token for token in ids if token in special), None)
 
 
-def check_generation_prompt(
-    tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None
-) -> Iterator[Issue]:
-    """Find a chat template that begins an assistant's message with a header, and leaves it out of the prompt."""
-    from grpo_cli.fast.completions import apply_template
-
-    if isinstance(prompt, str):
-        return
-    turn = [*prompt, {"role": "assistant", "content": _MARK}]
-    options = {**(kwargs or {}), "tokenize": False}
-    try:
-        bare = apply_template(tokenizer, prompt, **{**options, "add_generation_prompt": False})
-        whole = apply_template(tokenizer, turn, **options)
-    except RecipeError:
-        return
-    header = whole.removeprefix(bare).partition(_MARK)[0]
-    opened = render(tokenizer, prompt, kwargs) != bare
-    if whole.startswith(bare) and header.strip() and not opened:
-        yield Issue(
-            f"the prompt ends without {header!r}, with which the chat template begins an assistant's message",
-            "let the template write it at the end: {% if add_generation_prompt %}…{% endif %}",
-            "model.chat_template",
-            level="warning",
-            subject="template: no generation prompt",
-            why="the model goes on with the user's message instead of answering it",
-        )
+# --- what rewards of format expect -------------------------------------------------------------
 
 
 def check_opening(

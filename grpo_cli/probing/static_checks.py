@@ -214,7 +214,6 @@ def _check_prompts(session: "Session") -> None:
     session.add(replace(problem, subject="batch") for problem in session.plan.problems)
     session.add(fits)
     session.add(prompts.check_stop_tokens(tokenizer, declared, chosen, kwargs))
-    session.add(prompts.check_generation_prompt(tokenizer, chosen[0], kwargs))
 
 
 def _context_of(model: ModelConfig) -> int | None:

@@ -173,7 +173,7 @@ class McpEnvironmentParams(_ServerParams, EnvironmentParams):
             tools = self._choose(listed, hidden)
             begin = self._find_tool(listed, self.reset, "reset") if self.reset else None
             if self.reward:
-                self._check_reward(self._find_tool(listed, self.reward, "reward"))
+                self._find_tool(listed, self.reward, "reward")
         finally:
             session.close()
 
@@ -181,14 +181,6 @@ class McpEnvironmentParams(_ServerParams, EnvironmentParams):
             return McpEnvironment(McpSession(self, restarts=False), tools, begin, self.reward)
 
         return EnvironmentSource(make, has_tools=True)
-
-    def _check_reward(self, tool: Any) -> None:
-        if required := tool.input_schema.get("required"):
-            raise EpisodeError(
-                f"the tool {tool.name} needs {_quote(required)}, and the reward is read without arguments. "
-                "Fix: name a tool without required arguments",
-                "reward",
-            )
 
 
 class McpEnvironment(Environment):

@@ -164,8 +164,6 @@ def torch_seen(**changes):
         "available": True,
         "why": "",
         "capabilities": [[9, 0]],
-        "nccl": True,
-        "mps": False,
     }
     return ChildResult({**value, **changes})
 
@@ -188,7 +186,6 @@ def torch_seen(**changes):
         ),
         ({"available": False}, 1, "torch devices", "error", "CUDA is not available"),
         ({"capabilities": [[7, 5]]}, 1, "bfloat16", "warning", "7.5"),
-        ({"nccl": False, "capabilities": [[9, 0]] * 2}, 2, "NCCL", "error", "no NCCL"),
     ],
 )
 def test_torch_against_the_devices(changes, gpus, subject, level, words):

@@ -88,12 +88,7 @@ def test_whatever_text_a_call_or_an_error_is_made_of_does_not_end_the_run():
         Args:
             how: The way.
         """
-
-        class UnreadableError(Exception):
-            def __str__(self):
-                raise RuntimeError
-
-        raise UnreadableError if how == "unreadable" else ValueError("file \udc80")
+        raise ValueError("file \udc80")
 
     half = '<tool_call>\n{"name": "%s", "arguments": {"text": "\\ud800"}}\n</tool_call>'
     deep = '<tool_call>\n{"name": "shout", "arguments": {"text": %s}}\n</tool_call>'
@@ -102,7 +97,6 @@ def test_whatever_text_a_call_or_an_error_is_made_of_does_not_end_the_run():
         name=[half % "sh\\ud800"],
         deep=[deep % ("[" * 3000)],
         error=[call("break_off", how="")],
-        unreadable=[call("break_off", how="unreadable")],
     )
     episodes = play(script, player_of([shout, break_off], max_tokens=20_000))
     assert [contents(episode, "tool")[0] for episode in episodes] == [
@@ -110,7 +104,6 @@ def test_whatever_text_a_call_or_an_error_is_made_of_does_not_end_the_run():
         "Error: there is no tool 'sh?'; the tools are shout, break_off",
         "Error: the call cannot be read: it is nested too deeply",
         "Error: ValueError: file ?",
-        "Error: UnreadableError: its message cannot be read",
     ]
     for episode in episodes:
         assert "\ud800" not in repr(episode.messages)
