@@ -20,7 +20,7 @@ from grpo_cli.fast.cpu import NO_NUMBERS
 from grpo_cli.fast.decoding import Decoding, Sampled, entropy, pad_prompts, read_prompts
 from grpo_cli.fast.support import has_dropout
 from grpo_cli.models.loading import without_wrapper
-from grpo_cli.models.merging import merge_copy
+from grpo_cli.models.weights import merge_copy
 from grpo_cli.upstream.transformers import attention_name
 
 MODELS = frozenset(

@@ -19,7 +19,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 
 from grpo_cli.errors import RunError
-from grpo_cli.models.merging import merge_copy, whole
+from grpo_cli.models.weights import merge_copy, whole
 from grpo_cli.upstream.vllm import RELOAD_WEIGHTS
 
 Weights = Iterator[tuple[str, torch.Tensor]]

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 from huggingface_hub import constants
 
-from grpo_cli.doctor import child_checks, diagnostics, environment, hardware
+from grpo_cli.doctor import child_checks, diagnostics
 from grpo_cli.doctor.child_checks import ChildResult, run_checks
 from grpo_cli.doctor.diagnostics import MachineReport
 from grpo_cli.issues import Issue
@@ -58,14 +58,14 @@ def install(tmp_path, monkeypatch):
 
 
 def test_the_packages_of_this_environment_fit():
-    found = list(environment.check_packages())
+    found = list(diagnostics.check_packages())
     assert {issue.level for issue in found} == {"ok"}
     assert only(found, "package trl").seen.endswith("(required: >=1.16,<1.17)")
 
 
 def test_a_package_every_training_needs_outside_its_range_is_an_error(install):
     install("transformers", "4.57.0")
-    found = only(environment.check_packages(), "package transformers")
+    found = only(diagnostics.check_packages(), "package transformers")
     assert found.level == "error"
     assert "4.57.0 is installed, but grpo-cli requires >=5.17,<6" in found.seen
     assert found.fix == 'pip install "transformers>=5.17,<6"'
@@ -73,7 +73,7 @@ def test_a_package_every_training_needs_outside_its_range_is_an_error(install):
 
 def test_a_package_of_an_extra_outside_its_range_is_a_warning(install):
     install("vllm", "0.40.0")
-    found = only(environment.check_packages(), "package vllm")
+    found = only(diagnostics.check_packages(), "package vllm")
     assert found.level == "warning"
     assert "grpo-cli requires >=0.22,<0.32" in found.seen
 
@@ -118,7 +118,7 @@ def nvidia(monkeypatch):
 
 def test_free_and_busy_gpus(nvidia):
     nvidia((80, 1), (80, 60, 4242), (80, 60))
-    found = list(hardware.check_gpus())
+    found = list(diagnostics.check_gpus())
     assert only(found, "GPU 0").seen == f"{H100}, 80 GiB, driver 570.86"
     busy = only(found, "GPU 1 memory")
     assert busy.level == "warning"
@@ -136,25 +136,25 @@ def test_what_hides_gpus(nvidia, monkeypatch, visible, level):
     nvidia((80, 1), (80, 1))
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert levels(hardware.check_gpus()).get("GPU visibility") == level
+    assert levels(diagnostics.check_gpus()).get("GPU visibility") == level
 
 
 def test_a_driver_that_does_not_match_its_library(nvidia):
     nvidia(error=pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH))
-    (found,) = hardware.check_gpus()
+    (found,) = diagnostics.check_gpus()
     assert (found.subject, found.level) == ("GPU driver", "error")
     assert "version mismatch" in found.seen
 
 
 def test_memory_that_the_driver_does_not_tell(nvidia):
     nvidia((None, None))
-    (found,) = hardware.check_gpus()
+    (found,) = diagnostics.check_gpus()
     assert (found.level, found.seen) == ("ok", f"{H100}, driver 570.86")
 
 
 def test_a_machine_without_a_driver(nvidia):
     nvidia(error=pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
-    assert levels(hardware.check_gpus()) == {"GPU": "ok"}
+    assert levels(diagnostics.check_gpus()) == {"GPU": "ok"}
 
 
 def torch_seen(**changes):
@@ -308,7 +308,7 @@ def test_a_package_that_misses_another(provide):
 def test_memory(tmp_path, gib, level):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(f"MemTotal: 99999999 kB\nMemAvailable: {int(gib * 2**20)} kB\n")
-    (found,) = hardware.check_memory(meminfo, cgroup=tmp_path)
+    (found,) = diagnostics.check_memory(meminfo, cgroup=tmp_path)
     assert found.level == level
 
 
@@ -318,40 +318,40 @@ def test_a_container_with_less_memory_than_its_machine(tmp_path):
     (tmp_path / "memory.max").write_text(f"{4 * 2**30}\n")
     (tmp_path / "memory.current").write_text(f"{3 * 2**30}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {2**30}\n")
-    (found,) = hardware.check_memory(meminfo, cgroup=tmp_path)
+    (found,) = diagnostics.check_memory(meminfo, cgroup=tmp_path)
     assert found.level == "warning"
     assert found.seen.startswith("2.0 GiB available within the limit of this container")
     (tmp_path / "memory.max").write_text("max\n")
-    (found,) = hardware.check_memory(meminfo, cgroup=tmp_path)
+    (found,) = diagnostics.check_memory(meminfo, cgroup=tmp_path)
     assert found.level == "ok"
 
 
 def test_memory_that_cannot_be_read(tmp_path):
-    (found,) = hardware.check_memory(tmp_path / "none", cgroup=tmp_path)
+    (found,) = diagnostics.check_memory(tmp_path / "none", cgroup=tmp_path)
     assert found.level == "note"
 
 
 def test_little_shared_memory_matters_with_a_gpu(tmp_path, monkeypatch):
-    assert levels(hardware.check_shared_memory(1, tmp_path / "none")) == {}
-    monkeypatch.setattr(hardware, "SCARCE_SHARED_GIB", 1e9)
-    assert levels(hardware.check_shared_memory(0, tmp_path)) == {"shared memory": "note"}
-    assert levels(hardware.check_shared_memory(1, tmp_path)) == {"shared memory": "warning"}
+    assert levels(diagnostics.check_shared_memory(1, tmp_path / "none")) == {}
+    monkeypatch.setattr(diagnostics, "SCARCE_SHARED_GIB", 1e9)
+    assert levels(diagnostics.check_shared_memory(0, tmp_path)) == {"shared memory": "note"}
+    assert levels(diagnostics.check_shared_memory(1, tmp_path)) == {"shared memory": "warning"}
 
 
 def test_a_folder_is_tried_without_being_made(tmp_path):
-    (found,) = hardware.check_folder("disk", tmp_path / "runs" / "new", "elsewhere", least_gib=0)
+    (found,) = diagnostics.check_folder("disk", tmp_path / "runs" / "new", "elsewhere", least_gib=0)
     assert found.level == "ok"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_in_the_place_of_a_folder(tmp_path):
     (tmp_path / "runs").write_text("")
-    (found,) = hardware.check_folder("disk", tmp_path / "runs", "pass --runs")
+    (found,) = diagnostics.check_folder("disk", tmp_path / "runs", "pass --runs")
     assert (found.level, found.fix) == ("error", "pass --runs")
 
 
 def test_a_full_disk(tmp_path):
-    (found,) = hardware.check_folder("disk", tmp_path, "pass --runs", least_gib=1e9)
+    (found,) = diagnostics.check_folder("disk", tmp_path, "pass --runs", least_gib=1e9)
     assert found.level == "error"
     assert "GiB free" in found.seen
 
@@ -359,7 +359,7 @@ def test_a_full_disk(tmp_path):
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs Linux's /proc")
 def test_a_folder_that_cannot_be_written():
     # Nobody writes there, not even root.
-    (found,) = hardware.check_folder("disk", Path("/proc/self/fdinfo"), "pass --runs")
+    (found,) = diagnostics.check_folder("disk", Path("/proc/self/fdinfo"), "pass --runs")
     assert found.level == "error"
     assert "cannot be written" in found.seen
 
@@ -368,7 +368,7 @@ def test_a_folder_that_cannot_be_written():
 
 
 def test_a_clean_shell():
-    assert levels(environment.check_variables({"PATH": "/bin"})) == {"environment": "ok"}
+    assert levels(diagnostics.check_variables({"PATH": "/bin"})) == {"environment": "ok"}
 
 
 def test_variables_that_change_a_training():
@@ -381,7 +381,7 @@ def test_variables_that_change_a_training():
         "HF_ENDPOINT": "https://ann:geheim@mirror.example",
         "HF_TOKEN": "hf_geheim",
     }
-    found = list(environment.check_variables(environ))
+    found = list(diagnostics.check_variables(environ))
     assert levels(found) == {
         "environment: launcher": "warning",
         "environment: accelerate": "warning",
@@ -406,9 +406,9 @@ def test_ports_free_and_taken(monkeypatch):
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        monkeypatch.setattr(environment, "_SERVER_PORT", free_port())
-        monkeypatch.setattr(environment, "GROUP_PORT", port)
-        found = list(environment.check_ports())
+        monkeypatch.setattr(diagnostics, "_SERVER_PORT", free_port())
+        monkeypatch.setattr(diagnostics, "GROUP_PORT", port)
+        found = list(diagnostics.check_ports())
     assert levels(found) == {"port server_port": "ok", "port group_port": "note"}
     assert str(port) in only(found, "port group_port").fix
 
@@ -444,17 +444,17 @@ def hub(monkeypatch):
 @pytest.mark.parametrize(("status", "level"), [(200, "ok"), (503, "note")])
 def test_the_hub_answers(hub, status, level):
     hub(status)
-    found = list(environment.check_hub())
+    found = list(diagnostics.check_hub())
     assert levels(found) == {"hub": level, "hub token": "ok"}
     assert "geheim" not in str(found)
 
 
 def test_a_hub_out_of_reach_is_no_error(hub, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    assert "cannot be reached" in only(environment.check_hub(), "hub").seen
+    assert "cannot be reached" in only(diagnostics.check_hub(), "hub").seen
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    assert levels(environment.check_hub()) == {"hub": "note", "hub token": "note"}
+    assert levels(diagnostics.check_hub()) == {"hub": "note", "hub token": "note"}
 
 
 # --- all together ------------------------------------------------------------------------------
