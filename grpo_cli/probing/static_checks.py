@@ -285,22 +285,14 @@ def _check_rewards(session: "Session", *, costly: bool) -> None:
                 read_state(reward)
         session.add(_check_endpoint(reward, path))
     why = "it met answers that nobody sampled, one for each row; in training it would end the run"
-    own = any(reward.kind == "python" for reward in rewards)
-    if not own:
-        with session.failing(failure, "rewards", why=why):
-            session.add(_check_opening(session))
-    if not costly and any(reward.params.costly for reward in rewards):
-        return
     # A function of the user's may want whole groups, which the trial does not give it.
-    grouped = [reward for reward in rewards if reward.kind == "python"]
+    own = [reward for reward in rewards if reward.kind == "python"]
     with session.failing(failure, "rewards"):
-        _score_group(session, grouped)
-        grouped = []
-    if not grouped:
+        _score_group(session, own)
         with session.failing(failure, "rewards", "warning" if own else "error", why):
-            if own:
-                session.add(_check_opening(session))
-            _try_rewards(session, None if costly else _QUICK_S)
+            session.add(_check_opening(session))
+            if costly or not any(reward.params.costly for reward in rewards):
+                _try_rewards(session, None if costly else _QUICK_S)
 
 
 def _check_endpoint(reward: Reward, path: str) -> Iterator[Issue]:
