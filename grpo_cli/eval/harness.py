@@ -53,7 +53,9 @@ def run_harness(
         name = f"{subject.name}: {', '.join(tasks)}"
         tell(name, 0, 1)
         with _open_model(request, subject) as model:
-            scores[subject.name] = score_tasks(model, tasks, limit=limit, seed=request.seed).scores
+            source = model_folder_or_id(subject.model)
+            scored = score_tasks(model, tasks, source=source, limit=limit, seed=request.seed)
+            scores[subject.name] = scored.scores
         tell(name, 1, 1)
     return {
         "name": "lm-eval",

@@ -62,12 +62,15 @@ def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Iterator[Any]:
         yield HFLM(pretrained=model, tokenizer=copy.deepcopy(tokenizer), batch_size=batch_size)
 
 
-def score_tasks(model: Any, tasks: Sequence[str], *, limit: int | None, seed: int) -> TaskScores:
+def score_tasks(
+    model: Any, tasks: Sequence[str], *, source: str, limit: int | None, seed: int
+) -> TaskScores:
     """Return a model's scores in tasks.
 
     Args:
         model: What `wrap_model` yields, or another `LM` of lm-eval.
         tasks: Names of tasks, or YAML files.
+        source: A folder or hub id with its tokenizer, by which some tasks make texts of a length.
         limit: Examples of each task; None for all.
         seed: Of `random`; lm-eval has fixed ones for all else.
 
@@ -86,7 +89,7 @@ def score_tasks(model: Any, tasks: Sequence[str], *, limit: int | None, seed: in
                 log_samples=False,
                 bootstrap_iters=_BOOTSTRAP_ITERS,
                 random_seed=seed,
-                task_manager=_open_task_manager(all(map(_is_self_contained, tasks))),
+                task_manager=_open_task_manager(source, all(map(_is_self_contained, tasks))),
             )
     except (ConnectionError, OSError) as error:
         raise SetupError(
@@ -107,15 +110,15 @@ def score_tasks(model: Any, tasks: Sequence[str], *, limit: int | None, seed: in
 
 def list_tasks() -> list[str]:
     """Return the names of all tasks, groups and tags; this takes some seconds."""
-    return list(_open_task_manager(False).all_tasks)
+    return list(_open_task_manager("", False).all_tasks)
 
 
 @lru_cache(maxsize=2)
-def _open_task_manager(own_only: bool) -> Any:
+def _open_task_manager(source: str, own_only: bool) -> Any:
     from lm_eval.tasks import TaskManager
 
     # The index of all tasks takes seconds to read.
-    return TaskManager(include_defaults=not own_only)
+    return TaskManager(include_defaults=not own_only, metadata={"pretrained": source})
 
 
 def _is_self_contained(task: str) -> bool:

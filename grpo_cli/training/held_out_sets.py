@@ -12,6 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from grpo_cli.analysis.metrics import Metric
 from grpo_cli.errors import RunError
+from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.evaluation import EvaluationConfig, HeldOutSetConfig
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
@@ -78,7 +79,11 @@ class TaskMeasurer:
         try:
             with wrap_model(model, tokenizer, self.evaluation.batch_size) as wrapped:
                 scored = score_tasks(
-                    wrapped, [self.task], limit=limit, seed=self.session.recipe.seed
+                    wrapped,
+                    [self.task],
+                    source=model_folder_or_id(self.session.recipe.model),
+                    limit=limit,
+                    seed=self.session.recipe.seed,
                 )
         finally:
             hook.remove()
