@@ -212,10 +212,6 @@ CHEAP = {
         ),
         ("rewards", "error"),
     ),
-    "one gold for all questions": (
-        changed(dataset__rows=rows(*["12"] * 18)),
-        ("rewards", "error"),
-    ),
     "a style reward that outweighs the answer": (
         changed(
             rewards=[
