@@ -1,8 +1,7 @@
 """Tools and environments tried one by one, without a model or its tokenizer: what they return, keep and leave."""
 
-import os
+import io
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -142,21 +141,11 @@ def find_place(error: BaseException | None) -> str:
 
 @contextmanager
 def watch_output(trial: Trial) -> Iterator[None]:
-    """Keep what is printed on stdout out of it, and report it."""
-    with tempfile.TemporaryFile("w+", errors="replace") as file:
-        sys.stdout.flush()
-        kept = os.dup(1)
-        os.dup2(file.fileno(), 1)
-        try:
-            with redirect_stdout(file):
-                yield
-        finally:
-            file.flush()
-            os.dup2(kept, 1)
-            os.close(kept)
-            file.seek(0)
-            text = file.read()
-    if first := next(filter(str.strip, text.splitlines()), ""):
+    """Keep what is printed out of stdout, and report it."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        yield
+    if first := next(filter(str.strip, printed.getvalue().splitlines()), ""):
         fix = "remove the print, or write to stderr: `print(…, file=sys.stderr)`"
         why = "it would garble logs and `--json`, once for each call"
         trial.report(f"prints to stdout: {first.strip()[:80]!r}", fix, "warning", why)

@@ -253,21 +253,12 @@ def _sum_up(trials: Iterable[Trial]) -> dict[str, Latency]:
 
 
 def _check_lengths(tokens: Sequence[int], recipe: Recipe) -> Iterator[Issue]:
-    """Find results that are shortened, and those that alone fill an episode."""
-    most, turns = recipe.episode.max_result_tokens, recipe.episode.max_turns
+    """Find results that are shortened."""
+    most = recipe.episode.max_result_tokens
     if over := [count for count in tokens if count > most]:
         seen = f"{most} shortens {len(over)} of {len(tokens)} results; the longest has {max(over)} tokens"
         fix = "raise it, or let them say less"
         yield Issue(seen, fix, "episode.max_result_tokens", level="warning")
-    longest = recipe.generation.max_completion_length
-    usual = min(median(tokens), most) if tokens else 0
-    if usual * (turns - 1) > longest:
-        seen = (
-            f"an episode ends at {longest:,} tokens, and {turns - 1} results of {usual:g} tokens (the median) are "
-            f"{usual * (turns - 1):,.0f}"
-        )
-        fix = "raise it, or lower `episode.max_turns`"
-        yield Issue(seen, fix, "generation.max_completion_length", level="warning")
 
 
 # --- agents ------------------------------------------------------------------------------------
