@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from grpo_cli.models.shape import ModelShape
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from grpo_cli.models.counting import read_shape
+from grpo_cli.models.counting import ModelShape, read_shape
 from grpo_cli.probing.memory import MemoryInputs, estimate_memory
 from grpo_cli.recipe.model import ModelConfig
 from tests.tiny_models import make_tiny_tokenizer
