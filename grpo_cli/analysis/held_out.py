@@ -236,14 +236,10 @@ class HeldOutDifference:
 def compare_held_out(
     base: Measurement | str, run: Measurement | str, names: tuple[str, str]
 ) -> HeldOutDifference:
-    """Return the paired difference `run - base`, or why there is none."""
-    if isinstance(base, Measurement) and isinstance(run, Measurement):
-        return _compare(base, run, names)
-    reason = base if isinstance(base, str) else run if isinstance(run, str) else None
-    return HeldOutDifference(*names, 0, 0, 0, None, {}, reason=reason)
-
-
-def _compare(base: Measurement, run: Measurement, names: tuple[str, str]) -> HeldOutDifference:
+    """Return the paired difference `run - base` of two named runs, or why there is none."""
+    if isinstance(base, str) or isinstance(run, str):
+        reason = base if isinstance(base, str) else str(run)
+        return HeldOutDifference(*names, 0, 0, 0, None, {}, reason=reason)
     recipes = base.run.recipe, run.run.recipe
     rows = {prompt: row for row, prompt in base.prompts.items()}
     paired = {row: rows[prompt] for row, prompt in run.prompts.items() if prompt in rows}

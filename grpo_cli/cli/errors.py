@@ -67,7 +67,8 @@ def run_guarded(command: Callable[[], int | None]) -> int:
             return _say("interrupted", ExitCode.INTERRUPTED)
         if isinstance(error, ProblemsError):
             print_problems(error.problems)
-            _count(len(error.problems))
+            if len(error.problems) > 1:
+                stderr().print(f"{len(error.problems)} problems; nothing was started")
         else:
             stderr().print(f"error: {error}", style="red", markup=False)
         return error.exit_code
@@ -85,7 +86,9 @@ def run_guarded(command: Callable[[], int | None]) -> int:
     except OSError as error:
         if error.errno not in _OF_THE_MACHINE or os.environ.get("GRPO_DEBUG") == "1":
             raise
-        stderr().print(_say_os_error(error), style="red", markup=False)
+        name = "" if error.filename is None else f"{error.filename}: "
+        text = f"error: {name}{(error.strerror or '').lower()}. Fix: {_OF_THE_MACHINE[error.errno]}"
+        stderr().print(text, style="red", markup=False)
         return ExitCode.ENVIRONMENT
     except Exception:
         # Libraries that import lazily turn a signal during an import into errors of their own.
@@ -118,12 +121,6 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _say_os_error(error: OSError) -> str:
-    name = "" if error.filename is None else f"{error.filename}: "
-    fix = _OF_THE_MACHINE[error.errno or 0]
-    return f"error: {name}{(error.strerror or '').lower()}. Fix: {fix}"
-
-
 def _say(word: str, code: ExitCode) -> ExitCode:
     stderr().print(word)
     return code
@@ -140,8 +137,3 @@ def _explain_usage(error: TyperException) -> int:
     if message:
         stderr().print(f"error: {message.rstrip('.')}. Fix: {fix}", style="red", markup=False)
     return ExitCode.USAGE
-
-
-def _count(problems: int) -> None:
-    if problems > 1:
-        stderr().print(f"{problems} problems; nothing was started")

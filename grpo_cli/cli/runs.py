@@ -77,12 +77,13 @@ def path(
 ) -> None:
     """Print only the path of a run: `cd $(grpo runs path)`, `grpo eval $(grpo runs path)`."""
     from grpo_cli.cli import output
-    from grpo_cli.runs.checkpoints import find_part
+    from grpo_cli.runs.checkpoints import find_model
     from grpo_cli.runs.selection import find_run
 
     if checkpoint is not None and model:
         raise UsageError("--checkpoint and --model name two places. Fix: leave one of them out")
-    selected = find_part(find_run(runs, run), checkpoint, model=model)
+    folder = find_run(runs, run)
+    selected = find_model(folder, checkpoint)[1] if checkpoint or model else folder.path
     if json:
         output.print_json({"path": str(selected)})
     else:

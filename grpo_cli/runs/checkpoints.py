@@ -87,7 +87,7 @@ def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path
     """Return the names and folders of models that a run left behind.
 
     Args:
-        checkpoint: A step, `best` or `all`; None is the final model.
+        checkpoint: A step, `last`, `best` or `all`; None is the final model.
 
     Raises:
         UsageError: There is no such model.
@@ -103,6 +103,8 @@ def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path
     if checkpoint == "best":
         return [_find_best(run, known)]
     chosen = [step for step in known if checkpoint in ("all", str(step))]
+    if checkpoint == "last":
+        chosen = [*known][-1:]
     if not known:
         raise UsageError(
             f"{run.path} has no complete checkpoint. Fix: leave --checkpoint out for the final model, "
@@ -123,18 +125,6 @@ def find_model(run: RunFolder, checkpoint: str | None) -> tuple[str, Path]:
         raise UsageError(f"one model is taken at a time{listed}. Fix: --checkpoint N or best")
     (model,) = find_trained(run, checkpoint)
     return model
-
-
-def find_part(run: RunFolder, checkpoint: str | None = None, *, model: bool = False) -> Path:
-    """Return the folder of a run, of a checkpoint (a step, `best` or `last`), or of its final model."""
-    if checkpoint is None and not model:
-        return run.path
-    if checkpoint == "last":
-        known = whole_checkpoints(run)
-        if not known:
-            raise UsageError(f"{run.path} has no complete checkpoint. Fix: name another run")
-        return known[max(known)]
-    return find_model(run, checkpoint)[1]
 
 
 def _find_best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
