@@ -3,13 +3,10 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, RunsRoot
-from grpo_cli.cli.output import LEVEL_MARKS, print_json, progress, stdout
+from grpo_cli.cli.output import print_counts, print_findings, print_json, progress, stdout
 from grpo_cli.errors import ExitCode
-from grpo_cli.units import count_noun
 
 if TYPE_CHECKING:
     from grpo_cli.doctor.diagnostics import MachineReport
@@ -35,20 +32,6 @@ def doctor(
 
 
 def _print_report(report: "MachineReport") -> None:
-    console = stdout()
-    table = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        table.add_column(overflow="fold")
-    for issue in report.issues:
-        mark, style = LEVEL_MARKS[issue.level]
-        seen = Text(issue.seen)
-        if issue.fix:
-            seen.append(f"\nFix: {issue.fix}", style="bold")
-        table.add_row(Text(mark, style=style), Text(issue.subject), seen)
-    console.print(table)
-    errors, warnings = len(report.at("error")), len(report.at("warning"))
-    took = f"[dim]({report.seconds:.1f} s)[/]"
-    if errors or warnings:
-        console.print(f"{count_noun(errors, 'error')}, {count_noun(warnings, 'warning')} {took}")
-    else:
-        console.print(f"[green]✓[/] no problems found {took}")
+    console, took = stdout(), f"[dim]({report.seconds:.1f} s)[/]"
+    print_findings(console, report.issues)
+    print_counts(console, report.issues, took, f"no problems found {took}")

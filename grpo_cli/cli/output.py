@@ -18,6 +18,7 @@ from rich.text import Text
 from grpo_cli.issues import Issue, Level
 from grpo_cli.report.wording import LEVEL_MARKS, clean_lines
 from grpo_cli.runs.files import finite
+from grpo_cli.units import count_noun
 
 if TYPE_CHECKING:
     from grpo_cli.recipe.kinds import KindDescription
@@ -195,3 +196,32 @@ def print_kind(kind: "KindDescription", section: str = "") -> None:
     if kind.parameters:
         console.print("\nparameters")
         console.print(table)
+
+
+def print_counts(console: Console, issues: Sequence[Issue], took: str, fine: str) -> None:
+    """Print how many errors and warnings there are, or that all is fine."""
+    errors, warnings = (
+        sum(each.level == level for each in issues) for level in ("error", "warning")
+    )
+    if errors or warnings:
+        console.print(f"{count_noun(errors, 'error')}, {count_noun(warnings, 'warning')} {took}")
+    else:
+        console.print(f"[green]✓[/] {fine}")
+
+
+def print_findings(console: Console, findings: Sequence[Issue]) -> None:
+    """Print issues, each with its place, why it matters and the fix."""
+    print_marked(console, [(finding.level, _say_finding(finding)) for finding in findings])
+
+
+def _say_finding(finding: Issue) -> Text:
+    _, style = LEVEL_MARKS[finding.level]
+    text = Text(f"{finding.subject}: ", style=f"bold {style}")
+    text.append(finding.seen.rstrip("."), style="default not bold")
+    if finding.why:
+        text.append(f"; {finding.why.rstrip('.')}", style="default not bold")
+    if finding.fix:
+        text.append(f"\nFix: {finding.fix}", style="default not bold")
+    if finding.location:
+        text.append(f" ({finding.location})", style="dim not bold")
+    return text

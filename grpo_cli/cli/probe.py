@@ -1,6 +1,6 @@
 """`grpo probe`: print whether a recipe can learn, what it costs, and every issue found."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,9 +11,9 @@ from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, Overrides, RecipePath, RunsRoot
 from grpo_cli.cli.output import (
-    LEVEL_MARKS,
+    print_counts,
+    print_findings,
     print_json,
-    print_marked,
     print_problems,
     progress,
     stdout,
@@ -24,7 +24,6 @@ from grpo_cli.units import count_noun, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.samples import ScoredCompletion
-    from grpo_cli.issues import Issue
     from grpo_cli.probing.procedure import Probe
 
 
@@ -100,34 +99,12 @@ def _print_probe(probe: "Probe") -> None:
     _print_verdict(console, probe)
 
 
-def print_findings(console: Console, findings: "Sequence[Issue]") -> None:
-    """Print issues, each with its place, why it matters and the fix."""
-    print_marked(console, [(finding.level, _say(finding)) for finding in findings])
-
-
-def _say(finding: "Issue") -> Text:
-    _, style = LEVEL_MARKS[finding.level]
-    text = Text(f"{finding.subject}: ", style=f"bold {style}")
-    text.append(finding.seen.rstrip("."), style="default not bold")
-    if finding.why:
-        text.append(f"; {finding.why.rstrip('.')}", style="default not bold")
-    if finding.fix:
-        text.append(f"\nFix: {finding.fix}", style="default not bold")
-    if finding.location:
-        text.append(f" ({finding.location})", style="dim not bold")
-    return text
-
-
 def _print_verdict(console: Console, probe: "Probe") -> None:
-    errors = len(probe.errors)
-    warnings = sum(finding.level == "warning" for finding in probe.findings)
-    took = f"[dim]({format_duration(probe.seconds)})[/]"
-    if errors or warnings:
-        console.print(f"{count_noun(errors, 'error')}, {count_noun(warnings, 'warning')} {took}")
-        return
     looked = "the model can learn from these rewards" if probe.signal else "nothing is wrong so far"
     command = "grpo probe" if probe.quick else "grpo train"
-    console.print(f"[green]✓[/] {looked} {took}; next: {command} {escape(probe.recipe)}")
+    took = f"[dim]({format_duration(probe.seconds)})[/]"
+    fine = f"{looked} {took}; next: {command} {escape(probe.recipe)}"
+    print_counts(console, probe.findings, took, fine)
 
 
 def _prompt(probe: "Probe") -> Iterator[Text]:

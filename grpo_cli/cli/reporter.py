@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, suppress
 
 from rich.text import Text
 
-from grpo_cli.cli.output import print_problems, print_words, progress, stderr
-from grpo_cli.cli.probe import print_findings
+from grpo_cli.cli.output import print_findings, print_problems, print_words, progress, stderr
 from grpo_cli.issues import Issue, Level
 from grpo_cli.report.live import Follower, ProgressView, choose_view
 from grpo_cli.runs.folder import RunFolder
