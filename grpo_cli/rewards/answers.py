@@ -5,10 +5,11 @@ Plain numbers (`1,000`, `50%`, `\frac{1}{2}`) are compared exactly, with fractio
 
 import logging
 import re
+import textwrap
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 from grpo_cli.rewards.contract import Batch, text_of
@@ -93,6 +94,7 @@ SHORTEST_ECHO = 12
 """Characters from which a repeated message of the prompt is cut out of a completion."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_OPEN_FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)")
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _NUMBER_IN_TEXT = re.compile(
     rf"(?P<sign>(?<![\w)\]}}])[-−+])?(?:\\?[$€£]|\b|(?<!\w))(?<![A-Za-z0-9_.])"
@@ -103,11 +105,11 @@ _NUMBER_IN_TEXT = re.compile(
 class Found(NamedTuple):
     """An answer, and where it stood."""
 
-    place: TextOrPlace
+    place: str
     text: str
 
 
-def find_answer(text: str, places: Sequence[TextOrPlace]) -> Found | None:
+def find_answer(text: str, places: Sequence[str]) -> Found | None:
     """Find the answer of a completion: the last one in the first place that has any.
 
     If the completion closes a thinking block, only what follows it is read.
@@ -127,7 +129,7 @@ def find_answer(text: str, places: Sequence[TextOrPlace]) -> Found | None:
     return None
 
 
-def canonical_answer(text: str, places: Sequence[TextOrPlace]) -> str | None:
+def canonical_answer(text: str, places: Sequence[str]) -> str | None:
     """Return the answer of a completion in one spelling, for votes: `1,000` and `1000.0` are the same.
 
     Expressions are compared as written: evaluating each against each would take too long.
@@ -147,8 +149,7 @@ def after_thinking(text: str) -> str:
     return text.rpartition("</think>")[2]
 
 
-def last_tagged(text: str) -> str | None:
-    """Return the content of the last `<answer>…</answer>` that is not empty."""
+def _last_tagged(text: str) -> str | None:
     contents = [content for content in _TAG.findall(text) if content.strip()]
     return contents[-1] if contents else None
 
@@ -210,11 +211,33 @@ def _last_number(text: str) -> str | None:
     return (matches[0]["sign"] or "") + matches[0]["number"] if matches else None
 
 
-_FINDERS: Mapping[TextOrPlace, Callable[[str], str | None]] = {
+def _read_blocks(text: str) -> Iterator[tuple[str, str]]:
+    fence = label = ""
+    content: list[str] = []
+    # Not `splitlines`, which also splits at characters that stand in Python's texts.
+    for line in text.split("\n"):
+        if not fence:
+            if opened := _OPEN_FENCE.match(line):
+                fence, label, content = opened[1], opened[2].lower(), []
+        elif line.strip().startswith(fence) and not line.strip().strip(fence[0]):
+            yield label, textwrap.dedent("\n".join(content))
+            fence = ""
+        else:
+            content.append(line)
+
+
+def _last_block(text: str, labels: frozenset[str] | None = None) -> str | None:
+    contents = [each for label, each in _read_blocks(text) if labels is None or label in labels]
+    return contents[-1] if contents else None
+
+
+_FINDERS: Mapping[str, Callable[[str], str | None]] = {
     "text": str,
+    "block": _last_block,
+    "python": partial(_last_block, labels=frozenset({"python", "python3", "py", "py3"})),
     "boxed": _last_boxed,
     "hashes": _after_hashes,
-    "answer_tag": last_tagged,
+    "answer_tag": _last_tagged,
     "last_number": _last_number,
 }
 

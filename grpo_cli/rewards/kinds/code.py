@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import re
 import sys
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -14,7 +12,7 @@ from pydantic import Field
 from grpo_cli.errors import RewardError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer, Number, OneOrMany
-from grpo_cli.rewards.answers import after_thinking
+from grpo_cli.rewards.answers import find_answer
 from grpo_cli.rewards.contract import (
     Batch,
     RewardContext,
@@ -32,7 +30,6 @@ CodePlace = Literal["python", "block", "text"]
 
 LONGEST_PROGRAM = 1_000_000
 """Bytes of a program; longer ones are not run."""
-_OPEN_FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)")
 
 
 class CodeParams(RewardParams):
@@ -166,11 +163,11 @@ class CodeParams(RewardParams):
         tests = self._read_tests(batch, row)
         if not tests:
             return Score(None, "there are no tests")
-        text = find_program(batch.texts[row], self.extract)
-        if text is None:
+        found = find_answer(batch.texts[row], self.extract)
+        if found is None:
             return Score(0.0, "no program found")
         # Half a character (a surrogate) becomes `?`.
-        program = text.encode(errors="replace")
+        program = found.text.encode(errors="replace")
         if len(program) > LONGEST_PROGRAM:
             return Score(0.0, f"the program is longer than {LONGEST_PROGRAM} bytes")
         return runner.run(program, tests)
@@ -204,41 +201,3 @@ def find_sandbox_faults(*, unprotected: bool) -> list[Issue]:
         "nothing on this machine is worth protecting, set `unprotected: true`"
     )
     return [Issue(message, fix, "unprotected")]
-
-
-def find_program(completion: str, places: Sequence[CodePlace]) -> str | None:
-    """Return the program in a completion: the last one in the first place that has any."""
-    text = after_thinking(completion)
-    for place in places:
-        program = _FINDERS[place](text)
-        if program and program.strip():
-            return program
-    return None
-
-
-def _read_blocks(text: str) -> Iterator[tuple[str, str]]:
-    fence = label = ""
-    content: list[str] = []
-    # Not `splitlines`, which also splits at characters that stand in Python's texts.
-    for line in text.split("\n"):
-        if not fence:
-            if opened := _OPEN_FENCE.match(line):
-                fence, label, content = opened[1], opened[2].lower(), []
-        elif line.strip().startswith(fence) and not line.strip().strip(fence[0]):
-            yield label, textwrap.dedent("\n".join(content))
-            fence = ""
-        else:
-            content.append(line)
-
-
-def _last(blocks: Iterator[tuple[str, str]], labels: frozenset[str] | None = None) -> str | None:
-    programs = [content for label, content in blocks if labels is None or label in labels]
-    return programs[-1] if programs else None
-
-
-_PYTHON = frozenset({"python", "python3", "py", "py3"})
-_FINDERS: Mapping[CodePlace, Callable[[str], str | None]] = {
-    "python": lambda text: _last(_read_blocks(text), _PYTHON),
-    "block": lambda text: _last(_read_blocks(text)),
-    "text": str,
-}

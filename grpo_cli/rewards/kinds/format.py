@@ -1,9 +1,8 @@
 """Rewards for the format of a completion: a pattern, tags, thinking, visible steps, a script."""
 
 import re
-import unicodedata
-from functools import cached_property, lru_cache
-from typing import ClassVar, Literal, get_args
+from functools import cached_property
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -54,8 +53,6 @@ _ORDINAL = re.compile(
     re.IGNORECASE,
 )
 _NO_LANGUAGE = re.compile(r"```.*?```|</?[A-Za-z_]{1,20}>|\\[A-Za-z]{1,30}", re.DOTALL)
-_WIDTHS = ("FULLWIDTH ", "HALFWIDTH ", "MODIFIER LETTER ")
-_SCRIPT_NAMES = {"han": ("CJK UNIFIED", "CJK COMPATIBILITY")}
 
 
 class RegexParams(RewardParams):
@@ -254,13 +251,16 @@ class LanguageParams(RewardParams):
     """What to check: the completion, or the text after its last `</think>`."""
 
     def score(self, batch: Batch, row: int) -> Score:
+        import regex
+
         text = _NO_LANGUAGE.sub(" ", _read_target(batch.texts[row], self.target))
-        scripts = [_scripts_of(sign) for sign in text if sign.isalpha()]
-        known = [each for each in scripts if each is not None]
-        if not known:
+        # Letters that belong to no script are mathematical signs such as 𝑥, or marks such as ー.
+        letters = regex.findall(r"[\p{L}--\p{Script=Common}]", text, regex.V1)
+        if not letters:
             return Score(0.0, "no letters")
-        count = sum(not each.isdisjoint(self.script) for each in known)
-        return Score(count / len(known), f"{count} of {len(known)} letters")
+        pattern = "|".join(rf"\p{{Script={each}}}" for each in self.script)
+        count = len(regex.findall(pattern, "".join(letters)))
+        return Score(count / len(letters), f"{count} of {len(letters)} letters")
 
 
 def _read_target(text: str, target: Target) -> str:
@@ -284,19 +284,3 @@ def _count_steps(text: str) -> int:
         elif any(sign.isalnum() for sign in step["content"]):
             steps.add(" ".join(step["content"].casefold().split()))
     return len(steps) + len(words)
-
-
-@lru_cache(maxsize=65536)
-def _scripts_of(letter: str) -> frozenset[str] | None:
-    """Return the scripts a letter belongs to (ー to two); None if it is a mathematical sign."""
-    name = unicodedata.name(letter, "")
-    if name.startswith("MATHEMATICAL "):
-        return None
-    for width in _WIDTHS:
-        name = name.removeprefix(width)
-    if name.startswith("KATAKANA-HIRAGANA"):
-        return frozenset(("katakana", "hiragana"))
-    starts = {
-        script: _SCRIPT_NAMES.get(script, (f"{script.upper()} ",)) for script in get_args(Script)
-    }
-    return frozenset(script for script, start in starts.items() if name.startswith(start))

@@ -1,7 +1,7 @@
 """The reward `json`: structured output, valid or matching a JSON Schema."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from grpo_cli.errors import RewardError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Number, OneOrMany
-from grpo_cli.rewards.answers import after_thinking, last_tagged
+from grpo_cli.rewards.answers import find_answer
 from grpo_cli.rewards.contract import (
     Batch,
     RewardContext,
@@ -97,11 +97,11 @@ class JsonParams(RewardParams):
             if cell is None:
                 return Score(None, "there is no schema")
             check = _compile_schema(cell if isinstance(cell, str) else json.dumps(cell))
-        text = _find(after_thinking(batch.texts[row]), self.extract)
-        if text is None:
+        found = find_answer(batch.texts[row], self.extract)
+        if found is None:
             return Score(0.0, "no JSON found")
         try:
-            value = json.loads(text, parse_constant=_refuse_constant)
+            value = json.loads(found.text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             return Score(0.0, f"not JSON: {str(error)[:80]}")
         fault = check(value)
@@ -122,29 +122,6 @@ class JsonParams(RewardParams):
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "not UTF-8"
             raise RewardError(f"{self.path} cannot be read ({why})") from error
-
-
-def _find(text: str, places: tuple[JsonPlace, ...]) -> str | None:
-    contents = ((_FINDERS[place](text) or "").strip() for place in places)
-    return next(filter(None, contents), None)
-
-
-def _last_block(text: str) -> str | None:
-    """Return the content of the last closed fence: the parts between fences alternate."""
-    parts = text.split("```")
-    last = (len(parts) - 1) // 2 * 2 - 1
-    if last < 1:
-        return None
-    label, newline, content = parts[last].partition("\n")
-    named = newline and label.strip().lower() in {"", "json", "jsonc", "json5"}
-    return content if named else parts[last].removeprefix("json")
-
-
-_FINDERS: Mapping[JsonPlace, Callable[[str], str | None]] = {
-    "block": _last_block,
-    "answer_tag": last_tagged,
-    "text": str,
-}
 
 
 def _refuse_constant(name: str) -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.answers import find_answer
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.kinds.code import CodeParams, find_program
+from grpo_cli.rewards.kinds.code import CodeParams
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the sandbox needs Unix")
 
@@ -200,7 +201,8 @@ def test_a_missing_column_is_an_error():
     ],
 )
 def test_finding_the_program(completion, found):
-    assert find_program(completion, ("python", "block", "text")) == found
+    answer = find_answer(completion, ("python", "block", "text"))
+    assert (answer and answer.text) == found
     if found is None:
         assert score_all([completion], CASES)[0] == (0.0, "no program found", False)
 
