@@ -19,7 +19,7 @@ from grpo_cli.rewards.contract import (
     Score,
     TimeLimit,
 )
-from grpo_cli.rewards.pool import Died, Late, WorkerPool
+from grpo_cli.rewards.pool import WorkerPool
 from grpo_cli.rewards.registry import find_kind, kind_names
 from grpo_cli.rewards.scoring import Reward, describe_build_failure, has_state, right_score
 
@@ -205,16 +205,14 @@ class _LimitedScorer:
             results[row] = self._read(outcome, batch, row)
         return results
 
-    def _read(
-        self, outcome: Score | str | Late | Died, batch: Batch, row: int
-    ) -> Score | Exception:
+    def _read(self, outcome: Score | str | Exception, batch: Batch, row: int) -> Score | Exception:
         if isinstance(outcome, Score):
             return outcome
         if isinstance(outcome, str):
             return DescribedError(outcome)
         reason = f"took longer than {self.limit.seconds:g} s"
-        if isinstance(outcome, Died):
-            reason = f"ended the process that scored it (exit code {outcome.exit_code})"
+        if not isinstance(outcome, TimeoutError):
+            reason = f"ended the process that scored it ({outcome})"
         if self.limit.late_score is not None:
             return Score(self.limit.late_score, reason)
         return self.reward.row_failure(batch, row, RewardError(reason))

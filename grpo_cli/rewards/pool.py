@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.processes import stop_with_parent
@@ -22,21 +21,6 @@ MOST_WORKERS = 16
 PREPARATION_S = 60.0
 """Longest a new process may take to prepare itself, beyond a call's own limit."""
 _TICK_S = 1.0
-
-
-@dataclass(frozen=True)
-class Late:
-    """A call was killed because it took too long."""
-
-    timeout_s: float
-
-
-@dataclass(frozen=True)
-class Died:
-    """The process that ran a call ended before the call did, twice."""
-
-    exit_code: int | None = None
-    """Negative for the number of a signal."""
 
 
 class WorkerPool:
@@ -68,11 +52,14 @@ class WorkerPool:
             timeout_s: Limit of each call from its own start.
 
         Returns:
-            What each call returned, in order; `Late` or `Died` if it did not. What a call raises is raised here.
+            What each call returned, in order; a `TimeoutError`; or a `BrokenProcessPool` if its process ended
+            first, twice. What a call raises is raised here.
         """
         results = self._run_once(function, calls, timeout_s)
         # A worker may have been killed through no fault of its call, as by a signal to the whole group.
-        died = [index for index, result in enumerate(results) if isinstance(result, Died)]
+        died = [
+            index for index, result in enumerate(results) if isinstance(result, BrokenProcessPool)
+        ]
         again = self._run_once(function, [calls[index] for index in died], timeout_s)
         for index, result in zip(died, again, strict=True):
             results[index] = result
@@ -88,7 +75,7 @@ class WorkerPool:
             futures = [pool.schedule(function, call, timeout=timeout_s) for call in calls]
         except (BrokenProcessPool, RuntimeError):
             self._abandon(pool)
-            return [Died()] * len(calls)
+            return [BrokenProcessPool()] * len(calls)
         waiting, deadline = set(futures), time.monotonic() + timeout_s + PREPARATION_S
         # Workers killed from outside can leave pebble's pool broken with calls that nobody ends (pebble 5.2).
         while waiting and pool.active and time.monotonic() < deadline:
@@ -97,7 +84,7 @@ class WorkerPool:
                 deadline = time.monotonic() + timeout_s + PREPARATION_S
         if waiting:
             self._abandon(pool)
-        return [_result(future, timeout_s) for future in futures]
+        return [_result(future) for future in futures]
 
     def _start(self) -> "ProcessPool":
         with self._lock:
@@ -128,19 +115,17 @@ def count_workers() -> int:
     return max(1, min(MOST_WORKERS, share))
 
 
-def _result(future: "Future[Any]", timeout_s: float) -> Any:
+def _result(future: "Future[Any]") -> Any:
     from pebble import ProcessExpired
 
     if not future.done():
-        return Died()
+        return BrokenProcessPool()
     try:
         return future.result()
-    except TimeoutError:
-        return Late(timeout_s)
-    except ProcessExpired as error:
-        return Died(error.exitcode)
-    except (BrokenProcessPool, CancelledError):
-        return Died()
+    except TimeoutError as error:
+        return error
+    except (ProcessExpired, BrokenProcessPool, CancelledError) as error:
+        return BrokenProcessPool(f"exit code {getattr(error, 'exitcode', None)}")
 
 
 def _context() -> Any:

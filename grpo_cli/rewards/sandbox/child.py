@@ -14,7 +14,7 @@ import sys
 from types import SimpleNamespace
 
 from grpo_cli.rewards.sandbox import confinement
-from grpo_cli.rewards.sandbox.values import encode, write_json
+from grpo_cli.rewards.sandbox.values import encode, text_of, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -218,13 +218,9 @@ def _make_module(name: str) -> "ModuleType":
 
 
 def _describe(error: BaseException) -> str:
-    name = type(error).__name__
     if isinstance(error, SystemExit):
         return f"the program ended itself (exit code {error.code})"
-    try:
-        message = str(error)
-    except BaseException:
-        return name
+    name, message = type(error).__name__, text_of(error)
     return f"{name}: {message}" if message else name
 
 

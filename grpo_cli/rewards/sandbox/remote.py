@@ -10,7 +10,7 @@ import sys
 from _json import make_scanner
 from _operator import contains, delitem, getitem, neg, setitem
 
-from grpo_cli.rewards.sandbox.values import Opaque, decode, encode, flatten, write_json
+from grpo_cli.rewards.sandbox.values import Opaque, decode, encode, flatten, text_of, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ class Peer:
                 value = self.unpack(rest[0])
                 return value if type(value) is tuple else (Opaque("unknown"), ())
             if kind == "error":
-                error = self._make_error(*rest)
+                error = self._error_class(rest[0])(self.unpack(rest[1]))
                 # Raised by a function, it would end the test's own loops over `map` and `zip`.
                 if isinstance(error, StopIteration) and packed[1:2] != ["__next__"]:
                     error = RuntimeError("the program raised StopIteration")
@@ -273,7 +273,7 @@ class Peer:
         except Ended:
             raise
         except BaseException as error:
-            self.tell("error", _class_names(type(error)), encode(_text_of(error)))
+            self.tell("error", _class_names(type(error)), encode(text_of(error)))
 
     def _run_call(
         self, packed: "Any", target: "Any", args: "Any", kwargs: "Any"
@@ -345,9 +345,6 @@ class Peer:
             self._remotes[number] = Remote(self, number, name, values)
         return self._remotes[number]
 
-    def _make_error(self, names: "list[str]", text: object) -> BaseException:
-        return self._error_class(names)(self.unpack(text))
-
     def _error_class(self, names: "list[str]") -> "type[BaseException]":
         """Return Python's own exception of the first such name, or a class derived from it."""
         own = [vars(builtins).get(name) for name in names]
@@ -377,13 +374,6 @@ def _names_in(code: "CodeType") -> "list[str]":
 
 def _class_names(kind: "type[BaseException]") -> object:
     return [each.__name__ for each in kind.__mro__]
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error.code if isinstance(error, SystemExit) else error)
-    except BaseException:
-        return ""
 
 
 def _replace(old: "Any", new: "Any") -> None:

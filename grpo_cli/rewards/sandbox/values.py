@@ -68,6 +68,14 @@ def flatten(value: "Any", describe: "Callable[[Any], object] | None" = None) -> 
     return ["o", type(value).__name__[:80]]
 
 
+def text_of(error: BaseException) -> str:
+    """Return an exception's text; empty if it has none, or its class fails to write it."""
+    try:
+        return str(error.code if isinstance(error, SystemExit) else error)
+    except BaseException:
+        return ""
+
+
 def write_json(value: object) -> str:
     """Write texts, true, false, null, and lists and mappings of them; `json` takes longer to import."""
     if isinstance(value, str):

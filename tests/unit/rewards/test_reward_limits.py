@@ -14,7 +14,7 @@ from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext
-from grpo_cli.rewards.pool import Died, Late, WorkerPool, count_workers
+from grpo_cli.rewards.pool import WorkerPool, count_workers
 
 CONTEXT = RewardContext(max_completion_length=64)
 FUNCTIONS = """
@@ -135,8 +135,11 @@ def nothing():
 def test_a_pool_keeps_order_and_survives_its_workers():
     pool = WorkerPool(nothing, workers=2)
     assert pool.run(pause, [(0.2,), (0.0,), (0.1,)], 5) == [0.2, 0.0, 0.1]
-    assert pool.run(pause, [(30,), (0.0,)], 0.3) == [Late(0.3), 0.0]
-    assert pool.run(end, [(3,)], 5) == [Died(3)]
+    late, in_time = pool.run(pause, [(30,), (0.0,)], 0.3)
+    assert isinstance(late, TimeoutError)
+    assert in_time == 0.0
+    [ended] = pool.run(end, [(3,)], 5)
+    assert str(ended) == "exit code 3"
     assert pool.run(pause, [(0.0,)], 5) == [0.0]
 
 
