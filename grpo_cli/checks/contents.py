@@ -22,10 +22,9 @@ from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import name_rewards
-from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import EPISODE, Batch, RewardContext, RewardParams
 from grpo_cli.rewards.registry import find_kind, kind_names
-from grpo_cli.rewards.scoring import clip_score
+from grpo_cli.rewards.scoring import Condition, clip_score
 from grpo_cli.templating import is_unreadable
 
 _DATA = {"training": "data", "evaluation": "evaluation data"}

@@ -36,8 +36,8 @@ from grpo_cli.environments.registry import find_kind
 from grpo_cli.fast.completions import Completion
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch, completion_text
+from grpo_cli.rewards.scoring import Condition
 from grpo_cli.runs.metrics import STEP
 
 RESET_S, _CLOSE_S = 120.0, 10.0

@@ -31,7 +31,7 @@ from grpo_cli.errors import GrpoError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.conditions import Condition
+from grpo_cli.rewards.scoring import Condition
 from grpo_cli.units import spread
 
 Progress = Callable[[str], None]

@@ -8,9 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grpo_cli.errors import GrpoError, RewardError, SetupError, nearest
+from grpo_cli.errors import GrpoError, RewardError, SetupError
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import (
     Batch,
     DescribedError,
@@ -21,7 +20,13 @@ from grpo_cli.rewards.contract import (
 )
 from grpo_cli.rewards.pool import WorkerPool
 from grpo_cli.rewards.registry import find_kind, kind_names
-from grpo_cli.rewards.scoring import Reward, describe_build_failure, has_state, right_score
+from grpo_cli.rewards.scoring import (
+    Condition,
+    Reward,
+    describe_build_failure,
+    has_state,
+    right_score,
+)
 
 UNDECIDED = ("python", "environment")
 """Kinds of which only the scores tell whether they judge answers."""
@@ -160,8 +165,7 @@ def _build_reward(source: _RewardSource) -> Reward:
 def _read_params(config: RewardConfig, name: str) -> RewardParams:
     params = find_kind(config.kind)
     if params is None:
-        close = nearest(config.kind, kind_names())
-        fix = f"kind: {close}" if close else f"use one of {', '.join(kind_names())}"
+        fix = f"use one of {', '.join(kind_names())}"
         raise RewardError(f"reward {name!r}: there is no kind {config.kind!r}. Fix: {fix}")
     try:
         return params.model_validate(config.params)

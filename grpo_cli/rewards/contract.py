@@ -125,8 +125,6 @@ class RewardParams(Section):
     """The score of a right answer, for kinds that judge answers; accuracy is the share that gets it."""
     highest: ClassVar[float | None] = None
     """The best possible score, for kinds that judge format; None if it depends on parameters."""
-    gold_needed: ClassVar[bool] = True
-    """Whether a kind that judges answers gives no score if `gold` is None."""
     repeats_gold: ClassVar[bool] = False
     """Whether a right answer contains all of the gold's text."""
     costly: ClassVar[bool] = False
@@ -185,7 +183,7 @@ class RewardParams(Section):
     def gold_fault(self, batch: Batch, row: int) -> Issue | None:
         """Return why a row cannot be judged; imports nothing heavy. An `error` is one in a single row too."""
         source = self.gold_source()
-        if source is None or not self.gold_needed or self.has_gold(batch, row):
+        if source is None or self.has_gold(batch, row):
             return None
         parameter, column = source
         return Issue(

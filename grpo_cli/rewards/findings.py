@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from grpo_cli.issues import Issue, Level
 from grpo_cli.rewards.contract import Score, suggest_extraction
+from grpo_cli.rewards.scoring import clip_score
 
 if TYPE_CHECKING:
     from grpo_cli.rewards.testing import Scores, Table
@@ -39,16 +40,14 @@ def unreadable_share(table: "Table", index: int) -> float:
 
 def check_golds(table: "Table", index: int) -> Iterator[Issue]:
     """Find golds that cannot be read; their rows teach nothing about the answer."""
-    rows, params = table.unreadable(index), table.rewards[index].params
-    if not rows or not params.gold_needed:
+    rows, source = table.unreadable(index), table.rewards[index].params.gold_source()
+    if not rows or source is None:
         return
-    source = params.gold_source()
-    column = source[1] if source else None
-    shown = f": {table.row(rows[0]).get(column)!r:.80}" if column else ""
+    column = source[1]
     yield Issue(
-        f"the gold cannot be read in {_count(len(rows), len(table.applying(index)))}, the first "
-        f"in {table.row_name(rows[0])}{shown}; there the reward gives no score",
-        f"{suggest_extraction(column or 'answer')}; or leave such rows out",
+        f"the gold cannot be read in {_count(len(rows), len(table.applying(index)))}, the first in "
+        f"{table.row_name(rows[0])}: {table.row(rows[0]).get(column)!r:.80}; there the reward gives no score",
+        f"{suggest_extraction(column)}; or leave such rows out",
         path=f"rewards.{index}",
         level="error" if unreadable_share(table, index) > MOST_UNREADABLE else "warning",
     )
@@ -125,7 +124,7 @@ def check_gold(table: "Table", gold: "Scores") -> Iterator[Issue]:
             for row, score in own.items()
             if best is not None
             and score.value is not None
-            and abs(score.value - reward.clipped(best)) > _CLOSE
+            and abs(score.value - clip_score(best, reward.clip)) > _CLOSE
         ]
         if wrong:
             score = own[wrong[0]]

@@ -16,7 +16,7 @@ from grpo_cli.recipe.kinds import KindDescription, added_kinds, describe, load_k
 from grpo_cli.rewards.contract import RewardParams
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    pass
 
 ENTRY_POINT_GROUP = "grpo.rewards"
 BUILT_IN = {
@@ -65,7 +65,7 @@ def find_kind(name: str) -> type[RewardParams] | None:
         if name in _inherited():
             _registered[name] = _import_inherited(name)
         elif (entry := added_kinds(ENTRY_POINT_GROUP).get(name)) is not None:
-            _registered[name] = _load(entry)
+            _registered[name] = load_kind(entry, "reward kind", (RewardParams,), RewardError)
     return _registered.get(name)
 
 
@@ -98,15 +98,6 @@ def register_reward(params: Params) -> Params:
     return params
 
 
-def _load(entry: "EntryPoint") -> type[RewardParams]:
-    params = load_kind(entry, "reward kind", (RewardParams,), RewardError)
-    if getattr(params, "kind", None) != entry.name:
-        raise RewardError(
-            f"reward kind {entry.name!r} ({entry.value}) has another `kind`. Fix: set it to {entry.name!r}"
-        )
-    return params
-
-
 def _inherited() -> dict[str, list[str]]:
     registered: dict[str, list[str]] = json.loads(os.environ.get(_REGISTERED_ENV, "{}"))
     return registered
@@ -134,7 +125,7 @@ def _import_folder(module: str) -> str:
 
 def list_kinds() -> list[KindDescription]:
     """Return the descriptions of all kinds, built-in ones first."""
-    return [describe_kind(kind) for kind in load_kinds()]
+    return [describe(kind, params) for kind, params in load_kinds().items()]
 
 
 def describe_kind(kind: str) -> KindDescription:

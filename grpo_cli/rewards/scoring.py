@@ -1,21 +1,23 @@
 """Rewards at work: called on batches, their results checked, failures explained, totals formed."""
 
+import contextlib
 import io
 import math
 import os
 import pickle
+import re
 import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_cli.errors import RewardError
-from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import (
     EPISODE,
     Batch,
@@ -25,6 +27,10 @@ from grpo_cli.rewards.contract import (
     Score,
     Scorer,
 )
+from grpo_cli.templating import environment
+
+if TYPE_CHECKING:
+    from jinja2 import TemplateSyntaxError
 
 LARGEST = 1e18
 """Larger scores are refused: TRL's standard deviation sums their squares in float32, which overflows
@@ -58,6 +64,12 @@ _HIDDEN = (
 )
 """Paths whose frames are left out of tracebacks."""
 _LIBRARIES = (str(Path(os.__file__).parent), sysconfig.get_path("purelib"))
+
+_QUOTED = re.compile(r"""("[^"]*"|'[^']*')""")
+_FOREIGN = re.compile(_QUOTED.pattern + r"|(?<![=!<>])=(?!=)|&&|\|\|")
+"""Quoted texts (the group), and what other languages write for the operators in `_OPERATORS`."""
+_OPERATORS = {"=": "==", "&&": "and", "||": "or"}
+_FIX = 'Fix: write an expression on columns, such as when: task == "math"'
 
 Clip = tuple[float, float] | None
 """Lowest and highest score; None leaves scores as they are."""
@@ -111,6 +123,52 @@ def right_score(best: float | None, clip: Clip) -> float | None:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """An expression such as `task == "math"`, evaluated by Jinja in `templating.py`'s sandbox."""
+
+    text: str
+
+    def columns(self) -> frozenset[str]:
+        """Return the columns it reads; raises `RewardError` if it is not an expression."""
+        from jinja2 import TemplateSyntaxError, nodes
+
+        try:
+            # Parsed alone first: `a }}{{ b` would pass for two expressions in a template.
+            _ = self._expression
+            parsed = environment().parse("{{ (" + self.text + ") }}")
+        except TemplateSyntaxError as error:
+            raise RewardError(f"`when` cannot be read: {self._explain(error)}") from error
+        return frozenset(each.name for each in parsed.find_all(nodes.Name)) - {"range"}
+
+    def _explain(self, error: "TemplateSyntaxError") -> str:
+        corrected = _FOREIGN.sub(lambda match: match[1] or _OPERATORS[match[0]], self.text)
+        foreign = [match[0] for match in _FOREIGN.finditer(self.text) if not match[1]]
+        with contextlib.suppress(RewardError):
+            if foreign and Condition(corrected).columns():
+                sign, proper = foreign[0], _OPERATORS[foreign[0]]
+                what = "sets a value" if sign == "=" else "is no operator here"
+                use = f"use `{proper}` to {'compare' if sign == '=' else 'join conditions'}"
+                return f"`{sign}` {what} (got `{self.text}`). Fix: {use}: when: {corrected}"
+        reason = (error.message or "").rstrip(".")
+        return f"`{self.text}` is not one expression ({reason}). {_FIX}"
+
+    def holds(self, batch: Batch, row: int) -> bool:
+        """Return whether it holds on a row; raises `RewardError` if it fails there."""
+        values = {name: column[row] for name, column in batch.columns.items()}
+        try:
+            return bool(self._expression(values))
+        except Exception as error:  # an expression is a user's code: it raises anything
+            raise RewardError(
+                f"`when: {self.text}` fails on {batch.row_name(row)}: {error} "
+                f"(columns: {', '.join(batch.columns)}). {_FIX}"
+            ) from error
+
+    @cached_property
+    def _expression(self) -> Any:
+        return environment().compile_expression(self.text, undefined_to_none=False)
+
+
+@dataclass(frozen=True)
 class Reward:
     """A reward of the recipe, ready to score."""
 
@@ -133,10 +191,6 @@ class Reward:
     """Which messages of a completion it reads."""
     path: str = ""
     """Its place in the recipe, such as `rewards.0`."""
-
-    def clipped(self, value: float) -> float:
-        """Return a value within `clip`."""
-        return clip_score(value, self.clip)
 
     def score(self, batch: Batch) -> list[Score]:
         """Score a batch, with the recipe's `when`, `on_error` and `clip`.
@@ -239,7 +293,7 @@ class Reward:
             result = Score(value, str(result).partition("\n")[0], failed=True)
         if result.value is None:
             return result
-        return result._replace(value=self.clipped(result.value))
+        return result._replace(value=clip_score(result.value, self.clip))
 
     def _find_row(self, batch: Batch, error: BaseException) -> int | None:
         """Return the first row that raises the same kind of error on its own."""

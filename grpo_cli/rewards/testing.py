@@ -11,7 +11,7 @@ from grpo_cli.errors import UsageError
 from grpo_cli.issues import Issue
 from grpo_cli.rewards import findings
 from grpo_cli.rewards.contract import NO_TRAINER, Batch, RewardParams, Score, text_of
-from grpo_cli.rewards.scoring import Reward, weighted_sum
+from grpo_cli.rewards.scoring import Reward, clip_score, weighted_sum
 from grpo_cli.templating import environment
 from grpo_cli.units import spread
 
@@ -438,6 +438,6 @@ class Table:
             best = reward.params.right_answer or reward.params.highest
             if score.value is None or best is None or reward.weight <= 0:
                 return False
-            if score.value < reward.clipped(best):
+            if score.value < clip_score(best, reward.clip):
                 return False
         return True

@@ -70,7 +70,6 @@ class CodeParams(RewardParams):
 
     kind: ClassVar[str] = "code"
     right_answer: ClassVar[float | None] = 1.0
-    gold_needed: ClassVar[bool] = False
 
     tests: str = "tests"
     """The column with each row's tests: a list of `{input, output}`, `{inputs: […], outputs: […]}`
@@ -118,9 +117,6 @@ class CodeParams(RewardParams):
         if isinstance(cell, Sequence) and not isinstance(cell, str):
             cell = cell[0] if cell else None
         return f"```python\n{cell}\n```" if cell else None
-
-    def gold_source(self) -> tuple[str, str]:
-        return ("tests", self.tests)
 
     def gold_fault(self, batch: Batch, row: int) -> Issue | None:
         """Return why the row's tests cannot be read; a row may have none."""

@@ -55,7 +55,6 @@ class ReasoningGymParams(RewardParams):
 
     kind: ClassVar[str] = "reasoning_gym"
     right_answer: ClassVar[float | None] = 1.0
-    gold_needed: ClassVar[bool] = False
 
     task: str | None = None
     """The task; leave out to read it from each row's metadata (`source_dataset`)."""

@@ -3,10 +3,9 @@
 import pytest
 
 from grpo_cli.errors import RewardError
-from grpo_cli.rewards.conditions import Condition
 from grpo_cli.rewards.contract import Batch, Score
 from grpo_cli.rewards.kinds.length import LengthParams
-from grpo_cli.rewards.scoring import DOES_NOT_APPLY, Reward
+from grpo_cli.rewards.scoring import DOES_NOT_APPLY, Condition, Reward
 
 ROWS = {"task": ["math", "code", "math", None], "level": [1, 2, 3, 4], "row_id": [7, 8, 9, 10]}
 BATCH = Batch(["p"] * 4, ["a", "b", "c", "d"], columns=ROWS)

@@ -127,7 +127,6 @@ def test_list_show_and_schema_know_it(sound_package, tmp_path):
     ("kind", "message"),
     [
         ("broken", r"reward kind 'broken' \(grpo_shout:NotThere\) cannot be imported"),
-        ("other", "has another `kind`. Fix: set it to 'other'"),
     ],
 )
 def test_a_broken_entry_point_is_named(package, tmp_path, kind, message):

@@ -198,7 +198,7 @@ def test_repeated_names_are_refused():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"kind": "maths"}, "there is no kind 'maths'. Fix: kind: math"),
+        ({"kind": "maths"}, "there is no kind 'maths'. Fix: use one of math"),
         ({"kind": "math", "anwser": "x"}, "anwser"),
         ({"kind": "length"}, "target"),
         ({"kind": "regex", "pattern": "["}, "unterminated"),
