@@ -250,8 +250,7 @@ class Reward:
     def _batch_failure(self, batch: Batch, error: BaseException) -> DescribedError:
         if isinstance(error, DescribedError):
             return error
-        searched = isinstance(error, Exception | SystemExit) and not isinstance(error, RewardError)
-        row = self._find_row(batch, error) if searched else None
+        row = self._find_row(batch, error) if isinstance(error, _USER_ERRORS) else None
         if row is not None:
             return self.row_failure(batch, row, error)
         head = (
