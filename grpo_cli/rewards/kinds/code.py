@@ -180,7 +180,7 @@ def find_sandbox_faults(*, unprotected: bool) -> list[Issue]:
     if sys.platform not in ("linux", "darwin"):
         message = f"programs cannot be confined on this system ({sys.platform})"
         return [Issue(message, "train on Linux or macOS; on Windows, in WSL 2", "kind")]
-    from grpo_cli.rewards.sandbox.runner import describe_sandbox, is_protected
+    from grpo_cli.rewards.sandbox.runner import find_protections, is_protected
 
     try:
         if unprotected or is_protected():
@@ -190,7 +190,7 @@ def find_sandbox_faults(*, unprotected: bool) -> list[Issue]:
         return [Issue(str(error), fix, "kind")]
     message = (
         "programs that the model writes could change your files or end your processes: this machine runs "
-        f"them {describe_sandbox()}"
+        f"them with {', '.join(('limits', *find_protections()))} alone"
     )
     fix = (
         "train on Linux 5.13 or newer with Landlock and seccomp, or where namespaces are allowed; if "

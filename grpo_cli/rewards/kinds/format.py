@@ -4,8 +4,7 @@ import re
 from functools import cached_property
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer, OneOrMany
@@ -193,13 +192,6 @@ class TagCountParams(RewardParams):
 
     tags: tuple[str, ...] = Field(default=_TAGS, min_length=1)
     """The tags, as they are written in completions."""
-
-    @field_validator("tags")
-    @classmethod
-    def _check_tags(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(tags)) < len(tags) or not all(tag.strip() for tag in tags):
-            raise PydanticCustomError("grpo_tags", "holds a tag twice, or an empty one")
-        return tags
 
     def score(self, batch: Batch, row: int) -> Score:
         wrong = [tag for tag in self.tags if batch.texts[row].count(tag) != 1]

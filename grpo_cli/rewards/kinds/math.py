@@ -24,8 +24,6 @@ from grpo_cli.rewards.answers import (
 )
 from grpo_cli.rewards.contract import Batch, RewardParams, Score, TimeLimit
 
-TIMEOUT_S = 5.0
-"""Seconds for one answer if the recipe gives no `timeout_s`."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.-]*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _FUNCTIONS = frozenset("sin cos tan cot sec csc sqrt log exp arcsin arccos arctan det".split())
@@ -61,7 +59,7 @@ class MathParams(RewardParams):
 
     def time_limit(self) -> TimeLimit:
         """Return one, as some short expressions keep sympy busy forever; these are not right."""
-        return TimeLimit(TIMEOUT_S, late_score=0.0)
+        return TimeLimit(5.0, late_score=0.0)
 
     def warm_up(self) -> None:
         same_expression("x + 1", "1 + x")

@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from grpo_cli.errors import RewardError, SetupError, nearest
 from grpo_cli.issues import Issue
@@ -71,21 +70,10 @@ class ModelParams(RewardParams):
     """Completions per forward pass; affects speed and memory, not the scores."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the weights; `auto` is the checkpoint's own on a GPU, and float32 on the CPU."""
-    device: str = "auto"
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|(cuda|xpu|npu|hpu)(:\d+)?)$")
     """The model's device, such as `cpu` or `cuda:1`; `auto` is the training device."""
     trust_remote_code: bool = False
     """Whether to run Python code that ships with the model."""
-
-    @field_validator("device")
-    @classmethod
-    def _check_device(cls, device: str) -> str:
-        if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu|npu|hpu)(:\d+)?", device):
-            raise PydanticCustomError(
-                "grpo_device",
-                "should be auto, cpu, cuda or cuda:0, not {device}",
-                {"device": device},
-            )
-        return device
 
     @property
     def is_local(self) -> bool:

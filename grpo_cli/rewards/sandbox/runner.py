@@ -32,7 +32,6 @@ Protection = Literal["namespaces", "user_namespaces", "other_user", "landlock", 
 """`namespaces`: a root folder of its own in memory, no network, and process numbers of its own;
 `user_namespaces`: the same without privileges; `other_user`: a user id nobody else has;
 `landlock`: no files but the interpreter's; `seccomp`: no processes, sockets and the like."""
-PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
 
 START_S = 60.0
 """Longest a child may take before it runs the program, on a machine that is very busy."""
@@ -115,7 +114,7 @@ def find_protections() -> tuple[Protection, ...]:
         RewardError: The program does not run even without any.
     """
     chosen: tuple[Protection, ...] = ()
-    for protection in PROTECTIONS if sys.platform == "linux" else ():
+    for protection in get_args(Protection) if sys.platform == "linux" else ():
         if _is_candidate(protection, chosen) and not _try((*chosen, protection)):
             chosen = (*chosen, protection)
     if fault := _try(chosen):
@@ -129,11 +128,6 @@ def is_protected() -> bool:
     if "namespaces" in active or "user_namespaces" in active:
         return True
     return "seccomp" in active and ("landlock" in active or "other_user" in active)
-
-
-def describe_sandbox() -> str:
-    """Return which protections are active here, for people."""
-    return f"with {', '.join(('limits', *find_protections()))} alone"
 
 
 def _is_candidate(protection: Protection, chosen: Sequence[Protection]) -> bool:

@@ -62,10 +62,9 @@ def test_tag_count(params, text, expected):
     assert score(TagCountParams(**params), text) == expected
 
 
-@pytest.mark.parametrize("tags", [[], [""], ["a", "a"]])
-def test_tags_are_checked(tags):
+def test_tags_are_needed():
     with pytest.raises(ValidationError):
-        TagCountParams(tags=tags)
+        TagCountParams(tags=[])
 
 
 @pytest.mark.parametrize(
