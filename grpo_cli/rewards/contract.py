@@ -147,12 +147,9 @@ class RewardParams(Section):
         return ()
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        """Return what the disk, or the recipe around it, says is wrong; imports nothing heavy.
+        """Return what the disk, or a valid recipe around it (`context`), says is wrong; imports nothing heavy.
 
         The path of each is a parameter, or a dotted path below it.
-
-        Args:
-            context: The recipe's; None if the recipe is not valid.
         """
         return []
 
@@ -210,11 +207,7 @@ class RewardParams(Section):
         return None
 
     def waits(self, *, limited: bool) -> bool:
-        """Return whether it mostly waits for something outside of this process, on any thread.
-
-        Args:
-            limited: Whether the recipe sets `timeout_s`.
-        """
+        """Return whether it mostly waits for something outside; `limited`: the recipe sets `timeout_s`."""
         return False
 
     def warm_up(self) -> None:
@@ -236,12 +229,7 @@ class RewardParams(Section):
 def score_rows(
     score: Callable[[Batch, int], Score], map_rows: Callable[..., Iterable[Any]] = map
 ) -> Scorer:
-    """Return a scorer of a function that scores one row; what it raises fails that row alone.
-
-    Args:
-        score: Scores a row of a batch.
-        map_rows: Calls a function on each row, such as the `map` of an executor.
-    """
+    """Return a scorer of a function that scores one row; what it raises fails that row alone."""
 
     def score_row(batch: Batch, row: int) -> Score | Exception:
         try:

@@ -29,13 +29,7 @@ class WorkerPool:
     def __init__(
         self, prepare: Callable[..., object], arguments: tuple[Any, ...] = (), workers: int = 0
     ) -> None:
-        """Describe a pool; starts nothing.
-
-        Args:
-            prepare: Called in every new process, outside of any time limit.
-            arguments: Its arguments.
-            workers: Processes; 0 for as many as `count_workers` returns.
-        """
+        """Describe a pool of `workers` processes (0: `count_workers`), each prepared outside of any time limit."""
         self._initializer = (prepare, arguments)
         self._workers = workers
         self._pool: ProcessPool | None = None
@@ -47,7 +41,7 @@ class WorkerPool:
         """Call a function once for each tuple of arguments, several at a time.
 
         Args:
-            function: A module-level function; runs in another process.
+            function: A module-level function.
             calls: The arguments of each call; whatever can be pickled.
             timeout_s: Limit of each call from its own start.
 

@@ -375,12 +375,7 @@ class Table:
     def score(
         self, texts: Answers, what: str, *, skip: Collection[int] = ()
     ) -> dict[int, list[Score]]:
-        """Return every reward's score of the answer to each row.
-
-        Args:
-            texts: The answers.
-            what: What they are, for progress.
-            skip: Rewards that give no score.
+        """Return every reward's score of the answer to each row; none of rewards in `skip`.
 
         Raises:
             TooSlowError: The rewards take longer than they may.

@@ -133,12 +133,7 @@ def _read_verdict(entry: dict[str, Any], scale: tuple[float, float]) -> Verdict:
 
 
 class _RefusalError(Exception):
-    """A request that got no reply.
-
-    Args:
-        message: What happened, with a fix if there is one.
-        all_requests: Whether every other request will end like this one.
-    """
+    """A request that got no reply; `all_requests` says whether every other request will end like it."""
 
     def __init__(self, message: str, *, all_requests: bool = False) -> None:
         super().__init__(message)

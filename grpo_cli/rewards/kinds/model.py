@@ -278,12 +278,7 @@ class _Classifier:
 
 
 def _load_classifier(params: ModelParams, default_device: str) -> _Classifier:
-    """Load a reward model and its tokenizer; prints nothing.
-
-    Raises:
-        RewardError: It is no classifier, or not one that can score texts.
-        SetupError: It cannot be loaded, or there is no such device; the text says how to fix that.
-    """
+    """Load a reward model and its tokenizer, or raise what is wrong with them; prints nothing."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
