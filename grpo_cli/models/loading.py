@@ -1,6 +1,7 @@
 """Loads what a recipe's `model` section names: tokenizer, weights and adapters.
 
-`loading_errors.py` explains what transformers refuses.
+`loading_errors.py` explains what transformers refuses. What takes a `ModelConfig` raises a `RecipeError` if its
+path names nothing, and a `SetupError` if what is there cannot be loaded.
 """
 
 import importlib.util
@@ -64,12 +65,7 @@ _LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"
 
 
 def load_tokenizer(model: ModelConfig) -> Any:
-    """Load the tokenizer as TRL wants it: padding on the left, eos and pad tokens, the recipe's template.
-
-    Raises:
-        RecipeError: `model.path` or `model.chat_template` names nothing, or there is no eos token.
-        SetupError: The tokenizer cannot be loaded.
-    """
+    """Load the tokenizer as TRL wants it: padding on the left, eos and pad tokens, the recipe's template."""
     template = read_chat_template(model)
     location = model_folder_or_id(model)
     with _explained(model):
@@ -89,24 +85,14 @@ def load_tokenizer(model: ModelConfig) -> Any:
 
 
 def load_config(model: ModelConfig) -> Any:
-    """Load the configuration, a `PreTrainedConfig`.
-
-    Raises:
-        RecipeError: `model.path` names nothing.
-        SetupError: It cannot be loaded.
-    """
+    """Load the configuration, a `PreTrainedConfig`."""
     location = model_folder_or_id(model)
     with _explained(model):
         return AutoConfig.from_pretrained(location, **_hub_options(model))
 
 
 def load_generation_config(model: ModelConfig) -> Any:
-    """Load the model's own generation settings, made from its configuration if it ships none.
-
-    Raises:
-        RecipeError: `model.path` names nothing.
-        SetupError: The configuration cannot be loaded.
-    """
+    """Load the model's own generation settings, made from its configuration if it ships none."""
     location = model_folder_or_id(model)
     try:
         return GenerationConfig.from_pretrained(location, revision=resolve_source(model).revision)
@@ -132,10 +118,6 @@ def load_model(
 
     Returns:
         A `PreTrainedModel` with a language-modelling head, without adapters.
-
-    Raises:
-        RecipeError: `model.path` names nothing, or the tokenizer does not fit.
-        SetupError: The weights cannot be loaded, or quantization is not possible here.
     """
     cuda = torch.cuda.is_available() if device_is_cuda is None else device_is_cuda
     options = {**_hub_options(model), **_precision_options(model, cuda), **model.init_kwargs}
@@ -164,10 +146,6 @@ def check_weights(model: ModelConfig, tokenizer: Any) -> None:
 
     Of each weight, only the first row is read. Skips the weights of models of the hub, which would have to be
     downloaded, and of quantized checkpoints.
-
-    Raises:
-        RecipeError: The tokenizer, the generation settings or config.json are wrong.
-        SetupError: The weights cannot be loaded.
     """
     _check_generation_config(model)
     if model.adapter is not None:
@@ -214,10 +192,6 @@ def pick_dtype(model: ModelConfig, *, cuda: bool) -> Any:
 
     A processor that emulates bfloat16 takes float32: a layer of SmolLM2's kind learns 2.3 times as fast in it
     with AVX-512, and 13 times with AVX2.
-
-    Raises:
-        RecipeError: `model.path` names nothing.
-        SetupError: The configuration cannot be loaded.
     """
     if model.dtype != "auto":
         return getattr(torch, model.dtype)

@@ -1,6 +1,7 @@
 """Where a model comes from: a hub id, a folder, a GGUF file, or a file inside an installed package.
 
-Also what is known of it without torch and without the network: licence, fingerprint, chat template.
+Also what is known of it without torch and without the network: licence, fingerprint, chat template. What takes a
+`ModelConfig` raises a `RecipeError` if its path names nothing.
 """
 
 import hashlib
@@ -132,11 +133,7 @@ def read_chat_template(model: ModelConfig) -> str | None:
 
 
 def read_source_template(model: ModelConfig) -> str | None:
-    """Return the text of the chat template, empty if there is none; None if only loading the tokenizer tells it.
-
-    Raises:
-        RecipeError: `model.path` names nothing.
-    """
+    """Return the text of the chat template, empty if there is none; None if only loading the tokenizer tells."""
     if model.chat_template is not None:
         return read_chat_template(model)
     source = resolve_source(model)
@@ -242,11 +239,7 @@ def read_gguf_text(path: Path, key: str) -> str | None:
 
 
 def read_licence(model: ModelConfig) -> str | None:
-    """Return the licence that a model's card, or its GGUF file, names; None if none does on this machine.
-
-    Raises:
-        RecipeError: `model.path` names nothing.
-    """
+    """Return the licence that a model's card, or its GGUF file, names; None if none does on this machine."""
     from huggingface_hub import ModelCard
     from yaml import YAMLError
 
@@ -277,9 +270,6 @@ def fingerprint_model(model: ModelConfig) -> str | None:
     """Return a fingerprint of a model's weights: the hub's commit, or a hash of samples of the files.
 
     None if the hub's commit is not known on this machine.
-
-    Raises:
-        RecipeError: `model.path` names nothing.
     """
     source = resolve_source(model)
     path = find_folder(source)
