@@ -173,7 +173,6 @@ def _compare(
 def _say(
     difference: Metric, needed: int | None, mean: CrossedMean, metric: str, labels: tuple[str, str]
 ) -> str:
-    """Return a difference in a sentence: better, or what would tell."""
     best, other = labels
     value = say_number(difference.value or 0.0, "+")
     if difference.reason == ALL_EQUAL and not difference.value:

@@ -342,7 +342,6 @@ def _default_metrics(run: Run, *, at_end: bool) -> list[str]:
 
 
 def _find_band(metric: str, runs: Sequence[Run], step: int, window: int | None) -> tuple[Band, int]:
-    """Return the band of a metric, and the records that it is the mean of."""
     for run in runs:
         if metric not in run.series and held_out(run).get(metric) is None:
             raise _unknown(metric, run)
@@ -418,7 +417,6 @@ def _unknown(metric: str, run: Run) -> UsageError:
 
 
 def _describe_conditions(runs: Sequence[Run]) -> MeasuredConfig:
-    """Return the part of a block on the runs that it comes from."""
     versions: dict[str, dict[str, None]] = defaultdict(dict)
     for run in runs:
         for name, version in list_versions(run).items():

@@ -176,7 +176,6 @@ def _change(before: Measurement | None, after: Measurement | None, seed: int) ->
 
 
 def _from_summary(summary: Mapping[str, Any]) -> dict[str, Metric]:
-    """Return the numbers of `eval/before.json` or `after.json`, without intervals."""
     prompts, reason = summary.get("prompts", 0), "its samples are not there"
     return {
         name: Metric(float(value), None, None, prompts, reason)

@@ -93,7 +93,6 @@ def _show(value: object) -> str:
 
 
 def _notes(plan: BatchPlan) -> defaultdict[str, str]:
-    """Return remarks on results, by field."""
     passes, notes = plan.inputs.num_iterations, defaultdict[str, str](str)
     if not plan.prompts_per_generation_batch:
         notes["prompts_per_generation_batch"] = "must be a whole number"

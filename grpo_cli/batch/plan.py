@@ -293,7 +293,6 @@ def _check_duration(inputs: BatchInputs) -> dict[str, Issue]:
 
 
 def _can_evaluate(inputs: BatchInputs, invalid: Set[str]) -> bool:
-    """Return whether there is an evaluation batch that can be computed."""
     return inputs.evaluates and not invalid & (_EVAL_KNOBS | {"num_generations"})
 
 
@@ -324,7 +323,6 @@ def _check_training(inputs: BatchInputs) -> dict[str, str | None]:
 
 
 def _check_prompts(inputs: BatchInputs, what: str) -> dict[str, str | None]:
-    """Compare the prompts there are with those of one generation batch and its replacements."""
     size, group = inputs.dataset_size, inputs.num_generations
     needed, rounds = inputs.generation_batch // group, inputs.max_resample or 0
     most = needed * (1 + rounds)

@@ -99,7 +99,6 @@ def _count_rows(checked: "CheckedRecipe") -> str:
 
 
 def _describe_sources(dataset: Any, seen: "Preview") -> str:
-    """Return each source's share, and how often an epoch draws each of its rows."""
     parts = []
     for (name, share), size in zip(dataset.shares.items(), seen.sources, strict=True):
         times = share * seen.train_rows / size if size and seen.train_rows else None
@@ -170,7 +169,6 @@ def check_batch(
 
 
 def _print_batch(plan: "BatchPlan") -> None:
-    """Print the derivation step by step, then the verdict."""
     from grpo_cli.batch import derive
 
     console = stdout()

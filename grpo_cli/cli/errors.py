@@ -127,7 +127,6 @@ def _say(word: str, code: ExitCode) -> ExitCode:
 
 
 def _explain_usage(error: TyperException) -> int:
-    """Print what Typer says of a wrong command line, and the command for help."""
     message = getattr(error, "format_message", lambda: str(error))()
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "grpo"

@@ -234,7 +234,6 @@ def print_result(result: Mapping[str, Any], folder: Path) -> None:
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:
-    """Return why some values have no interval."""
     values = [subject["metrics"] for subject in result["subjects"].values()]
     gains = [
         {f"gain in {name}": metric for name, metric in each.items()}
@@ -249,7 +248,6 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def _result_table(result: Mapping[str, Any]) -> Table:
-    """Return a row per metric."""
     table = Table(box=None, padding=(0, 2), pad_edge=False)
     table.add_column("", no_wrap=True)
     subjects = result["subjects"]

@@ -189,7 +189,6 @@ _SHOWN_SHARES = {
 
 
 def _episodes(probe: "Probe") -> Iterator[Text]:
-    """Yield what became of the episodes, with 95 % intervals."""
     for name, metric in (probe.episodes or {}).items():
         if metric.value is None:
             continue
@@ -238,7 +237,6 @@ def _cost(probe: "Probe") -> Iterator[Table | Text]:
 
 
 def _rewards(probe: "Probe") -> Iterator[Text]:
-    """Yield what made-up answers scored, in a line."""
     trial = probe.trial
     if trial is None or not trial.results:
         return

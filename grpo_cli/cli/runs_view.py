@@ -141,7 +141,6 @@ def print_overview(run: "RunReport") -> None:
 
 
 def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
-    """Return the known facts about a run: model, data, rewards, versions, machine, files."""
     from grpo_cli.analysis.expectations import describe_hardware
 
     recipe, manifest, attempts = run.recipe, run.manifest, run.folder.attempts
@@ -197,7 +196,6 @@ def _say_batch(run: "RunReport") -> str:
 
 
 def _list_next(run: "RunReport") -> list[tuple[str, str]]:
-    """Return the commands that make sense for a run in this state."""
     path = shlex.quote(short_path(run.folder.path))
     diagnose = [(f"grpo diagnose {path}", "what is wrong with it")] if run.symptoms else []
     if not run.is_over:
@@ -246,7 +244,6 @@ def print_comparison(compared: "RunsComparison") -> None:
 
 
 def _print_difference(letter: str, difference: "HeldOutDifference") -> None:
-    """Print the verdict, the paired differences behind it, and what they may come from."""
     from grpo_cli.report.comparison import tell_settings
 
     console = stdout()
@@ -301,7 +298,6 @@ def _say_value(value: Any) -> str | None:
 
 
 def _say_widths(trends: "Sequence[Mapping[str, Trend]]") -> str:
-    """Return what the values of the table are means of."""
     widths = sorted({trend.width for each in trends for trend in each.values()}) or [1]
     shown = f"{widths[0]}" if len(widths) == 1 else f"{widths[0]} to {widths[-1]}"
     return f"means of {shown} records; entropy, kl and grad_norm begin with the first record"

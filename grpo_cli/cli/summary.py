@@ -116,7 +116,6 @@ def _say_best(series: "HeldOutSetSeries", metric: str) -> str:
 
 
 def _say_end(run: "RunReport") -> Text:
-    """Return how a run ended, and how many problems were found."""
     status, problems = run.status, run.problems()
     state = run.life.state
     total = f"/{status.total_steps}" if status.total_steps else ""
@@ -130,7 +129,6 @@ def _say_end(run: "RunReport") -> Text:
 
 
 def _say_measured(measured: Mapping[str, Any], metric: str, kind: str = "") -> str:
-    """Return over how many prompts a metric is, and how their answers were sampled."""
     of_metric = measured.get("metrics", {}).get(metric, {})
     count, total = (each.get("prompts") for each in (of_metric, measured))
     samples = measured.get("completions", 0) // (total or 1)
@@ -181,7 +179,6 @@ def _compare_sources(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def _print_failure(run: "RunReport") -> None:
-    """Print why a run did not complete, to stderr."""
     console, status, folder = stderr(), run.status, run.folder
     if status.traceback and "Fix: " not in (status.reason or ""):
         console.print(status.traceback.rstrip(), markup=False, style="dim")

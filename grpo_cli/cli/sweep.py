@@ -197,14 +197,12 @@ def _read_request(
 
 
 def _say_size(request: "SweepRequest", slots: int) -> str:
-    """Return how many runs a sweep has, and why."""
     cells, seeds = request.search or len(request.points()), len(request.seeds)
     runs = count_noun(cells * seeds, "run")
     return f"{count_noun(cells, 'cell')} × {count_noun(seeds, 'seed')} = {runs}, {slots} at a time"
 
 
 def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
-    """Print what would be run."""
     # What a search tries is not known before.
     points = [] if request.search else request.points()
     cells = request.search or len(points)
@@ -225,7 +223,6 @@ def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
 
 
 def _print_result(result: "SweepResult") -> None:
-    """Print the cells, the best first, then what is better than what, and what failed."""
     from grpo_cli.report.sweep import list_reasons, rank_cells, say_measured, say_progress
 
     console, told = stdout(), result.as_json()

@@ -95,7 +95,6 @@ def train(
 def _run(
     prepared: "PreparedRun", reporter: "TerminalReporter", *, probe: bool, as_json: bool
 ) -> int:
-    """Train, print the summary, and return the exit code."""
     from grpo_cli.cli.summary import print_summary
     from grpo_cli.workflows.train import RefusedError, train
 
@@ -112,7 +111,6 @@ def _run(
 
 
 def _print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> None:
-    """Print what a launch would start."""
     if as_json:
         print_json({"run": str(folder.path), **plan.as_json()})
         return
@@ -135,7 +133,6 @@ def _print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> No
 
 
 def _print_job(job: "SubmittedJob", *, as_json: bool) -> None:
-    """Print a submitted job, or the script of a dry run."""
     if as_json:
         print_json(job.as_json())
     elif job.number is None:

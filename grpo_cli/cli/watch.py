@@ -52,7 +52,6 @@ def watch(
 
 
 def _json_view(follower: "Follower") -> "ProgressView":
-    """Return a view that prints each record as a line of JSON, as it comes."""
     from grpo_cli.report.live import ProgressView
 
     class JsonView(ProgressView):

@@ -200,7 +200,6 @@ def _environment(
 
 
 def _plan_cpu_environment(hardware: Hardware, local_processes: int) -> dict[str, str]:
-    """Return the variables for workers that compute on the CPU at the same time."""
     threads = max(hardware.cpus // max(local_processes, 1), 1)
     linux = {_SPIN: str(_SPINS), **_KEEP_MEMORY} if hardware.linux else {}
     return {_THREADS: str(threads), **linux}

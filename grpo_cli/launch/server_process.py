@@ -248,7 +248,6 @@ def check_server(
 def _find_doubts(
     address: str, config: dict[str, Any], model: str, lora_rank: int | None, fix: str
 ) -> Iterator[str]:
-    """Yield what is doubtful about a server's configuration."""
     settings = config.get("model_config") or {}
     mode, served = settings.get("logprobs_mode"), settings.get("model")
     lora = config.get("lora_config") or {}

@@ -155,7 +155,6 @@ def _find_stall(beats: BeatWatch, plan: LaunchPlan, folder: RunFolder) -> str | 
 
 
 def _kill_all(process: "subprocess.Popen[bytes]", folder: RunFolder) -> None:
-    """Kill the launcher, its session, and every worker."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for pid in live_workers(folder):

@@ -128,7 +128,6 @@ def find_model(run: RunFolder, checkpoint: str | None) -> tuple[str, Path]:
 
 
 def _find_best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
-    """Return the checkpoint that the newest one's trainer state calls the best."""
     state = read_object(known[max(known)] / STATE) if known else {}
     name = Path(str(state.get("best_model_checkpoint"))).name
     for path in known.values():

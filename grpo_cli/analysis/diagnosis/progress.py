@@ -87,7 +87,6 @@ def falling_reward(history: History) -> Issue | None:
 
 
 def _keep(history: History, step: int) -> str:
-    """Return how to keep the checkpoint that is nearest to a step."""
     rate = slower(history.recipe)
     if history.checkpoints is None:
         return f"{on_run(history, 'diagnose')} names the checkpoint to keep; next time {rate}"
@@ -177,7 +176,6 @@ def held_out_collapse(history: History) -> Issue | None:
 
 
 def _is_right(history: History, after: Answers) -> bool:
-    """Whether answers are alike because the right ones are."""
     shares = history.metrics.measured.get("after", {}).get("accuracy", {}).values()
     right = any(share is not None and share >= 0.9 for share in shares)
     return right or after.mean() >= near_best(history.recipe)
@@ -242,7 +240,6 @@ def _describe_fall(
 
 
 def _go_back(history: History) -> str:
-    """Return what keeps held-out scores from falling."""
     warmed, after = history.answers_warmed, history.answers_after
     if warmed and after and warmed.mean() <= after.mean():
         return "a shorter warm-up (`warmup.max_steps`) or a lower `warmup.learning_rate`: it was lost there"
