@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_SHORT = 1 << 63
+"""From here on, integers are written in hexadecimal: Python reads no decimal ones of thousands of digits."""
 _SEQUENCES: "dict[str, Callable[..., Any]]" = {"l": list, "t": tuple, "s": set, "z": frozenset}
 _MARKS: "dict[Any, str]" = {kind: mark for mark, kind in _SEQUENCES.items()}
 
@@ -32,9 +34,9 @@ def encode(value: "Any", describe: "Callable[[Any], object] | None" = None) -> o
     if value is None or kind in (bool, str):
         return value
     if kind is int:
-        return ["i", hex(value)]
+        return value if -_SHORT < value < _SHORT else ["i", hex(value)]
     if kind is float:
-        return ["f", repr(value)]
+        return value if value - value == 0 else ["f", repr(value)]
     if kind is complex:
         return ["c", repr(value.real), repr(value.imag)]
     if kind is bytes or kind is bytearray:
@@ -77,7 +79,10 @@ def text_of(error: BaseException) -> str:
 
 
 def write_json(value: object) -> str:
-    """Write texts, true, false, null, and lists and mappings of them; `json` takes longer to import."""
+    """Write texts, numbers, true, false, null, and lists and mappings of them; `json` takes longer to import."""
+    kind = type(value)
+    if kind is int or kind is float:
+        return repr(value)
     if isinstance(value, str):
         return _quote(value)
     if isinstance(value, dict):
@@ -94,7 +99,7 @@ def decode(written: object, resolve: "Callable[..., object] | None" = None) -> o
         written: What was read.
         resolve: Decodes the marks that are not plain data's.
     """
-    if written is None or isinstance(written, bool | str):
+    if written is None or isinstance(written, bool | str | int | float):
         return written
     try:
         return _decode_marked(resolve, *written)  # type: ignore[misc]

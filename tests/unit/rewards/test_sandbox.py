@@ -709,7 +709,7 @@ def test_values_come_back_as_they_went(value):
 
 @pytest.mark.parametrize(
     "written",
-    [7, {}, [], ["i"], ["i", 3], ["", []], ["lt", []], ["s", [["l", []]]], ["q", "1", "0"]],
+    [{}, [], ["i"], ["i", 3], ["", []], ["lt", []], ["s", [["l", []]]], ["q", "1", "0"]],
 )
 def test_what_no_value_is_written_as_is_opaque(written):
     assert isinstance(decode(written), Opaque)
