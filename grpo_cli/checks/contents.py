@@ -120,6 +120,7 @@ def check_rewards(loaded: LoadedRecipe, problems: list[Issue]) -> dict[int, Rewa
         for index, config in enumerate(loaded.recipe.rewards):
             if index in valid:
                 problems += _check_range(config, valid[index], f"rewards.{index}")
+        problems += _check_repeated(loaded.recipe.rewards)
         try:
             name_rewards(loaded.recipe.rewards)
         except RewardError as error:
@@ -140,6 +141,23 @@ def _check_range(config: RewardConfig, params: RewardParams, path: str) -> Itera
             else "correct its parameters",
             f"{path}.clip" if clip else path,
         )
+    elif high <= 0 and config.weight < 0:
+        yield Issue(
+            f"`{config.kind}` gives {low:g} to {high:g}, so a negative weight rewards what it is a penalty for",
+            f"write `weight: {-config.weight:g}`",
+            f"{path}.weight",
+            level="warning",
+        )
+
+
+def _check_repeated(rewards: Sequence[RewardConfig]) -> Iterator[Issue]:
+    """Find rewards that stand there twice."""
+    plain = [each.model_dump(exclude={"name"}) for each in rewards]
+    for index, each in enumerate(plain):
+        if (first := plain.index(each)) < index and rewards[index].weight:
+            seen = f"is the same as rewards.{first}, so its score counts twice"
+            fix = f"remove it, and set `weight: {2 * rewards[index].weight:g}` there if that is what you want"
+            yield Issue(seen, fix, f"rewards.{index}", level="warning")
 
 
 def reward_context(recipe: Recipe, device: str = "cpu") -> RewardContext:

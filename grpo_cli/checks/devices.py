@@ -240,6 +240,11 @@ def _check_job(recipe: Recipe, slurm: SlurmConfig) -> Iterator[Issue]:
         seen = f"the job ends after {limit} s, and `signal_before_end_s` stops it {early} s before that"
         fix = 'write a longer time, such as "04:00:00", or a smaller `signal_before_end_s`'
         yield Issue(f"{seen}, so nothing is trained", fix, "launch.slurm.time")
+    elif re.fullmatch(r"\d+:\d+", str(slurm.time)) and limit < 3600:
+        minutes = str(slurm.time).partition(":")[0]
+        seen = f"`{slurm.time}` is {limit / 60:g} minutes: sbatch reads two numbers as minutes and seconds"
+        fix = f'if hours are meant, write "{slurm.time}:00"; otherwise `{int(minutes)}`, which is minutes too'
+        yield Issue(seen, fix, "launch.slurm.time", level="warning")
     mem = str(slurm.mem or "")
     if mem.isdecimal() and 0 < int(mem) < _LEAST_MIB:
         seen = f"{mem} without a unit is {mem} MiB, less than PyTorch alone takes"

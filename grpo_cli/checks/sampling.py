@@ -11,6 +11,7 @@ from grpo_cli.batch import BatchPlan
 from grpo_cli.errors import install_extra
 from grpo_cli.issues import Issue
 from grpo_cli.machine import Hardware, is_on_cpu, resolve_num_processes
+from grpo_cli.models.source import read_config
 from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.recipe.grpo_fields import read_async_fields
 from grpo_cli.recipe.loading import LoadedRecipe
@@ -110,6 +111,7 @@ def _is_supported(version: str) -> bool:
 
 
 _COLOCATED_SHARE = 0.5
+_HEADS = "num_attention_heads"
 _THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 _RANGES = {
     "gpu_memory_utilization": (0.01, 1, "a share of the memory, such as 0.3"),
@@ -129,6 +131,12 @@ def check_vllm(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:
         if value is not None and not least <= value <= most:
             seen = f"{value} is not between {least} and {most}"
             yield Issue(seen, f"write {meaning}", f"generation.vllm.{name}")
+    size = vllm.extras.get("tensor_parallel_size", 1) if recipe.generation.backend == "vllm" else 1
+    heads = read_config(recipe.model).get(_HEADS) if size > 1 else None
+    if isinstance(heads, int) and heads % size:
+        seen = f"the model's {heads} attention heads cannot be divided among {size} GPUs"
+        fix = f"write a divisor of {heads}"
+        yield Issue(seen, fix, "generation.vllm.tensor_parallel_size")
     length, completion = (
         vllm.extras.get("max_model_length"),
         recipe.generation.max_completion_length,

@@ -67,6 +67,10 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         seen = "there is no reference model to synchronize: `training.beta` is 0"
         fix = "set `training.beta: 0.04` or the like, or remove `sync_ref_model`"
         yield Issue(seen, fix, "training.sync_ref_model")
+    elif read_setting(recipe, "sync_ref_model") and recipe.model.lora is not None:
+        # Source: trl 1.16, `GRPOTrainer.__init__`, which raises NotImplementedError.
+        seen = "TRL cannot do this with LoRA: the reference is the model without its adapter"
+        yield Issue(seen, "remove it, or `model.lora`", "training.sync_ref_model")
     # A resolved recipe holds the defaults too.
     is_set = generation.vllm != type(generation.vllm)()
     if recipe.is_sampled and generation.backend != "vllm" and is_set:
@@ -83,7 +87,15 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         seen = "the model with the lowest reward would count as the best"
         fix = "set it to true, or remove it"
         yield Issue(seen, fix, "training.greater_is_better", level="warning")
+    stall = recipe.launch.stall_timeout_s
     for index, reward in enumerate(recipe.rewards):
+        if stall and reward.timeout_s and reward.timeout_s > stall:
+            seen = (
+                f"{reward.timeout_s:g} seconds are more than `launch.stall_timeout_s` ({stall:g}): a completion "
+                "that takes so long ends the run"
+            )
+            fix = "write the limit of one completion in seconds, such as 5"
+            yield Issue(seen, fix, f"rewards.{index}.timeout_s", level="warning")
         if (reward.model_extra or {}).get("mode") == "relative" and reward.timeout_s is not None:
             seen = "scores completions one by one, so `mode: relative` has no group to compare"
             fix = "remove it; `request_timeout_s` limits each request"
@@ -162,7 +174,14 @@ def _check_optimization(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(seen, fix, "training.learning_rate", level="warning")
     delta = read_setting(recipe, "delta")
     high = read_setting(recipe, "epsilon_high")
-    bound = 1 + (read_setting(recipe, "epsilon") if high is None else high)
+    low = read_setting(recipe, "epsilon")
+    bound = 1 + (low if high is None else high)
+    if high is not None and high < low:
+        seen = (
+            f"{high:g} is below `epsilon` ({low:g}), which bounds the probability ratio from below"
+        )
+        fix = f"if they are swapped, set `epsilon: {high:g}` and `epsilon_high: {low:g}`"
+        yield Issue(seen, fix, "training.epsilon_high", level="warning")
     if delta is not None and delta <= bound:
         seen = (
             f"{delta:g} is not above 1 + epsilon ({bound:g}): better completions whose probability ratio is above "

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import Fault, find_fault, read_adapter_base
-from grpo_cli.models.source import find_folder, fingerprint_model, hash_samples, resolve_source
+from grpo_cli.models.source import fingerprint_model, hash_samples, read_config, resolve_source
 from grpo_cli.recipe.adapter import WEIGHTS
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
@@ -64,9 +64,7 @@ def check_lora(recipe: Recipe) -> Iterator[Issue]:
 
 def _find_missing_layer(model: ModelConfig, layers: Sequence[int]) -> Fault | None:
     """Find a layer that the model does not have, by its config.json; peft passes over it in silence."""
-    folder = find_folder(resolve_source(model))
-    config = read_object(folder / "config.json") if layers and folder else {}
-    config = config.get("text_config") or config
+    config = read_config(model) if layers else {}
     count = config.get("num_hidden_layers") or config.get("n_layer")
     if not isinstance(count, int) or all(0 <= each < count for each in layers):
         return None

@@ -11,7 +11,7 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from grpo_cli.errors import RecipeError, install_extra, nearest
 from grpo_cli.issues import Issue
@@ -24,6 +24,7 @@ from grpo_cli.models.folder import (
     visible_names,
 )
 from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.runs.files import read_object
 
 _PACKAGE_SCHEME = "package://"
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
@@ -264,6 +265,16 @@ def find_folder(source: ModelSource, file: str = "config.json") -> Path | None:
 
     cached = try_to_load_from_cache(source.location, file, revision=source.revision)
     return Path(cached).parent if isinstance(cached, str) else None
+
+
+def read_config(model: ModelConfig) -> dict[str, Any]:
+    """Return what config.json says of a model's language part; nothing if the model is not here."""
+    try:
+        folder = find_folder(resolve_source(model))
+    except RecipeError:
+        return {}
+    config = read_object(folder / "config.json") if folder else {}
+    return config.get("text_config") or config
 
 
 def fingerprint_model(model: ModelConfig) -> str | None:

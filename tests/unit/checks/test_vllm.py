@@ -67,6 +67,15 @@ def test_a_job_may_have_other_devices_than_this_machine(tmp_path):
     assert list(check_vllm(recipe, GPUS)) == []
 
 
+@pytest.mark.parametrize(("size", "faults"), [(2, 0), (3, 1)])
+def test_attention_heads_are_divided_among_gpus(tmp_path, size, faults):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text('{"num_attention_heads": 4}')
+    recipe = load(tmp_path, f"mode: server, tensor_parallel_size: {size}")
+    found = list(check_vllm(recipe, Hardware(gpus=8, cpus=8)))
+    assert ["4 attention heads" in each.seen for each in found] == [True] * faults
+
+
 @pytest.mark.parametrize(("bits", "why"), [("4bit", "packed shape"), ("8bit", "8 bits")])
 def test_quantized_weights_are_not_for_vllm(tmp_path, bits, why):
     text = GOOD.replace("generation:\n", "generation:\n  backend: vllm\n")
