@@ -29,6 +29,7 @@ from grpo_cli.checks.mixture import check_mixture
 from grpo_cli.checks.sampling import check_async, check_overlap, check_vllm, settle_backend
 from grpo_cli.checks.settings import check_effects
 from grpo_cli.checks.streaming import check_streaming
+from grpo_cli.checks.texts import check_texts
 from grpo_cli.checks.warmup import check_warmup
 from grpo_cli.data.mixing import place_issues
 from grpo_cli.data.prompts import resolve_style
@@ -127,7 +128,7 @@ def check_recipe(
     hardware = hardware or read_hardware()
     loaded = settle_dtype(load_tree(path, overrides))
     loaded, notes = settle_backend(loaded, hardware, environment=environment)
-    problems, recipe = [*notes], loaded.recipe
+    problems, recipe = [*notes, *check_texts(loaded.tree)], loaded.recipe
     params = check_rewards(loaded, problems)
     kinds = check_kinds(loaded, problems)
     seen = check_data(loaded, params, kinds, problems)

@@ -61,6 +61,10 @@ class Node:
     location: Location
     key_locations: dict[str, Location] = field(default_factory=dict)
     """For a mapping: where each key was written."""
+    style: str | None = None
+    """Of a scalar: its quote, or the mark of its block; None if it has none."""
+    comment: str = ""
+    """Of a scalar without quotes: the comment behind it."""
 
     def plain(self) -> Any:
         """Return the tree as plain Python values."""
@@ -152,7 +156,7 @@ def read_text(text: str, source: str, *, has_lines: bool = True) -> Node:
         RecipeError: The text is not the YAML a recipe may hold.
     """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    reader = _Reader(source, has_lines)
+    reader = _Reader(source, has_lines, text.splitlines())
     try:
         root = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
@@ -180,8 +184,8 @@ def read_text(text: str, source: str, *, has_lines: bool = True) -> Node:
 class _Reader:
     """Turns composed YAML nodes into ours."""
 
-    def __init__(self, source: str, has_lines: bool) -> None:
-        self._source, self._has_lines = source, has_lines
+    def __init__(self, source: str, has_lines: bool, lines: list[str]) -> None:
+        self._source, self._has_lines, self._lines = source, has_lines, lines
 
     def locate(self, mark: Any) -> Location:
         if mark is None or not self._has_lines:
@@ -197,7 +201,12 @@ class _Reader:
             return self._read_mapping(node, where)
         if isinstance(node, yaml.SequenceNode):
             return Node([self.read(child) for child in node.value], where)
-        return Node(node.value if node.style else read_scalar(node.value), where)  # type: ignore[attr-defined]
+        if node.style:  # type: ignore[attr-defined]
+            return Node(node.value, where, style=node.style)  # type: ignore[attr-defined]
+        end = node.end_mark
+        rest = self._lines[end.line][end.column :] if end.line < len(self._lines) else ""
+        comment = rest.strip() if re.match(r"\s+#", rest) else ""
+        return Node(read_scalar(node.value), where, comment=comment)
 
     def _read_mapping(self, node: yaml.MappingNode, where: Location) -> Node:
         inherited: dict[str, Node] = {}

@@ -1,0 +1,25 @@
+"""Prompts and patterns of which YAML reads something else than is meant."""
+
+import pytest
+
+from grpo_cli.checks.texts import check_texts
+from grpo_cli.recipe.yaml_tree import read_text
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("system: End with #### <number>.", "ends with 'End with', without '#### <number>.'"),
+        ("system: |\n  End with #### <number>.", ""),
+        ("system: Answer.   # be short\nuser: '{{ q }}' #two", ""),
+        ("prompt: {user: a, system: Two\n  lines #1\n }", "without '#1'"),
+        (r"user: '{{ q }}\nAnswer:'", "a line break in double quotes alone"),
+        (r"""user: "{{ q }}\\nAnswer:\n" """, ""),
+        (r"user: 'Is x \neq y?'", ""),
+        (r"""rewards: [{kind: regex, pattern: "\b7"}]""", "holds a backspace"),
+        (r"""columns: {a: {from: a, regex: '\b7'}}""", ""),
+    ],
+)
+def test_texts_that_yaml_reads_otherwise_are_found(text, seen):
+    found = [each.seen for each in check_texts(read_text(text, "recipe.yaml"))]
+    assert [seen in each for each in found] == [True] * bool(seen)
