@@ -54,14 +54,6 @@ def _take_method(report: KeyReport) -> None:
         report.keep(("rl",), target, "normalize_then_sum", "what GDPO is")
 
 
-def _take_template(report: KeyReport, key: Path, name: Any) -> None:
-    if name == "jinja" or str(name).startswith("tokenizer_default"):
-        report.settle(key, "model.chat_template", "the tokenizer's own, or the Jinja given")
-    else:
-        cause = f"axolotl's own template `{name}`; the tokenizer's is used."
-        report.drop(key, f"{cause} Another one, as Jinja, goes to `model.chat_template`")
-
-
 def _take_adapter(report: KeyReport, key: Path, adapter: Any) -> None:
     if adapter not in ("lora", "qlora"):
         report.drop(key, f"recipes have LoRA, and no `{adapter}`")
@@ -80,7 +72,6 @@ def _take_bf16(report: KeyReport, key: Path, value: Any) -> None:
 
 _MODEL: Table = {
     **read_table("axolotl-model"),
-    "chat_template": _take_template,
     "adapter": _take_adapter,
     "bf16": _take_bf16,
 }
@@ -122,25 +113,8 @@ def _take_held_out(report: KeyReport, key: Path, size: Any) -> None:
         report.drop(key, reason if size else "nothing is held out")
 
 
-def _take_whole_batch(report: KeyReport, key: Path, size: Any) -> None:
-    micro = report.get("per_device_train_batch_size") or 1
-    if report.get("gradient_accumulation_steps") or not _positive(size) or not _positive(micro):
-        report.drop(key, "`micro_batch_size` and `gradient_accumulation_steps` decide it")
-        return
-    target = "training.gradient_accumulation_steps"
-    report.keep(key, target, max(1, int(size // micro)), "divided by micro_batch_size")
-
-
 def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and value > 0
-
-
-def _take_lowest_rate(report: KeyReport, key: Path, ratio: Any) -> None:
-    if (report.get("lr_scheduler") or "cosine") != "cosine":
-        report.drop(key, "the scheduler is no cosine")
-        return
-    report.keep(key, "training.lr_scheduler_type", "cosine_with_min_lr")
-    report.keep(key, "training.lr_scheduler_kwargs", {"min_lr_rate": ratio})
 
 
 def _take_checkpointing(report: KeyReport, key: Path, value: Any) -> None:
@@ -173,8 +147,6 @@ def _take_tracker(report: KeyReport, key: Path, value: Any) -> None:
 _TRAINING: Table = {
     **read_table("axolotl"),
     "val_set_size": _take_held_out,
-    "batch_size": _take_whole_batch,
-    "cosine_min_lr_ratio": _take_lowest_rate,
     "gradient_checkpointing": _take_checkpointing,
     "saves_per_epoch": _take_times_per_epoch,
     "evals_per_epoch": _take_times_per_epoch,

@@ -34,7 +34,7 @@ _TRL_SIGNS = (
     "model_name_or_path dataset_name reward_funcs reward_model_name_or_path use_vllm".split()
 )
 _AXOLOTL_SIGNS = "base_model rl trl micro_batch_size".split()
-_GENERIC_FOLDERS = ("output", "outputs", "out", "model-out", "results", "checkpoints")
+_GENERIC_FOLDERS = ("", "output", "outputs", "out", "model-out", "results", "checkpoints")
 """Output folders that do not name a training; the config's file name does."""
 _RECIPE_SIGNS = frozenset({"model", "rewards", "extends"})
 _PLACEHOLDERS = {
@@ -301,15 +301,7 @@ def _anchor(report: KeyReport, target: str, here: Path, folder: Path) -> None:
 
 
 def _name(report: KeyReport, source: Path) -> str:
-    """Return a name for the runs: of the model on the hub, of the output folder, or of the file."""
-    for key in ("hub_model_id", "output_dir"):
-        value = report.get(key)
-        base = Path(value).name if isinstance(value, str) else ""
-        if _sanitise(base) and base.lower() not in _GENERIC_FOLDERS:
-            report.comments["name"] = key
-            return _sanitise(base)
-    return _sanitise(source.stem) or "converted"
-
-
-def _sanitise(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-._")
+    """Return a name for the runs: of the output folder, or of the file."""
+    folder = Path(str(report.get("output_dir") or "")).name
+    text = source.stem if folder.lower() in _GENERIC_FOLDERS else folder
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-._") or "converted"

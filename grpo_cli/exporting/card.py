@@ -12,11 +12,11 @@ from huggingface_hub import ModelCardData
 from jinja2 import Environment, StrictUndefined
 
 from grpo_cli.analysis.held_out import read_held_out
+from grpo_cli.analysis.metrics import Metric
 from grpo_cli.exporting.request import ExportRequest
 from grpo_cli.models.source import read_licence, resolve_source
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.training import TrainingConfig
-from grpo_cli.recipe.warmup import WarmupConfig
 from grpo_cli.recipe.yaml_tree import write_yaml
 from grpo_cli.rewards.building import name_rewards
 from grpo_cli.runs.files import read_object, write_text
@@ -85,9 +85,7 @@ def _base_link(request: ExportRequest) -> str:
     source = resolve_source(request.recipe.model)
     if source.kind == "hub":
         return f"[{source.location}](https://huggingface.co/{source.location})"
-    folder = Path(source.location)
-    run = read_object(folder / "export.json").get("run")
-    return f"`{folder.name}`" + (f" (exported from the run `{run}`)" if run else "")
+    return f"`{Path(source.location).name}`"
 
 
 def _has_chat_template(folder: Path) -> bool:
@@ -106,6 +104,10 @@ def _example(recipe: Recipe) -> list[str]:
 def _list_settings(request: ExportRequest) -> list[tuple[str, Any]]:
     recipe, run = request.recipe, Run(request.run)
     generation, lora, start = recipe.generation, recipe.model.lora, recipe.model.adapter
+    warmup, versions = recipe.warmup, run.manifest.get("versions", {})
+    source = "written answers"
+    if warmup and warmup.best_of:
+        source = f"the best of {warmup.best_of} completions of its own"
     is_final = request.name == "final"
     step = (
         read_object(run.folder.status).get("step") if is_final else request.name.rpartition("-")[2]
@@ -113,26 +115,23 @@ def _list_settings(request: ExportRequest) -> list[tuple[str, Any]]:
     rows = [
         ("model exported", request.name),
         ("optimizer steps", step),
-        ("data", _name_data(recipe)),
+        ("data", "; ".join(map(_name_dataset, recipe.dataset.parts))),
         ("completions of each prompt", generation.num_generations),
         ("max_completion_length", generation.max_completion_length),
         ("sampling temperature", generation.temperature),
         ("LoRA", lora and f"r {lora.r}, alpha {lora.lora_alpha:g}"),
         # The end of its path: the rest is about this machine.
         ("began from the adapter", start and "/".join(Path(start.path).parts[-3:])),
-        ("supervised warm-up", recipe.warmup and _say_warmup(recipe.warmup)),
+        ("supervised warm-up", warmup and f"on {source}"),
         ("seed", recipe.seed),
         *_list_training(recipe.training).items(),
         ("trained in", run.manifest.get("dtype") or recipe.model.dtype),
-        ("versions", _list_versions(run.manifest.get("versions"))),
+        (
+            "versions",
+            ", ".join(f"{name} {each}" for name, each in versions.items() if each) or None,
+        ),
     ]
     return [(name, value) for name, value in rows if value is not None]
-
-
-def _say_warmup(warmup: WarmupConfig) -> str:
-    if warmup.best_of is not None:
-        return f"on the best of {warmup.best_of} completions of its own"
-    return "on written answers"
 
 
 def _list_training(training: TrainingConfig) -> dict[str, Any]:
@@ -141,15 +140,6 @@ def _list_training(training: TrainingConfig) -> dict[str, Any]:
     epochs = {} if training.max_steps > 0 else {"num_train_epochs": training.num_train_epochs}
     plain = {name: value for name, value in changed.items() if not isinstance(value, dict)}
     return {**always, **epochs, **plain}
-
-
-def _list_versions(versions: Any) -> str | None:
-    pairs = versions.items() if isinstance(versions, dict) else ()
-    return ", ".join(f"{name} {version}" for name, version in pairs if version) or None
-
-
-def _name_data(recipe: Recipe) -> str:
-    return "; ".join(map(_name_dataset, recipe.dataset.parts))
 
 
 def _name_dataset(dataset: Any) -> str:
@@ -180,75 +170,30 @@ def _list_checks(result: Mapping[str, Any]) -> list[str]:
 
 
 def _read_evaluation(request: ExportRequest) -> dict[str, Any] | None:
-    """Return the newest `grpo eval` of this model against its base, or what the run measured itself.
-
-    A damaged file is left out of the card.
-    """
+    """Return what the run measured before and after training; None of a checkpoint, or if it did not."""
     run = Run(request.run)
-    try:
-        for path in sorted(run.folder.evaluations.glob("*/result.json"), reverse=True):
-            result = read_object(path)
-            if result.get("baseline") == "base" and request.name in result.get("differences", {}):
-                return _read_result(result, request.name)
-        return _read_measurement(run) if request.name == "final" else None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return None
-
-
-def _read_result(result: Mapping[str, Any], name: str) -> dict[str, Any]:
-    base, settings = result["subjects"]["base"], result["settings"]
-    return _tabulate(
-        base["metrics"],
-        result["subjects"][name]["metrics"],
-        result["differences"][name],
-        result["verdicts"][name],
-        (base["prompts"], settings["samples"], settings["temperature"]),
-    )
-
-
-def _read_measurement(run: Run) -> dict[str, Any] | None:
     held_out, evaluation = read_held_out(run), run.recipe.evaluation
-    if not held_out.change:
+    if request.name != "final" or not held_out.change:
         return None
-    before, after, gains = (
-        {name: each.as_json() for name, each in metrics.items()}
-        for metrics in (held_out.before, held_out.after, held_out.change)
-    )
-    prompts = before["completion_length"]["prompts"]
-    counts = (prompts, evaluation.samples_per_prompt, evaluation.temperature)
-    return _tabulate(before, after, gains, "Measured by the run itself.", counts)
-
-
-def _tabulate(
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    gains: Mapping[str, Any],
-    sentence: str,
-    counts: tuple[int, int, float],
-) -> dict[str, Any]:
     rows = [
         {
             "name": name,
-            "before": _show(before.get(name)),
-            "after": _show(after.get(name)),
+            "before": _show(held_out.before.get(name)),
+            "after": _show(held_out.after.get(name)),
             "gain": _show(gain, "+"),
         }
-        for name, gain in gains.items()
+        for name, gain in held_out.change.items()
     ]
-    prompts, samples, temperature = counts
     return {
-        "sentence": sentence[:1].upper() + sentence[1:].rstrip(".") + ".",
         "rows": rows,
-        "prompts": prompts,
-        "samples": samples,
-        "temperature": temperature,
+        "prompts": held_out.before["completion_length"].prompts,
+        "samples": evaluation.samples_per_prompt,
+        "temperature": evaluation.temperature,
     }
 
 
-def _show(metric: Mapping[str, Any] | None, sign: str = "") -> str:
-    if metric is None or metric["value"] is None:
+def _show(metric: Metric | None, sign: str = "") -> str:
+    if metric is None or metric.value is None:
         return "–"
-    text = f"{metric['value']:{sign}.3f}"
-    if metric["low"] is None:
-        return text
-    return f"{text} [{metric['low']:{sign}.3f}, {metric['high']:{sign}.3f}]"
+    interval = "" if metric.low is None else f" [{metric.low:{sign}.3f}, {metric.high:{sign}.3f}]"
+    return f"{metric.value:{sign}.3f}{interval}"

@@ -176,28 +176,9 @@ def _find_trend(name: str, points: Sequence[Point]) -> Trend | None:
 
 
 def show_apart(texts: Sequence[str | None], longest: int) -> list[str]:
-    """Shorten texts so that what differs can be seen; None becomes a dash.
-
-    Args:
-        texts: What to show, side by side.
-        longest: Characters that there is room for.
-    """
-    known = [text for text in texts if text is not None]
-    if max(map(len, known), default=0) > longest:
-        texts = [text and _cut(text, known) for text in texts]
-    return ["–" if text is None else _shorten(text, longest) for text in texts]
-
-
-def _cut(text: str, texts: Sequence[str]) -> str:
-    """Leave out the beginning that all texts share, up to the word in which they begin to differ."""
-    alike = (len(set(letters)) == 1 for letters in zip(*texts, strict=False))
-    shared = next((place for place, same in enumerate(alike) if not same), min(map(len, texts)))
-    start = max(text.rfind(mark, 0, shared) for mark in "/ ,:_-") + 1
-    return f"…{text[start:]}" if start else text
-
-
-def _shorten(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+    """Return texts in at most so many characters: their ends, in which long ones differ; None becomes a dash."""
+    shown = ["–" if text is None else text for text in texts]
+    return [text if len(text) <= longest else f"…{text[1 - longest :]}" for text in shown]
 
 
 def tell_settings(settings: Mapping[str, tuple[Any, Any]]) -> list[str]:

@@ -94,7 +94,8 @@ def test_a_comparison_shows_where_long_values_differ(folder):
     names = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert not names & {"reward", "rewards/math", "accuracy/math"}, "they are scored differently"
     (row,) = [line for line in done.stdout.splitlines() if "rewards[0].path" in line]
-    assert row.split() == ["rewards[0].path", "…vowels", "…consonants"]
+    (_, first, second) = row.split()
+    assert (first[0], first.endswith("vowels"), second.endswith("consonants")) == ("…", True, True)
 
 
 def test_the_list_marks_what_is_noise(folder):

@@ -260,21 +260,6 @@ def test_a_base_whose_weights_changed_is_refused(adapted, hurt, tmp_path):
     assert "holds other weights than when the adapter was trained on it" in done.stderr
 
 
-def test_damaged_records_cost_a_part_of_the_card_alone(adapted, hurt, tmp_path):
-    with (hurt / "metrics.jsonl").open("a") as lines:
-        lines.write('[1]\n{"event": "tra')
-    (hurt / "eval" / "before.jsonl").write_bytes(b"\xff[1]")
-    result = hurt / "eval" / "stamp" / "result.json"
-    result.parent.mkdir()
-    result.write_text('{"subjects": {}, "differences": {"final": {}}, "baseline": "base"}')
-    flags = ["--to", tmp_path / "out", "--format", "adapter", "--no-verify"]
-    done = adapted.grpo("export", hurt, *flags)
-    assert done.returncode == 0, done.stderr
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "Before and after" not in card
-    assert "## Recipe" in card
-
-
 @pytest.mark.slow
 def test_the_template_that_was_trained_with_is_shipped(tmp_path, chat_model):
     template = tmp_path / "template.jinja"

@@ -114,10 +114,8 @@ def test_the_manifest_tells_the_command_in_words(tmp_path):
 
 
 def test_long_values_are_told_by_where_they_differ():
-    paths = [
-        f"/a/rather/long/way/to/the/folder/of/all/the/models/there/are/{name}/end" for name in "ab"
-    ]
-    assert show_apart(paths, 60) == ["…a/end", "…b/end"]
+    paths = [f"/a/way/to/the/folder/of/all/the/models/there/are/{name}/end" for name in "ab"]
+    assert show_apart([*paths, None], 8) == ["…e/a/end", "…e/b/end", "–"]
     assert show_apart(["1e-05", "2e-05"], 60) == ["1e-05", "2e-05"]
     shown = tables.show("a" * 500 + "z")
     assert (len(shown), shown[-1]) == (401, "z")
