@@ -17,18 +17,6 @@ from grpo_cli.runs.metrics import Point
 _NOT_SHOWN = frozenset({"epoch", "num_tokens", "dynamic_sampling/prompts_seen"})
 _RUNTIME = re.compile(r"eval_[^/]+/runtime")
 """Seconds of held-out sets, which the table of time adds up."""
-_SHARES = re.compile(
-    r"(eval_|dynamic_sampling/)?"
-    r"(frac_reward_zero_std|completions/(repeated_share|clipped_ratio)|clip_ratio/.+"
-    r"|episode/end/.+|tools/failure_frequency)"
-    r"|rewards/.+/error_share|(eval_)?sources/.+/(share|frac_reward_zero_std)"
-    r"|difficulty/(success|easy|hard|seen)"
-    r"|eval_[^/]+/((accuracy|pass@\d+|maj@\d+)/.+|clipped)"
-)
-"""Metrics between 0 and 1."""
-_SMALL_SHARE = 0.2
-"""Shares that are never above it would be a flat line on an axis up to 1."""
-_TERMINATED = re.compile(r"(eval_)?completions/(min|max|mean)_terminated_length")
 _OF_SET = re.compile(r"eval_([^/]+)/(.+)")
 """Metrics of the sets of `evaluation.during`, and some of TRL's own evaluation."""
 _OPEN = ("Reward", "Evaluation during training", "Signal", "Stability")
@@ -67,7 +55,7 @@ def build_charts(runs: Sequence[RunReport]) -> dict[str, Any]:
                 {"place": place, "metric": name, "note": _note(name)}
                 for place, name in enumerate(drawn, start=len(charts))
             ],
-            "unchanged": [(name, _say_constant(name, value)) for name, value in still.items()],
+            "unchanged": [(name, f"{value:.4g}") for name, value in still.items()],
         }
         groups.append(group)
         charts += [_build(name, runs, steps) for name in drawn]
@@ -106,7 +94,9 @@ def _sort_under_headings(names: Sequence[str], runs: Sequence[RunReport]) -> dic
         rest = [name for name in rest if name not in members]
         shown = [name for name in members if not _repeats_reward(name, runs)]
         if shown:
-            members_of[heading] = sorted(shown, key=_order)
+            members_of[heading] = sorted(
+                shown, key=lambda name: (name.startswith("rewards/"), name)
+            )
     return members_of
 
 
@@ -123,17 +113,6 @@ def _constant(name: str, runs: Sequence[RunReport]) -> float | None:
     values += [mark["value"] for run in runs for mark in _marks(0, run, name)]
     banded = any(list(_bands(run, name)) for run in runs)
     return None if lone or banded or min(values) < max(values) else values[0]
-
-
-def _say_constant(name: str, value: float) -> str:
-    return "none" if _TERMINATED.fullmatch(name) and not value else f"{value:.4g}"
-
-
-def _order(name: str) -> tuple[bool, list[tuple[int, str]]]:
-    """By name, `part_2` before `part_10`; single rewards after their sum."""
-    parts = re.split(r"(\d+)", name)
-    key = [(int(each), "") if each.isdecimal() else (0, each) for each in parts]
-    return name.startswith("rewards/"), key
 
 
 def _note(name: str) -> str:
@@ -162,7 +141,6 @@ def _build(
         "evaluated": lines("eval_reward") if name == "reward" else [],
         "bands": list(_bands(runs[0], name)),
         "marks": [mark for place, run in enumerate(runs) for mark in _marks(place, run, name)],
-        "range": choose_range(name, runs),
     }
 
 
@@ -178,22 +156,11 @@ def _round(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def choose_range(name: str, runs: Sequence[RunReport]) -> str:
-    """Return what the axis of values holds: all `shares` from 0 to 1, at least `zero`, or what is `free`."""
-    if not _SHARES.fullmatch(name):
-        return "free"
-    highest = max(value for run in runs for value in run.values(name))
-    return "shares" if highest > _SMALL_SHARE else "zero"
-
-
 def _read_points(run: RunReport, name: str) -> Sequence[Point]:
-    """Return a metric's records, with gaps if a 0 stands for nothing that could be measured."""
+    """Return a metric's records; of a held-out set also those before and after training."""
     if (match := _OF_SET.fullmatch(name)) and (series := run.held_out_sets.get(match[1])):
         return list(series.values(match[2]).items())
-    points = run.series.get(name, [])
-    if not _TERMINATED.fullmatch(name):
-        return points
-    return [(step, value or None) for step, value in points]
+    return run.series.get(name, [])
 
 
 def _bands(run: RunReport, name: str) -> Iterator[dict[str, float]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_cli.analysis.metrics import Metric
 from grpo_cli.report import packing
-from grpo_cli.report.charts import choose_range, make_line
+from grpo_cli.report.charts import make_line
 from grpo_cli.report.page import read_asset, read_plotly
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.tables import format_metric
@@ -153,14 +153,20 @@ def _build_charts(
 ) -> dict[str, Any]:
     """Return the data of the charts: a cell is drawn as a run is elsewhere."""
     steps: dict[tuple[int, ...], int] = {}
-    every = [run for each in runs.values() for run in each]
     charts = []
     for name in _CHARTS:
         curves = [_mean_curve(name, runs.get(cell["cell"], ())) for cell in ranked]
         if any(curves):
             lines = [make_line(place, curve, steps) for place, curve in enumerate(curves) if curve]
-            more = {"evaluated": [], "bands": [], "marks": [], "range": choose_range(name, every)}
-            charts.append({"metric": name, "lines": lines, **more})
+            none: list[Any] = []
+            chart = {
+                "metric": name,
+                "lines": lines,
+                "evaluated": none,
+                "bands": none,
+                "marks": none,
+            }
+            charts.append(chart)
     rows = [
         {
             "label": f"cell {cell['cell']}",

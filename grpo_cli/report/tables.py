@@ -204,7 +204,7 @@ def list_facts(run: RunReport) -> list[tuple[str, str]]:
     facts |= {name: _show_path(told) for name, told in recipe.stages.items()}
     if recipe.training.mode == "async":
         facts["training"] = "asynchronous (experimental)"
-    facts["device"] = _show_device(run.manifest)
+    facts["device"] = str(run.manifest.get("accelerator", {}).get("device", ""))
     facts["seed"] = str(recipe.seed)
     facts["started"] = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.status.started_at))
     return [(name, value) for name, value in facts.items() if value]
@@ -222,14 +222,6 @@ def _show_path(path: str) -> str:
     """Return a long path by its last two parts; ids of a hub and short paths as they are."""
     parts = re.split(r"[/\\]", path)
     return path if len(path) <= _LONGEST_FACT or len(parts) < 3 else f"…/{'/'.join(parts[-2:])}"
-
-
-def _show_device(manifest: Mapping[str, Any]) -> str:
-    device, machine = manifest.get("accelerator"), manifest.get("hardware")
-    if not device or not machine:
-        return ""
-    cores = f"{machine.get('cpus')} CPU cores"
-    return cores if device.get("device") == "cpu" else f"{device.get('device')}, {cores}"
 
 
 def share_facts(facts: Sequence[Sequence[tuple[str, str]]]) -> dict[str, str]:

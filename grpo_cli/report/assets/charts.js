@@ -105,13 +105,6 @@ function traceMarks(marks, many) {
   });
 }
 
-function valuesOf(chart) {
-  // Shares from 0 to 1 with room for the width of a line; rates of learning are too small for plain decimals.
-  const tickformat = chart?.metric === "learning_rate" ? ".3~e" : chart ? ".4~g" : "";
-  if (chart?.range === "shares") return { tickformat, range: [-0.02, 1.02] };
-  return { tickformat, rangemode: chart?.range === "zero" ? "tozero" : "normal" };
-}
-
 function layoutOf(chart) {
   const dim = colour("--dim"), grid = colour("--grid"), band = colour("--band");
   const bands = chart?.bands ?? [];
@@ -129,7 +122,7 @@ function layoutOf(chart) {
     // A finger that moves over a chart scrolls the page.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     xaxis: { ...axis, title: { text: "optimizer step", font: { size: 11 } }, tickformat: "~s", rangemode: "tozero", dtick },
-    yaxis: { ...axis, ...valuesOf(chart) },
+    yaxis: { ...axis, tickformat: chart ? ".4~g" : "" },
     shapes: bands.map((each) => ({
       type: "rect", x0: each.from, x1: each.to, y0: each.low, y1: each.high,
       fillcolor: band, line: { width: 0 }, layer: "below",
