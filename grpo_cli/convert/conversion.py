@@ -17,7 +17,7 @@ from grpo_cli.convert.rewards import name_file
 from grpo_cli.convert.script import read_script
 from grpo_cli.convert.to_trl import flatten_recipe
 from grpo_cli.errors import RecipeError, UsageError, nearest
-from grpo_cli.issues import Issue, Location
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.yaml_tree import Node, read_source, read_text
 
@@ -211,7 +211,7 @@ def _check(
         overrides = [f"{key}={_PLACEHOLDERS[key]}" for key in missing]
         checked = check_recipe(Path(file.name), overrides)
     problems = tuple(
-        replace(problem, location=Location(str(output), problem.location.line) if output else None)
+        replace(problem, location=replace(problem.location, source=str(output)) if output else None)
         if problem.location and problem.location.source == file.name
         else problem
         for problem in checked.problems

@@ -283,6 +283,9 @@ class Script:
 
     def _take_model(self, value: ast.expr) -> None:
         literal, made = self._names.literal(value), self._names.follow(value)
+        match made:
+            case ast.Call(func=ast.Attribute(value=inner, attr="to" | "cuda")):
+                made = self._names.follow(inner)
         if isinstance(literal, str):
             self._put("model_name_or_path", literal, value)
         elif isinstance(made, ast.Call) and _callee(made) == "from_pretrained" and made.args:

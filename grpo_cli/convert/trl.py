@@ -110,6 +110,7 @@ VLLM: Table = {
 
 def take_sampling(report: KeyReport, *, server_first: bool = False) -> None:
     """Take the switches between `generate()` and vLLM; with `server_first` the default is a server."""
+    has_address = any(report.get(each) is not None for each in {*_ADDRESS} & {*report.rest()})
     if not report.is_on("use_vllm"):
         unread = ("vllm_mode", "vllm_device", *SERVER_KEYS)
         report.drop_all(unread, "`use_vllm` is not set, so nothing reads it")
@@ -117,7 +118,6 @@ def take_sampling(report: KeyReport, *, server_first: bool = False) -> None:
     if not report.is_on("use_vllm"):
         report.add_missing(_BACKEND, "transformers", "`use_vllm` is not set")
         return
-    has_address = any(report.get(name) is not None for name in _ADDRESS)
     if has_address or server_first:
         report.add_missing(_MODE, "server", "a server is named" if has_address else "the default")
     if find(report.recipe, _MODE) != "server":

@@ -208,7 +208,7 @@ def test_held_out_rows_are_a_split_of_the_same_dataset():
 
 def test_a_model_that_the_script_loads_is_named_and_keeps_its_precision():
     text = (
-        "model = AutoModel.from_pretrained('m/x', device_map='auto', a=1, revision=R)\n"
+        "model = AutoModel.from_pretrained('m/x', device_map='auto', a=1, revision=R).to('cuda')\n"
         "GRPOTrainer(model, 'r/m', peft_config=LoraConfig())\n"
     )
     report = convert(text)
