@@ -29,7 +29,7 @@ _MEASURED = (ACCURACY, "rewards/", *OF_ALL)
 """Prefixes of held-out metrics."""
 _ROUNDING = 1e-9
 _PACKAGES = ("grpo-cli", "trl", "transformers", "torch", "accelerate", "datasets")
-_DIGITS = 12
+_FINGERPRINT_DIGITS = 12
 """Digits of the data's fingerprint that are kept."""
 _MISMATCHES = {
     "hardware": "measured on other hardware",
@@ -221,7 +221,7 @@ def list_versions(run: Run) -> dict[str, str]:
 def data_fingerprint(run: Run) -> str | None:
     """Return the beginning of the data's fingerprint."""
     fingerprint = (run.manifest.get("data") or {}).get("fingerprint")
-    return str(fingerprint)[:_DIGITS] if fingerprint else None
+    return str(fingerprint)[:_FINGERPRINT_DIGITS] if fingerprint else None
 
 
 Band = tuple[float, float]
