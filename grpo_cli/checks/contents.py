@@ -7,16 +7,18 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from grpo_cli.checks.images import look_at_images
 from grpo_cli.checks.mixture import check_source
 from grpo_cli.data.columns import check_columns, extract_columns
+from grpo_cli.data.images import MARK, check_image_columns
 from grpo_cli.data.mixing import SOURCE, place_issues
-from grpo_cli.data.prompts import Renderer, is_plain, template_columns
+from grpo_cli.data.prompts import Renderer, Style, is_plain, template_columns
 from grpo_cli.data.rows import Row, RowNames
 from grpo_cli.data.sources import Preview, SplitPreview, join_previews, preview
 from grpo_cli.errors import ProblemsError, RewardError, RunError, nearest
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.base import Section
-from grpo_cli.recipe.dataset import DatasetConfig, MixtureDataset, SingleDataset
+from grpo_cli.recipe.dataset import IMAGES, DatasetConfig, MixtureDataset, SingleDataset
 from grpo_cli.recipe.explanation import Path, dotted, explain, split_path, unknown_key
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
@@ -224,6 +226,8 @@ def _check_seen(
 ) -> None:
     """Check a dataset; `everywhere` are the columns of all sources if it is one of several."""
     problems += seen.problems
+    images = dataset.prompt.images
+    gathered = frozenset({IMAGES} if images else ())
     own = frozenset(dataset.columns) | _ADDED | ({SOURCE} if dataset.source_name else set())
     configs = dict(enumerate(loaded.recipe.rewards)) if loaded.recipe else {}
     params = {
@@ -237,7 +241,7 @@ def _check_seen(
         problems += collect(lambda: check_columns(dataset.columns, None))
         problems += _check_conditions(loaded, dataset, None, _make_batch([], frozenset()))
     else:
-        available = seen.columns | own
+        available = (seen.columns | own).difference(images) | gathered
         names = seen.train.names if seen.train else RowNames("training")
         batch = _check_split(
             dataset, seen.columns, seen.sample, names, available | everywhere, problems
@@ -252,14 +256,17 @@ def _check_seen(
                 del params[index]
         problems += _check_needed_columns(kinds, available | everywhere)
         problems += _check_conditions(loaded, dataset, available | everywhere, batch)
+        problems += look_at_images(seen.train.rows if seen.train else (), images, names)
         golds = list(_check_golds(loaded, params, batch, "rows"))
         problems += golds or _check_empty(loaded, dataset, params, seen.train)
     if seen.eval_columns is not None:
         # A column that only one split has is empty in the other.
         available = seen.eval_columns | (seen.columns or frozenset()) | own | everywhere
+        available = available.difference(images) | gathered
         found: list[Issue] = []
         split = (seen.eval_columns, seen.eval_sample, seen.eval_names)
         batch = _check_split(dataset, *split, available, found)
+        found += look_at_images(seen.eval_rows_seen, images, seen.eval_names)
         lacking_columns = (seen.columns or frozenset()) - seen.eval_columns
         found += _check_golds(loaded, params, batch, "evaluation rows", lacking_columns)
         known_paths = {problem.path for problem in problems}
@@ -288,6 +295,8 @@ def _check_split(
     found = collect(lambda: check_columns(dataset.columns, sorted(columns), names.split))
     extracts = not found
     found += _check_prompt(dataset, columns, names.split)
+    known = columns | set(dataset.columns)
+    found += collect(partial(check_image_columns, dataset.prompt.images, known, names.split))
     if extracts:
         found += collect(lambda: rows.extend(_make_rows(dataset, sample, names)))
     problems += found or collect(partial(_try_prompts, dataset, rows, names))
@@ -314,11 +323,13 @@ def _try_prompts(dataset: Any, rows: list[Row], names: RowNames) -> None:
     Raises:
         RecipeError: A template fails on a row.
     """
-    renderer = Renderer(dataset.prompt, "text" if dataset.prompt.style == "text" else "chat")
+    has_images = bool(dataset.prompt.images)
+    style: Style = "text" if dataset.prompt.style == "text" else "chat"
+    renderer = Renderer(dataset.prompt, style, in_parts=has_images)
     templates = [text for _, text in _templates(dataset)]
     named = frozenset().union(*map(template_columns, templates))
     # A template that only names columns fails on such values alone, and Jinja's import is slow.
-    simple = dataset.prompt.user is not None and all(map(is_plain, templates))
+    simple = dataset.prompt.user is not None and all(map(is_plain, templates)) and not has_images
     for row in rows:
         if not simple or any(is_unreadable(row.get(name, "")) for name in named):
             renderer.render(row, names(row["row_id"]))
@@ -326,6 +337,7 @@ def _try_prompts(dataset: Any, rows: list[Row], names: RowNames) -> None:
 
 def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator[Issue]:
     known = columns | set(dataset.columns) | ({SOURCE} if dataset.source_name else set())
+    known |= {MARK} if dataset.prompt.images else set()
     for key, text in _templates(dataset):
         path = f"dataset.prompt.{key}"
         try:

@@ -25,6 +25,7 @@ from grpo_cli.checks.evaluation import (
     check_stop_when,
     check_trackers,
 )
+from grpo_cli.checks.images import check_images
 from grpo_cli.checks.mixture import check_mixture
 from grpo_cli.checks.sampling import check_async, check_overlap, check_vllm, settle_backend
 from grpo_cli.checks.settings import check_effects
@@ -188,6 +189,7 @@ def _check_sections(
     yield from check_mixture(recipe, seen, batch)
     yield from check_difficulty(recipe, seen)
     yield from check_streaming(recipe)
+    yield from check_images(recipe)
 
 
 def _check_evaluation(loaded: LoadedRecipe, recipe: Recipe, batch: BatchPlan) -> Iterator[Issue]:

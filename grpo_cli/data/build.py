@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-from datasets import Dataset, IterableDataset, disable_progress_bars
+from datasets import (
+    Dataset,
+    DatasetInfo,
+    Features,
+    IterableDataset,
+    List,
+    disable_progress_bars,
+)
 
 from grpo_cli.data.columns import drop_reserved, extract_columns
+from grpo_cli.data.decoding import RgbImage
+from grpo_cli.data.images import check_image_columns, read_images
 from grpo_cli.data.mixing import SOURCE, Draw, count_draws, draw_rows, naming_source
 from grpo_cli.data.prompts import Prompt, Renderer, resolve_style
 from grpo_cli.data.rows import Row, RowNames, canonical_json, columns_of, fill_missing
@@ -20,6 +29,7 @@ from grpo_cli.data.sources import hold_out, read_rows
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import (
+    IMAGES,
     FilesDataset,
     MixtureDataset,
     ReasoningGymDataset,
@@ -28,7 +38,9 @@ from grpo_cli.recipe.dataset import (
 )
 from grpo_cli.recipe.recipe import Recipe
 
-CountTokens = Callable[[Prompt], int]
+CountTokens = Callable[..., int]
+"""Tokens of a prompt, which comes first, with its `images`."""
+_IMAGES_TYPE = pyarrow.list_(pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()}))
 
 
 @dataclass(frozen=True)
@@ -121,7 +133,8 @@ def build_datasets(
     """Build the datasets of a recipe.
 
     Rows carry `prompt`, `row_id` (place in the source, from 0) and all other columns; of scored data, a
-    row is a group, with `responses` and `rewards`. Prompts are rendered after `dataset.columns` is applied,
+    row is a group, with `responses` and `rewards`. With images, `images` holds those of a row, decoded when it is
+    read. Prompts are rendered after `dataset.columns` is applied,
     so templates may use the new columns.
 
     Args:
@@ -142,8 +155,8 @@ def build_datasets(
     encoded = encode_rows(rows, _metadata_columns(recipe.dataset, rows))
     kept = len(train.rows)
     data = BuiltData(
-        Dataset(encoded.table.slice(0, kept)),
-        Dataset(encoded.table.slice(kept)) if held else None,
+        _as_dataset(encoded.table.slice(0, kept)),
+        _as_dataset(encoded.table.slice(kept)) if held else None,
         replace(_report([train], [held] if held else [], encoded), groups=groups),
     )
     if recipe.dataset.streams is None:
@@ -185,7 +198,7 @@ def _build_mixture(
     )
     # Rows are not copied until they are read, which would show a bar.
     disable_progress_bars()
-    table, kept = Dataset(encoded.table), sum(sizes)
+    table, kept = _as_dataset(encoded.table), sum(sizes)
     train_set = table.select(_places(sizes, 0, order))
     # So that the first held-out rows, which `evaluation.limit` keeps, are of all sources.
     spread = draw_rows(*2 * ([size for size in held_sizes if size],), seed=0, shuffle=False)
@@ -202,6 +215,15 @@ def _build_mixture(
     )
 
 
+def _as_dataset(table: Any) -> Dataset:
+    """Return the rows of a `pyarrow.Table`; images are decoded when a row is read."""
+    if IMAGES not in table.column_names:
+        return Dataset(table)
+    features = Features.from_arrow_schema(table.schema)
+    features[IMAGES] = List(RgbImage())
+    return Dataset(table, DatasetInfo(features=features))
+
+
 def _places(sizes: Sequence[int], first: int, draws: Iterable[Draw]) -> list[int]:
     """Return the places of drawn rows in a table that holds source after source from row `first` on."""
     starts = [first, *(first + end for end in accumulate(sizes))]
@@ -216,20 +238,23 @@ def _read_splits(
 ) -> tuple[_Split, _Split | None, GroupReport | None]:
     """Return the rows to train on, those held out, and what became of groups that are scored already."""
     style = resolve_style(dataset.prompt, has_chat_template)
-    renderer = Renderer(dataset.prompt, style, may_be_empty=bool(recipe.environment))
+    has_images = recipe.dataset.has_images
+    renderer = Renderer(
+        dataset.prompt, style, may_be_empty=bool(recipe.environment), in_parts=has_images
+    )
     source = read_rows(dataset, recipe.seed)
 
-    train = _make_split(dataset, renderer, source.train, source.train_names)
+    train = _make_split(dataset, renderer, source.train, source.train_names, has_images)
     held, groups = None, None
     if source.eval is not None:
-        held = _make_split(dataset, renderer, source.eval, source.eval_names)
+        held = _make_split(dataset, renderer, source.eval, source.eval_names, has_images)
     if isinstance(dataset, ScoredDataset):
         total = len(train.rows)
         for split in filter(None, (train, held)):
             split.rows = drop_single(split.rows, split.names.split)
         single = total - len(train.rows)
     if dataset.eval_fraction:
-        prompts = [canonical_json(row["prompt"]) for row in train.rows]
+        prompts = [canonical_json([row["prompt"], _name_images(row)]) for row in train.rows]
         train.rows, chosen = hold_out(train.rows, prompts, dataset.eval_fraction, dataset.eval_seed)
         held = _Split(chosen[: dataset.eval_limit], RowNames("evaluation"))
     if isinstance(dataset, ScoredDataset):
@@ -242,9 +267,13 @@ def _read_splits(
 
 
 def _make_split(
-    dataset: SingleDataset, renderer: Renderer, rows: list[Row], names: RowNames
+    dataset: SingleDataset,
+    renderer: Renderer,
+    rows: list[Row],
+    names: RowNames,
+    has_images: bool,
 ) -> _Split:
-    """Apply columns, render prompts and leave out reserved names."""
+    """Apply columns, render prompts, find images and leave out reserved names."""
     kept = make_rows(dataset, renderer, rows, names)
     no_match = len(rows) - len(kept)
     if not kept:
@@ -254,11 +283,19 @@ def _make_split(
         places = [(place, row) for place, row, _ in kept]
         prompts = [prompt for _, _, prompt in kept]
         return _Split(make_groups(dataset, places, prompts, names), names, no_match)
-    clean, dropped = drop_reserved([row for _, row, _ in kept])
+    columns = dataset.prompt.images
+    check_image_columns(columns, kept[0][1], names.split)
+    own = {"prompt", *columns}
+    clean, dropped = drop_reserved(
+        [{key: row[key] for key in row if key not in own} for _, row, _ in kept]
+    )
     ready = [
-        {"prompt": prompt, "row_id": place, **{key: row[key] for key in row if key != "prompt"}}
+        {"prompt": prompt, "row_id": place, **row}
         for (place, _, prompt), row in zip(kept, clean, strict=True)
     ]
+    if has_images:
+        for made, (place, row, _) in zip(ready, kept, strict=True):
+            made[IMAGES] = read_images(row, columns, names(place), names.folder(place))
     return _Split(ready, names, no_match, dropped_columns=dropped)
 
 
@@ -279,7 +316,12 @@ def make_rows(
 def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens | None) -> None:
     if count_tokens is None:
         return
-    counts = [count_tokens(row["prompt"]) for row in split.rows]
+    counts = [
+        count_tokens(row["prompt"], images=row[IMAGES])
+        if IMAGES in row
+        else count_tokens(row["prompt"])
+        for row in split.rows
+    ]
     kept = [at for at, count in enumerate(counts) if longest is None or count <= longest]
     if not kept:
         message = (
@@ -352,7 +394,15 @@ def _report(trains: list[_Split], helds: list[_Split], encoded: EncodedRows) -> 
 def _identify(row: Row) -> str:
     """Return what makes two rows ask the same; the seed does where an environment asks."""
     is_empty = row["prompt"][-1:] == [{"role": "user", "content": ""}]
-    return canonical_json([row["prompt"], row.get("seed") if is_empty else None])
+    asked = [row["prompt"], row.get("seed") if is_empty else None]
+    return canonical_json([*asked, _name_images(row)] if IMAGES in row else asked)
+
+
+def _name_images(row: Row) -> list[str]:
+    """Return what tells a row's images from others: their paths, or hashes of their bytes."""
+    return [
+        image["path"] or hashlib.sha256(image["bytes"]).hexdigest() for image in row.get(IMAGES, ())
+    ]
 
 
 def _percentiles(counts: list[int]) -> PromptTokens | None:
@@ -368,6 +418,8 @@ def _fingerprint(splits: list[_Split]) -> str:
     for split in splits:
         digest.update(f"{len(split.rows)} rows\n".encode())
         for row in split.rows:
+            if IMAGES in row:
+                row = {**row, IMAGES: _name_images(row)}
             digest.update(f"{canonical_json(row)}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
@@ -387,6 +439,9 @@ def encode_rows(rows: list[Row], always_json: frozenset[str] = frozenset()) -> E
     as_text: list[str] = []
     for name in columns_of(rows):
         values = [row.get(name) for row in rows]
+        if name == IMAGES:
+            arrays[name] = pyarrow.array(values, _IMAGES_TYPE)
+            continue
         nested = any(isinstance(value, dict | list | tuple) for value in values)
         array = None if name in always_json and nested else _as_array(values, nested)
         if array is None:

@@ -4,6 +4,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_cli.data.images import MARK, image_values
 from grpo_cli.data.rows import Row, show, show_names, suggest
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 
 Style = Literal["chat", "text"]
 Prompt = str | list[dict[str, Any]]
-"""Plain text, or messages with `role` and `content`."""
+"""Plain text, or messages with `role` and `content`, which is a list of parts if prompts may hold images."""
 
+_HOLE = "\0image\0"
+"""What `{{ image }}` prints, until the text is cut there."""
 _SYSTEM_ROLES = ("system", "developer")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 """Names of roles in ShareGPT's format, which chat templates print as they come, and theirs."""
@@ -28,6 +31,7 @@ _NOT_COLUMNS = frozenset(
 USER = "dataset.prompt.user"
 SYSTEM = "dataset.prompt.system"
 STYLE = "dataset.prompt.style"
+IMAGES = "dataset.prompt.images"
 
 
 def is_plain(text: str) -> bool:
@@ -93,13 +97,21 @@ def resolve_style(prompt: PromptConfig, has_chat_template: bool) -> Style:
 class Renderer:
     """Makes prompts of rows by one recipe's rules."""
 
-    def __init__(self, prompt: PromptConfig, style: Style, *, may_be_empty: bool = False) -> None:
+    def __init__(
+        self,
+        prompt: PromptConfig,
+        style: Style,
+        *,
+        may_be_empty: bool = False,
+        in_parts: bool = False,
+    ) -> None:
         """Check the templates.
 
         Args:
             prompt: The section of the recipe.
             style: What `resolve_style` gave.
             may_be_empty: Whether an environment adds to the prompt.
+            in_parts: Whether prompts may hold images, of this section's columns or of another source.
 
         Raises:
             RecipeError: A template has a syntax error, or plain text has a system message.
@@ -108,13 +120,21 @@ class Renderer:
             message = "plain text has no system message; it needs style: chat and a chat template"
             fix = "move the text to dataset.prompt.user, or set dataset.prompt.style: chat"
             raise _error(message, fix, SYSTEM)
-        for text, path in ((prompt.user, USER), (prompt.system, SYSTEM)):
-            if text is not None:
-                template_columns(text, path)
+        if style == "text" and in_parts:
+            message = "images need a chat template, which says where they are in a prompt"
+            fix = "remove `style: text`, and set model.chat_template if the model has none"
+            raise _error(message, fix, IMAGES)
+        named = {
+            path: template_columns(text, path)
+            for text, path in ((prompt.user, USER), (prompt.system, SYSTEM))
+            if text is not None
+        }
         self._prompt = prompt
         self._style = style
         self._may_be_empty = may_be_empty
+        self._in_parts = in_parts
         self._templated = prompt.user is not None
+        self._has_marks = bool(prompt.images) and MARK in named.get(USER, ())
 
     def render(self, row: Row, where: str = "the row") -> Prompt:
         """Return the prompt of one row.
@@ -128,20 +148,24 @@ class Renderer:
         """
         prompt = self._from_template(row, where) if self._templated else self._own(row, where)
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        if not text.strip() and not self._may_be_empty:
+        is_empty = not (text.strip() if isinstance(text, str) else text)
+        if is_empty and not self._may_be_empty:
             path = USER if self._templated else "dataset.prompt"
             raise _error(f"{where} has an empty prompt", "fill its columns or drop the row", path)
+        if self._in_parts and not isinstance(prompt, str):
+            return self._with_images(prompt, row, where)
         return prompt
 
     def _from_template(self, row: Row, where: str) -> Prompt:
-        text = render_template(self._prompt.user or "", row, where, USER)
+        values = {**row, MARK: _HOLE} if self._has_marks else row
+        text = render_template(self._prompt.user or "", values, where, USER)
         return text if self._style == "text" else [*self._system(row, where), _user(text)]
 
     def _own(self, row: Row, where: str) -> Prompt:
         """Return the row's own `prompt` column: text, or messages."""
         prompt = row.get("prompt")
         if isinstance(prompt, str):
-            wrap = self._prompt.style == "chat" or self._prompt.system is not None
+            wrap = self._prompt.style == "chat" or self._prompt.system is not None or self._in_parts
             return [*self._system(row, where), _user(prompt)] if wrap else prompt
         if not isinstance(prompt, list):
             raise _no_prompt(row, where)
@@ -149,13 +173,31 @@ class Renderer:
             message = f"{where} has a prompt of messages, which need a chat template"
             fix = "set model.chat_template and style: chat, or write dataset.prompt.user"
             raise _error(message, fix, STYLE)
-        messages = [_check_message(message, where) for message in prompt]
+        messages = [_check_message(message, where, self._in_parts) for message in prompt]
         is_asked = any(each["role"] not in _SYSTEM_ROLES for each in messages)
         if not is_asked or messages[-1]["role"] == "assistant":
             message = f"{where} has a prompt that ends with {show(prompt[-1:])}"
             raise _error(message, "let the last message be the user's", "dataset.prompt")
         has_system = messages[0]["role"] in _SYSTEM_ROLES
         return messages if has_system else [*self._system(row, where), *messages]
+
+    def _with_images(
+        self, messages: list[dict[str, Any]], row: Row, where: str
+    ) -> list[dict[str, Any]]:
+        """Return messages in parts, with one for each image of the row."""
+        messages = [{**each, "content": _as_parts(each["content"])} for each in messages]
+        count = len(image_values(row, self._prompt.images))
+        marks = sum(part["type"] == "image" for each in messages for part in each["content"])
+        if count and not marks and not self._has_marks:
+            first = next((each for each in messages if each["role"] == "user"), messages[-1])
+            first["content"] = [*([_IMAGE] * count), *first["content"]]
+        elif marks != count:
+            mark = "`{{ image }}` marks" if self._templated else "image parts"
+            columns = show_names(self._prompt.images)
+            message = f"{where} has {count} images in {columns}, and its prompt {marks} {mark}"
+            fix = "write one for each image; `{% if column %}{{ image }}{% endif %}` is for rows without one"
+            raise _error(message, fix, USER if self._templated else "dataset.prompt")
+        return messages
 
     def _system(self, row: Row, where: str) -> list[dict[str, Any]]:
         text = self._prompt.system
@@ -168,7 +210,33 @@ def _user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def _check_message(message: object, where: str) -> dict[str, Any]:
+_IMAGE = {"type": "image", "text": None}
+
+
+def _as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a message's content as parts with the same keys, as Arrow wants them."""
+    if not isinstance(content, str):
+        return [_IMAGE if part["type"] == "image" else part for part in content]
+    parts: list[dict[str, Any]] = []
+    for place, text in enumerate(content.split(_HOLE)):
+        parts += [_IMAGE] if place else []
+        parts += [{"type": "text", "text": text}] if text else []
+    return parts or [{"type": "text", "text": ""}]
+
+
+def _are_parts(content: object) -> bool:
+    """Return whether the content of a message is a list of texts and of places of images."""
+    return isinstance(content, list) and all(
+        isinstance(part, dict)
+        and (
+            part.get("type") == "image"
+            or (part.get("type") == "text" and isinstance(part.get("text"), str))
+        )
+        for part in content
+    )
+
+
+def _check_message(message: object, where: str, in_parts: bool) -> dict[str, Any]:
     if isinstance(message, dict):
         filled = {key: value for key, value in message.items() if value is not None}
         role = filled.get("role")
@@ -176,10 +244,15 @@ def _check_message(message: object, where: str) -> dict[str, Any]:
             message = f"{where} has a message with the role `{role}`, which no chat template knows"
             fix = f"rename it to `{_SHAREGPT_ROLES[role]}` in the data"
             raise _error(message, fix, "dataset.prompt")
-        if isinstance(role, str) and isinstance(filled.get("content"), str):
+        content = filled.get("content")
+        if isinstance(role, str) and (
+            isinstance(content, str) or (in_parts and _are_parts(content))
+        ):
             return filled
     text = f"{where} has a prompt with the message {show(message)}"
     fix = "write messages as {role: user, content: text}"
+    if not in_parts and isinstance(message, dict) and _are_parts(message.get("content")):
+        fix += "; if it has images, name their columns in `dataset.prompt.images`"
     raise _error(text, fix, "dataset.prompt")
 
 

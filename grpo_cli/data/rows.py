@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from grpo_cli.errors import nearest
@@ -24,15 +25,29 @@ class RowNames:
     """Name and number of rows of each file, in the order they were read."""
     first: int = 0
     """Rows of the split before the one at place 0."""
+    folders: tuple[Path, ...] = ()
+    """Of the files."""
 
     def __call__(self, place: int) -> str:
         """Return the name of the row at a place, from 0: `row 7 of train.jsonl`."""
+        number, start = self._find(place)
+        if number is None:
+            return f"{self.split} row {place + self.first + 1}"
+        return f"row {place + self.first - start + 1} of {self.files[number][0]}"
+
+    def folder(self, place: int) -> Path | None:
+        """Return the folder of the file that holds the row at a place; None if it is in no file."""
+        number, _ = self._find(place)
+        return self.folders[number] if number is not None and self.folders else None
+
+    def _find(self, place: int) -> tuple[int | None, int]:
+        """Return the number of a row's file, and the rows in the files before it."""
         place, start = place + self.first, 0
-        for file, count in self.files:
+        for number, (_, count) in enumerate(self.files):
             if place < start + count:
-                return f"row {place - start + 1} of {file}"
+                return number, start
             start += count
-        return f"{self.split} row {place + 1}"
+        return None, start
 
 
 def columns_of(rows: Iterable[Row]) -> list[str]:

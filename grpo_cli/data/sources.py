@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
 from grpo_cli.data.files import find_files, iterate_rows, preview_file
@@ -55,6 +56,8 @@ class SplitPreview:
     looked_at: int = 0
     empty: dict[str, list[int]] = field(default_factory=dict)
     """Places of the rows looked at that have no value in a column."""
+    rows: tuple[Row, ...] = ()
+    """The rows looked at."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class Preview:
     eval_sample: tuple[Row, ...] = ()
     """The first of them."""
     eval_names: RowNames = _EVAL_NAMES
+    eval_rows_seen: tuple[Row, ...] = ()
+    """All of them that were looked at."""
     problems: tuple[Issue, ...] = ()
     """What is wrong with the section, the files and their rows."""
     train: SplitPreview | None = None
@@ -210,7 +215,13 @@ def _preview(dataset: SingleDataset, seed: int, problems: list[Issue]) -> Previe
         seen = Preview(train.columns, train_rows, sizes[1], train.sample, None, train=train)
     if held is None:
         return seen
-    return replace(seen, eval_columns=held.columns, eval_sample=held.sample, eval_names=held.names)
+    return replace(
+        seen,
+        eval_columns=held.columns,
+        eval_sample=held.sample,
+        eval_names=held.names,
+        eval_rows_seen=held.rows,
+    )
 
 
 def _preview_files(
@@ -219,6 +230,7 @@ def _preview_files(
     """Return all files of a split as one; None if there is a problem with one of them."""
     rows: list[Row] = []
     counts: list[tuple[str, int]] = []
+    folders: list[Path] = []
     columns: set[str] = set()
     for index, path in enumerate(paths):
         try:
@@ -231,6 +243,7 @@ def _preview_files(
             continue
         columns |= names
         counts.append((file.path.name, count))
+        folders.append(file.path.parent)
         # The places of the rows must be those in the whole split.
         if len(rows) == sum(count for _, count in counts[:-1]):
             rows += first
@@ -238,7 +251,7 @@ def _preview_files(
         return None
     seen = _preview_list(rows, split)
     total = sum(count for _, count in counts)
-    names_of_rows = RowNames(split, tuple(counts))
+    names_of_rows = RowNames(split, tuple(counts), folders=tuple(folders))
     return replace(seen, columns=frozenset(columns), count=total, names=names_of_rows)
 
 
@@ -267,7 +280,9 @@ def _preview_list(rows: list[Row], split: str) -> SplitPreview:
         for name in columns
     }
     sample = tuple(rows[:SAMPLE_ROWS])
-    return SplitPreview(frozenset(columns), len(rows), sample, RowNames(split), len(rows), empty)
+    return SplitPreview(
+        frozenset(columns), len(rows), sample, RowNames(split), len(rows), empty, tuple(rows)
+    )
 
 
 def _preview_scored(dataset: ScoredDataset, seed: int) -> Preview:
@@ -360,6 +375,7 @@ def _read_files(
 ) -> tuple[list[Row], RowNames]:
     rows: list[Row] = []
     counts: list[tuple[str, int]] = []
+    folders: list[Path] = []
     for file in find_files(paths, f"dataset.{key}"):
         left = None if limit is None else limit - len(rows)
         if left == 0:
@@ -367,7 +383,8 @@ def _read_files(
         read = list(islice(iterate_rows(file), left))
         rows += read
         counts.append((file.path.name, len(read)))
-    return rows, RowNames(split, tuple(counts))
+        folders.append(file.path.parent)
+    return rows, RowNames(split, tuple(counts), folders=tuple(folders))
 
 
 def _inline_rows(dataset: InlineDataset) -> tuple[list[Row], list[Row] | None]:

@@ -11,7 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.eval.request import EvalRequest, Subject
-from grpo_cli.fast.completions import Completion, all_eos_token_ids, sample_completions
+from grpo_cli.fast.completions import Completion, Images, all_eos_token_ids, sample_completions
 from grpo_cli.fast.completions import open_sampler as open_token_sampler
 from grpo_cli.machine import pick_device
 from grpo_cli.models.loading import (
@@ -19,10 +19,11 @@ from grpo_cli.models.loading import (
     load_adapter,
     load_generation_config,
     load_model,
-    load_tokenizer,
 )
+from grpo_cli.models.processor import load_processing_class, tokenizer_of
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import engine_settings
+from grpo_cli.recipe.dataset import IMAGES
 
 Sample = Callable[[Any, int], list[list[Completion]]]
 """Samples the rows of a dataset with a seed: the completions of each."""
@@ -39,7 +40,9 @@ def open_sampler(request: EvalRequest, subject: Subject, device: Any) -> Iterato
         subject: The model.
         device: A `torch.device`, for transformers.
     """
-    tokenizer = load_tokenizer(subject.model)
+    has_images = request.recipe.dataset.has_images
+    processing_class = load_processing_class(subject.model, has_images=has_images)
+    tokenizer = tokenizer_of(processing_class)
     if request.recipe.has_episodes:
         with _open_player(request, subject, tokenizer, device) as play:
             yield play
@@ -58,9 +61,13 @@ def open_sampler(request: EvalRequest, subject: Subject, device: Any) -> Iterato
     settings["batch_size"] = request.batch_size
     settings["fast"] = request.recipe.training.fast
     model = load_subject(subject, tokenizer, device)
-    yield lambda rows, seed: sample_completions(
-        model, tokenizer, list(rows["prompt"]), seed=seed, **settings
-    )
+
+    def sample(rows: Any, seed: int) -> list[list[Completion]]:
+        images = Images(processing_class, rows[IMAGES]) if has_images else None
+        prompts = list(rows["prompt"])
+        return sample_completions(model, tokenizer, prompts, images=images, seed=seed, **settings)
+
+    yield sample
 
 
 @contextmanager

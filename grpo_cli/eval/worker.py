@@ -59,6 +59,7 @@ def measure(
     from grpo_cli.checks.contents import reward_context
     from grpo_cli.eval.samplers import open_sampler
     from grpo_cli.rewards.building import build_rewards
+    from grpo_cli.rewards.scoring import reward_columns
 
     device = device or torch.device(pick_device(request.recipe.launch))
     rewards = build_rewards(request.recipe.rewards, reward_context(request.recipe, str(device)))
@@ -79,7 +80,7 @@ def measure(
                 started = time.perf_counter()
                 sampled = sample(rows, chunk.seed)
                 seconds = time.perf_counter() - started
-                scored = score_samples(rewards, rows.to_dict(), sampled, chunk.seed)
+                scored = score_samples(rewards, reward_columns(rows, rewards), sampled, chunk.seed)
                 folder.append(subject.name, rank, chunk, seconds, scored)
                 left -= len(chunk.places)
         tell(subject.name, total * request.samples, total * request.samples)
@@ -108,15 +109,16 @@ def _plan(request: EvalRequest, folder: EvalFolder) -> list[_Plan]:
 
 def _read_rows(request: EvalRequest, subject: Subject) -> _Plan:
     from grpo_cli.data.build import build_datasets
-    from grpo_cli.fast.completions import count_prompt_tokens
-    from grpo_cli.models.loading import load_tokenizer
+    from grpo_cli.fast.completions import count_prompt_tokens, count_row_tokens
+    from grpo_cli.models.processor import load_processing_class
 
-    recipe, tokenizer = request.recipe, load_tokenizer(subject.model)
+    recipe = request.recipe
+    processing_class = load_processing_class(subject.model, has_images=recipe.dataset.has_images)
     template = recipe.generation.extras.get("chat_template_kwargs")
-    count = partial(count_prompt_tokens, tokenizer, chat_template_kwargs=template)
+    count = partial(count_prompt_tokens, processing_class, chat_template_kwargs=template)
     data = build_datasets(
         recipe,
-        has_chat_template=bool(tokenizer.chat_template),
+        has_chat_template=bool(processing_class.chat_template),
         # Counting takes long, and only a limit needs it.
         count_tokens=count
         if any(each.max_prompt_length for each in recipe.dataset.parts)
@@ -136,7 +138,7 @@ def _read_rows(request: EvalRequest, subject: Subject) -> _Plan:
         "fingerprint": data.report.fingerprint,
         "exact_duplicates_between_splits": data.report.exact_duplicates_between_splits,
     }
-    lengths = [count(prompt) for prompt in rows["prompt"]]
+    lengths = count_row_tokens(processing_class, rows, template)
     return _Plan(rows, make_chunks(lengths, request.chunk_size, request.seed), about)
 
 

@@ -76,7 +76,7 @@ def _read_head(request: ExportRequest) -> ModelCardData:
         datasets=datasets or None,
         library_name=_LIBRARIES[request.format],
         license=read_licence(recipe.model),
-        pipeline_tag="text-generation",
+        pipeline_tag="image-text-to-text" if recipe.dataset.has_images else "text-generation",
         tags=[*_TAGS, *(["lora"] if recipe.model.lora else [])],
     )
 
@@ -96,8 +96,14 @@ def _has_chat_template(folder: Path) -> bool:
 def _example(recipe: Recipe) -> list[str]:
     """Return messages as the model was trained on them, as JSON."""
     system = recipe.dataset.parts[0].prompt.system
-    messages = [{"role": "system", "content": system}] if system else []
+    messages: list[dict[str, Any]] = []
+    if system:
+        messages.append({"role": "system", "content": system})
     messages.append({"role": "user", "content": "…"})
+    if recipe.dataset.has_images:
+        for message in messages:
+            message["content"] = [{"type": "text", "text": message["content"]}]
+        messages[-1]["content"].insert(0, {"type": "image", "path": "picture.png"})
     return [json.dumps(message, ensure_ascii=False) for message in messages]
 
 

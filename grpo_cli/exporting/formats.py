@@ -25,6 +25,7 @@ from grpo_cli.models.loading import (
     load_model,
     load_tokenizer,
 )
+from grpo_cli.models.processor import load_processing_class, tokenizer_of
 from grpo_cli.processes import reaped
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.runs.files import write_text
@@ -51,12 +52,19 @@ def load_trained(request: ExportRequest) -> Any:
     return load_adapter(load_base(request), request.trained, request.base.path)
 
 
+def load_processing(request: ExportRequest) -> Any:
+    """Load the tokenizer that training used, or the processor if it had images."""
+    has_images = request.recipe.dataset.has_images
+    return load_processing_class(request.tokenizer, has_images=has_images)
+
+
 def write_safetensors(request: ExportRequest, folder: Path, dtype: str) -> None:
-    """Write the trained model as one: weights in `dtype`, config, stop tokens, tokenizer and template."""
+    """Write the trained model as one: weights in `dtype`, config, stop tokens, tokenizer or processor."""
     model = load_trained(request)
     if request.is_adapter:
         model = model.merge_and_unload()
-    tokenizer = load_tokenizer(request.tokenizer)
+    processing_class = load_processing(request)
+    tokenizer = tokenizer_of(processing_class)
     settings = load_generation_config(request.recipe.model)
     stops = all_eos_token_ids(settings, tokenizer)
     settings.update(
@@ -64,14 +72,14 @@ def write_safetensors(request: ExportRequest, folder: Path, dtype: str) -> None:
     )
     model.generation_config = settings
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=request.max_shard_size)
-    tokenizer.save_pretrained(folder)
+    processing_class.save_pretrained(folder)
 
 
 def write_adapter(request: ExportRequest, folder: Path) -> None:
-    """Write the adapter as it is, with the tokenizer and template it was trained with."""
+    """Write the adapter as it is, with the tokenizer or processor and the template it was trained with."""
     for name in _ADAPTER_FILES:
         shutil.copyfile(request.trained / name, folder / name)
-    load_tokenizer(request.tokenizer).save_pretrained(folder)
+    load_processing(request).save_pretrained(folder)
 
 
 _SCRIPT = "convert_hf_to_gguf.py"

@@ -88,6 +88,10 @@ def make_request(
     folder = RunFolder(run)
     recipe = folder.read_recipe()
     name, trained = find_model(folder, checkpoint)
+    if recipe.dataset.has_images and format == "gguf":
+        raise UsageError(
+            f"{run} was trained on images, and its GGUF file would read none. Fix: --format safetensors"
+        )
     has_adapter = recipe.model.lora is not None if is_sharded(trained) else is_adapter(trained)
     if format == "adapter" and not has_adapter:
         raise UsageError(f"{trained} holds whole weights, no adapter. Fix: --format safetensors")

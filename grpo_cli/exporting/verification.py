@@ -15,22 +15,30 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import peft
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoProcessor, AutoTokenizer
 
 from grpo_cli.data.build import build_datasets
+from grpo_cli.data.images import fill_images
 from grpo_cli.data.sources import has_eval
 from grpo_cli.environments.player import open_player
 from grpo_cli.exporting.exporting import PROGRESS
-from grpo_cli.exporting.formats import load_base, load_exact, load_trained
+from grpo_cli.exporting.formats import load_base, load_exact, load_processing, load_trained
 from grpo_cli.exporting.request import ExportRequest
-from grpo_cli.fast.completions import all_eos_token_ids, encode_prompt, sample_completions
+from grpo_cli.fast.completions import (
+    Images,
+    all_eos_token_ids,
+    encode_prompt,
+    sample_completions,
+)
 from grpo_cli.issues import Issue
 from grpo_cli.machine import pick_device
-from grpo_cli.models.loading import load_adapter, load_generation_config, load_tokenizer
+from grpo_cli.models.loading import load_adapter, load_generation_config
+from grpo_cli.models.processor import load_processing_class, tokenizer_of
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.model import ModelConfig
 
 PROMPTS = 4
@@ -52,6 +60,14 @@ _FINER = {
 }
 _GGUF_PRECISION = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "q8_0"}
 _AGAIN = "export again"
+
+
+class Asked(NamedTuple):
+    """What the models are asked."""
+
+    prompts: list[Any]
+    images: list[list[Any]] | None
+    """Of each prompt; None if none may hold any."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +96,20 @@ def verify(request: ExportRequest, folder: Path, tell: Callable[[str], None]) ->
     Raises:
         GrpoError: A model cannot be loaded.
     """
-    tokenizer = load_tokenizer(request.tokenizer)
-    prompts = _read_prompts(request, tokenizer)
-    tell(f"verifying: the trained model on {len(prompts)} prompts (1 of 3)")
-    trained = _run(request, load_trained(request), tokenizer, prompts, None)
+    processing = load_processing(request)
+    asked = _read_prompts(request, tokenizer_of(processing))
+    tell(f"verifying: the trained model on {len(asked.prompts)} prompts (1 of 3)")
+    trained = _run(request, load_trained(request), processing, asked, None)
     tell("verifying: the base model (2 of 3)")
-    base = _run(request, load_base(request), tokenizer, prompts, trained.answers, greedy=False)
+    base = _run(request, load_base(request), processing, asked, trained.answers, greedy=False)
     tell("verifying: the export (3 of 3)")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".loaded-") as scratch:
         source = _loadable(request, folder, Path(scratch))
-        is_adapter = request.format == "adapter"
-        own = AutoTokenizer.from_pretrained(folder) if is_adapter else load_tokenizer(source)
+        is_adapter, has_images = request.format == "adapter", asked.images is not None
+        if is_adapter:
+            own = (AutoProcessor if has_images else AutoTokenizer).from_pretrained(folder)
+        else:
+            own = load_processing_class(source, has_images=has_images)
         model = load_exact(source)
         model = load_adapter(model, folder, source.path) if is_adapter else model
         size, expected = model.get_output_embeddings().weight.shape[0], trained.logits.shape[1]
@@ -98,9 +117,9 @@ def verify(request: ExportRequest, folder: Path, tell: Callable[[str], None]) ->
             seen = f"the export knows {size} tokens, the trained model {expected}"
             fix = f"{_AGAIN} with the tokenizer of the run"
             return {"ok": False, "findings": [Issue(seen, fix, subject="vocabulary").as_json()]}
-        export = _run(request, model, own, prompts, trained.answers)
-        issues = _compare_settings(request, source, tokenizer, own, prompts)
-    return _summarize(request, (base, trained, export), tokenizer, issues)
+        export = _run(request, model, own, asked, trained.answers)
+        issues = _compare_settings(request, source, processing, own, asked)
+    return _summarize(request, (base, trained, export), tokenizer_of(processing), issues)
 
 
 def _summarize(
@@ -138,7 +157,7 @@ def _summarize(
     }
 
 
-def _read_prompts(request: ExportRequest, tokenizer: Any) -> list[Any]:
+def _read_prompts(request: ExportRequest, tokenizer: Any) -> Asked:
     dataset = request.recipe.dataset
     limits = {"eval_limit": PROMPTS} if has_eval(dataset) else {}
     if request.recipe.is_sampled:
@@ -150,19 +169,48 @@ def _read_prompts(request: ExportRequest, tokenizer: Any) -> list[Any]:
     rows = data.train if data.eval is None or not len(data.eval) else data.eval
     rows = rows.select(range(min(PROMPTS, len(rows))))
     if not recipe.environment:
-        return list(rows["prompt"])
+        has_images = IMAGES in rows.column_names
+        return Asked(list(rows["prompt"]), list(rows[IMAGES]) if has_images else None)
     # What an environment says first belongs to the prompt: without it, that may be empty.
     with open_player(recipe, tokenizer) as player:
         episodes = player.begin(rows.to_list())
         player.close(episodes)
-    return [episode.prompt for episode in episodes]
+    return Asked([episode.prompt for episode in episodes], None)
+
+
+def _encode(processing: Any, asked: Asked, place: int, kwargs: dict[str, Any] | None) -> Any:
+    """Return what a model reads of the prompt at a place, by name, `[1, …]`."""
+    prompt = asked.prompts[place]
+    if asked.images is None:
+        return {"input_ids": torch.tensor([encode_prompt(processing, prompt, kwargs)])}
+    options = {"add_generation_prompt": True, **(kwargs or {})}
+    filled = fill_images(prompt, asked.images[place])
+    return processing.apply_chat_template(
+        [filled], tokenize=True, return_dict=True, return_tensors="pt", **options
+    )
+
+
+def _read_answer(model: Any, fields: Any, answer: Sequence[int]) -> torch.Tensor:
+    """Return the logits before each token of an answer, [tokens, vocabulary] float32."""
+    length = fields["input_ids"].shape[1]
+    more = torch.tensor([answer], dtype=torch.long)
+    # The mask and the kinds of tokens are as long as the prompt.
+    tails = {"input_ids": more, "attention_mask": torch.ones_like(more)}
+    whole = {
+        name: torch.cat([value, tails.get(name, torch.zeros_like(more))], dim=1)
+        if value.shape == (1, length)
+        else value
+        for name, value in fields.items()
+    }
+    logits = model(**{name: value.to(model.device) for name, value in whole.items()}).logits
+    return logits[0, length - 1 : -1].float().cpu()
 
 
 def _run(
     request: ExportRequest,
     model: Any,
-    tokenizer: Any,
-    prompts: Sequence[Any],
+    processing: Any,
+    asked: Asked,
     answers: list[tuple[int, ...]] | None,
     *,
     greedy: bool = True,
@@ -174,20 +222,19 @@ def _run(
     if greedy:
         sampled = sample_completions(
             model,
-            tokenizer,
-            prompts,
+            tokenizer_of(processing),
+            asked.prompts,
             max_new_tokens=ANSWER_TOKENS,
             temperature=0.0,
             chat_template_kwargs=kwargs,
+            images=Images(processing, asked.images) if asked.images is not None else None,
         )
         own = [group[0].token_ids for group in sampled]
-    rows = []
     with torch.no_grad():
-        for prompt, answer in zip(prompts, answers or own, strict=True):
-            prompt_ids = encode_prompt(tokenizer, prompt, kwargs)
-            ids = torch.tensor([[*prompt_ids, *answer]], device=model.device)
-            logits = model(input_ids=ids).logits[0, len(prompt_ids) - 1 : -1]
-            rows.append(logits.float().cpu())
+        rows = [
+            _read_answer(model, _encode(processing, asked, place, kwargs), answer)
+            for place, answer in enumerate(answers or own)
+        ]
     hashes = {}
     if request.format == "safetensors" and not isinstance(model, peft.PeftModel):
         hashes = _hash_tensors(model, getattr(torch, request.dtype))
@@ -224,27 +271,38 @@ def _loadable(request: ExportRequest, folder: Path, scratch: Path) -> ModelConfi
 
 
 def _compare_settings(
-    request: ExportRequest, source: ModelConfig, tokenizer: Any, own: Any, prompts: Sequence[Any]
+    request: ExportRequest, source: ModelConfig, processing: Any, own: Any, asked: Asked
 ) -> list[Issue]:
-    """Compare what surrounds the weights: vocabulary, stop tokens, template."""
+    """Compare what surrounds the weights: vocabulary, stop tokens, template, images."""
+    tokenizer, exported = tokenizer_of(processing), tokenizer_of(own)
     issues = []
-    if len(own) != len(tokenizer):
-        seen = f"the export's tokenizer knows {len(own)} tokens, the trained one {len(tokenizer)}"
+    if len(exported) != len(tokenizer):
+        seen = (
+            f"the export's tokenizer knows {len(exported)} tokens, the trained one {len(tokenizer)}"
+        )
         issues.append(Issue(seen, _AGAIN, subject="tokenizer"))
     trained = set(all_eos_token_ids(load_generation_config(request.recipe.model), tokenizer))
-    stops = set(all_eos_token_ids(load_generation_config(source), own))
+    stops = set(all_eos_token_ids(load_generation_config(source), exported))
     if trained != stops:
         seen = f"the export stops at tokens {sorted(stops)}, training did at {sorted(trained)}"
         issues.append(Issue(seen, _AGAIN, subject="stop tokens"))
     kwargs = request.recipe.generation.extras.get("chat_template_kwargs")
-    if any(
-        encode_prompt(own, prompt, kwargs) != encode_prompt(tokenizer, prompt, kwargs)
-        for prompt in prompts
-    ):
+    ours, theirs = (
+        [_encode(each, asked, place, kwargs) for place in range(len(asked.prompts))]
+        for each in (processing, own)
+    )
+    if any(not _are_equal(*pair) for pair in zip(ours, theirs, strict=True)):
         seen = "a prompt of the recipe has other tokens in the export"
         why = "a model answers badly to a template it was not trained with"
         issues.append(Issue(seen, _AGAIN, subject="chat template", why=why))
     return issues
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Return whether a model reads the same: tokens, and what a processor makes of images."""
+    return first.keys() == second.keys() and all(
+        torch.equal(value, second[name]) for name, value in first.items()
+    )
 
 
 def _check_weights(request: ExportRequest, moved: float, changed: int) -> list[Issue]:

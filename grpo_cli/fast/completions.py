@@ -6,21 +6,34 @@ Leaves the model and the random state as it found them.
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig
 
+from grpo_cli.data.images import Image, fill_images, read_size
 from grpo_cli.errors import RecipeError, RunError
 from grpo_cli.fast.decoding import Decoding, decode, read_decoding, unsupported_reason
 from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
 from grpo_cli.issues import Issue
 from grpo_cli.models.loading import without_wrapper
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.training import FastConfig
 
 _FAST = FastConfig()
 Prompt = str | list[dict[str, Any]]
 """Plain text, or messages with `role` and `content`."""
+
+
+class Images(NamedTuple):
+    """The images of prompts, and what a model reads them by."""
+
+    processor: Any
+    """Of transformers, a `ProcessorMixin`."""
+    of_prompts: Sequence[Sequence[Any]]
+    """For each prompt its `PIL.Image.Image`s; read when they are needed."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,8 @@ def sample_completions(
     options: Mapping[str, Any] | None = None,
     fast: FastConfig = _FAST,
     generate: Callable[[list[list[int]]], list[list[int]]] | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    images: Images | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[list[Completion]]:
     """Sample completions for each prompt, in the order of `prompts`.
 
@@ -76,34 +90,43 @@ def sample_completions(
         seed: Seed of the sampling; None continues from the current random state.
         chat_template_kwargs: More variables for the chat template.
         options: More of transformers' sampling settings, such as `top_p`; not read by greedy decoding.
-        fast: Whether to sample by `decoding.py` or `graph_decoding.py`; otherwise, or if they cannot, by
-            plain `generate()`.
+        fast: Whether to sample by `decoding.py` or `graph_decoding.py` if they can, not by plain `generate()`.
         generate: Samples a batch instead, from token ids; samples of a prompt are adjacent.
+        images: Of the prompts, if they may have some; they are then sampled in their order, by `generate()`.
         on_progress: Called after each batch with the completions done and their total.
 
     Raises:
         RecipeError: Prompts are messages, and the tokenizer has no chat template.
         RunError: A prompt has no tokens.
     """
-    encoded = [encode_prompt(tokenizer, prompt, chat_template_kwargs) for prompt in prompts]
-    if not all(encoded):
-        raise RunError("a prompt has no tokens. Fix: remove empty prompts from the data")
+    config = _generation_config(model, tokenizer, max_new_tokens, temperature, options or {})
+    if images is None:
+        encoded, order = _encode_prompts(tokenizer, prompts, chat_template_kwargs)
+        sample: Callable[[Any], Any] = generate or _pick_sampler(model, tokenizer, config, fast)
+    else:
+        encoded = order = [*range(len(prompts))]
+        sample = _sample_from_images(model, prompts, images, config, chat_template_kwargs)
     distinct = samples_per_prompt if temperature > 0 else 1
-    order = sorted(range(len(encoded)), key=lambda index: -len(encoded[index]))
     queue = [index for index in order for _ in range(distinct)]
     results: list[list[Completion]] = [[] for _ in prompts]
-    config = _generation_config(model, tokenizer, max_new_tokens, temperature, options or {})
-    ends = declared_eos_token_ids(config)
-    sample = generate or _pick_sampler(model, tokenizer, config, fast)
     with torch.no_grad(), sampling_state(model, config, seed):
         for start in range(0, len(queue), batch_size):
             batch = queue[start : start + batch_size]
-            rows = sample([encoded[index] for index in batch])
+            rows = sample([encoded[place] for place in batch])
             for index, row in zip(batch, rows, strict=True):
-                results[index].append(_as_completion(tokenizer, row, ends))
-            if on_progress is not None:
-                on_progress(start + len(batch), len(queue))
+                results[index].append(_as_completion(tokenizer, row, config))
+            on_progress(start + len(batch), len(queue))
     return [samples * (samples_per_prompt // distinct) for samples in results]
+
+
+def _encode_prompts(
+    tokenizer: Any, prompts: Sequence[Prompt], kwargs: dict[str, Any] | None
+) -> tuple[list[Any], list[int]]:
+    """Return the tokens of prompts, and their places with the longest first."""
+    encoded = [encode_prompt(tokenizer, prompt, kwargs) for prompt in prompts]
+    if not all(encoded):
+        raise RunError("a prompt has no tokens. Fix: remove empty prompts from the data")
+    return encoded, sorted(range(len(encoded)), key=lambda place: -len(encoded[place]))
 
 
 @contextlib.contextmanager
@@ -225,10 +248,58 @@ def _accepts(tokenizer: Any, messages: Sequence[dict[str, Any]], options: dict[s
 
 
 def count_prompt_tokens(
-    tokenizer: Any, prompt: Prompt, chat_template_kwargs: dict[str, Any] | None = None
+    tokenizer: Any,
+    prompt: Any,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    *,
+    images: Sequence[Image] | None = None,
 ) -> int:
-    """Return how many tokens the model reads before it answers `prompt`."""
-    return len(encode_prompt(tokenizer, prompt, chat_template_kwargs))
+    """Return how many tokens the model reads before it answers `prompt`.
+
+    Args:
+        tokenizer: The tokenizer; a processor if prompts may hold images.
+        prompt: The prompt.
+        chat_template_kwargs: More variables for the chat template.
+        images: The prompt's images as rows hold them, each read for its size; None if no prompt may hold any.
+
+    Raises:
+        RecipeError: The prompt is a list of messages, and there is no chat template, or one that refuses them.
+    """
+    if images is None:
+        return len(encode_prompt(tokenizer, prompt, chat_template_kwargs))
+    options = {"add_generation_prompt": True, **(chat_template_kwargs or {})}
+    text = apply_template(tokenizer, prompt, tokenize=False, **options)
+    count = _count_text_tokens(tokenizer, text)
+    return count + sum(_count_image_tokens(tokenizer, *read_size(image)) for image in images)
+
+
+def count_row_tokens(
+    processing_class: Any, rows: Any, chat_template_kwargs: dict[str, Any] | None = None
+) -> list[int]:
+    """Return the tokens of the prompts of a `Dataset`; see `count_prompt_tokens`."""
+    images: Any = repeat(None, len(rows))
+    if IMAGES in rows.column_names:
+        images = rows.select_columns([IMAGES]).to_dict()[IMAGES]
+    return [
+        count_prompt_tokens(processing_class, prompt, chat_template_kwargs, images=each)
+        for prompt, each in zip(rows["prompt"], images, strict=True)
+    ]
+
+
+def _count_text_tokens(processor: Any, text: str) -> int:
+    return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@lru_cache(maxsize=4096)
+def _count_image_tokens(processor: Any, width: int, height: int) -> int:
+    """Return the tokens that an image has besides the one that stands for it in the text."""
+    from PIL import Image as Pillow
+
+    prompt = [{"role": "user", "content": [{"type": "image", "text": None}]}]
+    filled = fill_images(prompt, [Pillow.new("RGB", (width, height))])
+    encoded = processor.apply_chat_template([filled], tokenize=True, return_dict=True)
+    text = apply_template(processor, prompt, tokenize=False)
+    return len(encoded["input_ids"][0]) - _count_text_tokens(processor, text)
 
 
 def all_eos_token_ids(config: GenerationConfig, tokenizer: Any) -> list[int]:
@@ -248,8 +319,9 @@ def declared_eos_token_ids(config: GenerationConfig) -> list[int]:
     return declared if isinstance(declared, list) else [declared]
 
 
-def _as_completion(tokenizer: Any, row: list[int], eos: list[int]) -> Completion:
+def _as_completion(tokenizer: Any, row: list[int], config: GenerationConfig) -> Completion:
     """Cut a generated row of tokens after the first one that ends a completion."""
+    eos = declared_eos_token_ids(config)
     tokens = cut_at_end(row, eos)
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     return Completion(text, tuple(tokens), clipped=not tokens or tokens[-1] not in eos)
@@ -321,6 +393,36 @@ def sampling_state(model: Any, config: GenerationConfig | None, seed: int | None
             owner.generation_config = own_config
             for module, training in modes:
                 module.training = training
+
+
+def _sample_from_images(
+    model: Any,
+    prompts: Sequence[Any],
+    images: Images,
+    config: GenerationConfig,
+    chat_template_kwargs: dict[str, Any] | None,
+) -> Callable[[list[int]], list[list[int]]]:
+    """Return a function that samples a completion for each of some prompts, which it takes by number.
+
+    Source: trl 1.16, `GRPOTrainer._tokenize_prompts` and `_generate_single_turn`.
+    """
+    # As TRL: the model would look for an image where it sampled its token.
+    config.suppress_tokens = [model.config.image_token_id]
+    options = {"add_generation_prompt": True, **(chat_template_kwargs or {})}
+
+    def sample(numbers: list[int]) -> list[list[int]]:
+        inputs = images.processor.apply_chat_template(
+            [fill_images(prompts[number], images.of_prompts[number]) for number in numbers],
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            processor_kwargs={"padding": True},
+            **options,
+        ).to(model.device)
+        output = model.generate(**inputs, generation_config=config)
+        return list(output[:, inputs["input_ids"].shape[1] :].tolist())
+
+    return sample
 
 
 def _generate(

@@ -56,6 +56,8 @@ def unsupported_reason(model: Any, bare: Any) -> str | None:
         bare: The `PreTrainedModel` itself.
     """
     config = bare.config.get_text_config()
+    if config is not bare.config and getattr(bare.config, "vision_config", None) is not None:
+        return "the model reads images"
     if (tie := find_batch_tie(config) or find_prompt_ties(model)) is not None:
         return tie
     if has_dropout(model):

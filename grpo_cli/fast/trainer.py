@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from accelerate import DistributedType
 from accelerate.utils import gather_object
-from transformers import Trainer
+from transformers import ProcessorMixin, Trainer
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
@@ -38,6 +38,7 @@ from grpo_cli.models.loading import find_prompt_ties, without_wrapper
 from grpo_cli.recipe.training import (
     BUDGET,
     GRAPHS,
+    IMAGES,
     FastConfig,
     find_beyond,
     find_left_off,
@@ -92,7 +93,8 @@ class FastTrainer(GRPOTrainer):
         if on_settled is None:
             return
         self._fast = self._requested
-        reasons = find_left_off(self._fast, vars(self.args))
+        has_images = isinstance(self.processing_class, ProcessorMixin)
+        reasons = find_left_off(self._fast, {**vars(self.args), IMAGES: has_images})
         if self.aux_loss_enabled:
             why = "a loss for the balance of experts is added"
             reasons |= dict.fromkeys(("no_signal", "shared_prompts", BUDGET), why)

@@ -302,6 +302,11 @@ def _of_run(run: RunFolder, checkpoint: str | None) -> Served:
     recipe = run.read_recipe()
     _, trained = find_model(run, checkpoint)
     trained = trained.absolute()
+    if recipe.dataset.has_images:
+        raise UsageError(
+            f"{run.path} was trained on images, which are not served and not sent yet. "
+            f"Fix: load {trained} with another tool; it holds the weights and the processor"
+        )
     refuse_sharded(trained)
     adapter = trained if is_adapter(trained) else None
     model = (read_adapter_base(trained) or recipe.model.path) if adapter else str(trained)

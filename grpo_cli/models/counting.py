@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface
 
 from grpo_cli.models.loading import (
     add_adapters,
     load_config,
+    pick_class,
     pick_dtype,
     refused_config,
     without_wrapper,
@@ -108,7 +109,7 @@ def _build_empty(model: ModelConfig, config: Any, dtype: torch.dtype) -> Any:
     AttentionInterface.register(_FUSED, _attend)
     with torch.device("meta"):
         try:
-            empty = AutoModelForCausalLM.from_config(
+            empty = pick_class(config).from_config(
                 config, dtype=dtype, trust_remote_code=model.trust_remote_code
             )
         except Exception as error:  # whatever transformers makes of a wrong config.json

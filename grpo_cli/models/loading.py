@@ -18,6 +18,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
@@ -28,6 +29,7 @@ from grpo_cli.issues import Issue
 from grpo_cli.loading_errors import check_tokenizer, explain_loading, quiet_loading
 from grpo_cli.machine import has_bfloat16
 from grpo_cli.models.source import model_folder_or_id, read_chat_template, resolve_source
+from grpo_cli.models.vision import is_vision_language
 from grpo_cli.models.weights import (
     check_adapter_values,
     check_names,
@@ -66,12 +68,17 @@ _LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"
 
 def load_tokenizer(model: ModelConfig) -> Any:
     """Load the tokenizer as TRL wants it: padding on the left, eos and pad tokens, the recipe's template."""
-    template = read_chat_template(model)
     location = model_folder_or_id(model)
-    with _explained(model):
+    with explaining(model):
         tokenizer = AutoTokenizer.from_pretrained(
-            location, padding_side="left", truncation_side="left", **_hub_options(model)
+            location, padding_side="left", truncation_side="left", **hub_options(model)
         )
+    return settle_tokenizer(tokenizer, model)
+
+
+def settle_tokenizer(tokenizer: Any, model: ModelConfig) -> Any:
+    """Return a tokenizer with a padding token and the recipe's template; raises as `load_tokenizer` does."""
+    template = read_chat_template(model)
     check_tokenizer(tokenizer, model.path, section="model.")
     if tokenizer.eos_token is None:
         fix = "add `eos_token` to its tokenizer_config.json"
@@ -87,8 +94,8 @@ def load_tokenizer(model: ModelConfig) -> Any:
 def load_config(model: ModelConfig) -> Any:
     """Load the configuration, a `PreTrainedConfig`."""
     location = model_folder_or_id(model)
-    with _explained(model):
-        return AutoConfig.from_pretrained(location, **_hub_options(model))
+    with explaining(model):
+        return AutoConfig.from_pretrained(location, **hub_options(model))
 
 
 def load_generation_config(model: ModelConfig) -> Any:
@@ -120,7 +127,7 @@ def load_model(
         A `PreTrainedModel` with a language-modelling head, without adapters.
     """
     cuda = torch.cuda.is_available() if device_is_cuda is None else device_is_cuda
-    options = {**_hub_options(model), **_precision_options(model, cuda), **model.init_kwargs}
+    options = {**hub_options(model), **_precision_options(model, cuda), **model.init_kwargs}
     if device is not None and (device == "meta" or "device_map" not in options):
         options["device_map"] = {"": device}
     if model.attn_implementation is not None:
@@ -128,8 +135,8 @@ def load_model(
     # Weights of other sizes are refused below, where the message can name them.
     options["ignore_mismatched_sizes"] = True
     location = model_folder_or_id(model)
-    with _explained(model):
-        loaded, report = AutoModelForCausalLM.from_pretrained(
+    with explaining(model):
+        loaded, report = pick_class(load_config(model)).from_pretrained(
             location, output_loading_info=True, **options
         )
     check_names(model.path, loaded, report["missing_keys"], report["unexpected_keys"])
@@ -139,6 +146,13 @@ def load_model(
     if device != "meta":
         check_values(model.path, loaded)
     return loaded
+
+
+def pick_class(config: Any) -> Any:
+    """Return the class of transformers that loads a model with its head, by its `PreTrainedConfig`."""
+    if is_vision_language({"model_type": config.model_type, **vars(config)}):
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 def check_weights(model: ModelConfig, tokenizer: Any) -> None:
@@ -199,12 +213,24 @@ def pick_dtype(model: ModelConfig, *, cuda: bool) -> Any:
     return torch.float32 if emulated and load_config(model).dtype == torch.bfloat16 else "auto"
 
 
-def build_peft_config(lora: LoraConfig | None) -> peft.LoraConfig | None:
-    """Return the recipe's adapters as peft's configuration; None if all weights are trained."""
+def build_peft_config(lora: LoraConfig | None, model: Any = None) -> peft.LoraConfig | None:
+    """Return the recipe's adapters as peft's configuration; None if all weights are trained.
+
+    With `all-linear`, the vision part of a `model` that reads images gets none.
+    """
     if lora is None:
         return None
     dumped = lora.model_dump().items()
     options = {name: list(each) if isinstance(each, tuple) else each for name, each in dumped}
+    reads_images = model is not None and pick_class(model.config) is AutoModelForImageTextToText
+    if lora.target_modules == "all-linear" and reads_images:
+        decoder = model.get_decoder()
+        inside = next(name for name, module in model.named_modules() if module is decoder)
+        excluded = options.get("exclude_modules") or []
+        if not isinstance(excluded, str):
+            excluded = rf"(.*\.)?({'|'.join(map(re.escape, excluded))})" if excluded else ""
+        outside = rf"(?!{re.escape(inside)}\.).*"
+        options["exclude_modules"] = "|".join(filter(None, (outside, excluded)))
     return peft.LoraConfig(task_type="CAUSAL_LM", **options)
 
 
@@ -217,7 +243,7 @@ def add_adapters(model: Any, lora: LoraConfig) -> Any:
     """
     _check_module_names(model, lora)
     try:
-        adapted = peft.get_peft_model(model, build_peft_config(lora))
+        adapted = peft.get_peft_model(model, build_peft_config(lora, model))
         _check_vocabulary_adapters(adapted.get_base_model())
         return adapted
     except (ValueError, TypeError) as error:
@@ -353,7 +379,8 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
     _refuse(message, "use the tokenizer that belongs to these weights")
 
 
-def _hub_options(model: ModelConfig) -> dict[str, Any]:
+def hub_options(model: ModelConfig) -> dict[str, Any]:
+    """Return the arguments of every `from_pretrained`."""
     options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
     revision = resolve_source(model).revision
     return options if revision is None else {**options, "revision": revision}
@@ -389,7 +416,8 @@ def _check_quantization_here(model: ModelConfig, cuda: bool) -> None:
         raise SetupError(f"{what} needs bitsandbytes. Fix: {fix}")
 
 
-def _explained(model: ModelConfig) -> AbstractContextManager[None]:
+def explaining(model: ModelConfig) -> AbstractContextManager[None]:
+    """Turn what transformers raises inside into a `SetupError`; see `explain_loading`."""
     return explain_loading(
         model.path, section="model.", offline_fix=_OFFLINE_FIX, more_fixes=_FIXES
     )

@@ -16,6 +16,7 @@ from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.errors import GrpoError, RunError
 from grpo_cli.fast.completions import (
     Completion,
+    Images,
     all_eos_token_ids,
     encode_prompt,
     open_sampler,
@@ -23,9 +24,11 @@ from grpo_cli.fast.completions import (
 )
 from grpo_cli.machine import pick_device
 from grpo_cli.models.loading import add_adapters, load_generation_config, load_model, load_trainable
+from grpo_cli.models.processor import tokenizer_of
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import engine_settings
 from grpo_cli.probing.cost import Timings
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 
@@ -62,8 +65,8 @@ class _Sampled(NamedTuple):
 
 def run_model(
     recipe: Recipe,
-    tokenizer: Any,
-    rows: Sequence[Mapping[str, Any]],
+    processing_class: Any,
+    data: Any,
     *,
     batch_size: int,
     takes_step: bool,
@@ -71,12 +74,15 @@ def run_model(
 ) -> ModelRun:
     """Sample a group for each row, `batch_size` completions at a time, and take one training step.
 
+    `data` is a `Dataset`, and `processing_class` the tokenizer, or the processor if prompts may hold images.
+
     Raises:
         RunError: The device runs out of memory.
         GrpoError: The model cannot be loaded.
     """
     disable_progress_bar()
-    model = None
+    model, tokenizer, rows = None, tokenizer_of(processing_class), data.to_list()
+    images = Images(processing_class, data[IMAGES]) if recipe.dataset.has_images else None
     if recipe.generation.backend == "vllm":
         tell("starting vLLM")
         with _explained("sampling", recipe):
@@ -86,7 +92,9 @@ def run_model(
         with _explained("loading the model", recipe):
             model = _load(recipe, tokenizer)
         with _explained("sampling", recipe):
-            sampled = _sample(recipe, model, tokenizer, rows, batch_size, tell)
+            sampled = _sample(recipe, model, tokenizer, rows, images, batch_size, tell)
+    if images is not None:
+        return ModelRun(sampled.groups, None, 0, 0.0)
     sequences = _list_sequences(recipe, tokenizer, rows, sampled.groups)
     mean_tokens = fmean(len(completion) for _, completion in sequences)
     if not takes_step:
@@ -172,11 +180,12 @@ def _sample(
     model: Any,
     tokenizer: Any,
     rows: Sequence[Mapping[str, Any]],
+    images: Images | None,
     batch_size: int,
     tell: Callable[[str], None],
 ) -> _Sampled:
     """Sample with transformers."""
-    settings = {**_settings(recipe), "fast": settle_fast(recipe)}
+    settings = {**_settings(recipe), "fast": settle_fast(recipe), "images": images}
     prompts = [row["prompt"] for row in rows]
     # The first call makes ready what the others use.
     sample_completions(model, tokenizer, prompts[:1], **{**settings, **_WARM_UP})

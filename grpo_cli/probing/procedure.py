@@ -34,7 +34,7 @@ from grpo_cli.probing.signal import (
 from grpo_cli.probing.static_checks import check_statically
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores
-from grpo_cli.rewards.scoring import Reward
+from grpo_cli.rewards.scoring import Reward, reward_columns
 from grpo_cli.rewards.testing import RewardTestResult
 from grpo_cli.runs.files import finite
 from grpo_cli.runs.folder import RunFolder
@@ -117,6 +117,8 @@ class Session:
     probe: Probe
     tell: Progress
     tokenizer: Any = None
+    processing_class: Any = None
+    """The processor if prompts may hold images, otherwise the tokenizer."""
     data: Any = None
     """`BuiltData`."""
     prompts_sampled: int = PROMPTS
@@ -212,13 +214,18 @@ def _sample_and_judge(session: Session) -> None:
     from grpo_cli.probing.model_run import run_model
 
     run, scored = None, []
+    fits = not memory or available is None or memory.peak_bytes <= available
+    if session.recipe.dataset.has_images:
+        seen = "no training step was taken, so the time of the training is not estimated"
+        fix, why = "see the first steps", "a step with images cannot be timed yet"
+        session.add([Issue(seen, fix, level="note", subject="cost: time", why=why)])
     with session.failing("sampling", "training", why="a training would meet the same"):
         run = run_model(
             session.recipe,
-            session.tokenizer,
-            rows.to_list(),
+            session.processing_class,
+            rows,
             batch_size=session.sampled_at_once(),
-            takes_step=not memory or available is None or memory.peak_bytes <= available,
+            takes_step=fits and not session.recipe.dataset.has_images,
             tell=session.tell,
         )
     if run is None:
@@ -226,7 +233,8 @@ def _sample_and_judge(session: Session) -> None:
     session.tell("scoring")
     began = time.perf_counter()
     with session.failing("rewards: failure", "rewards"):
-        scored = score_samples(session.rewards, rows.to_dict(), run.sampled)
+        columns = reward_columns(rows, session.rewards)
+        scored = score_samples(session.rewards, columns, run.sampled)
     if scored:
         score_s = (time.perf_counter() - began) / len(scored)
         _judge_signal(session, scored)

@@ -169,11 +169,20 @@ def check_stop_tokens(
         )
 
 
+def _answer_to(prompt: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a message of the assistant, in parts if those of the prompt are."""
+    in_parts = isinstance(prompt[-1]["content"], list)
+    return {
+        "role": "assistant",
+        "content": [{"type": "text", "text": _MARK}] if in_parts else _MARK,
+    }
+
+
 def _end_of_turn(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> int | None:
     """Return the special token that the chat template writes right after an assistant's message."""
     from grpo_cli.fast.completions import apply_template
 
-    turn = [*prompt, {"role": "assistant", "content": _MARK}]
+    turn = [*prompt, _answer_to(prompt)]
     try:
         text = apply_template(tokenizer, turn, tokenize=False, **(kwargs or {}))
     except RecipeError:

@@ -34,7 +34,7 @@ from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import build_rewards, right_answers
 from grpo_cli.rewards.contract import NO_TRAINER, Batch, text_of
-from grpo_cli.rewards.scoring import Reward, has_state, read_state
+from grpo_cli.rewards.scoring import Reward, has_state, read_state, reward_columns
 from grpo_cli.rewards.testing import try_rewards
 from grpo_cli.units import spread
 
@@ -98,14 +98,18 @@ def _check_tasks(recipe: Recipe) -> Iterator[Issue]:
 
 def _load_data(session: "Session") -> None:
     from grpo_cli.data.build import build_datasets
-    from grpo_cli.models.loading import check_weights, load_config, load_tokenizer
+    from grpo_cli.models.loading import check_weights, load_config
+    from grpo_cli.models.processor import load_processing_class, tokenizer_of
 
     model = session.recipe.model
     session.tell("loading the tokenizer")
     # First, as these errors are clearer than those of the tokenizer.
     check_model_data(model)
     load_config(model)
-    session.tokenizer = load_tokenizer(model)
+    session.processing_class = load_processing_class(
+        model, has_images=session.recipe.dataset.has_images
+    )
+    session.tokenizer = tokenizer_of(session.processing_class)
     check_teacher_tokenizer(session.recipe, session.tokenizer)
     session.tell("comparing the weights with config.json")
     check_weights(model, session.tokenizer)
@@ -209,7 +213,7 @@ def _check_prompts(session: "Session") -> None:
         limits=limits,
     )
     declared = declared_eos_token_ids(load_generation_config(recipe.model))
-    if not recipe.environment:
+    if not recipe.environment and not recipe.dataset.has_images:
         session.add(prompts.check_differ(rendered))
     session.add(replace(problem, subject="batch") for problem in session.plan.problems)
     session.add(fits)
@@ -243,7 +247,7 @@ def _read_prompts(
     All are empty if episodes cannot begin, which is a finding.
     """
     from grpo_cli.environments.player import open_player
-    from grpo_cli.fast.completions import count_prompt_tokens
+    from grpo_cli.fast.completions import count_row_tokens
 
     rows, tokenizer, kwargs = (
         session.data.train.select(places),
@@ -253,7 +257,7 @@ def _read_prompts(
     if not session.recipe.has_episodes:
         chosen = list(rows["prompt"])
         rendered = [prompts.render(tokenizer, prompt, kwargs) for prompt in chosen]
-        return chosen, rendered, [count_prompt_tokens(tokenizer, each, kwargs) for each in chosen]
+        return chosen, rendered, count_row_tokens(session.processing_class, rows, kwargs)
     episodes: list[Episode] = []
     path = "environment" if session.recipe.environment else "tools"
     with session.failing("episodes", path), open_player(session.recipe, tokenizer) as player:
@@ -328,7 +332,7 @@ def _score_group(session: "Session", rewards: Sequence[Reward]) -> None:
 
     texts = [f"The answer is {n}." for n in range(session.recipe.generation.num_generations)]
     group = [Completion(text, tuple(_encode(session, text)), clipped=False) for text in texts]
-    score_samples(rewards, _trial_rows(session, [0]).to_dict(), [group])
+    score_samples(rewards, reward_columns(_trial_rows(session, [0]), rewards), [group])
 
 
 def _trial_rows(session: "Session", places: Sequence[int] | None = None) -> Any:
@@ -340,7 +344,7 @@ def _trial_rows(session: "Session", places: Sequence[int] | None = None) -> Any:
 def _check_opening(session: "Session") -> Iterable[Issue]:
     if session.probe.prompts is None:
         return []
-    first = _trial_rows(session, [0]).to_dict()
+    first = reward_columns(_trial_rows(session, [0]), session.rewards)
     state = {"trainer_state": NO_TRAINER}
     row = Batch([first.pop("prompt")[0]], [""], columns=first, extra=state)
     rendered = session.probe.prompts.rendered
@@ -389,6 +393,11 @@ def _estimate(session: "Session", runs: Path) -> None:
             "watch the memory of the first steps",
             "with long completions they are the largest part",
         )
+        session.add([Issue(seen, fix, level="note", subject="cost: memory", why=why)])
+    if recipe.dataset.has_images:
+        seen = "the memory that images take while they are read is not in the estimate"
+        fix = "watch the memory of the first steps; `model.processor` can make images smaller"
+        why = "the weights of the vision part are counted, and images as tokens of their prompts"
         session.add([Issue(seen, fix, level="note", subject="cost: memory", why=why)])
     inputs = memory_inputs(recipe, device, longest, session.sampled_at_once())
     if (teacher := find_teacher(recipe)) is not None:

@@ -14,12 +14,16 @@ class PromptConfig(Section):
     """How a row becomes a prompt; the texts are sandboxed Jinja templates over the row's columns."""
 
     user: str | None = None
-    """The user's message, such as `{{ question }}`. Leave out if rows have a `prompt` column."""
+    """The user's message, such as `{{ question }}`. Leave out if rows have a `prompt` column. With `images`,
+    `{{ image }}` says where the next image goes."""
     system: str | None = None
     """The system message; needs a chat template."""
     style: Literal["auto", "chat", "text"] = "auto"
     """`chat` renders messages with the chat template, `text` uses the rendered text unchanged;
     `auto` is `chat` if the tokenizer has a chat template."""
+    images: OneOrMany[str] = ()
+    """Columns with a row's images, in order: paths relative to the data file, bytes, images of `datasets`, lists
+    of these, or nothing. They come before the text, or where `{{ image }}` stands."""
 
     @property
     def fixed_system(self) -> str | None:
@@ -57,6 +61,8 @@ class StreamingConfig(Section):
     order of the data."""
 
 
+IMAGES = "images"
+"""The column of a training row that holds its images; TRL's name."""
 Streaming = Annotated[
     StreamingConfig | None,
     # `streaming: true` is short for the defaults.
@@ -113,6 +119,11 @@ class _DatasetBase(Section):
     def streams(self) -> StreamingConfig | None:
         """How its training rows are streamed; None if they are read before the training."""
         return getattr(self, "streaming", None)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether prompts may hold images."""
+        return any(part.prompt.images for part in self.parts)
 
     @property
     def rows_read(self) -> int | None:

@@ -119,7 +119,7 @@ _REFUSED: dict[str, str] = {
     "auto_find_batch_size": "lower `per_device_train_batch_size`: GRPO refuses this option",
     "enable_jit_checkpoint": "remove it: a stopped run saves a checkpoint anyway",
     "disable_tqdm": "remove it: the live view shows progress",
-    "log_multimodal": "remove it: recipes train on text",
+    "log_multimodal": "remove it: the report of a run shows prompts",
     "max_tool_calling_iterations": "write `episode.max_turns`, which is one more",
     "num_completions_to_print": "remove it: completions go to the run folder",
     "log_unique_prompts": "remove it: completions go to the run folder",

@@ -342,6 +342,7 @@ def _anchor_paths(tree: Node) -> None:
         node = tree.find(path)
         for item in node.value if node and isinstance(node.value, list) else [node]:
             _anchor(item, only_local=path[-1] in _MAY_BE_ELSEWHERE)
+    _anchor_images(tree.child("dataset"))
     for held_out in _entries(tree.find(("evaluation", "during"))):
         task = held_out.child("task")
         # A task of lm-eval may be called as a folder is.
@@ -354,6 +355,19 @@ def _anchor_paths(tree: Node) -> None:
                 _anchor(entry.child("path"), only_local=True)
                 _anchor_command(entry.child("command"))
                 _anchor_command(entry.child("python"))
+
+
+def _anchor_images(dataset: Node | None) -> None:
+    """Make the paths of images absolute in rows that the recipe itself holds."""
+    named = dataset.find(("prompt", "images")) if dataset is not None else None
+    if dataset is None or named is None:
+        return
+    columns = [node.value for node in _entries(named) or [named] if isinstance(node.value, str)]
+    rows = [*_entries(dataset.child("rows")), *_entries(dataset.child("eval_rows"))]
+    for row in (row for row in rows if isinstance(row.value, dict)):
+        for value in filter(None, map(row.child, columns)):
+            for image in _entries(value) or [value]:
+                _anchor(image, only_local=False)
 
 
 def _scalars(node: Node) -> Iterator[Node]:

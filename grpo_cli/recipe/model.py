@@ -38,7 +38,7 @@ class LoraConfig(OpenSection):
     lora_dropout: Number = Field(default=0.0, ge=0, lt=1)
     """Dropout inside the adapters."""
     target_modules: Annotated[str, AfterValidator(_refuse_listing)] | tuple[str, ...] = "all-linear"
-    """Names of the modules that get an adapter, or `all-linear`."""
+    """Names of the modules that get an adapter, or `all-linear`, which leaves the vision part of a model out."""
     modules_to_save: tuple[str, ...] | None = None
     """Modules trained in full and saved with the adapter."""
     use_rslora: bool = False
@@ -97,6 +97,8 @@ class ModelConfig(Section):
     """Attention kernel: `sdpa`, `eager`, `flash_attention_2`, …"""
     chat_template: str | None = None
     """A Jinja chat template, or the path of a template file; replaces the tokenizer's."""
+    processor: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the processor for images by their own names, such as `min_pixels` and `max_pixels`."""
     trust_remote_code: bool = False
     """Run Python code that ships with the model. Read the code before you enable this."""
     init_kwargs: dict[str, Any] = Field(default_factory=dict)

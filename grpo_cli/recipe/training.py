@@ -51,6 +51,8 @@ _IDLE = {
 PARTS = ("no_signal", "shared_prompts", "sampling")
 GRAPHS = "cuda_graphs"
 BUDGET = "max_tokens_per_micro_batch"
+IMAGES = "images"
+"""Whether prompts have images; beside the fields of `GRPOConfig`."""
 ATTENTION = ("sdpa", "eager", "flash")
 """Parts of the names of attention implementations that prompts can be shared with."""
 _SAMPLED_BY = frozenset(
@@ -215,8 +217,11 @@ def find_left_off(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, st
 
     Args:
         fast: The switches.
-        settings: `GRPOConfig` fields by name; those that are not there have TRL's defaults.
+        settings: `GRPOConfig` fields by name, and `IMAGES`; those that are not there have TRL's defaults.
     """
+    if settings.get(IMAGES):
+        why = "prompts have images, which TRL's own step places"
+        return {part: why for part in (*PARTS, BUDGET, GRAPHS) if getattr(fast, part)}
     repacking = _why_no_repacking(settings)
     reasons: dict[str, str | None] = {
         "no_signal": repacking,

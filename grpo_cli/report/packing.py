@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.wording import list_turns, say_episode
 from grpo_cli.rewards.scoring import weighted_sum
-from grpo_cli.runs.completions import Group, find_groups, load_groups
+from grpo_cli.runs.completions import Group, find_groups, load_groups, show_content
 from grpo_cli.runs.metrics import STAGES, When
 
 TRAINING_BYTES = 12_000_000
@@ -229,9 +229,5 @@ def _describe_episodes(group: Group) -> dict[str, Any]:
 def _as_turns(prompt: Any) -> list[list[str]]:
     """Return a prompt as pairs of role and text; plain text has no role."""
     if not isinstance(prompt, list):
-        return [["", _as_text(prompt)]]
-    return [[str(turn.get("role", "")), _as_text(turn.get("content", ""))] for turn in prompt]
-
-
-def _as_text(content: Any) -> str:
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        return [["", show_content(prompt)]]
+    return [[str(turn.get("role", "")), show_content(turn.get("content", ""))] for turn in prompt]

@@ -16,6 +16,7 @@ from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.analysis.expectations import Comparison, compare_with_own
 from grpo_cli.errors import GrpoError, UsageError, nearest
 from grpo_cli.recipe.evaluation import EvaluationConfig
+from grpo_cli.runs.completions import show_content
 from grpo_cli.runs.files import measure_bytes
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import count_averaged
@@ -377,7 +378,7 @@ def last_turn(prompt: Any) -> str:
     """Return a prompt's text, or that of its last message."""
     if isinstance(prompt, list):
         last = prompt[-1] if prompt else ""
-        prompt = last.get("content", "") if isinstance(last, dict) else last
+        prompt = show_content(last.get("content", "")) if isinstance(last, dict) else last
     return str(prompt)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_cli.errors import RewardError
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import (
     EPISODE,
     Batch,
@@ -394,6 +395,16 @@ def _trace(error: BaseException) -> list[str]:
 
 def _is_users(frame: traceback.FrameSummary) -> bool:
     return not frame.filename.startswith(_HIDDEN)
+
+
+def reward_columns(rows: Any, rewards: Sequence[Reward]) -> dict[str, list[Any]]:
+    """Return the columns of a `Dataset` as rewards get them; images decoded, if a reward may look at them."""
+    if IMAGES not in rows.column_names:
+        return dict(rows.to_dict())
+    columns = dict(rows.remove_columns([IMAGES]).to_dict())
+    if any(reward.kind == "python" for reward in rewards):
+        columns[IMAGES] = list(rows[IMAGES])
+    return columns
 
 
 def has_state(reward: Reward) -> bool:

@@ -11,7 +11,7 @@ from grpo_cli.errors import UsageError
 from grpo_cli.issues import Issue
 from grpo_cli.rewards import findings
 from grpo_cli.rewards.contract import NO_TRAINER, Batch, RewardParams, Score, text_of
-from grpo_cli.rewards.scoring import Reward, clip_score, weighted_sum
+from grpo_cli.rewards.scoring import Reward, clip_score, reward_columns, weighted_sum
 from grpo_cli.templating import environment
 from grpo_cli.units import spread
 
@@ -137,8 +137,8 @@ def try_rewards(
     usual = COSTLY_ROWS if costly else ROWS if budget_s is None else QUICK_ROWS
     count = min(rows or usual, len(data))
     chosen = data.select(spread(len(data), count))
-    table = Table(rewards, chosen.to_dict(), encode, on_progress, budget_s)
-    everything = Table(rewards, data.to_dict(), None, on_progress)
+    table = Table(rewards, reward_columns(chosen, rewards), encode, on_progress, budget_s)
+    everything = Table(rewards, reward_columns(data, ()), None, on_progress)
     problems = list(findings.check_rows(everything))
     forms: dict[int, str] = {}
     candidates: dict[str, Answers] = {}

@@ -1,5 +1,6 @@
 """`completions/rank_N.jsonl`: the groups sampled in training, found first and loaded one by one."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,16 @@ class GroupPlace:
 
     step: int
     lines: list[tuple[Path, int, int]] = field(default_factory=list)
+
+
+def show_content(content: Any) -> str:
+    """Return what a message says as text, with `[image]` where an image stands."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    if not all(isinstance(part, dict) and "type" in part for part in parts):
+        return json.dumps(content, ensure_ascii=False)
+    return "".join(str(part.get("text") or f"[{part['type']}]") for part in parts)
 
 
 def find_groups(run: RunFolder) -> list[GroupPlace]:

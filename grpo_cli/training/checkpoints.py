@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import EarlyStoppingCallback, TrainerState
+from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
 from grpo_cli.errors import RewardError, RunError
@@ -121,7 +121,7 @@ class AtomicCheckpoints(_Mixin):
         staged = checkpoints / STAGING / f"checkpoint-{self.state.global_step}"
         self._saving = True
         try:
-            with atomic_dir(staged.parent):
+            with atomic_dir(staged.parent), self._naming_as_loaded():
                 super()._save_checkpoint(model, trial)
                 self._save_more(staged)
                 self._record_best(staged)
@@ -138,6 +138,23 @@ class AtomicCheckpoints(_Mixin):
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             rotate_checkpoints(str(checkpoints), self.args.save_total_limit, best)
+
+    @contextmanager
+    def _naming_as_loaded(self) -> Iterator[None]:
+        """Save weights by the names that they have in memory.
+
+        By those of the hub, which some models have besides, `Trainer` (transformers 5.17) would find none of them
+        when it resumes, and go on with others.
+        """
+        model = self.accelerator.unwrap_model(self.model)
+        if not isinstance(model, PreTrainedModel):
+            yield
+            return
+        model.save_pretrained = functools.partial(model.save_pretrained, save_original_format=False)
+        try:
+            yield
+        finally:
+            del model.save_pretrained
 
     def _record_best(self, staged: Path) -> None:
         """Name the best checkpoint by its final path: for all processes, and in the state that was just saved."""

@@ -181,9 +181,7 @@ class HeldOutSets(TrainerCallback):
         phase = f"measuring {config.label} at step {step}"
         trainer = self._trainer
         with _unchanged(measurer.rewards):
-            result = measurer.write(
-                held_out.name_at(step), phase, trainer.model, trainer.processing_class
-            )
+            result = measurer.write(held_out.name_at(step), phase, trainer.model, trainer.tokenizer)
         metrics = {name: each["value"] for name, each in result[INTERVALS].items()}
         known = {name: value for name, value in metrics.items() if value is not None}
         if config.task is not None:

@@ -18,10 +18,11 @@ from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, score_samp
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import canonical_json
 from grpo_cli.environments.player import Player, sample_episodes
-from grpo_cli.fast.completions import Completion, open_sampler, sample_completions
+from grpo_cli.fast.completions import Completion, Images, open_sampler, sample_completions
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.rewards.building import right_scores
-from grpo_cli.rewards.scoring import Reward
+from grpo_cli.rewards.scoring import Reward, reward_columns
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.metrics import STAGES, When, append_record
 from grpo_cli.training.callbacks import is_stop_requested
@@ -48,6 +49,8 @@ class Measurer:
     """Samples, if the training samples with vLLM; otherwise transformers does."""
     player: Player | None = field(default=None, kw_only=True)
     """Plays episodes, if the recipe has some."""
+    processor: Any = field(default=None, kw_only=True)
+    """Of the model, if prompts may hold images."""
     source: str | None = field(default=None, kw_only=True)
     """Of a mixture, the source that all rows are of; None if they are of several."""
 
@@ -114,7 +117,9 @@ class Measurer:
             sampled = self._sample(phase, shard, model, tokenizer, seed)
         else:
             sampled = self._play(self.player, phase, shard, model, tokenizer, seed)
-        return score_samples(self.rewards, shard.to_dict(), sampled, seed) if len(shard) else []
+        if not len(shard):
+            return []
+        return score_samples(self.rewards, reward_columns(shard, self.rewards), sampled, seed)
 
     def _sample(
         self, phase: str, rows: Dataset, model: Any, tokenizer: Any, seed: int
@@ -139,6 +144,7 @@ class Measurer:
             samples_per_prompt=evaluation.samples_per_prompt,
             seed=seed,
             fast=self.session.recipe.training.fast,
+            images=Images(self.processor, rows[IMAGES]) if self.processor else None,
             on_progress=lambda done, total: self._report(phase, f"{done}/{total} prompts"),
         )
         return sampled[: len(rows)]

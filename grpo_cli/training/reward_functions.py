@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from trl.chat_template_utils import parse_response
 from trl.data_utils import is_conversational
 
+from grpo_cli.data.images import without_images
 from grpo_cli.environments.episode import is_clipped
 from grpo_cli.rewards.contract import EPISODE, Batch, Score
 from grpo_cli.rewards.scoring import Reward
@@ -349,7 +350,7 @@ class NoReward:
 def _as_batch(prompts: Any, completions: Any, completion_ids: Any, more: dict[str, Any]) -> Batch:
     """Return what TRL passes to a reward."""
     return Batch(
-        prompts=prompts,
+        prompts=[without_images(prompt) for prompt in prompts],
         completions=completions,
         completion_ids=completion_ids,
         columns={key: value for key, value in more.items() if key not in _NOT_COLUMNS},

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from transformers import ProcessorMixin
 
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.fast.trainer import FastTrainer
+from grpo_cli.models.loading import without_wrapper
 from grpo_cli.models.teacher_server import TeacherServer
 from grpo_cli.training.callbacks import PhaseClock
 from grpo_cli.training.checkpoints import ExactResume
@@ -45,9 +47,23 @@ class RunTrainer(ExactResume, FastTrainer):
         """Completions to make a batch of instead of sampling."""
         super().__init__(*args, **options)
         self.add_callback(self._clock)
+        if self.reads_images:
+            # Not of the model itself: peft's layers call its `forward` past all hooks.
+            backbone = without_wrapper(self.model).base_model
+            backbone.register_forward_pre_hook(_leave_out_no_images, with_kwargs=True)
         self._episodes = episodes
         if episodes is not None:
             self.rollout_func = episodes.play
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer; if the recipe has images, that of the processor."""
+        return self._tokenizer
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether prompts may hold images."""
+        return isinstance(self.processing_class, ProcessorMixin)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Run one micro-step; see `check_loss` for what it raises."""
@@ -267,6 +283,11 @@ class RunTrainer(ExactResume, FastTrainer):
         self._generated = _as_rows(columns, self._sampled_entropies, len(prompts))
         return columns
 
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        ids, images, fields = super()._tokenize_prompts(prompts)
+        # TRL has None for a prompt without images, which processors refuse beside others with some.
+        return ids, images and [each or [] for each in images], fields
+
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, fields: Any, num_generations: int, *rest: Any
     ) -> Any:
@@ -296,6 +317,20 @@ class RunTrainer(ExactResume, FastTrainer):
         if self._episodes is not None:
             self._episodes.log_metrics(self._metrics["train" if self.model.training else "eval"])
         return self._rewards
+
+
+_IMAGE_FIELDS = (
+    "pixel_values pixel_attention_mask image_grid_thw image_sizes image_position_ids spatial_shapes"
+).split()
+"""What a processor makes of images."""
+
+
+def _leave_out_no_images(model: Any, args: Any, fields: dict[str, Any]) -> Any:
+    """Take what TRL makes of no images at all out of a call: a vision part reads at least one."""
+    pixels = fields.get("pixel_values")
+    if pixels is None or len(pixels):
+        return None
+    return args, {name: each for name, each in fields.items() if name not in _IMAGE_FIELDS}
 
 
 def _as_rows(columns: Any, entropies: Any, count: int) -> list[tuple[Any, ...]]:

@@ -37,10 +37,10 @@ from grpo_cli.models.loading import (
     build_peft_config,
     load_generation_config,
     load_model,
-    load_tokenizer,
     load_trainable,
     refer_to_base,
 )
+from grpo_cli.models.processor import load_processing_class, tokenizer_of
 from grpo_cli.models.source import fingerprint_model
 from grpo_cli.models.teacher import check_teacher_tokenizer, find_teacher, fingerprint_teacher
 from grpo_cli.models.teacher_server import TeacherServer
@@ -115,10 +115,11 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     check_processes(session)
     session.report("loading the tokenizer")
     with session.processes.local_main_process_first():
-        tokenizer = load_tokenizer(recipe.model)
+        processing_class = load_processing_class(recipe.model, has_images=recipe.dataset.has_images)
+        tokenizer = tokenizer_of(processing_class)
         check_teacher_tokenizer(recipe, tokenizer)
     session.report("preparing the data")
-    data = _build_data(session, tokenizer)
+    data = _build_data(session, processing_class)
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder.sent_weights, ignore_errors=True)
         player = None
@@ -126,24 +127,24 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
             session.report("opening tools and environments")
             stops = all_eos_token_ids(load_generation_config(recipe.model), tokenizer)
             player = stack.enter_context(open_player(recipe, tokenizer, stops=stops))
-        _train(session, args, tokenizer, data, player)
+        _train(session, args, processing_class, data, player)
 
 
 def _train(
     session: Session,
     args: Any,
-    tokenizer: PreTrainedTokenizerBase,
+    processing_class: Any,
     data: BuiltData,
     player: Player | None,
 ) -> None:
     """Train from the data to the final weights; `player` plays episodes, if the recipe has some."""
-    recipe, folder = session.recipe, session.folder
+    recipe, folder, tokenizer = session.recipe, session.folder, tokenizer_of(processing_class)
     session.report("loading the rewards")
     rewards = build_rewards(recipe.rewards, reward_context(recipe, str(session.processes.device)))
     start = recipe.model
     if recipe.warmup is not None:
         start = _warm_up(session, args, tokenizer, data, rewards, player)
-    trainer = _build_trainer(session, args, tokenizer, data, start, rewards, player)
+    trainer = _build_trainer(session, args, processing_class, data, start, rewards, player)
     callback = _add_callbacks(session, trainer)
     check_strategy(session, trainer)
     measurer = _build_measurer(session, trainer, rewards, data, player)
@@ -170,13 +171,12 @@ def _train(
     session.finish(step=trainer.state.global_step, reason=reason)
 
 
-def _build_data(session: Session, tokenizer: PreTrainedTokenizerBase) -> BuiltData:
+def _build_data(session: Session, processing_class: Any) -> BuiltData:
     """Return the datasets; refuse those on which TRL would silently train nothing."""
     template = session.recipe.generation.extras.get("chat_template_kwargs")
-    options: dict[str, Any] = {
-        "has_chat_template": bool(tokenizer.chat_template),
-        "count_tokens": partial(count_prompt_tokens, tokenizer, chat_template_kwargs=template),
-    }
+    count = partial(count_prompt_tokens, processing_class, chat_template_kwargs=template)
+    has_template = bool(processing_class.chat_template)
+    options: dict[str, Any] = {"has_chat_template": has_template, "count_tokens": count}
     with session.processes.local_main_process_first():
         data = build_datasets(session.recipe, **options)
     if session.recipe.dataset.streams:
@@ -213,13 +213,13 @@ def _refuse_change(session: Session, what: str, before: str | None, now: str | N
 def _build_trainer(
     session: Session,
     args: Any,
-    tokenizer: PreTrainedTokenizerBase,
+    processing_class: Any,
     data: BuiltData,
     start: ModelConfig,
     rewards: list[Reward],
     player: Player | None,
 ) -> "AnyTrainer":
-    recipe = session.recipe
+    recipe, tokenizer = session.recipe, tokenizer_of(processing_class)
     if recipe.training.mode == "async":
         from grpo_cli.training.asynchronous.trainer import build_async_trainer
 
@@ -237,8 +237,8 @@ def _build_trainer(
     options = {
         "model": load_trainable(model, start),
         "args": args,
-        "processing_class": tokenizer,
-        "peft_config": None if start.adapter else build_peft_config(start.lora),
+        "processing_class": processing_class,
+        "peft_config": None if start.adapter else build_peft_config(start.lora, model),
     }
     patched = patched_vllm(session, lambda: _wait_for_server(session))
     with patched, _reference_on(_loading_device(session)):
@@ -300,7 +300,7 @@ def _train_warmup(
         if processes.is_main_process:
             save_examples(folder, best)
     processes.wait_for_everyone()
-    peft_config = None if config.adapter else build_peft_config(config.lora)
+    peft_config = None if config.adapter else build_peft_config(config.lora, model)
     trainer = learn(session, args, model, tokenizer, peft_config, read_examples(folder))
     _save_model(session, trainer, folder.warmup / "model")
     trainer.accelerator.free_memory()
@@ -445,7 +445,8 @@ def _build_measurer(
     if shares_weights(trainer):
         # No process has a model that it could sample from.
         return None
-    make = partial(Measurer, session, rewards, vllm=vllm, player=player)
+    processor = trainer.processing_class if session.recipe.dataset.has_images else None
+    make = partial(Measurer, session, rewards, vllm=vllm, player=player, processor=processor)
     if evaluation.during and isinstance(trainer, RunTrainer):
         add_held_out_sets(session, trainer, data.eval, make)
     rows = select_rows(data.eval, evaluation.limit)

@@ -38,6 +38,7 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
         "use_cpu": cpu,
         "disable_tqdm": True,
         "log_completions": False,
+        "log_multimodal": False,
     }
     if isinstance(recipe.dataset, MixtureDataset) or recipe.dataset.streams:
         # Their rows are in the order in which they are drawn.

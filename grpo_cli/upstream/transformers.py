@@ -1,12 +1,18 @@
 """Internal names of transformers. Does not import it."""
 
+import importlib.util
+import re
 import sys
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 VERSION = "5.17.0"
 
 EAGER = "eager_attention_forward"
 """Name of the attention function of `eager` in the files of models."""
+_IMAGE_TEXT = "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
+"""Name of the table of `AutoModelForImageTextToText`."""
 _TRAINER = "transformers.trainer.Trainer"
 
 METHODS = {
@@ -21,11 +27,24 @@ NAMES = {
     "transformers.integrations.deepspeed": "_hf_deepspeed_config_weak_ref",
     "transformers.configuration_utils": "_attn_implementation",
     "transformers.trainer_utils": "rotate_checkpoints",
+    "transformers.models.auto.modeling_auto": _IMAGE_TEXT,
     "transformers.models.llama.modeling_llama": EAGER,
 }
 LITERALS: dict[str, tuple[str, ...]] = {
     "transformers.trainer": ("loss", "grad_norm", "learning_rate"),
 }
+
+
+@cache
+def read_image_text_types() -> frozenset[str]:
+    """Return the `model_type`s that `AutoModelForImageTextToText` loads, read from its source."""
+    spec = importlib.util.find_spec("transformers")
+    folders = spec.submodule_search_locations if spec else None
+    if not folders:
+        return frozenset()
+    text = Path(folders[0], "models", "auto", "modeling_auto.py").read_text(encoding="utf-8")
+    table = text.partition(f"\n{_IMAGE_TEXT} = ")[2].partition("\n)")[0]
+    return frozenset(re.findall(r'^ +\("([\w-]+)", "', table, re.MULTILINE))
 
 
 def attention_name(model: Any) -> str:

@@ -76,6 +76,7 @@ METHODS = {
     f"{_TRAINER}._prepare_inputs": "generation_batch",
     # Sampling and scoring (`train/trainer.py`).
     f"{_TRAINER}._generate": "prompts",
+    f"{_TRAINER}._tokenize_prompts": "prompts",
     f"{_TRAINER}._generate_single_turn": (
         "prompt_ids, images, multimodal_fields, num_generations, has_tool_images"
     ),

@@ -36,6 +36,7 @@ NOT_RUN = {
     'pip install "grpo-cli[vllm,judge] @ git+<this repository>"': "`make setup` installs extras",
     "grpo train recipes/quickstart.yaml": "five minutes: tests/integration/test_quickstart.py trains it",
     "grpo train first.yaml": "five minutes; the same training, as a test below shows",
+    "grpo train recipes/offline/shapes.yaml": "a minute: tests/integration/test_images.py trains it",
     "grpo train game.yaml": "ten minutes: tests/integration/test_episodes.py trains a smaller model in its way",
     f"grpo diagnose {RUN}": (
         "its answers are cut off here, an error: tests/integration/test_diagnosis.py looks at such runs"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import trl
 import yaml
+from PIL import Image
 
 from tests.docs.pages import ROOT, read_blocks
 from tests.in_process import run_command
@@ -109,6 +110,22 @@ class Workshop:
         self.cluster.write("python", f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         self.cluster.write("vllm", f'#!/bin/sh\nexec "{sys.executable}" "{standin}" "$@"\n')
 
+    def _write_images(self) -> None:
+        for name in ("charts/0001.png", "charts/0002.png", "maps/delta.jpg"):
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            Image.new("RGB", (40, 30)).save(self.folder / name)
+        rows = [
+            {"chart": "charts/0001.png", "question": "How many?", "answer": "3", "map": None},
+            {
+                "chart": "charts/0002.png",
+                "question": "Where?",
+                "answer": "5",
+                "map": "maps/delta.jpg",
+            },
+        ]
+        lines = (f"{json.dumps(row)}\n" for row in rows * 8)
+        (self.folder / "charts.jsonl").write_text("".join(lines))
+
     def _write_data(self) -> None:
         sums = [(a, b) for a in range(3, 19) for b in (4, 7, 12)]
         rows = [
@@ -124,6 +141,7 @@ class Workshop:
             for text, reward in ((" Gladly.", 0.9), (" No.", 0.1))
         ]
         (self.folder / "scored.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in scored))
+        self._write_images()
         (self.folder / "data").mkdir()
         for name, part in (("train", rows[:40]), ("test", rows[40:])):
             text = "".join(f"{json.dumps(row)}\n" for row in part)

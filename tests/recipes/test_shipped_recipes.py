@@ -31,6 +31,7 @@ def flags_for(path, made):
     flags = {
         "gsm8k-local": {"dataset.train": "rows.jsonl", "dataset.eval": "rows.jsonl"},
         "zen-offline": {"dataset.train": "zen.jsonl", "model.path": "tiny-qwen2"},
+        "shapes-offline": {"dataset.train": "shapes.jsonl", "model.path": "tiny-llava"},
         "higher-lower-offline": {"model.path": "tiny-guesser"},
         "gpt2-scored-offline": {"dataset.train": "scored.jsonl", "model.path": "tiny-gpt2"},
     }

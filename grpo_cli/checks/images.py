@@ -1,0 +1,99 @@
+"""Checks of recipes with images: those of the first rows, the model, and what does not work with them yet."""
+
+import importlib.util
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from grpo_cli.data.images import ImageError, as_image, check_image, image_values
+from grpo_cli.data.rows import Row, RowNames
+from grpo_cli.errors import RecipeError, install_extra
+from grpo_cli.issues import Issue
+from grpo_cli.models.vision import reads_images
+from grpo_cli.recipe.recipe import Recipe
+
+_PLACE = "dataset.prompt.images"
+_DECODED = 16
+"""Images that are decoded if only that tells whether they are whole."""
+
+
+def look_at_images(rows: Sequence[Row], columns: Iterable[str], names: RowNames) -> Iterator[Issue]:
+    """Check the images of rows; what is wrong with several of them in the same way is told once.
+
+    Args:
+        rows: Those looked at, from the first on.
+        columns: Those with images.
+        names: The rows' names in messages.
+    """
+    if not _has_pillow():
+        return
+    columns, looked_at = tuple(columns), 0
+    faults: dict[tuple[str, str], list[tuple[int, ImageError]]] = {}
+    for place, row in enumerate(rows):
+        folder = names.folder(place)
+        for column, value in image_values(row, columns):
+            looked_at += 1
+            try:
+                _check(value, folder, decodes=looked_at <= _DECODED)
+            except ImageError as error:
+                faults.setdefault((column, error.kind), []).append((place, error))
+    for (column, _), found in faults.items():
+        place, first = found[0]
+        count = len({place for place, _ in found})
+        more = f"; so it is in {count} of the {len(rows)} rows looked at" if count > 1 else ""
+        yield Issue(f"{names(place)}: `{column}` {first.seen}{more}", first.fix, _PLACE)
+
+
+def _check(value: object, folder: Path | None, *, decodes: bool) -> None:
+    check_image(as_image(value, folder), decodes=decodes)
+
+
+def _has_pillow() -> bool:
+    return importlib.util.find_spec("PIL") is not None
+
+
+def check_images(recipe: Recipe) -> Iterator[Issue]:
+    """Check that the model reads images, and that the recipe has nothing that does not work with them."""
+    if not recipe.dataset.has_images:
+        if recipe.model.processor:
+            seen = "has no effect: no prompt has images"
+            fix = "name their columns in `dataset.prompt.images`, or remove it"
+            yield Issue(seen, fix, "model.processor", level="warning")
+        return
+    if not _has_pillow():
+        yield Issue("Pillow is not installed", install_extra("images"), _PLACE)
+    try:
+        reads = reads_images(recipe.model)
+    except RecipeError:
+        reads = None  # `check_model` tells
+    if reads is False:
+        seen = "the prompts have images, and the model reads none (by the `vision_config` of config.json)"
+        fix = "name a vision-language model, or remove `dataset.prompt.images`"
+        yield Issue(seen, fix, "model.path")
+    lora = recipe.model.lora
+    if lora is not None and lora.target_modules == "all-linear":
+        seen = "adapters are on the language part alone; the vision part stays as it is"
+        fix = "to train it too, name the modules of both in `target_modules`"
+        yield Issue(seen, fix, "model.lora.target_modules", level="note")
+    yield from _find_conflicts(recipe)
+
+
+def _find_conflicts(recipe: Recipe) -> Iterator[Issue]:
+    backend, strategy = recipe.generation.backend, recipe.launch.strategy
+    conflicts = {
+        "dataset.kind": not recipe.is_sampled,
+        "dataset.streaming": any(part.streams for part in recipe.dataset.parts),
+        "tools": bool(recipe.tools),
+        "environment": bool(recipe.environment),
+        "teacher": recipe.teacher is not None,
+        "warmup": recipe.warmup is not None,
+        "training.mode": recipe.training.mode == "async",
+        "generation.dynamic_sampling": recipe.generation.dynamic_sampling is not None,
+    }
+    for path in (path for path, holds in conflicts.items() if holds):
+        yield Issue("does not work with images yet", "leave one of them out", path)
+    if backend not in ("auto", "transformers"):
+        seen = f"{backend} does not sample from images yet"
+        yield Issue(seen, "set `generation.backend: transformers`", "generation.backend")
+    if strategy.startswith(("zero", "fsdp")):
+        seen = f"{strategy} does not work with images yet"
+        yield Issue(seen, "set `launch.strategy: ddp`", "launch.strategy")

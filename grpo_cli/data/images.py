@@ -1,0 +1,238 @@
+"""Images of rows: where they are, whether Pillow reads them, and how they are decoded."""
+
+import io
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.data.rows import Row, show, show_names, suggest
+from grpo_cli.errors import RecipeError
+from grpo_cli.issues import Issue
+
+MARK = "image"
+"""The name in a template that says where an image goes."""
+Image = dict[str, Any]
+"""`{"bytes": …, "path": …}`, one of them None, as `datasets` stores an image."""
+_PLACE = "dataset.prompt.images"
+_TURNED = range(5, 9)
+"""Values of EXIF's orientation (tag 274) that exchange width and height."""
+_ENDS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG": b"IEND"}
+"""How JPEG and PNG begin and end."""
+_START, _TAIL = 12, 1024
+_CONVERT = "convert it to PNG or JPEG, or leave the row out"
+
+
+def check_image_columns(columns: Iterable[str], available: Iterable[str], rows: str) -> None:
+    """Check that there are the columns that hold images; `rows` is what messages call the rows.
+
+    Raises:
+        RecipeError: There are not.
+    """
+    names = list(available)
+    for name in columns:
+        if name not in names:
+            message = f"there is no column `{name}`; the {rows} rows have {show_names(names)}"
+            fix = suggest(name, names, "name one of these columns")
+            raise RecipeError([Issue(message, fix, _PLACE)])
+
+
+class ImageError(Exception):
+    """An image cannot be used; what was seen, with the fix."""
+
+    def __init__(self, kind: str, seen: str, fix: str) -> None:
+        super().__init__(seen)
+        self.kind, self.seen, self.fix = kind, seen, fix
+
+
+def image_values(row: Row, columns: Iterable[str]) -> list[tuple[str, Any]]:
+    """Return each image of a row as it is written, with its column; empty values are no images."""
+    listed = {
+        name: value if isinstance(value := row.get(name), list | tuple) else [value]
+        for name in columns
+    }
+    return [
+        (name, each)
+        for name, values in listed.items()
+        for each in values
+        if each is not None and each != ""
+    ]
+
+
+def read_images(row: Row, columns: Iterable[str], where: str, folder: Path | None) -> list[Image]:
+    """Return a row's images; of each, the first and last bytes are read.
+
+    Args:
+        row: Column name → value.
+        columns: Those that hold images.
+        where: What messages call the row.
+        folder: What paths are relative to; None for the working directory.
+
+    Raises:
+        RecipeError: One of them is no picture that Pillow reads.
+    """
+    images = []
+    for column, value in image_values(row, columns):
+        try:
+            images.append(as_image(value, folder))
+            check_image(images[-1])
+        except ImageError as error:
+            message = f"{where}: `{column}` {error.seen}"
+            raise RecipeError([Issue(message, error.fix, _PLACE)]) from error
+    return images
+
+
+def as_image(value: Any, folder: Path | None) -> Image:
+    """Return an image as `datasets` stores it; `folder` is what a path is relative to.
+
+    Raises:
+        ImageError: The value is none.
+    """
+    if isinstance(value, str):
+        if "://" in value or value.startswith("data:"):
+            fix = "download the pictures first, and write their paths"
+            raise ImageError("address", f"is an address, which is not opened: {show(value)}", fix)
+        path = Path(value).expanduser()
+        return {"bytes": None, "path": str(folder / path if folder else path.absolute())}
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": bytes(value), "path": None}
+    if isinstance(value, dict) and value.keys() <= {"bytes", "path"}:
+        if value.get("bytes"):
+            return {"bytes": value["bytes"], "path": None}
+        if value.get("path"):
+            return as_image(value["path"], folder)
+    if hasattr(value, "getexif"):
+        file = io.BytesIO()
+        value.save(file, format="PNG")
+        return {"bytes": file.getvalue(), "path": None}
+    raise ImageError(
+        "value", f"holds {show(value)}, which is no image", "write the path of a picture"
+    )
+
+
+def check_image(image: Image, *, decodes: bool = False) -> None:
+    """Check that an image is there, and whole.
+
+    Args:
+        image: The image.
+        decodes: Whether it is decoded if its format has no end that can be looked for.
+
+    Raises:
+        ImageError: It cannot be used.
+    """
+    read_size(image)
+    start, tail = _read_ends(image)
+    end = next((end for begin, end in _ENDS.items() if start.startswith(begin)), None)
+    # Some cameras write more behind the end.
+    if decodes if end is None else end not in tail:
+        decode_image(image)
+
+
+def _read_ends(image: Image) -> tuple[bytes, bytes]:
+    if image["bytes"] is not None:
+        return image["bytes"][:_START], image["bytes"][-_TAIL:]
+    with open(image["path"], "rb") as file:
+        start = file.read(_START)
+        file.seek(max(file.seek(0, io.SEEK_END) - _TAIL, 0))
+        return start, file.read()
+
+
+def read_size(image: Image) -> tuple[int, int]:
+    """Return the width and height of an image, turned upright, from its first bytes.
+
+    Raises:
+        ImageError: There is no such file, or Pillow does not open it.
+    """
+    with _opened(image) as picture:
+        width, height = picture.size
+        turned = picture.getexif().get(274) in _TURNED
+        return (height, width) if turned else (width, height)
+
+
+def decode_image(image: Image) -> Any:
+    """Return an image as an upright RGB `PIL.Image.Image`, on white if it is transparent.
+
+    Raises:
+        ImageError: It cannot be read.
+    """
+    from PIL import ImageOps
+
+    with _opened(image) as picture:
+        picture.load()
+        return _as_rgb(ImageOps.exif_transpose(picture))
+
+
+@contextmanager
+def _opened(image: Image) -> Iterator[Any]:
+    """Open an image; what is wrong with it, inside too, is an `ImageError`."""
+    from PIL import Image as Pillow
+    from PIL import UnidentifiedImageError
+
+    name = image["path"] or f"{len(image['bytes']):,} bytes"
+    file = image["path"] or io.BytesIO(image["bytes"])
+    try:
+        with warnings.catch_warnings():
+            # Up to twice the limit, Pillow merely warns.
+            warnings.simplefilter("error", Pillow.DecompressionBombWarning)
+            with Pillow.open(file) as picture:
+                yield picture
+    except FileNotFoundError as error:
+        fix = "correct the path, which is relative to the file of the row, or leave the row out"
+        raise ImageError("missing", f"names {name}, which does not exist", fix) from error
+    except IsADirectoryError as error:
+        raise ImageError("folder", f"names {name}, a folder", "name a picture") from error
+    except UnidentifiedImageError as error:
+        seen = f"is no picture that Pillow reads: {name} begins with {_read_ends(image)[0]!r}"
+        raise ImageError("format", seen, _CONVERT) from error
+    except (Pillow.DecompressionBombWarning, Pillow.DecompressionBombError) as error:
+        limit = f"{Pillow.MAX_IMAGE_PIXELS:,} pixels, the most that Pillow opens"
+        raise ImageError(
+            "size", f"is too large: {name} has more than {limit}", "scale it down"
+        ) from error
+    except (OSError, SyntaxError, ValueError, EOFError, ArithmeticError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ImageError("damage", f"cannot be read: {name}: {reason}", _CONVERT) from error
+
+
+def _as_rgb(picture: Any) -> Any:
+    from PIL import Image as Pillow
+
+    if picture.mode.startswith("I;16"):
+        # Pillow would cut all values off at 255.
+        picture = picture.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    above = picture.convert("RGBA")
+    return Pillow.alpha_composite(Pillow.new("RGBA", above.size, "white"), above).convert("RGB")
+
+
+def without_images(prompt: Any) -> Any:
+    """Return a prompt whose messages say where images are, and hold none."""
+    if isinstance(prompt, str):
+        return prompt
+    return [
+        {**message, "content": [_without_image(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in prompt
+    ]
+
+
+def _without_image(part: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != "image"}
+
+
+def fill_images(prompt: Sequence[dict[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return a prompt's messages with its images in their places."""
+    left = iter(images)
+    return [
+        {
+            **message,
+            "content": [
+                {**part, "image": next(left)} if part["type"] == "image" else part
+                for part in message["content"]
+            ],
+        }
+        for message in prompt
+    ]

@@ -1,0 +1,76 @@
+"""Loads the processor of a vision-language model, which holds its tokenizer and prepares images."""
+
+from typing import Any
+
+from transformers import AutoProcessor, ProcessorMixin
+
+from grpo_cli.errors import RecipeError, SetupError, nearest
+from grpo_cli.issues import Issue
+from grpo_cli.models.loading import explaining, hub_options, load_tokenizer, settle_tokenizer
+from grpo_cli.models.source import model_folder_or_id
+from grpo_cli.recipe.model import ModelConfig
+
+_PER_CALL = {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
+"""Arguments of an image processor's calls, which are no settings."""
+
+
+def load_processing_class(model: ModelConfig, *, has_images: bool) -> Any:
+    """Return what TRL calls so: the model's processor if prompts may hold images, otherwise its tokenizer.
+
+    Raises:
+        RecipeError: See `load_tokenizer` and `load_processor`.
+        SetupError: It cannot be loaded.
+    """
+    return load_processor(model) if has_images else load_tokenizer(model)
+
+
+def tokenizer_of(processing_class: Any) -> Any:
+    """Return the tokenizer of what `load_processing_class` returned."""
+    if isinstance(processing_class, ProcessorMixin):
+        return processing_class.tokenizer
+    return processing_class
+
+
+def load_processor(model: ModelConfig) -> Any:
+    """Load the processor of a vision-language model; its `tokenizer` is as `load_tokenizer` returns it.
+
+    Raises:
+        RecipeError: The model has none, or `model.processor` has a setting that it does not know.
+        SetupError: It cannot be loaded, or a package is missing.
+    """
+    options = {"padding_side": "left", "truncation_side": "left", **model.processor}
+    with explaining(model):
+        try:
+            processor = AutoProcessor.from_pretrained(
+                model_folder_or_id(model), **options, **hub_options(model)
+            )
+        except ImportError as error:
+            package = "torchvision" if "torchvision" in str(error).lower() else "pillow"
+            message = f"the processor of {model.path} needs {package}, which is not installed"
+            raise SetupError(f"{message}. Fix: pip install {package}", "model.path") from error
+    if not isinstance(processor, ProcessorMixin) or not hasattr(processor, "image_processor"):
+        message = f"{model.path} has no processor for images"
+        fix = "put its processor_config.json or preprocessor_config.json beside config.json"
+        raise RecipeError([Issue(message, fix, "model.path")])
+    _check_settings(model, processor.image_processor)
+    tokenizer = settle_tokenizer(processor.tokenizer, model)
+    for name in model.processor:
+        # The tokenizer, which gets them too, would save them.
+        tokenizer.init_kwargs.pop(name, None)
+    template = tokenizer.chat_template if model.chat_template else processor.chat_template
+    processor.chat_template = tokenizer.chat_template = template or tokenizer.chat_template
+    return processor
+
+
+def _check_settings(model: ModelConfig, image_processor: Any) -> None:
+    """Refuse settings that the image processor does not have, which transformers passes over."""
+    fields = {*image_processor.valid_kwargs.__annotations__, *image_processor.to_dict()}
+    known = sorted(name for name in fields - _PER_CALL if not name.endswith("_type"))
+    problems = []
+    for name in sorted(model.processor.keys() - known):
+        close = nearest(name, known)
+        fix = f"write `{close}`" if close else f"write one of {', '.join(known)}"
+        seen = f"{type(image_processor).__name__} has no setting of this name"
+        problems.append(Issue(seen, fix, f"model.processor.{name}"))
+    if problems:
+        raise RecipeError(problems)

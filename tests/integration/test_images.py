@@ -1,0 +1,211 @@
+"""Trainings on prompts with images: the same steps as TRL's, resume, and what is measured."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_cli.data.build import build_datasets
+from grpo_cli.fast.completions import count_prompt_tokens, count_row_tokens
+from grpo_cli.models.loading import build_peft_config, load_model
+from grpo_cli.models.processor import load_processor
+from grpo_cli.recipe.loading import load_recipe
+from grpo_cli.recipe.model import LoraConfig, ModelConfig
+from grpo_cli.training.trainer import RunTrainer
+from tests.integration.conftest import Workshop
+from tests.integration.test_resuming import completions_of, steps_of
+from tests.nightly import nightly
+
+RECIPE = """\
+name: looking
+model:
+  path: {model}
+dataset:
+  kind: files
+  train: rows.jsonl
+  eval: held_out.jsonl
+  prompt: {{images: pictures, user: "colour ?"}}
+rewards:
+  - {{kind: python, path: ./looks.py:looks}}
+  - {{kind: exact, answer: colour}}
+generation:
+  num_generations: 2
+  max_completion_length: 3
+training:
+  per_device_train_batch_size: 2
+  gradient_accumulation_steps: 4
+  max_steps: 4
+  save_steps: 3
+  learning_rate: 1e-2
+launch: {{use_cpu: true}}
+"""
+LOOKS = """\
+def looks(completions, images, prompts, **_):
+    for own, prompt in zip(images, prompts):
+        assert all(image.mode == "RGB" and image.size == (8, 8) for image in own)
+        places = [part["type"] for part in prompt[-1]["content"]]
+        assert places == ["image"] * len(own) + ["text"]
+    return [len(each[0]["content"]) + len(own) for each, own in zip(completions, images)]
+"""
+COLOURS = ("red", "green", "blue")
+SHAPES = Path(__file__).parents[2] / "recipes" / "offline" / "shapes.yaml"
+
+
+def write(folder, made, counts):
+    folder.mkdir(exist_ok=True)
+    for colour in COLOURS:
+        Image.new("RGB", (8, 8), colour).save(folder / f"{colour}.png")
+    for name, numbers in (("rows", counts), ("held_out", [0, 1, 3, 1, 0])):
+        rows = [
+            {
+                "pictures": [f"{COLOURS[(n // 3 + each) % 3]}.png" for each in range(count)],
+                "colour": "red",
+            }
+            for n, count in enumerate(numbers)
+        ]
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    (folder / "looks.py").write_text(LOOKS)
+    workshop = Workshop(folder, made / "tiny-llava")
+    return workshop, workshop.write(RECIPE)
+
+
+@pytest.mark.slow
+def test_rows_of_no_one_and_three_images_train_and_resume_to_the_bit(tmp_path, made):
+    workshop, recipe = write(tmp_path / "run", made, [0, 1, 3] * 6)
+    done = workshop.grpo("train", recipe)
+    assert done.returncode == 0, done.stderr
+    assert (workshop.run / "model" / "processor_config.json").is_file()
+    left_off = json.loads((workshop.run / "manifest.json").read_text())["fast"]["left_off"]
+    assert {"no_signal", "shared_prompts", "sampling"} <= left_off.keys()
+    (after,) = [each for each in workshop.records("measure") if each["when"] == "after"]
+    assert after["prompts"] == 5
+    # Nothing of the pictures is kept beside them.
+    assert max(map(len, (workshop.run / "completions" / "rank_0.jsonl").open())) < 1000
+    run, before = workshop.run, (steps_of(workshop), completions_of(workshop))
+    weights = (run / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(run / "model")
+    shutil.rmtree(run / "checkpoints" / "checkpoint-4")
+    done = workshop.grpo("train", recipe, "--resume-from", run / "checkpoints" / "checkpoint-3")
+    assert done.returncode == 0, done.stderr
+    assert "from step 3" in done.stderr
+    assert (steps_of(workshop), completions_of(workshop)) == before
+    assert (run / "model" / "model.safetensors").read_bytes() == weights
+    done = workshop.grpo("export", run, "--to", tmp_path / "shipped", "--json")
+    assert done.returncode == 0, done.stderr
+    verified = json.loads(done.stdout)["verification"]
+    assert verified["greedy_same"] == verified["prompts"] == 4
+    assert verified["difference"]["largest"] < 1e-5
+    assert (tmp_path / "shipped" / "processor_config.json").is_file()
+    assert "image-text-to-text" in (tmp_path / "shipped" / "README.md").read_text()
+
+
+def train(trainer_class, recipe, data, folder, lora):
+    """Train two steps; return the trainer, and what its steps logged."""
+    settings = GRPOConfig(
+        output_dir=str(folder),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        num_generations=2,
+        max_completion_length=3,
+        max_steps=2,
+        learning_rate=0.1,
+        optim="sgd",
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+    )
+    model = load_model(recipe.model, device_is_cuda=False)
+    trainer = trainer_class(
+        model=model,
+        args=settings,
+        processing_class=load_processor(recipe.model),
+        train_dataset=data,
+        reward_funcs=lambda completions, **_: [float(len(each[0]["content"])) for each in completions],
+        peft_config=build_peft_config(LoraConfig(r=4), model) if lora else None,
+    )  # fmt: skip
+    trainer.train()
+    return trainer, [each for each in trainer.state.log_history if "loss" in each]
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["all weights", "lora"])
+def test_steps_are_those_of_trl(tmp_path, made, lora):
+    # Without a row of no images, which TRL (1.16) cannot have beside others.
+    _, path = write(tmp_path, made, [1, 3] * 6)
+    recipe = load_recipe(path)
+    data = build_datasets(recipe, has_chat_template=True, count_tokens=None).train
+    plain, expected = train(GRPOTrainer, recipe, data, tmp_path / "plain", lora)
+    ours, records = train(RunTrainer, recipe, data, tmp_path / "ours", lora)
+    for name in ("loss", "grad_norm", "reward"):
+        assert [each[name] for each in records] == pytest.approx(
+            [each[name] for each in expected], abs=1e-5
+        )
+    assert sum(each["grad_norm"] for each in records) > 0
+    own = ours.model.state_dict()
+    for name, weight in plain.model.state_dict().items():
+        torch.testing.assert_close(own[name], weight, atol=1e-5, rtol=0)
+
+
+def test_adapters_leave_the_vision_part_alone(made):
+    model = load_model(ModelConfig(path=str(made / "tiny-llava")), device_is_cuda=False)
+    from peft import get_peft_model
+
+    adapted = get_peft_model(model, build_peft_config(LoraConfig(r=2), model))
+    names = {name for name, _ in adapted.named_parameters() if ".lora_A." in name}
+    assert len(names) == 14
+    assert all("language_model" in name for name in names)
+    named = LoraConfig(r=2, target_modules=("q_proj",))
+    model = load_model(ModelConfig(path=str(made / "tiny-llava")), device_is_cuda=False)
+    adapted = get_peft_model(model, build_peft_config(named, model))
+    names = {name for name, _ in adapted.named_parameters() if ".lora_A." in name}
+    assert any("vision_tower" in name for name in names)
+
+
+def test_tokens_of_images_are_counted_as_the_processor_makes_them(tmp_path, made):
+    _, path = write(tmp_path, made, [0, 1, 3, 1])
+    recipe = load_recipe(path)
+    processor = load_processor(recipe.model)
+    count = SimpleNamespace(total=0)
+
+    def count_tokens(prompt, images):
+        count.total += 1
+        return count_prompt_tokens(processor, prompt, images=images)
+
+    data = build_datasets(recipe, has_chat_template=True, count_tokens=count_tokens)
+    lengths = count_row_tokens(processor, data.train, None)
+    assert count.total == 4 + 5
+    assert lengths == [3 + 16 * len(images) for images in data.train["images"]]
+
+
+def test_unknown_settings_of_a_processor_are_refused(tmp_path, made):
+    model = ModelConfig(path=str(made / "tiny-llava"), processor={"sizes": 3})
+    with pytest.raises(Exception, match=r"has no setting of this name\. Fix: write `size`"):
+        load_processor(model)
+    small = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
+    processor = load_processor(model.model_copy(update={"processor": small}))
+    assert processor.image_processor.crop_size["height"] == 16
+    assert "size" not in processor.tokenizer.init_kwargs
+
+
+@pytest.mark.parametrize("seed", [nightly(seed) for seed in (1, 42, 43)])
+def test_colours_of_shapes_are_learned(tmp_path, made, seed):
+    workshop = Workshop(tmp_path, made / "tiny-llava")
+    places = {
+        "model.path": made / "tiny-llava",
+        "dataset.train": made / "shapes.jsonl",
+        "seed": seed,
+    }
+    flags = [part for key, value in places.items() for part in ("--set", f"{key}={value}")]
+    done = workshop.grpo("train", SHAPES, *flags)
+    assert done.returncode == 0, done.stderr
+    accuracy = {each["when"]: each["accuracy"]["exact"] for each in workshop.records("measure")}
+    assert accuracy["before"] < 0.5
+    assert accuracy["after"] > 0.9

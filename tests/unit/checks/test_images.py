@@ -1,0 +1,73 @@
+"""Recipes with images: the model, the columns, and what does not work with them."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.machine import Hardware
+from tests.recipe_texts import write_recipe
+
+TEXT = """\
+name: good
+model:
+  path: ./model
+dataset:
+  kind: inline
+  prompt: {images: picture, user: "{{ image }} what?"}
+  rows:
+    - {picture: a.png, answer: "1"}
+    - {picture: a.png, answer: "2"}
+rewards:
+  - {kind: contains, answer: answer}
+generation:
+  num_generations: 2
+  backend: transformers
+training:
+  per_device_train_batch_size: 4
+  max_steps: 2
+"""
+LLAVA = {"model_type": "llava", "vision_config": {}, "text_config": {}}
+
+
+def problems_of(folder, text=TEXT, config=LLAVA, level="error"):
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    (folder / "model" / "tokenizer.json").write_text("{}")
+    (folder / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    Image.new("RGB", (8, 8)).save(folder / "a.png")
+    found = check_recipe(write_recipe(folder, text), hardware=Hardware(gpus=1, cpus=2)).problems
+    return {problem.path: problem.seen for problem in found if problem.level == level}
+
+
+def test_paths_of_rows_in_the_recipe_are_relative_to_it(tmp_path):
+    assert problems_of(tmp_path) == {}
+
+
+@pytest.mark.parametrize("config", [{"model_type": "llama"}, {**LLAVA, "model_type": "bert"}])
+def test_a_model_that_reads_no_images_is_refused(tmp_path, config):
+    assert "the model reads none" in problems_of(tmp_path, config=config)["model.path"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "seen"),
+    [
+        ("images: picture", "images: picure", "dataset.prompt.images", "there is no column `picure`"),
+        ("picture: a.png, answer: \"2\"", "picture: b.png, answer: \"2\"", "dataset.prompt.images", "b.png"),
+        ("{{ image }}", "{{ image }}{{ image }}", "dataset.prompt.user", "has 1 images"),
+        ("user:", "style: text, user:", "dataset.prompt.images", "images need a chat template"),
+        ("backend: transformers", "backend: vllm", "generation.backend", "does not sample from images"),
+        ("max_steps: 2", "mode: async", "training.mode", "does not work with images yet"),
+        ("training:", "warmup: {answer: x}\ntraining:", "warmup", "does not work with images yet"),
+        ("training:", "launch: {strategy: fsdp2}\ntraining:", "launch.strategy", "fsdp2"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_images_is_refused(tmp_path, old, new, path, seen):
+    assert seen in problems_of(tmp_path, TEXT.replace(old, new))[path]
+
+
+def test_settings_of_a_processor_without_images_are_warned_of(tmp_path):
+    text = TEXT.replace("images: picture, ", "").replace("{{ image }} ", "")
+    text = text.replace("./model", "./model\n  processor: {max_pixels: 100}")
+    assert "no prompt has images" in problems_of(tmp_path, text, level="warning")["model.processor"]
