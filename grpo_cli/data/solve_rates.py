@@ -1,6 +1,7 @@
 """How often prompts were solved before: from samples that `grpo eval` or `grpo probe --json` wrote."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,6 +13,7 @@ from grpo_cli.runs.files import parse_json
 
 _PATH = "dataset.difficulty.samples"
 _FIX = "name the folder of `grpo eval RECIPE --split train`, or the output of `grpo probe RECIPE --json`"
+_SCORE = int | float | None
 
 
 def read_solve_rates(path: str, right: Mapping[str, float]) -> dict[str, float]:
@@ -22,7 +24,8 @@ def read_solve_rates(path: str, right: Mapping[str, float]) -> dict[str, float]:
         right: Rewards that say whether an answer is right, each with its score of a right one.
 
     Raises:
-        RecipeError: There is no such file, or it has no samples with these rewards.
+        RecipeError: There is no such file, it cannot be read, or it has no samples with these rewards; or the
+            evaluation was not finished.
     """
     shares: dict[str, list[float]] = {}
     for sample in _read_samples(Path(path)):
@@ -59,6 +62,10 @@ def _read_samples(path: Path) -> list[dict[str, Any]]:
     """Return all samples of an evaluation or a probe."""
     if not path.exists():
         raise RecipeError([Issue(f"there is no file or folder {path}", _FIX, _PATH)])
+    if (path / "samples").is_dir() and not (path / "result.json").is_file():
+        seen = f"the evaluation in {path} was not finished"
+        fix = "repeat its `grpo eval` with --resume, or name one of its files of samples"
+        raise RecipeError([Issue(seen, fix, _PATH)])
     files = sorted((path / "samples").glob("*.jsonl")) if path.is_dir() else [path]
     # `MODEL.PROCESS.jsonl`
     models = {file.name.rsplit(".", 2)[0] for file in files}
@@ -74,14 +81,28 @@ def _read_samples(path: Path) -> list[dict[str, Any]]:
 
 def _read_file(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the samples of a file with one a line, or of what a probe printed."""
-    text = file.read_bytes()
     try:
-        if file.suffix == ".jsonl":
-            read = [parse_json(line) for line in text.split(b"\n") if line.strip()]
-        else:
-            read = parse_json(text)["samples"]
-    except (ValueError, KeyError, TypeError):
-        return
-    for each in read:
-        if isinstance(each, dict) and each.keys() >= {"prompt", "rewards"}:
-            yield each
+        records = _parse(file)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        seen = f"{file} cannot be read as samples ({type(error).__name__}: {error})"
+        raise RecipeError([Issue(seen, _FIX, _PATH)]) from error
+    for each in records:
+        if not (isinstance(each, dict) and each.keys() >= {"prompt", "rewards"}):
+            continue
+        scores = each["rewards"]
+        if not isinstance(scores, dict) or not all(isinstance(v, _SCORE) for v in scores.values()):
+            seen = f"{file} has a sample whose `rewards` are {scores!r:.60}, not a number for each reward"
+            raise RecipeError([Issue(seen, _FIX, _PATH)])
+        yield each
+
+
+def _parse(file: Path) -> list[Any]:
+    content = file.read_bytes()
+    if file.suffix != ".jsonl":
+        return list(parse_json(content)["samples"])
+    *lines, last = content.split(b"\n")
+    records = [parse_json(line) for line in lines if line.strip()]
+    # A killed process leaves its last line torn.
+    with suppress(ValueError):
+        records.append(parse_json(last))
+    return records

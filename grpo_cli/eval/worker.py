@@ -130,6 +130,9 @@ def _read_rows(request: EvalRequest, subject: Subject) -> _Plan:
             "the recipe holds no rows out to measure on. Fix: give the dataset an eval split (`eval`, "
             "`eval_split`, `eval_size` or `eval_fraction`), or measure on --split train"
         )
+    # A mixture repeats rows within an epoch.
+    first = {row: place for place, row in reversed([*enumerate(rows["row_id"])])}
+    rows = rows.select(sorted(first.values()))
     if request.limit is not None:
         rows = rows.select(range(min(request.limit, len(rows))))
     about = {

@@ -1,7 +1,7 @@
 """Draws prompts by their difficulty: in the order of a column, or by how often their answers were right so far."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from statistics import fmean
 from typing import Any
 
@@ -86,13 +86,13 @@ class DifficultySampler:
         self._seed = seed
         rows = torch.tensor(data["row_id"])
         _, self._prompt_of, counts = rows.unique(return_inverse=True, return_counts=True)
-        self._share = counts.double()
         # The first row of each.
         self._places = torch.full((len(counts),), len(rows)).scatter_reduce(
             0, self._prompt_of, torch.arange(len(rows)), "amin"
         )
         self._place_of = dict(zip(data["row_id"], range(len(rows)), strict=True))
         self._first = data.select(self._places.tolist())
+        self._share = self._mean_by_source(counts.double())
         self._drawn = torch.zeros_like(counts)
         self._calls = 0
         self._latest: list[int] = []
@@ -137,6 +137,18 @@ class DifficultySampler:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self._drawn, self._calls = state["drawn"], state["calls"]
+
+    def _mean_by_source(self, counts: torch.Tensor) -> torch.Tensor:
+        """Return how often each prompt comes up in an epoch on average: where a pass ends is chance.
+
+        Args:
+            counts: Rows of each prompt in one epoch, [prompts] float64.
+        """
+        if SOURCE not in self._first.column_names:
+            return counts
+        source = _number(self._first[SOURCE])
+        sums = torch.zeros_like(counts).index_add(0, source, counts)
+        return (sums / source.bincount(minlength=len(sums)))[source]
 
     def _column(self, key: str, name: str | None) -> torch.Tensor:
         """Return the numbers of the column that a key names, [prompts] float64; NaN where it has none."""
@@ -209,9 +221,7 @@ class _SuccessSampler(DifficultySampler):
         by = by or (SOURCE if recipe.dataset.shares else own)
         if by is None:
             return torch.zeros_like(self._drawn)
-        values = [str(value) for value in self._first[by]]
-        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-        return torch.tensor([numbers[value] for value in values])
+        return _number(str(value) for value in self._first[by])
 
     def take(self, count: int, avoid: Set[int] = frozenset()) -> list[int]:
         weights, begins = self._weights(), self._ready.clamp(min=self._now)
@@ -299,6 +309,12 @@ def build_sampler(recipe: Recipe, data: Any) -> DifficultySampler | None:
     if isinstance(config, OrderDifficulty):
         return _OrderSampler(config, data, recipe)
     return _SuccessSampler(config, data, recipe)
+
+
+def _number(values: Iterable[str]) -> torch.Tensor:
+    """Return a number for each value, [values] int64: equal ones have the same, from 0."""
+    numbers: dict[str, int] = {}
+    return torch.tensor([numbers.setdefault(value, len(numbers)) for value in values])
 
 
 def _check_scores(name: str, right: float, shares: torch.Tensor) -> None:

@@ -102,3 +102,13 @@ def test_held_out_rows_are_measured_by_source(unbroken):
     page = (unbroken.run / "report.html").read_text()
     assert "reward@counts" in page
     assert "sources/words/reward" in page
+
+
+def test_a_training_row_that_comes_up_twice_in_an_epoch_is_measured_once(unbroken):
+    measured = ["--split", "train", "--baseline", "none", "--json"]
+    done = unbroken.grpo("eval", unbroken.run, *measured)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    metrics = result["subjects"]["final"]["metrics"]
+    assert metrics["reward@words"]["prompts"] == 2
+    assert metrics["reward"]["prompts"] == result["data"]["rows"]

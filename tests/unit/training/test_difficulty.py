@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 
+from grpo_cli.data.solve_rates import read_solve_rates
 from grpo_cli.errors import RecipeError, RunError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.training import difficulty
@@ -104,12 +105,18 @@ def test_what_is_in_use_is_passed_over_while_there_is_something_else():
     assert len(sampler.take(12)) == 12
 
 
-def test_rows_that_a_mixture_repeats_are_one_prompt_that_comes_more_often():
-    data = [{"row_id": number, "level": "easy"} for number in [0, 1, 1, 1, 2, 3]]
-    sampler = open_sampler(data, kind="adaptive")
-    drawn = Counter(data[sampler.take(1)[0]]["row_id"] for _ in range(600))
+def test_prompts_of_a_source_that_a_mixture_repeats_come_equally_often():
+    sources = {0: "a", 1: "a", 2: "a", 3: "b", 4: "b"}
+    # The second pass over `a` ended early.
+    data = [
+        {"row_id": row, "source": sources[row]} for row in [0, 1, 2, 3, 0, 1, 2, 4, 0, 1, 0, 1, 0]
+    ]
+    sampler = open_sampler(data, kind="adaptive", floor=1)
+    drawn = Counter(data[sampler.take(1)[0]]["row_id"] for _ in range(1300))
     assert len({data[place]["row_id"] for place in sampler.take(4)}) == 4
-    assert drawn[1] > 1.4 * max(drawn[0], drawn[2], drawn[3])
+    assert max(drawn[0], drawn[1], drawn[2]) - min(drawn[0], drawn[1], drawn[2]) <= 3
+    assert abs(drawn[3] - drawn[4]) <= 3
+    assert drawn[0] > 3 * drawn[3]
 
 
 @pytest.mark.parametrize("config", [{"kind": "adaptive"}, {"kind": "order", "column": "rate"}])
@@ -151,6 +158,7 @@ def test_prompts_begin_with_what_samples_from_before_say(tmp_path):
     probed, folder = tmp_path / "probe.json", tmp_path / "measured"
     probed.write_text(json.dumps({"samples": samples}, indent=2))
     (folder / "samples").mkdir(parents=True)
+    (folder / "result.json").touch()
     lines = [json.dumps(each) + "\n" for each in samples]
     (folder / "samples" / "model.0.jsonl").write_text("".join(lines[:2]))
     (folder / "samples" / "model.1.jsonl").write_text("".join(lines[2:]))
@@ -175,3 +183,31 @@ def test_prompts_begin_with_what_samples_from_before_say(tmp_path):
         open_sampler(data, kind="adaptive", samples=str(folder))
     with pytest.raises(RecipeError, match="there is no file"):
         open_sampler(data, kind="adaptive", samples=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.jsonl", b'{"prompt": "a"\n{}\n', "cannot be read as samples .*JSONDecodeError"),
+        ("a.jsonl", b"\xff\xfe\n", "cannot be read as samples"),
+        ("a.json", b'{"samples": 5}', "cannot be read as samples"),
+        ("a.jsonl", b'{"prompt": "a", "rewards": 5}\n', "whose `rewards` are 5, not a number for"),
+        ("a.jsonl", b'{"prompt": "a", "rewards": {"exact": "x"}}\n', "whose `rewards` are .*'x'"),
+        ("a.jsonl", b'{"question": "a"}\n', "has no samples"),
+    ],
+)
+def test_samples_that_cannot_be_read_are_named(tmp_path, name, content, problem):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RecipeError, match=problem):
+        read_solve_rates(str(tmp_path / name), {"exact": 1.0})
+
+
+def test_samples_of_an_evaluation_that_was_killed_are_refused_and_torn_lines_left_out(tmp_path):
+    file = tmp_path / "samples" / "model.0.jsonl"
+    file.parent.mkdir()
+    file.write_text('{"prompt": "a", "rewards": {"exact": 1.0}}\n{"prompt": "b", "rew')
+    assert read_solve_rates(str(file), {"exact": 1.0}) == {'"a"': 1.0}
+    with pytest.raises(
+        RecipeError, match=r"was not finished\. Fix: repeat its `grpo eval` with --resume"
+    ):
+        read_solve_rates(str(tmp_path), {"exact": 1.0})
