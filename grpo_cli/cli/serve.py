@@ -5,15 +5,16 @@ import importlib
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from grpo_cli.cli.arguments import Overrides, RunOrDir, Served
 from grpo_cli.cli.output import clean_lines, progress, stderr, stdout
-from grpo_cli.errors import RunError
+from grpo_cli.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from grpo_cli.launch.server_plan import ServerPlan
@@ -89,27 +90,47 @@ def chat(
             help="System message; by default the recipe's, if it does not depend on the row."
         ),
     ] = None,
+    image: Annotated[
+        list[str] | None, typer.Option(help="A picture for the first question; repeat it for more.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.7,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
 ) -> None:
     """Chat with a trained model in the terminal, loaded here or through a server."""
     from grpo_cli.launch.server_plan import find_served
-    from grpo_cli.workflows.chat_backends import SamplingParams, open_model, open_server
+    from grpo_cli.workflows.chat_backends import (
+        SamplingParams,
+        open_model,
+        open_server,
+        read_picture,
+    )
 
     served, sampling = find_served(source, checkpoint), SamplingParams(temperature, max_tokens)
+    if image and (url or not served.has_images):
+        why = (
+            "is for a model in this process"
+            if url
+            else f"needs a model trained on images: {source}"
+        )
+        raise UsageError(f"--image {why}. Fix: leave out {'--url' if url else '--image'}")
+    pictures = [read_picture(path) for path in image or ()]
     with progress("loading the model"):
         backend = open_server(url, None, sampling) if url else open_model(served, sampling)
-    _converse(served.name, backend, served.system if system is None else system)
+    _converse(served.name, backend, served.system if system is None else system, pictures)
 
 
 _COMMANDS = "/new starts a new conversation, /quit or Ctrl-D ends the chat"
 
 
-def _converse(name: str, backend: "ChatBackend", system: str | None) -> None:
+def _converse(
+    name: str, backend: "ChatBackend", system: str | None, pictures: Sequence[Any]
+) -> None:
     """Read lines and stream the answers; Ctrl-C ends an answer, Ctrl-D (or /quit) the chat.
 
     If stdin is not a terminal, every line is answered and nothing else is printed on stdout.
     """
+    from grpo_cli.workflows.chat_backends import say
+
     typed = sys.stdin.isatty()
     if typed:
         # Importing it gives `input` its history and arrow keys.
@@ -126,7 +147,7 @@ def _converse(name: str, backend: "ChatBackend", system: str | None) -> None:
         elif typed and re.fullmatch(r"/\w+", line):
             stderr().print(f"there is no {line}; {_COMMANDS}", markup=False, style="yellow")
         elif line:
-            messages.append({"role": "user", "content": line})
+            messages.append(say(line, pictures if len(messages) == len(opening) else ()))
             messages.append({"role": "assistant", "content": _answer(backend, messages)})
 
 

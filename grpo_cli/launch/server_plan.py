@@ -259,6 +259,8 @@ class Served:
     """The chat template, if it is not the one beside the weights."""
     template_kwargs: Mapping[str, Any] | None = None
     """Further arguments of the template."""
+    has_images: bool = False
+    """Whether it was trained on images."""
 
 
 def find_served(source: Path, checkpoint: str | None) -> Served:
@@ -302,11 +304,6 @@ def _of_run(run: RunFolder, checkpoint: str | None) -> Served:
     recipe = run.read_recipe()
     _, trained = find_model(run, checkpoint)
     trained = trained.absolute()
-    if recipe.dataset.has_images:
-        raise UsageError(
-            f"{run.path} was trained on images, which are not served and not sent yet. "
-            f"Fix: load {trained} with another tool; it holds the weights and the processor"
-        )
     refuse_sharded(trained)
     adapter = trained if is_adapter(trained) else None
     model = (read_adapter_base(trained) or recipe.model.path) if adapter else str(trained)
@@ -335,6 +332,7 @@ def _prompted(recipe: Recipe, model: str, adapter: Path | None, settings: ModelC
         recipe.dataset.fixed_system,
         template if template and template.is_file() else None,
         recipe.generation.extras.get("chat_template_kwargs"),
+        recipe.dataset.has_images,
     )
 
 

@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from grpo_cli.errors import RunError, SetupError, install_extra
+from grpo_cli.data.images import ImageError, as_image, decode_image
+from grpo_cli.errors import RunError, SetupError, UsageError, install_extra
 from grpo_cli.launch.server_plan import Served
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""With a role; its content is text, or parts if it may hold images."""
 ChatBackend = Callable[[Sequence[Message]], Iterator[str]]
 """Streams the answer to a conversation, piece by piece."""
 
@@ -22,6 +23,26 @@ class SamplingParams:
     max_tokens: int
 
 
+def say(text: str, pictures: Sequence[Any] = ()) -> Message:
+    """Return what a user says, after pictures."""
+    if not pictures:
+        return {"role": "user", "content": text}
+    images = [{"type": "image", "image": each} for each in pictures]
+    return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
+
+
+def read_picture(path: str) -> Any:
+    """Return a picture as training would read it.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        return decode_image(as_image(path, None))
+    except ImageError as error:
+        raise UsageError(f"the picture {error.seen}. Fix: {error.fix}") from error
+
+
 def open_model(served: Served, sampling: SamplingParams) -> ChatBackend:
     """Load a model into this process.
 
@@ -31,44 +52,65 @@ def open_model(served: Served, sampling: SamplingParams) -> ChatBackend:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from grpo_cli.fast.completions import all_eos_token_ids, encode_prompt
-    from grpo_cli.models.loading import (
-        load_adapter,
-        load_generation_config,
-        load_model,
-        load_tokenizer,
-    )
+    from grpo_cli.fast.completions import all_eos_token_ids
+    from grpo_cli.models.loading import load_adapter, load_generation_config, load_model
+    from grpo_cli.models.processor import load_processing_class, tokenizer_of
 
     disable_progress_bar()
     template = served.template.read_text(encoding="utf-8") if served.template else None
     config = served.settings.model_copy(update={"chat_template": template})
-    tokenizer = load_tokenizer(config)
+    processing_class = load_processing_class(config, has_images=served.has_images)
+    tokenizer = tokenizer_of(processing_class)
     model = load_model(config, tokenizer)
     if served.adapter is not None:
         model = load_adapter(model, served.adapter, served.model)
     if config.quantization is None:
         model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     stops = all_eos_token_ids(load_generation_config(config), tokenizer)
-    # A model without a chat template continues the text itself.
-    encode = partial(encode_prompt, tokenizer, chat_template_kwargs=served.template_kwargs)
-    chat = bool(tokenizer.chat_template)
     return lambda messages: _stream(
         model.eval(),
         tokenizer,
-        encode(list(messages) if chat else messages[-1]["content"]),
+        _encode(processing_class, messages, served).to(model.device),
         stops,
         sampling,
     )
 
 
+def _encode(processing_class: Any, messages: Sequence[Message], served: Served) -> Any:
+    """Return what the model reads of a conversation, a `BatchEncoding` of one row."""
+    import torch
+    from transformers import BatchEncoding
+
+    from grpo_cli.fast.completions import encode_prompt
+
+    kwargs = dict(served.template_kwargs or {})
+    if served.has_images:
+        conversation = [{**each, "content": _as_parts(each["content"])} for each in messages]
+        return processing_class.apply_chat_template(
+            [conversation],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            **kwargs,
+        )
+    # A model without a chat template continues the text itself.
+    prompt = list(messages) if processing_class.chat_template else messages[-1]["content"]
+    ids = torch.tensor([encode_prompt(processing_class, prompt, kwargs)])
+    return BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+
+
+def _as_parts(content: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 def _stream(
-    model: Any, tokenizer: Any, prompt: Sequence[int], stops: list[int], params: SamplingParams
+    model: Any, tokenizer: Any, prompt: Any, stops: list[int], params: SamplingParams
 ) -> Iterator[str]:
     """Generate in a thread, and yield the text as it is made."""
     import torch
     from transformers import GenerationConfig, TextIteratorStreamer
 
-    ids = torch.tensor([list(prompt)], device=model.device)
     sampling: dict[str, Any] = {"do_sample": False}
     if params.temperature > 0:
         sampling = {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
@@ -76,6 +118,8 @@ def _stream(
         max_new_tokens=params.max_tokens,
         eos_token_id=stops,
         pad_token_id=tokenizer.pad_token_id,
+        # The model would look for an image where it sampled its token.
+        suppress_tokens=[model.config.image_token_id] if "pixel_values" in prompt else None,
         **sampling,
     )
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -85,11 +129,12 @@ def _stream(
     def generate() -> None:
         try:
             model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
+                **prompt,
                 generation_config=config,
                 streamer=streamer,
-                stopping_criteria=[lambda *_: torch.tensor([stopped.is_set()], device=ids.device)],
+                stopping_criteria=[
+                    lambda *_: torch.tensor([stopped.is_set()], device=model.device)
+                ],
             )
         except BaseException as error:
             failed.append(error)

@@ -11,12 +11,15 @@ from PIL import Image
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_cli.data.build import build_datasets
+from grpo_cli.errors import UsageError
 from grpo_cli.fast.completions import count_prompt_tokens, count_row_tokens
+from grpo_cli.launch.server_plan import find_served
 from grpo_cli.models.loading import build_peft_config, load_model
 from grpo_cli.models.processor import load_processor
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 from grpo_cli.training.trainer import RunTrainer
+from grpo_cli.workflows.chat_backends import SamplingParams, open_model, read_picture, say
 from tests.integration.conftest import Workshop
 from tests.integration.test_resuming import completions_of, steps_of
 from tests.nightly import nightly
@@ -102,6 +105,12 @@ def test_rows_of_no_one_and_three_images_train_and_resume_to_the_bit(tmp_path, m
     assert verified["greedy_same"] == verified["prompts"] == 4
     assert verified["difference"]["largest"] < 1e-5
     assert (tmp_path / "shipped" / "processor_config.json").is_file()
+    chat = open_model(find_served(run, None), SamplingParams(temperature=0, max_tokens=3))
+    picture = read_picture(str(tmp_path / "run" / "red.png"))
+    answers = {"".join(chat([say("colour ?", [picture] * count)])) for count in (0, 1, 3)}
+    assert all(isinstance(answer, str) for answer in answers)
+    with pytest.raises(UsageError, match="which does not exist"):
+        read_picture("gone.png")
     assert "image-text-to-text" in (tmp_path / "shipped" / "README.md").read_text()
 
 
