@@ -44,8 +44,10 @@ def load_processor(model: ModelConfig) -> Any:
             processor = AutoProcessor.from_pretrained(
                 model_folder_or_id(model), **options, **hub_options(model)
             )
-        except ImportError as error:
+        except (ImportError, ValueError) as error:
             package = "torchvision" if "torchvision" in str(error).lower() else "pillow"
+            if isinstance(error, ValueError) and "Missing optional dep" not in str(error):
+                raise
             message = f"the processor of {model.path} needs {package}, which is not installed"
             raise SetupError(f"{message}. Fix: pip install {package}", "model.path") from error
     if not isinstance(processor, ProcessorMixin) or not hasattr(processor, "image_processor"):

@@ -152,6 +152,7 @@ class RunTrainer(ExactResume, FastTrainer):
         with self._begun(inputs) as rows, self._early.expecting(self._early_rows(rows), self.state):
             batch = super()._generate_and_score_completions(rows)
         self._given = None
+        _mark_rows_of_images(batch)
         silent = self._clear_silent_groups(batch["advantages"])
         if self.sources:
             self._log_sources(inputs, silent)
@@ -265,6 +266,7 @@ class RunTrainer(ExactResume, FastTrainer):
         **options: Any,
     ) -> Any:
         rows = input_ids, attention_mask, logits_to_keep
+        _mark_rows_of_images(options)
         if isinstance(model, TeacherServer):
             return model.read(*rows), None, None
         return super()._get_per_token_logps_and_entropies(model, *rows, *args, **options)
@@ -331,6 +333,17 @@ def _leave_out_no_images(model: Any, args: Any, fields: dict[str, Any]) -> Any:
     if pixels is None or len(pixels):
         return None
     return args, {name: each for name, each in fields.items() if name not in _IMAGE_FIELDS}
+
+
+def _mark_rows_of_images(fields: dict[str, Any]) -> None:
+    """Keep TRL from taking rows of images, as Idefics has them, for images.
+
+    Processors give images one after the other, or padded to equally many for each row: then pixel values have five
+    dimensions. TRL (1.16) tells this from their number alone, which may be that of the images by chance.
+    """
+    pixels = fields.get("pixel_values")
+    if fields.get("num_images") is not None and getattr(pixels, "ndim", 0) == 5:
+        fields["num_images"] = [0] * len(fields["num_images"])
 
 
 def _as_rows(columns: Any, entropies: Any, count: int) -> list[tuple[Any, ...]]:

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from PIL import Image
+from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_cli.data.build import build_datasets
@@ -114,8 +116,8 @@ def test_rows_of_no_one_and_three_images_train_and_resume_to_the_bit(tmp_path, m
     assert "image-text-to-text" in (tmp_path / "shipped" / "README.md").read_text()
 
 
-def train(trainer_class, recipe, data, folder, lora):
-    """Train two steps; return the trainer, and what its steps logged."""
+def train(trainer_class, recipe, data, folder, lora=False, own=None):
+    """Train two steps; return the trainer and the records. `own` is another model with its processor."""
     settings = GRPOConfig(
         output_dir=str(folder),
         per_device_train_batch_size=2,
@@ -124,6 +126,7 @@ def train(trainer_class, recipe, data, folder, lora):
         max_completion_length=3,
         max_steps=2,
         learning_rate=0.1,
+        shuffle_dataset=False,
         optim="sgd",
         logging_steps=1,
         report_to=[],
@@ -132,11 +135,14 @@ def train(trainer_class, recipe, data, folder, lora):
         bf16=False,
         disable_tqdm=True,
     )
-    model = load_model(recipe.model, device_is_cuda=False)
+    model, processor = own or (
+        load_model(recipe.model, device_is_cuda=False),
+        load_processor(recipe.model),
+    )
     trainer = trainer_class(
         model=model,
         args=settings,
-        processing_class=load_processor(recipe.model),
+        processing_class=processor,
         train_dataset=data,
         reward_funcs=lambda completions, **_: [float(len(each[0]["content"])) for each in completions],
         peft_config=build_peft_config(LoraConfig(r=4), model) if lora else None,
@@ -161,6 +167,49 @@ def test_steps_are_those_of_trl(tmp_path, made, lora):
     own = ours.model.state_dict()
     for name, weight in plain.model.state_dict().items():
         torch.testing.assert_close(own[name], weight, atol=1e-5, rtol=0)
+
+
+def make_idefics(made):
+    """A model whose processor pads images to equally many for each row; the words are those of the tiny Llava."""
+    tokenizer = load_processor(ModelConfig(path=str(made / "tiny-llava"))).tokenizer
+    tokenizer.add_special_tokens(
+        {
+            "additional_special_tokens": [
+                "<fake_token_around_image>",
+                "<global-img>",
+                "<end_of_utterance>",
+            ]
+        }
+    )
+    text = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2}
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = Idefics3Config(
+        text_config={"model_type": "llama", "num_key_value_heads": 2, **text, **heads, **ids},
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "image_size": 16,
+            "patch_size": 4,
+            **heads,
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    edge = {"longest_edge": 16}
+    images = Idefics3ImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False)
+    processor = Idefics3Processor(
+        images, tokenizer, image_seq_len=4, chat_template=tokenizer.chat_template
+    )
+    return Idefics3ForConditionalGeneration(config), processor
+
+
+def test_images_that_a_processor_pads_by_row_may_be_as_many_as_rows(tmp_path, made):
+    _, path = write(tmp_path, made, [0, 2] * 6)
+    data = build_datasets(load_recipe(path), has_chat_template=True, count_tokens=None).train
+    # A generation batch has two rows: with none and two images, TRL would take rows for images.
+    _, records = train(RunTrainer, None, data, tmp_path / "rows", own=make_idefics(made))
+    assert len(records) == 2
 
 
 def test_adapters_leave_the_vision_part_alone(made):
