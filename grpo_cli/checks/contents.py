@@ -1,5 +1,6 @@
 """Data and rewards: their columns, templates, conditions and gold answers on the first rows."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,12 +10,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from grpo_cli.checks.images import look_at_images
 from grpo_cli.checks.mixture import check_source
+from grpo_cli.checks.rows import check_empty, check_files, check_left_out, find_templates
 from grpo_cli.data.columns import check_columns, extract_columns
 from grpo_cli.data.images import MARK, check_image_columns
 from grpo_cli.data.mixing import SOURCE, place_issues
 from grpo_cli.data.prompts import Renderer, Style, is_plain, template_columns
 from grpo_cli.data.rows import Row, RowNames
-from grpo_cli.data.sources import Preview, SplitPreview, join_previews, preview
+from grpo_cli.data.sources import Preview, join_previews, preview
 from grpo_cli.errors import ProblemsError, RewardError, RunError, nearest
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.base import Section
@@ -236,7 +238,7 @@ def _check_seen(
         if index not in configs or configs[index].source in (None, dataset.source_name)
     }
     if seen.columns is None:
-        for key, text in _templates(dataset):
+        for key, text in find_templates(dataset):
             problems += collect(partial(template_columns, text, f"dataset.prompt.{key}"))
         problems += collect(lambda: check_columns(dataset.columns, None))
         problems += _check_conditions(loaded, dataset, None, _make_batch([], frozenset()))
@@ -246,6 +248,7 @@ def _check_seen(
         batch = _check_split(
             dataset, seen.columns, seen.sample, names, available | everywhere, problems
         )
+        problems += check_files(dataset, seen, bool(problems))
         episodes = loaded.recipe is not None and loaded.recipe.has_episodes
         for index, reward in list(params.items()):
             # The rows that `when` leaves out need no column.
@@ -258,7 +261,7 @@ def _check_seen(
         problems += _check_conditions(loaded, dataset, available | everywhere, batch)
         problems += look_at_images(seen.train.rows if seen.train else (), images, names)
         golds = list(_check_golds(loaded, params, batch, "rows"))
-        problems += golds or _check_empty(loaded, dataset, params, seen.train)
+        problems += golds or check_empty(loaded, dataset, params, seen.train)
     if seen.eval_columns is not None:
         # A column that only one split has is empty in the other.
         available = seen.eval_columns | (seen.columns or frozenset()) | own | everywhere
@@ -299,7 +302,8 @@ def _check_split(
     found += collect(partial(check_image_columns, dataset.prompt.images, known, names.split))
     if extracts:
         found += collect(lambda: rows.extend(_make_rows(dataset, sample, names)))
-    problems += found or collect(partial(_try_prompts, dataset, rows, names))
+    found = found or collect(partial(_try_prompts, dataset, rows, names))
+    problems += found or check_left_out(dataset, sample, rows, names)
     return _make_batch(rows, available - {"prompt"})
 
 
@@ -326,7 +330,7 @@ def _try_prompts(dataset: Any, rows: list[Row], names: RowNames) -> None:
     has_images = bool(dataset.prompt.images)
     style: Style = "text" if dataset.prompt.style == "text" else "chat"
     renderer = Renderer(dataset.prompt, style, in_parts=has_images)
-    templates = [text for _, text in _templates(dataset)]
+    templates = [text for _, text in find_templates(dataset)]
     named = frozenset().union(*map(template_columns, templates))
     # A template that only names columns fails on such values alone, and Jinja's import is slow.
     simple = dataset.prompt.user is not None and all(map(is_plain, templates)) and not has_images
@@ -338,7 +342,7 @@ def _try_prompts(dataset: Any, rows: list[Row], names: RowNames) -> None:
 def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator[Issue]:
     known = columns | set(dataset.columns) | ({SOURCE} if dataset.source_name else set())
     known |= {MARK} if dataset.prompt.images else set()
-    for key, text in _templates(dataset):
+    for key, text in find_templates(dataset):
         path = f"dataset.prompt.{key}"
         try:
             missing = sorted(template_columns(text, path) - known)
@@ -364,17 +368,17 @@ def _rename_fix(name: str, close: str | None, split: str) -> str:
     return f"rename it to {other} in the template, or {add}"
 
 
-def _templates(dataset: Any) -> list[tuple[str, str]]:
-    keyed = [(key, getattr(dataset.prompt, key)) for key in ("user", "system")]
-    return [(key, text) for key, text in keyed if text is not None]
-
-
 def _check_needed_columns(kinds: Mapping[str, Any], available: frozenset[str]) -> Iterator[Issue]:
     for path, params in kinds.items():
         who = f"the {'reward' if path.startswith('rewards') else 'environment'} needs"
         for name in () if path.startswith("tools") else params.required_columns():
             if name not in available:
-                yield _missing_column(name, available - _ADDED, path, who)
+                issue = _missing_column(name, available - _ADDED, path, who)
+                if path.startswith("environment") and available - _ADDED == {"seed"}:
+                    # Nobody can add a column to `kind: environment`.
+                    fix = f"give `{name}` a default in reset(), or draw it from the seed there"
+                    issue = replace(issue, fix=fix)
+                yield issue
 
 
 def _check_conditions(
@@ -389,6 +393,10 @@ def _check_conditions(
             unknown = condition.columns() - known if available else frozenset()
             who = "the expression names"
             problems = [_missing_column(name, known, path, who) for name in sorted(unknown)]
+            for place, name in enumerate(sorted(unknown)):
+                if re.search(rf"[=!]=\s*{name}\b", when):
+                    fix = f'if `{name}` is a value, put it in quotes: "{name}"; otherwise {problems[place].fix}'
+                    problems[place] = replace(problems[place], fix=fix)
             if not problems:
                 _applying(condition, batch)
         except RewardError as error:
@@ -452,37 +460,6 @@ def _check_golds(
             level: Level = "error" if every else fault.level
             path, seen = f"rewards.{index}.{fault.path}", f"{fault.seen} ({where})"
             yield replace(fault, seen=seen, path=path, level=level)
-
-
-_SKIP_EMPTY = {"code", "judge"}
-"""Kinds for which a row with an empty column is no fault."""
-
-
-def _check_empty(
-    loaded: LoadedRecipe,
-    dataset: SingleDataset,
-    params: dict[int, RewardParams],
-    train: SplitPreview | None,
-) -> Iterator[Issue]:
-    """Find rows without a value in a column that a reward needs."""
-    if train is None or loaded.recipe is None:
-        return
-    for index, config in enumerate(loaded.recipe.rewards):
-        # A Python function may well take empty values, and a condition may leave such rows out.
-        if index not in params or config.kind == "python" or config.when:
-            continue
-        for name in params[index].required_columns():
-            column = dataset.columns.get(name)
-            places = train.empty.get(column.from_ if column else name, [])
-            every = len(places) == train.looked_at
-            if places and (every or config.kind not in _SKIP_EMPTY):
-                seen = (
-                    f"the reward needs the column `{name}`, which is empty in {len(places)} of "
-                    f"{train.looked_at} rows; the first is {train.names(places[0])}"
-                )
-                fix = f"fill it, drop these rows, or leave them out of this reward with `when: {name}`"
-                level: Level = "error" if every else "warning"
-                yield Issue(seen, fix, f"rewards.{index}", level=level)
 
 
 def _missing_column(

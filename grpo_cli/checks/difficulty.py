@@ -82,7 +82,11 @@ def _check_reward(recipe: Recipe, named: str | None) -> Iterator[Issue]:
             yield Issue(text, "name a reward between 0 and 1, or `clip` it", f"{_PATH}.reward")
     if named is None and not right_scores(recipe.rewards):
         text = "no reward says whether an answer is right"
-        fix = f"name one that is between 0 and 1: `reward: {next(iter(names), 'NAME')}`"
+        ranges = zip(names, map(_range_of, recipe.rewards), strict=True)
+        shares = [name for name, (low, high) in ranges if low >= 0 and high <= 1]
+        fix = "add one that does, such as `kind: math`, or remove `difficulty`"
+        if shares:
+            fix = f"name one that is between 0 and 1: `reward: {shares[0]}`"
         yield Issue(text, fix, _PATH)
 
 

@@ -97,6 +97,9 @@ def check_columns(
                 f"there is no column `{column.from_}`; the {split} rows have {show_names(existing)}"
             )
             fix = suggest(column.from_, existing, "name one of these columns")
+            if split == "evaluation":
+                # The training data has it under this name.
+                fix = f"add `{column.from_}` to the evaluation data, or rename the column that holds it"
             problems.append(Issue(message, fix, f"{path}.from"))
         try:
             if column.regex is not None:

@@ -6,6 +6,7 @@ Owns the formats and what is said about a malformed file. Knows no splits and no
 import csv
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ LONGEST_CELL = 2**27
 """Characters in a CSV cell; the library's own limit of 131,072 is less than a long document."""
 PREVIEW_ROWS = 1024
 """Rows of a file that a check parses."""
+_CONSTANTS = {"Infinity": math.inf, "-Infinity": -math.inf}
+"""What is no JSON and Python reads all the same; `NaN`, by which pandas writes an empty cell, is None."""
 ENDINGS = ".json, .jsonl, .csv or .parquet (the first three also with .gz)"
 
 
@@ -72,6 +75,10 @@ def find_files(paths: Iterable[str], field: str) -> list[RowFile]:
 def _check_file(file: RowFile) -> Issue | None:
     path = file.path
     if path.is_dir():
+        if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+            seen = f"{path} is a folder that `save_to_disk` of datasets wrote"
+            fix = f"write a file: load_from_disk({path.name!r}).to_parquet('{path.name}.parquet')"
+            return Issue(seen, f"{fix}, of each split its own", file.field)
         inside = show_names(sorted(child.name for child in path.iterdir()))
         return Issue(f"{path} is a folder; it holds {inside}", "name a file", file.field)
     if not path.exists():
@@ -139,7 +146,7 @@ def _read_jsonl(file: RowFile) -> Iterator[Row]:
             if line.isspace():
                 continue
             try:
-                value = json.loads(line)
+                value = json.loads(line, parse_constant=_CONSTANTS.get)
             except (ValueError, RecursionError) as error:
                 message = f"line {number} is not JSON ({error}): {show(line.strip())}"
                 fix = "write one whole JSON object a line"
@@ -153,7 +160,7 @@ def _read_json(file: RowFile) -> Iterator[Row]:
     if not content.strip():
         return
     try:
-        value = json.loads(content)
+        value = json.loads(content, parse_constant=_CONSTANTS.get)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" and error.lineno > 1:
             yield from _read_jsonl(file)

@@ -20,7 +20,7 @@ Prompt = str | list[dict[str, Any]]
 
 _HOLE = "\0image\0"
 """What `{{ image }}` prints, until the text is cut there."""
-_SYSTEM_ROLES = ("system", "developer")
+SYSTEM_ROLES = ("system", "developer")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 """Names of roles in ShareGPT's format, which chat templates print as they come, and theirs."""
 _PLAIN_COLUMN = re.compile(r"\{\{-?\s*([A-Za-z_]\w*)\s*-?\}\}")
@@ -28,6 +28,7 @@ _NOT_COLUMNS = frozenset(
     "true false none True False None range dict cycler joiner namespace self".split()
 )
 """Names that mean something of their own in a template."""
+_JSON_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 USER = "dataset.prompt.user"
 SYSTEM = "dataset.prompt.system"
 STYLE = "dataset.prompt.style"
@@ -165,6 +166,10 @@ class Renderer:
         """Return the row's own `prompt` column: text, or messages."""
         prompt = row.get("prompt")
         if isinstance(prompt, str):
+            if _JSON_MESSAGES.match(prompt):
+                message = f"{where} has messages written as text: {show(prompt)}"
+                fix = 'parse it into a list, or set dataset.prompt.user: "{{ prompt }}" if it is the text to send'
+                raise _error(message, fix, "dataset.prompt")
             wrap = self._prompt.style == "chat" or self._prompt.system is not None or self._in_parts
             return [*self._system(row, where), _user(prompt)] if wrap else prompt
         if not isinstance(prompt, list):
@@ -174,11 +179,11 @@ class Renderer:
             fix = "set model.chat_template and style: chat, or write dataset.prompt.user"
             raise _error(message, fix, STYLE)
         messages = [_check_message(message, where, self._in_parts) for message in prompt]
-        is_asked = any(each["role"] not in _SYSTEM_ROLES for each in messages)
+        is_asked = any(each["role"] not in SYSTEM_ROLES for each in messages)
         if not is_asked or messages[-1]["role"] == "assistant":
             message = f"{where} has a prompt that ends with {show(prompt[-1:])}"
             raise _error(message, "let the last message be the user's", "dataset.prompt")
-        has_system = messages[0]["role"] in _SYSTEM_ROLES
+        has_system = messages[0]["role"] in SYSTEM_ROLES
         return messages if has_system else [*self._system(row, where), *messages]
 
     def _with_images(

@@ -1,6 +1,7 @@
 """Rows of (prompt, response, reward) as groups: the responses of one prompt, side by side."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
@@ -143,5 +144,7 @@ def _read_reward(row: Row, column: str, where: str) -> float:
     if not math.isfinite(number):
         seen = f"`{column}` is {show(value)}" if column in row else f"there is no `{column}`"
         fix = "name the column that holds the reward, or leave such rows out of the data"
+        if re.fullmatch(r"\s*[-+]?\d+,\d+\s*", str(value)):
+            fix = f"write decimals with a point: {value.replace(',', '.').strip()}"
         raise RecipeError([Issue(f"{where} has no reward: {seen}", fix, REWARD)])
     return number

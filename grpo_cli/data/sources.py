@@ -58,6 +58,8 @@ class SplitPreview:
     """Places of the rows looked at that have no value in a column."""
     rows: tuple[Row, ...] = ()
     """The rows looked at."""
+    by_file: dict[str, set[str]] = field(default_factory=dict)
+    """The columns of each file that was looked at, by its path."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,7 @@ def _preview_files(
     rows: list[Row] = []
     counts: list[tuple[str, int]] = []
     folders: list[Path] = []
-    columns: set[str] = set()
+    by_file: dict[str, set[str]] = {}
     for index, path in enumerate(paths):
         try:
             (file,) = find_files(
@@ -241,7 +243,7 @@ def _preview_files(
         except RecipeError as error:
             problems += error.problems
             continue
-        columns |= names
+        by_file[str(file.path)] = names
         counts.append((file.path.name, count))
         folders.append(file.path.parent)
         # The places of the rows must be those in the whole split.
@@ -251,8 +253,13 @@ def _preview_files(
         return None
     seen = _preview_list(rows, split)
     total = sum(count for _, count in counts)
-    names_of_rows = RowNames(split, tuple(counts), folders=tuple(folders))
-    return replace(seen, columns=frozenset(columns), count=total, names=names_of_rows)
+    return replace(
+        seen,
+        columns=frozenset().union(*by_file.values()),
+        count=total,
+        names=RowNames(split, tuple(counts), folders=tuple(folders)),
+        by_file=by_file,
+    )
 
 
 def _preview_stream(dataset: FilesDataset) -> SplitPreview:

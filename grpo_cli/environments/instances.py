@@ -78,6 +78,8 @@ class Trial:
     """Texts that the model would read."""
     episodes: int = 0
     """Begun so far."""
+    rewards: list[Any] = field(default_factory=list)
+    """Of the episodes that were played to their end; None for one without a reward."""
     has_gold: bool = False
     """Whether any environment gave answers that should win."""
 
@@ -258,6 +260,7 @@ class _Play:
         try:
             read = partial(read_reward, self.environment)
             self.trace.reward = self._trial.run("reward()", read, limit_s=RESET_S)
+            self._trial.rewards.append(self.trace.reward)
             return self.trace
         finally:
             self.close("close()")

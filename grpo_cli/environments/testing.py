@@ -133,9 +133,8 @@ def try_environments(
         all_rows: Play all rows, even if it takes long to reset an environment.
         on_progress: Called with a description of each part before it begins.
     """
-    entries = _try_entries(recipe, rows, on_progress)
+    entries, problems = _try_entries(recipe, rows, on_progress)
     trials = [entry.trial for entry in entries]
-    problems = [issue for trial in trials for issue in trial.issues.values()]
     agents: list[AgentResult] = []
     skipped = ""
     if any(problem.level == "error" for problem in problems):
@@ -169,8 +168,16 @@ def try_environments(
 # --- one by one --------------------------------------------------------------------------------
 
 
-def _try_entries(recipe: Recipe, rows: Sequence[Row], on_progress: Progress) -> list[_Entry]:
-    """Open all entries, try what each gives, and close them."""
+def try_instances(recipe: Recipe, rows: Sequence[Row]) -> list[Issue]:
+    """Return what is wrong with environments that are tried one by one, before an agent plays."""
+    # A tool is called with arguments that are made up, which is for `grpo env test` alone.
+    return _try_entries(recipe.model_copy(update={"tools": ()}), rows, lambda what: None)[1]
+
+
+def _try_entries(
+    recipe: Recipe, rows: Sequence[Row], on_progress: Progress
+) -> tuple[list[_Entry], list[Issue]]:
+    """Open all entries, try what each gives, and close them; return what is wrong too."""
     entries = []
     left = list(rows)
     with ExitStack() as stack:
@@ -186,8 +193,20 @@ def _try_entries(recipe: Recipe, rows: Sequence[Row], on_progress: Progress) -> 
                     own = [row for number, row in enumerate(left) if number in places]
                     if section == "environment":
                         left = [row for row in left if row not in own]
-                    _try_entry(entry, own, recipe)
-    return entries
+                    _try_entry(entry, own, recipe, len(rows))
+    problems = [issue for entry in entries for issue in entry.trial.issues.values()]
+    rewards = [reward for entry in entries for reward in entry.trial.rewards]
+    is_scored = any(reward.kind == "environment" for reward in recipe.rewards)
+    if is_scored and rewards and all(reward is None for reward in rewards):
+        seen = "the environment has no reward(), or it returns None, so the reward `environment` never applies"
+        fix = "write reward(), which returns a number or a dict of named ones"
+        problems.append(Issue(seen, fix, "environment"))
+    empty = [row for row in left if not row["prompt"][-1]["content"]]
+    if recipe.environment and empty:
+        seen = f"no `when` holds for {len(empty)} of the {len(rows)} rows that were tried: they have no prompt"
+        fix = "widen a `when`, or leave it out of the last environment"
+        problems.append(Issue(seen, fix, "environment"))
+    return entries, problems
 
 
 def _open(trial: Trial, section: str, config: KindConfig, stack: ExitStack) -> _Entry:
@@ -211,7 +230,7 @@ def _open(trial: Trial, section: str, config: KindConfig, stack: ExitStack) -> _
     return entry
 
 
-def _try_entry(entry: _Entry, rows: Sequence[Row], recipe: Recipe) -> None:
+def _try_entry(entry: _Entry, rows: Sequence[Row], recipe: Recipe, tried: int) -> None:
     if entry.source is None:
         for tool in entry.tools:
             try_tool(entry.trial, tool)
@@ -221,8 +240,8 @@ def _try_entry(entry: _Entry, rows: Sequence[Row], recipe: Recipe) -> None:
             entry.trial, entry.source, rows, seed=recipe.seed, max_turns=turns
         )
     else:
-        seen = f"none of the {len(rows)} rows that were tried is for it"
-        entry.trial.report(seen, "correct `when`, or try more rows: `--rows`", "warning")
+        seen = f"none of the {tried} rows that were tried is for it"
+        entry.trial.report(seen, "correct `when`, or try more rows: `--rows`", "note")
 
 
 def _describe(tool: Tool, entry: _Entry) -> ToolResult:
@@ -303,22 +322,11 @@ def _play_agents(
         for call in episode.calls:
             if not call.failure:
                 trial.seconds[f"{call.tool}()"].append(call.seconds)
-    return results, list(_judge(recipe, results, played, trial.path))
+    return results, list(_judge(recipe, results, trial.path))
 
 
-def _judge(
-    recipe: Recipe,
-    results: Sequence[AgentResult],
-    played: Mapping[str, Sequence[Episode]],
-    path: str,
-) -> Iterator[Issue]:
+def _judge(recipe: Recipe, results: Sequence[AgentResult], path: str) -> Iterator[Issue]:
     """Find rewards that do not tell playing right from anything else."""
-    episodes = [each for several in played.values() for each in several]
-    silent = recipe.environment and all(each.reward is None for each in episodes)
-    if silent and any(reward.kind == "environment" for reward in recipe.rewards):
-        seen = "the environment has no reward(), or it returns None, so the reward `environment` never applies"
-        yield Issue(seen, "write reward(), which returns a number or a dict of named ones", path)
-        return
     gold = next((each for each in results if each.name == GOLD), None)
     if gold is None:
         if recipe.environment:

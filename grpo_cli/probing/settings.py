@@ -181,7 +181,11 @@ def _check_generation(options: dict[str, Any]) -> Iterator[Issue]:
     for name in options.keys() - known.keys():
         close = nearest(name, known)
         seen = f"transformers has no generation setting `{name}`"
-        fix = f"write `{close}`" if close else "remove it"
+        fix = (
+            f"write `{close}`"
+            if close
+            else "remove it, or sample with `backend: vllm` if it is of vLLM"
+        )
         why = "it would be ignored"
         yield _risk("generation_kwargs", f"{path}.{name}", seen, fix, why, level="error")
     if reason := _why_not(lambda: GenerationConfig(**options)):

@@ -16,6 +16,7 @@ from grpo_cli.data.prompts import render_template
 from grpo_cli.data.rows import suggest
 from grpo_cli.data.solve_rates import find_matches, read_solve_rates
 from grpo_cli.environments.episode import Episode, add_empty_records
+from grpo_cli.environments.testing import try_instances
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import pick_device, read_hardware
 from grpo_cli.models.source import check_model_data
@@ -49,6 +50,8 @@ _QUICK_S = 10.0
 """Seconds that rewards may take in the quick probe, which every training waits for."""
 _ENDPOINT_S = 5.0
 """Seconds that a judge's endpoint gets to answer."""
+_EPISODE_ROWS = 2
+"""Rows whose episodes are played by wrong answers; state that two of them share shows."""
 _SHOWN_LENGTH = 10_000
 """Characters of a rendered prompt that are kept."""
 
@@ -129,7 +132,30 @@ def _load_data(session: "Session") -> None:
             "a gain on them shows memory, not learning",
         )
         session.add([Issue(seen, fix, "dataset", level=level, subject=subject, why=why)])
+    session.add(_check_rows(session))
     session.add(_check_samples(session))
+
+
+def _check_rows(session: "Session") -> Iterator[Issue]:
+    """Find patterns that drop most rows, and rows that are in the data more than once."""
+    report, train = session.data.report, session.data.train
+    dropped, subject = report.dropped_no_match, "data: rows"
+    total = dropped + len(train) + (report.eval_rows or 0)
+    if dropped >= total / 2:
+        seen = f"{dropped} of {total} rows are dropped: a pattern with `on_no_match: drop` finds nothing there"
+        fix = "correct the pattern, unless these rows have no answer"
+        yield Issue(seen, fix, "dataset.columns", level="warning", subject=subject)
+    recipe = session.recipe
+    if recipe.environment or recipe.dataset.has_images or not recipe.is_sampled:
+        return
+    # A source of a mixture may be drawn from more than once.
+    texts = dict(zip(train["row_id"], map(str, train["prompt"]), strict=True))
+    distinct = len(set(texts.values()))
+    if distinct <= len(texts) / 2:
+        seen = f"{len(texts)} rows have {distinct} different prompts"
+        fix = "leave out rows that are in the data twice, or name more columns in `dataset.prompt.user`"
+        why = "training would ask the same again and again"
+        yield Issue(seen, fix, "dataset", level="warning", subject=subject, why=why)
 
 
 def _check_samples(session: "Session") -> Iterator[Issue]:
@@ -191,6 +217,10 @@ def _check_prompts(session: "Session") -> None:
     chosen, rendered, lengths = _read_prompts(session, places)
     if not chosen:
         return
+    if recipe.environment:
+        rows = train.select(places[:_EPISODE_ROWS]).to_list()
+        found = try_instances(recipe, rows)
+        session.add(replace(each, subject="episodes") for each in found if each.level != "note")
     sample = prompts.PromptSample(
         rendered[0][:_SHOWN_LENGTH], tuple(lengths), tuple(places), len(train)
     )

@@ -92,6 +92,9 @@ def read_number(key: str, column: str, value: Any) -> float:
         raise RecipeError([Issue(seen, fix, path)]) from None
     if key == "solve_rate" and not (math.isnan(number) or 0 <= number <= 1):
         seen = f"the column `{column}` has {number:g}, and shares are 0 to 1"
-        fix = "divide it by its greatest value; if low values mean easy prompts, use `kind: order`"
+        fix = (
+            "divide it by 100 if it is in percent, or by the number of attempts; if low values mean easy prompts, "
+            "use `kind: order`"
+        )
         raise RecipeError([Issue(seen, fix, path)])
     return number

@@ -31,6 +31,8 @@ _NOUNS = {
 """What pydantic's error types, without their last word, ask for."""
 _EXAMPLES = {"model.lora": "`lora: {r: 16}`, or remove it"}
 """What to write in place of a value of another type."""
+_OTHER_NAMES = dict.fromkeys(("weight", "share", "proportion", "probability"), "ratio")
+"""Names that other tools give to a key."""
 _BOUNDS = {
     "greater_than": ("above", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -86,8 +88,13 @@ def unknown_key(tree: Node, path: Path, valid: Sequence[str], hint: str | None =
     name, where = str(path[-1]), locate(tree, path, key=True)
     if hint:
         return Issue(f"`{name}` does not belong here", hint, dotted(path), where)
+    other = _OTHER_NAMES.get(name)
     longer = [each for each in valid if each.endswith(f"_{name}")]
-    if close := nearest(name, valid) or (longer[0] if len(longer) == 1 else None):
+    if (
+        close := (other if other in valid else None)
+        or nearest(name, valid)
+        or (longer[0] if len(longer) == 1 else None)
+    ):
         fix = f"write `{close}`"
     else:
         names = sort_by_likeness(name, valid)

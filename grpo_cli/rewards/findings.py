@@ -5,11 +5,11 @@ from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from grpo_cli.issues import Issue, Level
-from grpo_cli.rewards.contract import Score, suggest_extraction
+from grpo_cli.rewards.contract import Score, suggest_extraction, text_of
 from grpo_cli.rewards.scoring import clip_score
 
 if TYPE_CHECKING:
-    from grpo_cli.rewards.testing import Scores, Table
+    from grpo_cli.rewards.testing import Encode, Scores, Table
 
 MOST_UNREADABLE = 0.01
 """Share of golds that may be unreadable before it is an error."""
@@ -22,6 +22,8 @@ MOST_UNCOVERED = 0.5
 """Share of rows to which no reward may apply before it is an error."""
 FEWEST_ROWS = 3
 """Rows on which it must count as right to be an error: one or two may be chance."""
+FEWEST_GOLDS = 8
+"""Rows that it takes to say that all golds are the same."""
 _CLOSE = 1e-9
 
 
@@ -31,6 +33,13 @@ def check_rows(table: "Table") -> Iterator[Issue]:
     for index in table.judges:
         yield from check_golds(table, index)
         yield from _check_gold_length(table, index)
+        yield from _check_same_prompts(table, index)
+        golds = table.golds(index)
+        if len(golds) >= FEWEST_GOLDS and len(set(golds.values())) == 1:
+            gold = next(iter(golds.values()))
+            seen = f"the gold is {gold!r:.40} in all rows: a model that always answers that needs no question"
+            fix = "name the column that holds the answers, or take rows whose answers differ"
+            yield Issue(seen, fix, f"rewards.{index}", level="warning")
 
 
 def unreadable_share(table: "Table", index: int) -> float:
@@ -68,6 +77,48 @@ def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
             "of its gold counts as right",
             f"if they are whole solutions, {suggest_extraction(source[1])}",
             path=f"rewards.{index}.{source[0]}",
+            level="warning",
+        )
+
+
+def check_gold_fits(table: "Table", encode: "Encode | None", limit: int) -> Iterator[Issue]:
+    """Find golds that no completion of `limit` tokens can repeat."""
+    for index in table.judges if encode else ():
+        params = table.rewards[index].params
+        lengths = {row: len(encode(gold)) for row, gold in table.golds(index).items() if encode}
+        over = [row for row, length in lengths.items() if length > limit]
+        if params.repeats_gold and len(over) > FEW_HACKED * len(lengths):
+            column = (params.gold_source() or ("", "answer"))[1]
+            yield Issue(
+                f"in {_count(len(over), len(lengths))} the gold has more tokens than `max_completion_length: "
+                f"{limit}` allows, so no completion can be right; the first is {table.row_name(over[0])} with "
+                f"{lengths[over[0]]}",
+                f"set `max_completion_length: {2 * max(lengths.values())}`; or, if the golds are whole "
+                f"solutions, {suggest_extraction(column)}",
+                path="generation.max_completion_length",
+                level="error" if len(over) == len(lengths) else "warning",
+            )
+
+
+def _check_same_prompts(table: "Table", index: int) -> Iterator[Issue]:
+    """Find rows that ask the same and have different golds."""
+    golds = table.golds(index)
+    rows_of: dict[str, list[int]] = {}
+    for row in golds:
+        # Rows that ask of images, or of what an environment shows, may share their text.
+        prompt = table.prompts[row]
+        if text_of(prompt).strip() and "'type': 'image'" not in str(prompt):
+            rows_of.setdefault(str(prompt), []).append(row)
+    groups = [rows for rows in rows_of.values() if len({golds[row] for row in rows}) > 1]
+    total = sum(map(len, groups))
+    if total > FEW_HACKED * len(golds):
+        first = groups[0][0]
+        other = next(row for row in groups[0] if golds[row] != golds[first])
+        yield Issue(
+            f"{_count(total, len(golds))} have the same prompt as another row and a different gold, such as "
+            f"{table.row_name(first)} ({golds[first]!r:.40}) and {table.row_name(other)} ({golds[other]!r:.40})",
+            "name the column that the answer depends on in `dataset.prompt.user`, or leave such rows out",
+            path="dataset.prompt",
             level="warning",
         )
 
@@ -175,6 +226,8 @@ def _check_variety(table: "Table", index: int, scores: list[Score]) -> Iterator[
     if values == {None}:
         message = "gives no score to any row tried"
         fix = "correct its `when`" if reward.condition else "see `grpo rewards show`"
+        if reward.kind == "python":
+            fix = "return a number in every branch of the function"
     elif values == {0.0} and reward.right_answer is None and reward.kind != "python":
         # A reward of format: golds and wrong answers need not have it, and a model that is asked may.
         if reward.weight <= 0:

@@ -1,6 +1,7 @@
 """Rewards at work: called on batches, their results checked, failures explained, totals formed."""
 
 import contextlib
+import inspect
 import io
 import math
 import os
@@ -269,7 +270,9 @@ class Reward:
         where = ", ".join(filter(None, (self.path, line)))
         text = f" ({where}): {_summary(error)}" if where else f": {_summary(error)}"
         misread = isinstance(error, AttributeError | TypeError) and self.kind == "python"
-        if misread and batch.completions and not isinstance(batch.completions[row], str):
+        if misread and "'NoneType'" in str(error):
+            text += ". Fix: test for None first: `re.search` finds nothing in most completions"
+        elif misread and batch.completions and not isinstance(batch.completions[row], str):
             text += (
                 ". Fix: prompts are conversations here, so every completion is a list of messages; "
                 'read its text: `completion[-1]["content"]`'
@@ -319,9 +322,13 @@ class Reward:
         fault = _value_fault(value, self.weight)
         if value is not None and not fault:
             return result._replace(value=value)
+        fix = "return a finite number, or None if the reward does not apply"
+        if inspect.iscoroutine(result.value):
+            result.value.close()
+            fix = "await what it returns: make the function `async`"
         head = (
             f"{self} returned {shorten(repr(result.value), 80)} for {batch.row_name(row)}, which {fault}. "
-            "Fix: return a finite number, or None if the reward does not apply"
+            f"Fix: {fix}"
         )
         return DescribedError("\n".join([head, *_inputs(batch, row)]))
 

@@ -139,7 +139,7 @@ def try_rewards(
     chosen = data.select(spread(len(data), count))
     table = Table(rewards, reward_columns(chosen, rewards), encode, on_progress, budget_s)
     everything = Table(rewards, reward_columns(data, ()), None, on_progress)
-    problems = list(findings.check_rows(everything))
+    problems = [*findings.check_rows(everything), *findings.check_gold_fits(table, encode, longest)]
     forms: dict[int, str] = {}
     candidates: dict[str, Answers] = {}
     scored: dict[str, Scores] = {}

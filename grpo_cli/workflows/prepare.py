@@ -28,6 +28,7 @@ from grpo_cli.machine import is_on_cpu, read_hardware
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import adapter_rank
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.kinds.python import PythonParams
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import (
     RunFolder,
@@ -244,3 +245,10 @@ class _Resuming:
         if not constant and any(each.path in LENGTHS for each in resumption.changed):
             text = "the learning rate follows the schedule of the new length"
             self.reporter.say(text, "note")
+        for config in self.recipe.rewards:
+            if config.kind == PythonParams.kind:
+                params = PythonParams.model_validate(config.params)
+                if names := params.lost_state():
+                    text = f"{params.source} changes {', '.join(names)}, which no checkpoint holds: it starts anew"
+                    fix = f"give {params.function} state_dict() and load_state_dict()"
+                    self.reporter.say(f"{text}. Fix: {fix}", "warning")

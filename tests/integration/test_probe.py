@@ -532,6 +532,10 @@ def short(completions, episode, **columns):
 """
 
 
+TRIED = 11
+"""Episodes of `try_environment` on two rows."""
+
+
 @pytest.fixture
 def game(guesser, tmp_path):
     """A recipe whose environment gives the prompts, and the module of that environment."""
@@ -554,7 +558,8 @@ def test_the_quick_probe_begins_episodes_and_tries_only_rewards_that_score_answe
     found = probe(recipe, quick=True)
     assert not [str(each) for each in found.findings if each.level in ("error", "warning")]
     assert found.prompts.rendered == "guess <|im_start|>"
-    assert 16 <= len(module.opened) == len(module.closed) == len(found.prompts.lengths) < 40
+    assert 16 <= len(found.prompts.lengths) < 40
+    assert len(module.opened) == len(module.closed) == len(found.prompts.lengths) + TRIED
     scores = {result.name: result.rewards for result in found.trial.results}
     assert scores["empty"] == {"environment": None, "short": 0}
     assert scores["tags alone"]["short"] < 0
@@ -566,7 +571,7 @@ def test_a_probe_plays_whole_episodes_and_counts_what_became_of_them(probe, game
     loud = [each for each in found.findings if each.level in ("error", "warning")]
     # How long calls take depends on what else the machine does.
     assert not [str(each) for each in loud if each.path != "episode.parallel"]
-    assert len(module.opened) == len(module.closed) == len(found.prompts.lengths) + 12 * 8
+    assert len(module.opened) == len(module.closed) == len(found.prompts.lengths) + TRIED + 12 * 8
     assert {"turns", "calls", "tool_seconds"} < found.episodes.keys()
     turns = found.episodes["turns"]
     assert turns.low < turns.value == found.episodes["calls"].value < turns.high
@@ -587,6 +592,7 @@ def test_a_probe_plays_whole_episodes_and_counts_what_became_of_them(probe, game
         ({"generation__max_completion_length": 2}, ("length: cut off", "note")),
         ({"environment__path": "GAME:Broken"}, ("episodes", "error")),
         ({"environment__path": "GAME:Failing"}, ("episodes: calls", "warning")),
+        ({"environment__path": "GAME:Mute"}, ("episodes", "error")),
     ],
 )
 def test_a_probe_says_what_is_wrong_with_episodes(probe, game, tmp_path, changes, subject):
@@ -594,6 +600,7 @@ def test_a_probe_says_what_is_wrong_with_episodes(probe, game, tmp_path, changes
     file = tmp_path / "other.py"
     file.write_text(
         f"{GAME}\n\nclass Broken(Game):\n    def reset(self, seed):\n        raise KeyError(seed)\n"
+        "\n\nclass Mute(Game):\n    reward = None\n"
         "\n\nclass Failing(Game):\n    def step(self, text):\n        raise KeyError(text)\n"
     )
     for name, value in changes.items():

@@ -49,21 +49,26 @@ class PythonEnvironmentParams(EnvironmentParams):
     """Arguments of the class."""
 
     def problems(self) -> list[Issue]:
-        """Report a missing class."""
-        return find_path_faults(self.path)
+        """Report a missing class, and arguments that it needs and `kwargs` lacks."""
+        if faults := find_path_faults(self.path):
+            return faults
+        needed = [name for name in self._needed("__init__") if name not in self.kwargs]
+        fix = f"add `kwargs: {{{', '.join(f'{name}: …' for name in needed)}}}`"
+        return [Issue(f"the class needs {', '.join(needed)}", fix, "path")] if needed else []
 
     def required_columns(self) -> tuple[str, ...]:
         """Return the arguments of `reset` that have no default."""
+        return tuple(name for name in self._needed("reset") if name != "seed")
+
+    def _needed(self, method: str) -> list[str]:
         node = find_name(self.path)
-        reset = _definitions(node).get("reset") if isinstance(node, ast.ClassDef) else None
-        parameters = list(signature_of(reset).parameters.values())[1:]
-        return tuple(
+        definition = _definitions(node).get(method) if isinstance(node, ast.ClassDef) else None
+        return [
             each.name
-            for each in parameters
+            for each in list(signature_of(definition).parameters.values())[1:]
             if each.default is each.empty
-            and each.name != "seed"
             and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        )
+        ]
 
     def tool_names(self) -> list[str] | None:
         """Return the methods that are tools; none of a text environment."""

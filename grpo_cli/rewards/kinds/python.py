@@ -50,6 +50,8 @@ TRL_PARAMETERS = (
 Source: `GRPOTrainer._calculate_rewards` (TRL 1.16).
 """
 _SINGULARS = {"prompt": "prompts", "completion": "completions"}
+_CHANGES = frozenset("add append clear discard extend insert pop popleft setdefault update".split())
+"""Methods that change a container."""
 _NOT_COPIED = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 """What TRL passes besides lists."""
 
@@ -131,7 +133,10 @@ class PythonParams(RewardParams):
                 message, fix = f"TRL passes {name!r} itself", "rename it"
             elif not _accepts(signature, name):
                 message = f"{call} takes no argument {name!r}"
-                fix = f"remove it, or add {name!r} to the signature"
+                close = nearest(name, set(signature.parameters) - {*TRL_PARAMETERS})
+                fix = (
+                    f"write {close!r}" if close else f"remove it, or add {name!r} to the signature"
+                )
             else:
                 continue
             faults.append(Issue(message, fix, f"kwargs.{name}"))
@@ -148,6 +153,26 @@ class PythonParams(RewardParams):
 
     def reads_tokens(self) -> bool:
         return "completion_ids" in _required_names(signature_of(self._definition()))
+
+    def lost_state(self) -> list[str]:
+        """Return the variables of the function's file that calls visibly change, and no checkpoint holds."""
+        try:
+            path = source_file(self.source)
+            module = ast.Module([], []) if path is None else parse_source(path)
+        except SourceError:
+            return []
+        changed: set[str] = set()
+        for function in (node for node in ast.walk(module) if isinstance(node, Function)):
+            nodes = list(ast.walk(function))
+            own = {node.arg for node in nodes if isinstance(node, ast.arg)}
+            own |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            changed |= {name for node in nodes if (name := _changed_name(node)) not in own}
+            changed |= {
+                name for node in nodes if isinstance(node, ast.Global) for name in node.names
+            }
+        # A file with a `load_state_dict` is assumed to offer all of its state.
+        kept = "load_state_dict" in ast.dump(module)
+        return [] if kept else sorted(changed & bindings(module).keys())
 
     def build(self, context: RewardContext) -> Scorer:
         function = _load_function(self.source, self.function)
@@ -294,3 +319,13 @@ def _find_definition(source: str, function: str) -> ast.AST | None:
             "name a function, such as one that calls an instance of it",
         )
     return definition
+
+
+def _changed_name(node: ast.AST) -> str:
+    """Return the variable whose container an expression changes; empty if it changes none."""
+    if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.value, ast.Name):
+        is_change = (
+            isinstance(node.ctx, ast.Store | ast.Del) or getattr(node, "attr", "") in _CHANGES
+        )
+        return node.value.id if is_change else ""
+    return ""

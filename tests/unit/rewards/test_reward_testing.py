@@ -8,9 +8,11 @@ import pytest
 
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import UsageError
+from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards import testing
-from grpo_cli.rewards.contract import Score
-from grpo_cli.rewards.findings import check_golds
+from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.contract import RewardContext, Score
+from grpo_cli.rewards.findings import check_gold_fits, check_golds
 from grpo_cli.rewards.kinds.length import CosineLengthParams
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.rewards.testing import FORMS, Table, TooSlowError, wrong_answers
@@ -242,6 +244,30 @@ def test_whole_solutions_as_golds_are_a_warning(attempt, rewards, answer, path):
         assert problem.level == "warning"
         assert "row 1: " in problem.seen
         assert "regex: '####" in problem.fix
+
+
+@pytest.mark.parametrize(("long", "level"), [(12, "error"), (6, "warning"), (0, None)])
+def test_golds_longer_than_a_completion_are_found(long, level):
+    [reward] = build_rewards([RewardConfig(kind="exact")], RewardContext(16))
+    golds = [LONG.format(at) if at < long else "7" for at in range(12)]
+    table = Table([reward], {"prompt": ["q"] * 12, "answer": golds}, None, lambda what: None)
+    problems = list(check_gold_fits(table, str.split, 16))
+    assert [each.level for each in problems] == ([level] if level else [])
+    for problem in problems:
+        assert f"in {long} of 12 rows" in problem.seen
+        assert "`max_completion_length: 34`" in problem.fix
+
+
+def test_equal_prompts_with_different_golds_are_found(attempt):
+    rows = [{"question": "How many?", "answer": str(at)} for at in (3, 4)]
+    trial = attempt("- {kind: math}", [*ROWS, *rows])
+    [problem] = [each for each in trial.problems if "a different gold" in each.seen]
+    assert "row 13 ('3') and row 14 ('4')" in problem.seen
+
+
+def test_one_gold_for_all_rows_is_a_warning(attempt):
+    trial = attempt("- {kind: math}", [{**row, "answer": "7"} for row in ROWS])
+    assert any("the gold is '7' in all rows" in each for each in found(trial, "warning"))
 
 
 @pytest.mark.parametrize(

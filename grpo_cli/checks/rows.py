@@ -1,0 +1,105 @@
+"""Rows and files of rows that are not what the recipe takes them for, as the first of them show."""
+
+import re
+from collections.abc import Iterator, Sequence
+from os.path import basename
+from typing import Any
+
+from grpo_cli.data.prompts import SYSTEM, SYSTEM_ROLES, is_plain, template_columns
+from grpo_cli.data.rows import Row, RowNames, show_names
+from grpo_cli.data.sources import Preview, SplitPreview
+from grpo_cli.issues import Issue, Level
+from grpo_cli.recipe.dataset import SingleDataset
+from grpo_cli.recipe.loading import LoadedRecipe
+from grpo_cli.rewards.contract import RewardParams
+
+_MARK = re.compile(r"#+|\w+:")
+"""The beginning of a pattern that is no part of an answer."""
+_SENTENCE = re.compile(r"\n|(\S+\s+){5}")
+"""What the name of a column hardly ever holds."""
+_SKIP_EMPTY = {"code", "judge"}
+"""Kinds for which a row with an empty column is no fault."""
+
+
+def find_templates(dataset: Any) -> list[tuple[str, str]]:
+    """Return the templates of a dataset's prompts by their keys."""
+    keyed = [(key, getattr(dataset.prompt, key)) for key in ("user", "system")]
+    return [(key, text) for key, text in keyed if text is not None]
+
+
+def check_files(dataset: SingleDataset, seen: Preview, is_wrong: bool) -> Iterator[Issue]:
+    """Find files without what the templates name, and tables whose first row was taken for their header."""
+    files = seen.train.by_file if seen.train else {}
+    templates = [text for _, text in find_templates(dataset) if is_plain(text)]
+    needed = frozenset().union(*map(template_columns, templates)) - dataset.columns.keys()
+    for place, (file, columns) in enumerate(files.items()):
+        path, file = f"dataset.train.{place}" if len(files) > 1 else "dataset.train", basename(file)
+        if is_wrong and ".csv" in file and any(map(_SENTENCE.search, columns)):
+            shown = next(filter(_SENTENCE.search, sorted(columns)))
+            seen_names = (
+                f"the first line of {file} is taken for the names of the columns: {shown!r:.60}"
+            )
+            yield Issue(seen_names, "put a line of names first, such as `question,answer`", path)
+        elif lacking := sorted(needed & (seen.columns or needed) - columns):
+            seen_names = f"{file} has no column `{lacking[0]}`, which another file has and the template names"
+            known = show_names(sorted(columns))
+            yield Issue(
+                f"{seen_names} (columns: {known})", f"rename it to `{lacking[0]}` there", path
+            )
+
+
+def check_left_out(
+    dataset: Any, sample: Sequence[Row], rows: Sequence[Row], names: RowNames
+) -> Iterator[Issue]:
+    """Find patterns that drop most rows or keep what marks the answer, and a system message that rows override."""
+    dropping = [key for key, each in dataset.columns.items() if each.on_no_match == "drop"]
+    if dropping and len(rows) <= len(sample) / 2:
+        kept = {row["row_id"] for row in rows}
+        first = next(place for place in range(len(sample)) if place not in kept)
+        seen = (
+            f"the pattern finds nothing in {len(sample) - len(rows)} of the first {len(sample)} {names.split} "
+            f"rows, which are dropped; the first is {names(first)}"
+        )
+        fix = "correct the pattern, unless these rows have no answer"
+        yield Issue(seen, fix, f"dataset.columns.{dropping[0]}.regex", level="warning")
+    for key, column in dataset.columns.items():
+        mark = _MARK.match(column.regex or "")
+        if mark and rows and not re.compile(column.regex).groups:
+            seen = (
+                f"has no group, so {mark[0]!r} stays in every value, such as {rows[0][key]!r:.40}"
+            )
+            fix = f"put what is wanted in brackets: '{mark[0]}\\s*(.+)$'"
+            yield Issue(seen, fix, f"dataset.columns.{key}.regex", level="warning")
+    if dataset.prompt.system is not None and dataset.prompt.user is None:
+        prompts = [row["prompt"] for row in rows if isinstance(row.get("prompt"), list)]
+        own = sum(each[0]["role"] in SYSTEM_ROLES for each in prompts)
+        if own:
+            seen = f"has no effect on {own} of the first {len(rows)} {names.split} rows: they have their own"
+            yield Issue(seen, "remove it, or those of the rows", SYSTEM, level="warning")
+
+
+def check_empty(
+    loaded: LoadedRecipe,
+    dataset: SingleDataset,
+    params: dict[int, RewardParams],
+    train: SplitPreview | None,
+) -> Iterator[Issue]:
+    """Find rows without a value in a column that a reward needs."""
+    if train is None or loaded.recipe is None:
+        return
+    for index, config in enumerate(loaded.recipe.rewards):
+        # A Python function may well take empty values, and a condition may leave such rows out.
+        if index not in params or config.kind == "python" or config.when:
+            continue
+        for name in params[index].required_columns():
+            column = dataset.columns.get(name)
+            places = train.empty.get(column.from_ if column else name, [])
+            every = len(places) == train.looked_at
+            if places and (every or config.kind not in _SKIP_EMPTY):
+                seen = (
+                    f"the reward needs the column `{name}`, which is empty in {len(places)} of "
+                    f"{train.looked_at} rows; the first is {train.names(places[0])}"
+                )
+                fix = f"fill it, drop these rows, or leave them out of this reward with `when: {name}`"
+                level: Level = "error" if every else "warning"
+                yield Issue(seen, fix, f"rewards.{index}", level=level)

@@ -1,0 +1,52 @@
+"""Rows that are not what the recipe takes them for."""
+
+import pytest
+
+from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.machine import Hardware
+from tests.recipe_texts import GOOD, write_recipe
+
+CHAT = '{"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "answer": 1}\n'
+GOOD_ROW = '{"question": "q", "answer": "#### 1"}\n'
+USER = 'prompt: {user: "{{ question }}"}'
+REGEX = "columns: {answer: {from: answer, regex: '%s', on_no_match: drop}}"
+CASES = [
+    ({"a.jsonl": CHAT}, "prompt: {system: s}", "prompt.system", "no effect on 1 of the first 1"),
+    ({"a.jsonl": r'{"prompt": "[{\"role\": \"user\"}]", "answer": 1}'}, "limit: 1", "prompt",
+     "messages written as text"),
+    ({"a.jsonl": GOOD_ROW + GOOD_ROW.replace("####", "") * 2}, f"{USER}\n  {REGEX % '####(.+)'}",
+     "columns.answer.regex", "finds nothing in 2 of the first 3 training rows"),
+    ({"a.jsonl": GOOD_ROW}, f"{USER}\n  {REGEX % '####.+'}", "columns.answer.regex",
+     "has no group, so '####' stays in every value, such as '#### 1'"),
+    ({"a.csv": "How many apples has Ann now?,7\nAnd how many have you now?,8\n"}, USER, "train",
+     "first line of a.csv is taken for the names"),
+    ({"a.jsonl": GOOD_ROW, "b.jsonl": '{"query": "q", "answer": 1}'}, USER, "train.1",
+     "b.jsonl has no column `question`"),
+    ({"a.jsonl": '{"question": "q", "answer": NaN}'}, USER, "",
+     "the gold cannot be read, so the reward gives no score: None"),
+    ({"a.jsonl": GOOD_ROW}, f"{USER}\n  eval: missing", "eval", "save_to_disk"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "keys", "path", "seen"), CASES)
+def test_rows_that_are_not_what_they_are_taken_for_are_named(tmp_path, files, keys, path, seen):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "missing").mkdir()
+    (tmp_path / "missing" / "state.json").touch()
+    train = f"dataset:\n  kind: files\n  train: [{', '.join(files)}]\n  {keys}\nrewards:"
+    text = f"{GOOD.partition('dataset:')[0]}{train}{GOOD.partition('rewards:')[2]}"
+    found = check_recipe(write_recipe(tmp_path, text), hardware=Hardware(gpus=0, cpus=2)).problems
+    place = f"dataset.{path}" if path else "rewards.0.answer"
+    assert any(each.path == place and seen in each.seen and each.fix for each in found), found
+
+
+def test_rows_of_several_files_and_patterns_without_a_mark_are_left_alone(tmp_path):
+    (tmp_path / "a.jsonl").write_text(GOOD_ROW * 4)
+    (tmp_path / "b.jsonl").write_text('{"question": "q", "answer": 1, "hint": "", "level": 2}\n')
+    for regex in (r"\d+", r"####\s*(.+)", "[A-D]|1"):
+        train = f"dataset:\n  kind: files\n  train: [a.jsonl, b.jsonl]\n  {USER}\n  {REGEX % regex}"
+        text = f"{GOOD.partition('dataset:')[0]}{train}\nrewards:{GOOD.partition('rewards:')[2]}"
+        path = write_recipe(tmp_path, text)
+        found = check_recipe(path, hardware=Hardware(gpus=0, cpus=2)).problems
+        assert [each for each in found if each.path.startswith("dataset")] == []
