@@ -8,6 +8,7 @@ import os
 import random
 import re
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy
 
-from grpo_cli.errors import SetupError, UsageError
+from grpo_cli.errors import RunError, SetupError, UsageError
 from grpo_cli.fast.completions import sampling_state
 from grpo_cli.recipe.evaluation import is_task_file
 
@@ -31,7 +32,7 @@ class TaskScores:
     """What tasks came to."""
 
     scores: dict[str, dict[str, dict[str, float | None]]]
-    """Task → metric, such as `acc,none` → `value` and `stderr`; of a group also its tasks'."""
+    """Task → metric, such as `acc,none` → `value`, `stderr` and `higher_is_better`; of a group also its tasks'."""
     groups: tuple[str, ...]
     """Which of them are groups of others, with the mean over them."""
     examples: int
@@ -77,8 +78,10 @@ def score_tasks(
     Raises:
         UsageError: There is no such task.
         SetupError: A task's data cannot be fetched.
+        RunError: A task fails, as one with a mistake in its templates or functions does.
     """
     import lm_eval
+    from jinja2 import TemplateError
 
     try:
         with _global_state_kept():
@@ -100,9 +103,19 @@ def score_tasks(
         raise UsageError(
             f"lm-eval refuses: {_shorten(error)}. Fix: `lm_eval ls tasks` lists them"
         ) from error
-    counts = outcome["n-samples"].values()
+    except (ArithmeticError, AssertionError, AttributeError, TypeError, TemplateError) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        seen = f"{type(error).__name__}: {_shorten(error)}".removesuffix(": ")
+        raise RunError(
+            f"lm-eval failed at {', '.join(tasks)}: {seen} "
+            f"({Path(last.filename).name}:{last.lineno}: `{last.line}`). Fix: correct the task"
+        ) from error
+    counts, directions = outcome["n-samples"].values(), outcome.get("higher_is_better", {})
     return TaskScores(
-        {task: _read_scores(scores) for task, scores in outcome["results"].items()},
+        {
+            task: _read_scores(scores, directions.get(task, {}))
+            for task, scores in outcome["results"].items()
+        },
         tuple(outcome.get("groups") or ()),
         sum(each["effective"] for each in counts),
     )
@@ -147,10 +160,16 @@ def _shorten(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _read_scores(scores: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Return metric → value and standard error, without the harness's own bookkeeping."""
+def _read_scores(
+    scores: dict[str, Any], directions: dict[str, bool | None]
+) -> dict[str, dict[str, float | None]]:
+    """Return metric → value, standard error and direction, without the harness's own bookkeeping."""
     return {
-        key: {"value": float(value), "stderr": _read_stderr(scores, key)}
+        key: {
+            "value": float(value),
+            "stderr": _read_stderr(scores, key),
+            "higher_is_better": directions.get(key.partition(",")[0]),
+        }
         for key, value in scores.items()
         # Such as `acc,none`; `alias` and `sample_len` are no metrics.
         if "," in key and "_stderr," not in key and isinstance(value, int | float)

@@ -18,7 +18,7 @@ class HeldOutSetConfig(Section):
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
     """What the set is called: its metrics are `eval_NAME/reward`, `eval_NAME/accuracy/REWARD` and so on. By
-    default, the name of its source or task, or `held_out`."""
+    default, the name of its source or task (of a task file, the file's name without its ending), or `held_out`."""
     every: Integer = Field(ge=1)
     """Optimizer steps between two evaluations."""
     source: str | None = None

@@ -19,7 +19,7 @@ from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.runs.completions import show_content
 from grpo_cli.runs.files import measure_bytes
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import count_averaged
+from grpo_cli.runs.metrics import LOWER, count_averaged
 from grpo_cli.runs.run import Run
 from grpo_cli.runs.selection import list_folders
 from grpo_cli.runs.status import State
@@ -95,8 +95,8 @@ class HeldOutSetSeries:
     """Whether it is what is measured before and after training too."""
     decides: str | None = None
     """Its metric that decides which checkpoint is the final model; None if none does."""
-    lower_is_better: bool = False
-    """Whether that metric is better the lower it is."""
+    greater_is_better: bool | None = None
+    """Whether that metric is better the higher it is, if the recipe says so."""
 
     @property
     def sampling(self) -> str:
@@ -127,7 +127,10 @@ class HeldOutSetSeries:
 
     def find_best(self, metric: str) -> tuple[int, float]:
         """Return the step at which a metric was best, and its value; it has one."""
-        choose = min if metric == self.decides and self.lower_is_better else max
+        greater = self.greater_is_better if metric == self.decides else None
+        if greater is None:
+            greater = metric not in self.newest.get(LOWER, ())
+        choose = max if greater else min
         return choose(self.values(metric).items(), key=lambda point: point[1])
 
     def values(self, metric: str) -> dict[int, float]:
@@ -198,7 +201,7 @@ class RunReport(Run):
         """Each set of `evaluation.during` by its name, with its metrics before, during and after training."""
         from grpo_cli.analysis.metrics import Metric
 
-        evaluation, best, lower = self._held_out_settings()
+        evaluation, best, greater = self._held_out_settings()
         series = {}
         for name, measured in self.during.items():
             config = next((each for each in evaluation.during if each.label == name), None)
@@ -212,20 +215,19 @@ class RunReport(Run):
             newest = measured[max(measured)]
             prefix = f"eval_{name}/"
             decides = best.removeprefix(prefix) if best.startswith(prefix) else None
-            series[name] = HeldOutSetSeries(points, newest, repeats, decides, lower)
+            series[name] = HeldOutSetSeries(points, newest, repeats, decides, greater)
         return series
 
-    def _held_out_settings(self) -> tuple[EvaluationConfig, str, bool]:
-        """Return how held-out rows are evaluated, what decides on the final model, and whether lower is better."""
+    def _held_out_settings(self) -> tuple[EvaluationConfig, str, bool | None]:
+        """Return how held-out rows are evaluated, what decides on the final model, and `greater_is_better`."""
         try:
             recipe = self.recipe
         except GrpoError:
-            return EvaluationConfig(), "", False
+            return EvaluationConfig(), "", None
         best = (
             f"eval_{(recipe.best_metric or '').removeprefix('eval_')}" if recipe.loads_best else ""
         )
-        lower = recipe.training.extras.get("greater_is_better") is False
-        return recipe.evaluation, best, lower
+        return recipe.evaluation, best, recipe.training.extras.get("greater_is_better")
 
     @property
     def chosen(self) -> str:

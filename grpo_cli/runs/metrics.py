@@ -27,6 +27,8 @@ STAGES: dict[When, str] = {
 """When the held-out rows are measured, in words."""
 DURING = "during"
 """Folder in `eval/` of what held-out sets came to during training: `NAME/STEP.json`, and the samples."""
+LOWER = "lower_is_better"
+"""Where such a file names the metrics that are better the lower they are."""
 Point = tuple[int, float | None]
 """Optimizer step and the value logged there; None for NaN and infinities."""
 Step = dict[str, Any]

@@ -1,8 +1,9 @@
 """Evaluates the held-out sets and the lm-eval tasks of `evaluation.during`."""
 
 import copy
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.evaluation import EvaluationConfig, HeldOutSetConfig
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
-from grpo_cli.runs.metrics import DURING
+from grpo_cli.runs.metrics import DURING, LOWER
 from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import load_reward_states, save_reward_states
 from grpo_cli.training.measurement import INTERVALS, Measurer, select_rows
@@ -24,6 +25,9 @@ from grpo_cli.training.session import Session, Stopped
 
 _QUANTILE = 1.96
 """Standard errors from the middle to the ends of a 95 % interval."""
+
+_SHARE = re.compile(r"acc|exact_match|\w+_acc")
+"""Metrics of lm-eval that are between 0 and 1, by how their names begin."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +91,17 @@ class TaskMeasurer:
                 )
         finally:
             hook.remove()
-        metrics = {
-            # As lm-eval's own loggers call it.
-            name.removesuffix(",none"): _as_metric(score, scored.examples).as_json()
-            for name, score in scored.main(self.task).items()
-        }
+        # As lm-eval's own loggers call them.
+        scores = {name.removesuffix(",none"): each for name, each in scored.main(self.task).items()}
         return {
             "schema_version": SCHEMA_VERSION,
             "task": self.task,
             "prompts": scored.examples,
-            INTERVALS: metrics,
+            INTERVALS: {
+                name: _as_metric(name, score, scored.examples).as_json()
+                for name, score in scores.items()
+            },
+            LOWER: [name for name, score in scores.items() if score["higher_is_better"] is False],
             "backend": "lm-eval",
             "seconds": round(time.monotonic() - started, 2),
         }
@@ -185,18 +190,35 @@ class HeldOutSets(TrainerCallback):
         metrics = {name: each["value"] for name, each in result[INTERVALS].items()}
         known = {name: value for name, value in metrics.items() if value is not None}
         if config.task is not None:
-            self._check_best(config, list(known))
+            self._prepare_best(config, list(known), result.get(LOWER, ()))
         known["runtime"] = result["seconds"]
         return {f"{config.prefix}{name}": value for name, value in known.items()}
 
-    def _check_best(self, config: HeldOutSetConfig, known: Sequence[str]) -> None:
-        """Refuse a metric that is to decide and that the task does not have, which only lm-eval knows."""
-        best = f"eval_{(self._session.recipe.best_metric or '').removeprefix('eval_')}"
-        if best.startswith(config.prefix) and best.removeprefix(config.prefix) not in known:
+    def _prepare_best(
+        self, config: HeldOutSetConfig, known: Sequence[str], lower: Collection[str]
+    ) -> None:
+        """Check the metric that is to decide, if it is of a task, and in which direction: only lm-eval knows.
+
+        Args:
+            config: The set.
+            known: Metrics of its task.
+            lower: Those of them that are better the lower they are.
+
+        Raises:
+            RunError: The task has no such metric.
+        """
+        recipe = self._session.recipe
+        best = f"eval_{(recipe.best_metric or '').removeprefix('eval_')}"
+        if not best.startswith(config.prefix):
+            return
+        name = best.removeprefix(config.prefix)
+        if name not in known:
             names = ", ".join(f"{config.prefix}{name}" for name in known)
             raise RunError(
                 f"evaluation.during: the task `{config.task}` has no metric `{best}`. Fix: name one of {names}"
             )
+        if recipe.training.extras.get("greater_is_better") is None:
+            self._trainer.args.greater_is_better = name not in lower
 
 
 def add_held_out_sets(
@@ -241,8 +263,11 @@ def _unchanged(rewards: Sequence[Reward]) -> Iterator[None]:
         load_reward_states(rewards, states)
 
 
-def _as_metric(score: dict[str, float | None], examples: int) -> Metric:
+def _as_metric(name: str, score: dict[str, float | None], examples: int) -> Metric:
     value, error = score["value"], score["stderr"]
     if value is None or error is None:
         return Metric(value, None, None, examples, "lm-eval gives no standard error")
-    return Metric(value, value - _QUANTILE * error, value + _QUANTILE * error, examples)
+    low, high = value - _QUANTILE * error, value + _QUANTILE * error
+    if _SHARE.match(name) and value <= 1:
+        low, high = max(low, 0.0), min(high, 1.0)
+    return Metric(value, low, high, examples)
