@@ -41,6 +41,28 @@ def test_rows_that_are_not_what_they_are_taken_for_are_named(tmp_path, files, ke
     assert any(each.path == place and seen in each.seen and each.fix for each in found), found
 
 
+FIXES = [
+    (["dataset.difficulty=adaptive", "rewards=[{kind: length, target: 3}]"],
+     "add one that does, such as `kind: math`"),
+    (["dataset.difficulty=adaptive", "rewards=[{kind: tag_count, tags: [<a>]}]"], "`reward: tag_count`"),
+    (["rewards=[{kind: math, when: question == one}]"], 'if `one` is a value, put it in quotes: "one"'),
+    (["environment={kind: python, path: own.py:Game}"], "add `kwargs: {limit: …}`"),
+    (["environment={kind: python, path: own.py:Levels}", "dataset={kind: environment, size: 8}"],
+     "give `level` a default in reset()"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "fix"), FIXES)
+def test_a_fix_can_be_carried_out(tmp_path, monkeypatch, flags, fix):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(
+        "class Game:\n    def __init__(self, limit): ...\n    def reset(self, seed): ...\n"
+        "class Levels:\n    def reset(self, seed, level): ...\n"
+    )
+    found = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2)).problems
+    assert any(fix in each.fix for each in found), found
+
+
 def test_rows_of_several_files_and_patterns_without_a_mark_are_left_alone(tmp_path):
     (tmp_path / "a.jsonl").write_text(GOOD_ROW * 4)
     (tmp_path / "b.jsonl").write_text('{"question": "q", "answer": 1, "hint": "", "level": 2}\n')

@@ -180,6 +180,7 @@ def test_required_columns_are_read_without_running_the_file(write, signature, co
         ("def f(:", "f", {}, "path", "mine.py:1 is not valid Python"),
         ("def f(completion): ...", "f", {}, "path", "needs 'completion', which TRL does not pass"),
         ("def f(completions): ...", "f", {"x": 1}, "kwargs.x", "takes no argument 'x'"),
+        ("def f(completions, limit=1): ...", "f", {"limt": 1}, "kwargs.limt", "no argument 'limt'"),
         ("def f(**k): ...", "f", {"prompts": 1}, "kwargs.prompts", "TRL passes 'prompts' itself"),
     ],
 )

@@ -132,6 +132,20 @@ def test_a_users_error_names_the_row_and_hides_our_frames(tmp_path):
     assert "grpo_cli" not in message
 
 
+@pytest.mark.parametrize(
+    ("source", "fix"),
+    [
+        ("async def one(c): ...\ndef f(completions): return [one(c) for c in completions]",
+         "make the function `async`"),
+        ("import re\ndef f(completions): return [re.search('7', c).end() for c in completions]",
+         "test for None first"),
+    ],
+)  # fmt: skip
+def test_a_fix_fits_what_a_function_did(tmp_path, source, fix):
+    with pytest.raises(RewardError, match=fix):
+        own(tmp_path, source).score(Batch(["p"], ["a"]))
+
+
 def test_a_function_that_takes_messages_for_text_is_told_how_to_read_them(tmp_path):
     mine = own(
         tmp_path, "def f(completions): return [float('a' in c.lower()) for c in completions]"
