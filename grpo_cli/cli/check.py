@@ -102,7 +102,9 @@ def _describe_sources(dataset: Any, seen: "Preview") -> str:
     parts = []
     for (name, share), size in zip(dataset.shares.items(), seen.sources, strict=True):
         times = share * seen.train_rows / size if size and seen.train_rows else None
-        rows = f" ({size:,} rows, each about {times:.2g} times)" if times else ""
+        often = f"{times:.2g} times" if times else ""
+        often = "once" if often == "1 times" else often
+        rows = f" ({size:,} rows, each about {often})" if often else ""
         parts.append(f"{name} {share:.0%}{rows}")
     return ", ".join(parts)
 

@@ -123,7 +123,9 @@ class HeldOutSetSeries:
 
     @property
     def _names(self) -> dict[str, None]:
-        return dict.fromkeys(name for metrics in self.points.values() for name in metrics)
+        # Rewards of other sources have no value in this set.
+        names = dict.fromkeys(name for metrics in self.points.values() for name in metrics)
+        return {name: None for name in names if self.values(name)}
 
     def find_best(self, metric: str) -> tuple[int, float]:
         """Return the step at which a metric was best, and its value; it has one."""

@@ -243,8 +243,10 @@ def _go_back(history: History) -> str:
     warmed, after = history.answers_warmed, history.answers_after
     if warmed and after and warmed.mean() <= after.mean():
         return "a shorter warm-up (`warmup.max_steps`) or a lower `warmup.learning_rate`: it was lost there"
-    if not history.checkpoints:
+    last = max((step for step, _ in history.points("reward")), default=0)
+    earlier = [step for step in history.checkpoints or () if step < last]
+    # The best checkpoint is what was measured.
+    if not earlier or history.recipe.loads_best:
         return f"{slower(history.recipe)}, or fewer steps"
-    first = min(history.checkpoints)
-    command = on_run(history, "eval", f"--checkpoint {first}")
+    command = on_run(history, "eval", f"--checkpoint {min(earlier)}")
     return f"{slower(history.recipe)}, or an earlier checkpoint: {command} measures it"

@@ -822,3 +822,22 @@ def test_a_slow_reward_that_waits_is_scored_beside_sampling():
     symptom = find("slow_reward", make_history(series, make_recipe(rewards=[judge])))
     assert "took 62% of the time" in symptom.seen
     assert symptom.fix.startswith("`generation.sampling_parts: 2`, which scores one part")
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "training"),
+    [((40,), {}), ((10, 40), {"load_best_model_at_end": True, "save_strategy": "best"})],
+)
+def test_the_checkpoint_that_was_measured_is_no_way_back(checkpoints, training):
+    symptom = find(
+        "held_out_collapse",
+        make_history(
+            {"reward": HALF},
+            make_recipe(rewards=TWO, training=training),
+            answers_before=BEFORE,
+            answers_after=said([""] * 12, right=[0.0] * 12, form=[0.3] * 12),
+            checkpoints=checkpoints,
+        ),
+    )
+    assert "or fewer steps" in symptom.fix
+    assert "--checkpoint" not in symptom.fix
