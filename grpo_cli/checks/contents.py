@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from grpo_cli.checks.images import look_at_images
-from grpo_cli.checks.mixture import check_source
+from grpo_cli.checks.mixture import check_made_columns, check_source
 from grpo_cli.checks.rows import check_empty, check_files, check_left_out, find_templates
 from grpo_cli.data.columns import check_columns, extract_columns
 from grpo_cli.data.images import MARK, check_image_columns
@@ -228,6 +228,7 @@ def _check_seen(
 ) -> None:
     """Check a dataset; `everywhere` are the columns of all sources if it is one of several."""
     problems += seen.problems
+    problems += check_made_columns(dataset)
     images = dataset.prompt.images
     gathered = frozenset({IMAGES} if images else ())
     own = frozenset(dataset.columns) | _ADDED | ({SOURCE} if dataset.source_name else set())

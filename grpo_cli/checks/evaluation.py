@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +36,8 @@ _HELD_OUT = ("completion_length", "clipped")
 """Metrics of the evaluation after training, besides those of rewards."""
 _LOGGED = frozenset("rewards sources completions episode tools clip_ratio sampling".split())
 """What the metrics of TRL's evaluation, and ours in it, begin with before a `/`."""
+_TASK_NAME = re.compile(r"^(?:task|group)\s*:[ \t]*[\"']?([^\s\"'#]*)", re.MULTILINE)
+"""In a task file of lm-eval: the name that it gives the task, or nothing before a list of tasks."""
 _EMPTY = 0.5
 """Share of empty places in groups beyond which most of a step is padding."""
 
@@ -143,9 +146,20 @@ def _check_task(recipe: Recipe, config: HeldOutSetConfig, path: str) -> Iterator
     if is_task_file(task) and not Path(task).is_file():
         fix = "correct the path; it is relative to the recipe"
         yield Issue(f"there is no file {task}", fix, f"{path}.task")
+    elif is_task_file(task) and _read_task_name(task) is None:
+        seen = f"{task} is no task file of lm-eval: it has neither `task` nor `group`"
+        yield Issue(seen, "name a task file, or a task of lm-eval", f"{path}.task")
     if recipe.evaluation.settings_of(config).limit == 0:
         seen = "has no examples, since `evaluation.limit` is 0"
         yield Issue(seen, "give it a `limit` of its own", path)
+
+
+def _read_task_name(file: str) -> str | None:
+    """Return the name that a task file gives its task; None if it is no task file, or there is none."""
+    with suppress(OSError):
+        if match := _TASK_NAME.search(Path(file).read_text(encoding="utf-8", errors="replace")):
+            return match[1]
+    return None
 
 
 def _check_held_out_rows(recipe: Recipe, config: HeldOutSetConfig, path: str) -> Iterator[Issue]:
@@ -191,6 +205,9 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
     metric = training.extras.get("metric_for_best_model")
     if metric is not None or recipe.loads_best:
         named["training.metric_for_best_model"] = metric
+    for path in [path for path, metric in named.items() if metric == ""]:
+        yield Issue("is empty", "name a metric, or remove it", path)
+        del named[path]
     if not recipe.is_sampled:
         for path, metric in named.items():
             if metric is not None and metric.removeprefix("eval_") not in (RANKING, GAP):
@@ -202,6 +219,9 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
         return
     by_trl = evaluates or not during
     tasks = tuple(each.prefix for each in during if each.task is not None)
+    # A set is called by its file's name, and not by what the file calls the task.
+    files = {each.task: each.prefix for each in during if each.task and is_task_file(each.task)}
+    of_files = {_read_task_name(file): prefix for file, prefix in files.items()}
     with suppress(RewardError):
         known = {name.removeprefix("eval_") for name in _held_out_metrics(recipe)}
         known |= set(_evaluated_metrics(recipe) if by_trl else ())
@@ -213,6 +233,8 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
         for path, metric in named.items():
             name = (metric or best).removeprefix("eval_")
             close = f"eval_{nearest(name, known)}" if nearest(name, known) else best
+            task, _, of_task = name.partition("/")
+            close = f"{of_files[task]}{of_task}" if task in of_files else close
             fix = f"set it to {close or f'{tasks[0]}acc, or to another metric of the task'}"
             if not name:
                 seen = "is missing, and which metrics a task of lm-eval has is not known here"

@@ -5,9 +5,19 @@ from collections.abc import Iterator
 from grpo_cli.batch import BatchPlan
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.sources import Preview
+from grpo_cli.data.tasks import LEVEL
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import MixtureDataset, SingleDataset
 from grpo_cli.recipe.recipe import Recipe
+
+
+def check_made_columns(dataset: SingleDataset) -> Iterator[Issue]:
+    """Find columns of the recipe that what `grpo` makes would replace."""
+    made = {SOURCE} if dataset.source_name else set[str]()
+    made |= {LEVEL} if getattr(dataset, "levels", ()) else set()
+    for name in sorted(made & dataset.columns.keys()):
+        seen = f"`{name}` is a column that `grpo` makes itself"
+        yield Issue(seen, f"call it `own_{name}`, say", f"dataset.columns.{name}")
 
 
 def check_source(recipe: Recipe | None, source: SingleDataset, seen: Preview) -> Iterator[Issue]:

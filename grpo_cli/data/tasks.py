@@ -11,7 +11,8 @@ import io
 import itertools
 import re
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -145,18 +146,38 @@ def draw_rows(
     questions: set[str] = set()
     held, train = [], []
     with redirect_stdout(io.StringIO()):  # some tasks print dots, which would break --json
-        for part, own in zip(parts, seen, strict=True):
-            held.append(_hold_out(part, own, questions))
+        for place, (part, own) in enumerate(zip(parts, seen, strict=True)):
+            with _naming_level(dataset, place):
+                held.append(_hold_out(part, own, questions))
             questions.update(row["question"] for row in held[-1])
         # No level asks what another one holds out.
-        for part, own in zip(parts, seen, strict=True):
+        for place, (part, own) in enumerate(zip(parts, seen, strict=True)):
             rows = _draw(part, seed, "train", part.size, own)
             new = (row for row in rows if row["question"] not in questions)
-            train.append(list(itertools.islice(new, part.size)))
+            with _naming_level(dataset, place):
+                train.append(list(itertools.islice(new, part.size)))
             _check_enough(part, "size", len(train[-1]), part.size, own)
     if dataset.levels:
         held, train = _number(held), _number(train)
     return _interleave(train), _interleave(held) if dataset.eval_size else None
+
+
+@contextmanager
+def _naming_level(dataset: ReasoningGymDataset, place: int) -> Iterator[None]:
+    """Place errors about parameters at the level whose rows are drawn inside.
+
+    Raises:
+        RecipeError: As was raised inside.
+    """
+    try:
+        yield
+    except RecipeError as error:
+        path = f"dataset.levels.{place}" if dataset.levels else "dataset.params"
+        problems = [
+            replace(each, path=path) if each.path == "dataset.params" else each
+            for each in error.problems
+        ]
+        raise RecipeError(problems) from error.__cause__
 
 
 def _hold_out(part: ReasoningGymDataset, seen: set[str], others: set[str]) -> list[Row]:

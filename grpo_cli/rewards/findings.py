@@ -224,6 +224,13 @@ def _check_variety(table: "Table", index: int, scores: list[Score]) -> Iterator[
         return
     level: Level = "warning"
     if values == {None}:
+        # A few rows of a mixture need not have one of its source.
+        if (
+            reward.condition
+            and reward.condition.columns() == {"source"}
+            and not table.applying(index)
+        ):
+            return
         message = "gives no score to any row tried"
         fix = "correct its `when`" if reward.condition else "see `grpo rewards show`"
         if reward.kind == "python":

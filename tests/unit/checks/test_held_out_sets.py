@@ -84,3 +84,25 @@ def test_a_task_decides_on_the_best_checkpoint_by_a_metric_that_is_named(metric,
     )
     assert [each.fix for each in check_metrics(recipe)] == ([fix] if fix else [])
     assert recipe.is_best_of_held_out_set is (fix is None)
+
+
+def test_a_set_is_called_by_its_task_file_and_a_recipe_is_none(tmp_path):
+    task, recipe = tmp_path / "mc.yaml", tmp_path / "recipe.yaml"
+    task.write_text("task: digits  # one to nine\ndoc_to_text: !function own.read\n")
+    recipe.write_text("name: a\ndataset: {task: digits}\n")
+    during = [{"every": 5, "task": str(path)} for path in (task, recipe)]
+    problems = check(evaluation={"during": during})
+    assert [(each.path, each.seen) for each in problems if "file" in each.seen] == [
+        (
+            "evaluation.during.1.task",
+            f"{recipe} is no task file of lm-eval: it has neither `task` nor `group`",
+        )
+    ]
+    training = {"metric_for_best_model": "digits/acc", "early_stopping": {"metric": ""}}
+    whole = Recipe.model_validate(
+        {**PLAIN, "training": training, "evaluation": {"during": during[:1]}}
+    )
+    assert [(each.path.rpartition(".")[2], each.fix) for each in check_metrics(whole)] == [
+        ("metric", "name a metric, or remove it"),
+        ("metric_for_best_model", "set it to eval_mc/acc"),
+    ]

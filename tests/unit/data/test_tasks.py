@@ -156,6 +156,14 @@ def test_a_misspelt_parameter_of_a_level_is_suggested(section) -> None:
     assert problem.path == "dataset.levels.1.max_termss"
 
 
+@pytest.mark.parametrize("eval_size", [0, 4])
+def test_parameters_that_a_task_refuses_are_those_of_their_level(section, eval_size) -> None:
+    levels = [{}, {"min_terms": 9, "max_terms": 3}]
+    with pytest.raises(RecipeError) as error:
+        draw(section, levels=levels, size=8, eval_size=eval_size)
+    assert error.value.problems[0].path == "dataset.levels.1"
+
+
 @pytest.mark.parametrize("name", ["seed", "size"])
 def test_parameters_with_another_home_are_refused(section, name) -> None:
     assert problem_of(section, task="chain_sum", params={name: 3}).path == f"dataset.params.{name}"

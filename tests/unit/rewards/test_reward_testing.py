@@ -171,10 +171,12 @@ def test_a_form_that_no_answer_has_is_a_note(attempt):
 
 
 def test_rewards_under_a_condition_are_tried_where_it_holds(attempt):
-    rows = [{**row, "task": ["math", "chat"][at % 2]} for at, row in enumerate(ROWS)]
+    tasks = ["math", "chat"]
+    rows = [{**row, "task": tasks[at % 2], "source": "a"} for at, row in enumerate(ROWS)]
     trial = attempt(
         """\
 - {kind: math, when: 'task == "math"'}
+- {kind: length, target: 3, name: of_no_row_tried, when: 'source == "b"'}
 - {kind: length, target: 3, when: 'task == "chat"', scale: 0.01}
 - {kind: length, target: 3, name: never, when: 'task == "poetry"'}
 """,
@@ -182,7 +184,8 @@ def test_rewards_under_a_condition_are_tried_where_it_holds(attempt):
     )
     assert result(trial, "gold").rows == 6
     assert result(trial, "gold").rewards["math"] == 1.0
-    assert "`never` gives no score to any row tried" in found(trial, "warning")[0]
+    assert "`never` gives no score to any row tried" in "".join(found(trial, "warning"))
+    assert "of_no_row_tried" not in "".join(found(trial, "warning"))
 
 
 def test_tokens_are_counted_with_the_models_own_tokenizer(attempt):
