@@ -66,6 +66,7 @@ def check_best(recipe: Recipe) -> Iterator[Issue]:
     """Find best models that cannot be known, and early stopping without evaluation."""
     training, evaluates = recipe.training, recipe.training.eval_strategy
     best, saves = recipe.loads_best, training.extras.get("save_strategy", "steps")
+    yield from _check_same_metric(recipe)
     # `check_metrics` finds those that no set has.
     if recipe.is_best_of_held_out_set or (recipe.evaluation.during and evaluates == "no"):
         if best and saves == "no":
@@ -91,6 +92,19 @@ def check_best(recipe: Recipe) -> Iterator[Issue]:
         seen = "early stopping reads an evaluation metric, and `eval_strategy` is `no`"
         fix = "set `training.eval_strategy: steps` and `training.eval_steps`"
         yield Issue(seen, fix, "training.early_stopping")
+
+
+def _check_same_metric(recipe: Recipe) -> Iterator[Issue]:
+    """Find early stopping by another metric than the best model: transformers has one for both."""
+    stopping, best = (
+        recipe.training.early_stopping,
+        recipe.training.extras.get("metric_for_best_model"),
+    )
+    metric = stopping.metric if stopping else None
+    if metric and best and metric.removeprefix("eval_") != str(best).removeprefix("eval_"):
+        seen = f"`{metric}` is not `metric_for_best_model` (`{best}`), which early stopping watches"
+        fix = "name one of them only: it decides on the best model and on stopping"
+        yield Issue(seen, fix, "training.early_stopping.metric")
 
 
 def _all_greedy(samples: int, path: str) -> Issue:
@@ -200,10 +214,10 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
     training, during = recipe.training, recipe.evaluation.during
     evaluates, stopping = training.eval_strategy != "no", training.early_stopping
     named: dict[str, str | None] = {}
-    if stopping:
+    if stopping and stopping.metric is not None:
         named["training.early_stopping.metric"] = stopping.metric
     metric = training.extras.get("metric_for_best_model")
-    if metric is not None or recipe.loads_best:
+    if metric is not None or (not named and (stopping or recipe.loads_best)):
         named["training.metric_for_best_model"] = metric
     for path in [path for path, metric in named.items() if metric == ""]:
         yield Issue("is empty", "name a metric, or remove it", path)

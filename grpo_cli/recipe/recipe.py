@@ -181,8 +181,9 @@ class Recipe(Section):
     def best_metric(self) -> str | None:
         """The metric that decides on the best checkpoint and on early stopping; None if nothing does."""
         training, during = self.training, self.evaluation.during
-        if training.early_stopping is not None:
-            return training.early_stopping.metric
+        stopping = training.early_stopping
+        if stopping is not None and stopping.metric is not None:
+            return stopping.metric
         if (named := training.extras.get("metric_for_best_model")) is not None:
             return str(named)
         if training.eval_strategy != "no":

@@ -135,8 +135,9 @@ def _check_steps(value: int) -> int:
 class EarlyStoppingConfig(Section):
     """Stop when an evaluation metric no longer improves."""
 
-    metric: str = "eval_reward"
-    """The metric to watch; higher is better unless it ends in `loss` or `kl`."""
+    metric: str | None = None
+    """The metric to watch, by default `training.metric_for_best_model`; higher is better unless it ends in `loss`
+    or `kl`."""
     patience: Integer = Field(default=5, ge=1)
     """Evaluations without improvement before stopping."""
     min_delta: Number = Field(default=0.0, ge=0)

@@ -201,12 +201,16 @@ def _cut(log: Path, step: int, undone: Path) -> None:
 
 
 def _is_after(line: bytes, step: int) -> bool:
-    """Return whether a record, or the torn end of one, is of a later step."""
+    """Return whether a record, or the torn end of one, is of a later step.
+
+    Evaluations at step 0 count as later: no checkpoint holds their metrics, so they are logged once more.
+    """
     try:
         record = parse_json(line)
     except ValueError:
         return True
-    return bool((record.get("step") or 0) > step or record.get("when") == "after")
+    repeated = not step and record.get("event") == "eval"
+    return bool(repeated or (record.get("step") or 0) > step or record.get("when") == "after")
 
 
 def _move(paths: Iterable[Path], root: Path, target: Path) -> None:

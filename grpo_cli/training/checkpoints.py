@@ -99,12 +99,61 @@ class AtomicCheckpoints(_Mixin):
 
     _saving = False
 
+    def load_state(self, checkpoint: Path, last_step: int) -> None:
+        """Load what a checkpoint says about the training so far, which tells whether a step is left.
+
+        Args:
+            checkpoint: The checkpoint.
+            last_step: Of the whole training as it is planned now.
+        """
+        self.state = TrainerState.load_from_json(str(checkpoint / STATE))
+        self.state.max_steps = last_step
+        # It was written by the main process.
+        self.state.is_local_process_zero = self.is_local_process_zero()
+        self.state.is_world_process_zero = self.is_world_process_zero()
+        if (stopping := self._early_stopping) is not None:
+            kept = self.state.stateful_callbacks.get(EarlyStoppingCallback.__name__, {})
+            vars(stopping).update(kept.get("attributes", {}))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no step is left: the last one was done, or early stopping has ended the training."""
+        stopping = self._early_stopping
+        stopped = stopping is not None and (
+            stopping.early_stopping_patience_counter >= stopping.early_stopping_patience
+        )
+        return stopped or self.state.global_step >= self.state.max_steps
+
+    def finish(self, checkpoint: Path) -> None:
+        """Load what training ends with, if no step is left: the last weights, or the best."""
+        self.load_weights(checkpoint)
+        # The path in the state is where the run folder was then.
+        best = checkpoint.with_name(f"checkpoint-{self.state.best_global_step}")
+        if self.args.load_best_model_at_end and best != checkpoint and best.is_dir():
+            self._load_from_checkpoint(str(best))
+
     def load_weights(self, checkpoint: Path) -> None:
-        """Load a checkpoint after which no step is left."""
+        """Load the weights of a checkpoint, and what belongs to them, but train nothing."""
         accept_numbered_cpus()
         self._load_from_checkpoint(str(checkpoint))
-        self.state = TrainerState.load_from_json(str(checkpoint / STATE))
         self._load_more(checkpoint)
+
+    def save_state(self, checkpoint: Path) -> None:
+        """Replace the state in a checkpoint, of which an evaluation was missing."""
+        if (stopping := self._early_stopping) is not None:
+            self.state.stateful_callbacks[EarlyStoppingCallback.__name__] = stopping.state()
+        self._record_best(checkpoint)
+        if self.args.should_save:
+            partial = checkpoint / f"{STATE}.partial"
+            self.state.save_to_json(str(partial))
+            partial.replace(checkpoint / STATE)
+        self.accelerator.wait_for_everyone()
+
+    @property
+    def _early_stopping(self) -> Any:
+        """The callback that stops early; None if the recipe has none."""
+        callbacks = self.callback_handler.callbacks
+        return next((each for each in callbacks if isinstance(each, EarlyStoppingCallback)), None)
 
     def _save_more(self, staged: Path) -> None:
         """Add what the trainer leaves out."""
@@ -125,6 +174,8 @@ class AtomicCheckpoints(_Mixin):
                 super()._save_checkpoint(model, trial)
                 self._save_more(staged)
                 self._record_best(staged)
+                if self.args.should_save:
+                    self.state.save_to_json(str(staged / STATE))
         finally:
             self._saving = False
         self.accelerator.wait_for_everyone()
@@ -157,15 +208,13 @@ class AtomicCheckpoints(_Mixin):
             del model.save_pretrained
 
     def _record_best(self, staged: Path) -> None:
-        """Name the best checkpoint by its final path: for all processes, and in the state that was just saved."""
+        """Name the best checkpoint by its final path, for all processes."""
         best = self.state.best_global_step
         if best is None:
             return
         checkpoint = Path(self.args.output_dir) / f"checkpoint-{best}"
         if checkpoint.is_dir() or checkpoint.name == staged.name:
             self.state.best_model_checkpoint = str(checkpoint)
-        if self.args.should_save:
-            self.state.save_to_json(str(staged / STATE))
 
     def check_loss(self, loss: torch.Tensor, inputs: Any = None) -> None:
         """End the training before a loss that is not finite ruins the weights.
@@ -202,22 +251,17 @@ class ExactResume(AtomicCheckpoints):
     """Sums of the record in progress, from the checkpoint."""
 
     def resume_from(self, checkpoint: Path, steps_per_epoch: int) -> None:
-        """Train from a checkpoint to the end, as if the run had never been interrupted.
+        """Train to the end from the checkpoint whose state was loaded, as if the run had never been interrupted.
 
         TRL keeps a batch of generations for `steps_per_generation` × `num_iterations` micro-steps, and shuffles
         every epoch with a generator that starts afresh in each process; both are restored here.
         """
         accept_numbered_cpus()
-        state = TrainerState.load_from_json(str(checkpoint / STATE))
-        self._epochs_done = state.global_step // steps_per_epoch
+        self._epochs_done = self.state.global_step // steps_per_epoch
         if saved := _load(self._own_file(checkpoint, "generations"), self.accelerator.device):
             self._step, self._buffered_inputs = saved["step"], saved["inputs"]
         if self._saves_reference and (weights := _load(checkpoint / REFERENCE)):
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(weights)
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, EarlyStoppingCallback):
-                kept = state.stateful_callbacks.get(EarlyStoppingCallback.__name__, {})
-                vars(callback).update(kept.get("attributes", {}))
         self._load_more(checkpoint)
         # That was before the first step.
         self.args.eval_on_start = False

@@ -16,7 +16,7 @@ from grpo_cli.errors import RunError
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.evaluation import EvaluationConfig, HeldOutSetConfig
 from grpo_cli.rewards.scoring import Reward
-from grpo_cli.runs.files import SCHEMA_VERSION, write_json
+from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json
 from grpo_cli.runs.metrics import DURING, LOWER
 from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import load_reward_states, save_reward_states
@@ -25,6 +25,8 @@ from grpo_cli.training.session import Session, Stopped
 
 _QUANTILE = 1.96
 """Standard errors from the middle to the ends of a 95 % interval."""
+_RUNTIME = "runtime"
+"""Seconds, which are logged with the metrics of every set."""
 
 _SHARE = re.compile(r"acc|exact_match|\w+_acc")
 """Metrics of lm-eval that are between 0 and 1, by how their names begin."""
@@ -135,24 +137,27 @@ class HeldOutSets(TrainerCallback):
         """Whether TRL's own evaluation is not due as well."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Evaluate before the first step; see `catch_up`."""
-        self.catch_up(state)
-
-    def catch_up(self, state: TrainerState) -> None:
-        """Evaluate what is due at the step that an attempt begins with, if an earlier one was stopped before.
+        """Evaluate before the first step; what a checkpoint lacks was evaluated as its state was loaded.
 
         Raises:
             Stopped: A stop was requested.
         """
-        folder, due = self._session.folder.evaluations, self._find_due(state)
-        left = [not (folder / f"{each.name_at(state.global_step)}.json").is_file() for each in due]
-        # Only the main process writes there.
-        left = broadcast_object_list([left])[0]
-        self._due = [each for each, is_left in zip(due, left, strict=True) if is_left]
-        if self._due:
-            self._trainer.catch_up()
-            if is_stop_requested(self._session):
-                raise Stopped(f"stopped after step {state.global_step}, which is saved")
+        if self.find_missing(state):
+            self._trainer.evaluate_sets()
+            self.raise_if_stopped(state)
+
+    def find_missing(self, state: TrainerState) -> bool:
+        """Return whether sets are due whose metrics the state does not hold; these are evaluated next."""
+        step = state.global_step
+        logged = {name for each in state.log_history if each["step"] == step for name in each}
+        due = self._find_due(state)
+        self._due = [each for each in due if f"{each.config.prefix}{_RUNTIME}" not in logged]
+        return bool(self._due)
+
+    def raise_if_stopped(self, state: TrainerState) -> None:
+        """Raise `Stopped` if a stop was requested during an evaluation outside of training."""
+        if is_stop_requested(self._session):
+            raise Stopped(f"stopped after step {state.global_step}, which is saved")
 
     def on_step_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **_: Any
@@ -182,17 +187,28 @@ class HeldOutSets(TrainerCallback):
         return metrics
 
     def _measure(self, held_out: HeldOutSet, step: int) -> dict[str, float]:
-        config, measurer = held_out.config, held_out.measurer
-        phase = f"measuring {config.label} at step {step}"
-        trainer = self._trainer
-        with _unchanged(measurer.rewards):
-            result = measurer.write(held_out.name_at(step), phase, trainer.model, trainer.tokenizer)
+        config = held_out.config
+        result = self._read(held_out.name_at(step)) or self._write(held_out, step)
         metrics = {name: each["value"] for name, each in result[INTERVALS].items()}
         known = {name: value for name, value in metrics.items() if value is not None}
         if config.task is not None:
             self._prepare_best(config, list(known), result.get(LOWER, ()))
-        known["runtime"] = result["seconds"]
+        known[_RUNTIME] = result["seconds"]
         return {f"{config.prefix}{name}": value for name, value in known.items()}
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """Return what an attempt measured that was killed before it logged the metrics; empty if none did."""
+        result = {}
+        # Only the main process writes there.
+        if self._session.processes.is_main_process:
+            result = read_object(self._session.folder.evaluations / f"{name}.json")
+        return dict(broadcast_object_list([result])[0])
+
+    def _write(self, held_out: HeldOutSet, step: int) -> dict[str, Any]:
+        phase = f"measuring {held_out.config.label} at step {step}"
+        measurer, trainer = held_out.measurer, self._trainer
+        with _unchanged(measurer.rewards):
+            return measurer.write(held_out.name_at(step), phase, trainer.model, trainer.tokenizer)
 
     def _prepare_best(
         self, config: HeldOutSetConfig, known: Sequence[str], lower: Collection[str]

@@ -84,22 +84,19 @@ class RunTrainer(ExactResume, FastTrainer):
         metrics: dict[str, float] = {}
         if self.held_out_sets is None or not self.held_out_sets.only_these:
             metrics = super().evaluate(*args, **options)
-        return metrics if self.held_out_sets is None else {**metrics, **self._evaluate_sets()}
+        return metrics if self.held_out_sets is None else {**metrics, **self.evaluate_sets()}
 
-    def load_weights(self, checkpoint: Path) -> None:
-        """Load a checkpoint after which no step is left, though perhaps an evaluation."""
-        super().load_weights(checkpoint)
-        if self.held_out_sets is not None:
-            self.held_out_sets.catch_up(self.state)
+    def load_state(self, checkpoint: Path, last_step: int) -> None:
+        """Load the state of a checkpoint; first evaluate what it lacks, since that may decide on what follows."""
+        super().load_state(checkpoint, last_step)
+        if self.held_out_sets is not None and self.held_out_sets.find_missing(self.state):
+            self.load_weights(checkpoint)
+            self._determine_best_metric(self.evaluate_sets(), None)
+            self.save_state(checkpoint)
+            self.held_out_sets.raise_if_stopped(self.state)
 
-    def catch_up(self) -> None:
-        """Evaluate held-out sets before the first step of this attempt."""
-        metrics = self._evaluate_sets()
-        # The model that training starts from is no checkpoint.
-        if self.state.global_step:
-            self._determine_best_metric(metrics, None)
-
-    def _evaluate_sets(self) -> dict[str, float]:
+    def evaluate_sets(self) -> dict[str, float]:
+        """Evaluate the held-out sets that are due."""
         metrics = self.held_out_sets.evaluate() if self.held_out_sets else {}
         if metrics:
             self.log_evaluation(metrics)

@@ -456,12 +456,13 @@ def _build_measurer(
 
 
 def _resume(session: Session, trainer: "AnyTrainer", data: BuiltData) -> None:
-    """Train from the checkpoint to the end; if it is the end, only load its weights."""
+    """Train from the checkpoint to the end; if it is the end, only load the final weights."""
     resumption = session.folder.read_resumption()
     checkpoint = session.folder.checkpoints / resumption["checkpoint"]
     plan = _plan_batch(session, data)
-    if resumption["step"] >= (plan.total_optimizer_steps or 0):
-        trainer.load_weights(checkpoint)
+    trainer.load_state(checkpoint, plan.total_optimizer_steps or 0)
+    if trainer.is_done:
+        trainer.finish(checkpoint)
     else:
         trainer.resume_from(checkpoint, plan.optimizer_steps_per_epoch or 1)
 

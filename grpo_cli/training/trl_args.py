@@ -123,11 +123,10 @@ def _server_timeout(recipe: Recipe) -> Any:
 def _best_model(recipe: Recipe) -> dict[str, Any]:
     """Return the metric that decides on the best checkpoint and on early stopping."""
     training, metric = recipe.training, recipe.best_metric
-    named = training.early_stopping is None and training.extras.get("metric_for_best_model")
-    if recipe.is_best_of_held_out_set:
-        metric = f"eval_{str(metric).removeprefix('eval_')}"
-    elif metric is None or named:
+    if metric is None:
         return {}
+    if recipe.is_best_of_held_out_set:
+        metric = f"eval_{metric.removeprefix('eval_')}"
     greater = training.extras.get("greater_is_better")
     if greater is None:
         greater = not metric.endswith(("loss", "kl"))

@@ -1,6 +1,7 @@
 """Held-out sets that are evaluated during training: as `grpo eval` does it, and as if training did not know."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -37,7 +38,8 @@ evaluation:
     - {{every: 2}}
     - {{name: spelling, every: 3, source: words, samples_per_prompt: 4, temperature: 1.0}}
 """
-BEST = sets(save_steps=4, load_best_model_at_end="true")
+# The lowest reward is the best, since it is not the last.
+BEST = sets(save_steps=4, load_best_model_at_end="true", greater_is_better="false")
 
 
 def workshop_of(folder, model, end="", text=DURING):
@@ -100,18 +102,26 @@ def test_training_does_not_depend_on_them(unbroken, tmp_path, chat_model):
 
 
 @pytest.mark.parametrize(
-    ("end", "going_on"),
+    ("end", "going_on", "left"),
     [
-        pytest.param("kill 5", 4, id="killed", marks=pytest.mark.slow),
+        pytest.param("kill 5", 4, "", id="killed", marks=pytest.mark.slow),
         # Both are due at step 6; the request comes during the first, and the second is made up for.
-        pytest.param("stop 6", 6, id="stopped while measuring"),
+        pytest.param("stop 6", 6, "spelling/6.json", id="stopped while measuring"),
+        pytest.param("stop 8", 8, "spelling/8.json", id="stopped while measuring at the end"),
+        pytest.param("stop 10", 8, "", id="stopped after training", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_goes_on_has_the_same_numbers(unbroken, tmp_path, chat_model, end, going_on):
+def test_a_run_that_goes_on_has_the_same_numbers(
+    unbroken, tmp_path, chat_model, end, going_on, left
+):
     broken = workshop_of(tmp_path / "broken", chat_model, end=end)
     train(broken, *BEST, code=1 if "kill" in end else 130)
-    if "stop" in end:
-        assert not (broken.run / "eval" / "during" / "spelling" / "6.json").exists()
+    if left:
+        during = broken.run / "eval" / "during"
+        assert not (during / left).exists()
+        if going_on == 6:
+            # As if a second attempt had been killed between measuring it and logging its metrics.
+            shutil.copyfile(unbroken.run / "eval" / "during" / left, during / left)
     done = train(broken, *BEST, "--resume")
     assert f"from step {going_on}" in done.stderr
     assert_same(broken, unbroken)
@@ -125,6 +135,24 @@ def test_a_run_that_goes_on_has_the_same_numbers(unbroken, tmp_path, chat_model,
     assert merged[:6] == merged[6:]
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        # That it stops is known only when the second set of step 6 is made up for.
+        pytest.param("stop 6", id="while measuring"),
+        pytest.param("stop 8", id="after training", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_early_stopping_ended_is_not_trained_on(tmp_path, chat_model, end):
+    broken = workshop_of(tmp_path / "broken", chat_model, end=end)
+    stopping = "{metric: eval_spelling/reward, patience: 1, min_delta: 1000}"
+    flags = sets(save_steps=2, early_stopping=stopping)
+    train(broken, *flags, code=130)
+    done = train(broken, *flags, "--resume")
+    assert "stopped early: eval_spelling/reward no longer improved" in done.stdout
+    assert broken.records("train")[-1]["step"] == broken.status()["step"] == 6
+
+
 def test_a_set_decides_on_the_best_checkpoint(unbroken):
     _, records = evaluations_of(unbroken)
     # By default the reward of the first set; the model before the first step is no checkpoint.
@@ -133,7 +161,8 @@ def test_a_set_decides_on_the_best_checkpoint(unbroken):
         for each in records
         if "eval_held_out/reward" in each
     }
-    best = max(rewards, key=rewards.__getitem__)
+    best = min(rewards, key=rewards.__getitem__)
+    assert best < max(rewards)
     kept = load_file(unbroken.run / "checkpoints" / f"checkpoint-{best}" / "model.safetensors")
     final = weights_of(unbroken)
     assert all(torch.equal(kept[name], final[name]) for name in kept)

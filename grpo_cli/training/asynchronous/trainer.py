@@ -25,7 +25,6 @@ from grpo_cli.models.loading import build_peft_config, check_vocabulary, without
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.rewards.contract import Batch, Score
 from grpo_cli.rewards.scoring import Reward
-from grpo_cli.runs.checkpoints import STATE
 from grpo_cli.training.asynchronous.rollouts import SERVER_TIMEOUT_S, Rollouts, ServerSampler
 from grpo_cli.training.checkpoints import AtomicCheckpoints, accept_numbered_cpus
 from grpo_cli.training.reward_functions import CompletionLog, read_completions
@@ -68,11 +67,10 @@ class AsyncRunTrainer(AtomicCheckpoints, AsyncGRPOTrainer):
     watch = SyncWatch()
 
     def resume_from(self, checkpoint: Path, steps_per_epoch: int) -> None:
-        """Train from a checkpoint to the end; prompts follow one another across epochs."""
+        """Train to the end from the checkpoint whose state was loaded; prompts continue across epochs."""
         accept_numbered_cpus()
-        state = TrainerState.load_from_json(str(checkpoint / STATE))
         if self.rollout_worker is not None:
-            self.rollout_worker.first = state.global_step * self.groups_per_step
+            self.rollout_worker.first = self.state.global_step * self.groups_per_step
         self.train(resume_from_checkpoint=str(checkpoint))
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:

@@ -62,7 +62,7 @@ def test_mostly_empty_places_are_warned_of(tmp_path):
 
 
 def test_what_only_sampling_has_is_refused(tmp_path):
-    more = "  early_stopping: {patience: 2}\n  eval_strategy: steps"
+    more = "  early_stopping: {metric: eval_reward}\n  eval_strategy: steps"
     problem = check(tmp_path, more=more)[0]
     assert problem.path == "training.early_stopping.metric"
     assert "eval_ranking" in problem.fix

@@ -156,7 +156,11 @@ def test_the_best_checkpoint_has_the_lowest_perplexity(tmp_path, harness, traini
     during = [{"every": 2, "task": "gsm8k"}]
     training = {"metric_for_best_model": metric, "load_best_model_at_end": True, **training}
     recipe = {**PLAIN, "training": training, "evaluation": {"during": during}}
-    session = SimpleNamespace(recipe=Recipe.model_validate(recipe))
+    session = SimpleNamespace(
+        recipe=Recipe.model_validate(recipe),
+        folder=SimpleNamespace(evaluations=tmp_path / "none"),
+        processes=SimpleNamespace(is_main_process=True),
+    )
     config = session.recipe.evaluation.during[0]
     measurer = SimpleNamespace(rewards=(), write=lambda *_: result)
     trainer = SimpleNamespace(
