@@ -117,8 +117,9 @@ def _become(run: Callable[[], object], given: dict[str, Any]) -> None:
 
 def _take_over(given: dict[str, Any]) -> None:
     """Leave what belongs to the parent, and be as a new process is."""
-    # What the parent registered is its own.
+    # What the parent registered, and the children that it waits for at its end, are its own.
     atexit._clear()
+    multiprocessing.process._children.clear()
     signal.set_wakeup_fd(-1)
     for number, handler in _DEFAULTS.items():
         if signal.getsignal(number) != signal.SIG_IGN:
