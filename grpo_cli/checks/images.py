@@ -17,7 +17,7 @@ _DECODED = 16
 
 
 def look_at_images(rows: Sequence[Row], columns: Iterable[str], names: RowNames) -> Iterator[Issue]:
-    """Check the images of rows; what is wrong with several of them in the same way is told once.
+    """Check the images of rows; a mistake that several rows share is one issue, with their number.
 
     Args:
         rows: Those looked at, from the first on.

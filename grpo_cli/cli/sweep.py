@@ -225,11 +225,11 @@ def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
 def _print_result(result: "SweepResult") -> None:
     from grpo_cli.report.sweep import list_reasons, rank_cells, say_measured, say_progress
 
-    console, told = stdout(), result.as_json()
-    ranked = rank_cells(told)
+    console, result_json = stdout(), result.as_json()
+    ranked = rank_cells(result_json)
     keys = list(dict.fromkeys(key for cell in ranked for key in cell["settings"]))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    metric = told["metric"] or "metric"
+    metric = result_json["metric"] or "metric"
     for name in ("cell", *keys, "seeds", "before", metric, "best less this one"):
         table.add_column(name, overflow="fold")
     for cell in ranked:
@@ -239,9 +239,9 @@ def _print_result(result: "SweepResult") -> None:
         numbers = (cell["finished"], cell["before_text"], mean, cell["difference_text"])
         table.add_row(*(Text(text, style=style) for text in (str(cell["cell"]), *values, *numbers)))
     console.print(table)
-    if told["metric"]:
+    if result_json["metric"]:
         caption = "means over seeds with 95 % intervals; differences paired by prompt and seed"
-        for text in (say_measured(told), caption, *list_reasons(ranked)):
+        for text in (say_measured(result_json), caption, *list_reasons(ranked)):
             print_words(console, Text(text, style="dim")) if text else None
     for cell in ranked:
         if cell["verdict"]:
@@ -252,7 +252,7 @@ def _print_result(result: "SweepResult") -> None:
                 text = f"cell {cell['cell']}, seed {run['seed']}: {run['state']}: {run['reason']}"
                 style = "" if run["state"] in ("running", "waiting") else "yellow"
                 print_words(console, Text(text, style=style))
-    if progress := say_progress(told):
+    if progress := say_progress(result_json):
         print_words(console, Text(f"{progress}."))
     if result.page:
         console.print(f"page   {result.page}", markup=False)

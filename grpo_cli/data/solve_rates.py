@@ -43,7 +43,7 @@ def read_solve_rates(path: str, right: Mapping[str, float]) -> dict[str, float]:
 def find_matches(
     rates: Mapping[str, float], prompts: Sequence[Any], path: str
 ) -> list[float | None]:
-    """Return the rate of each prompt; None where there is none.
+    """Return the rate of each prompt; None if it has no samples.
 
     Raises:
         RecipeError: No prompt has one.

@@ -267,10 +267,10 @@ def plan_run_batch(run: RunReport) -> BatchPlan | None:
 def list_manifest(run: RunReport) -> list[tuple[str, str]]:
     """Return the manifest, line by line."""
     manifest, command = run.manifest, _read_command(run.manifest)
-    told = {key: each for key, each in manifest.items() if key not in {*_SECRET, "argv"}}
-    told |= {"attempts": run.folder.attempts, "resumed": run.folder.read_resumption() or None}
+    facts = {key: each for key, each in manifest.items() if key not in {*_SECRET, "argv"}}
+    facts |= {"attempts": run.folder.attempts, "resumed": run.folder.read_resumption() or None}
     rows = [("command", _show_command(*command))] if command else []
-    return rows + [(path, show(each)) for path, each in flatten(told) if path and each is not None]
+    return rows + [(path, show(each)) for path, each in flatten(facts) if path and each is not None]
 
 
 def _show_command(program: str, *arguments: str) -> str:
