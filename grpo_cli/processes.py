@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ _GRACE_S = 20.0
 _STDIO_GRACE_S = 1.0
 """As `_GRACE_S`, for `reaped_stdio`: shorter than what MCP's client gives a server between SIGTERM and SIGKILL."""
 _POLL_S = 0.1
-_PARENT = "parent="
 
 
 def run_module(name: str) -> tuple[str, ...]:
@@ -109,43 +107,20 @@ def reaped(argv: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[An
         The reaper. Its exit code is the command's, 128 + N if signal N ended it. Its first SIGTERM or SIGINT
         asks the command to end; the second kills it.
     """
-    lifeline, lifeline_end = os.pipe()
-    group, group_end = os.pipe()
+    # In a session of its own: Ctrl-C in the terminal reaches this process only.
+    options |= {"stdin": subprocess.DEVNULL, "start_new_session": True}
+    process = subprocess.Popen(_reaper(_GRACE_S, argv), **options)
     try:
-        process = subprocess.Popen(
-            [*run_module("grpo_cli.processes"), str(group_end), *argv],
-            stdin=lifeline,
-            pass_fds=(group_end,),
-            # Ctrl-C in the terminal reaches this process only.
-            start_new_session=True,
-            **options,
-        )
-        os.close(lifeline)
-        os.close(group_end)
-        try:
-            yield process
-        finally:
-            _end_reaper(process, group)
+        yield process
     finally:
-        os.close(lifeline_end)
-        os.close(group)
-
-
-def _end_reaper(process: "subprocess.Popen[Any]", group: int) -> None:
-    process.terminate()
-    try:
-        process.wait()
-    except BaseException:
-        # A second Ctrl-C: kill at once.
         process.terminate()
-        process.wait()
-        raise
-    finally:
-        # A reaper that was killed itself has left its command running.
-        if process.returncode is not None and process.returncode < 0:
-            leader = os.read(group, 32)
-            if leader:
-                _signal_group(int(leader), signal.SIGKILL)
+        try:
+            process.wait()
+        except BaseException:
+            # A second Ctrl-C: kill at once.
+            process.terminate()
+            process.wait()
+            raise
 
 
 def reaped_stdio(argv: Sequence[str]) -> list[str]:
@@ -154,16 +129,20 @@ def reaped_stdio(argv: Sequence[str]) -> list[str]:
     The command and all its descendants end when this process dies, whether or not they read the end of stdin.
     It may be started by a library, with any environment: the reaper needs nothing but Python.
     """
-    return [sys.executable, "-P", __file__, f"{_PARENT}{os.getpid()}", *argv]
+    return _reaper(_STDIO_GRACE_S, argv)
 
 
-def main(target: str, argv: list[str]) -> int:
+def _reaper(grace_s: float, argv: Sequence[str]) -> list[str]:
+    return [sys.executable, "-P", __file__, str(os.getpid()), str(grace_s), *argv]
+
+
+def main(parent: int, grace_s: float, argv: list[str]) -> int:
     """Run a command as its reaper; return its exit code, 128 + N if signal N ended it.
 
     Args:
-        target: A pipe that receives the command's process group, if the end of stdin is to end it; or `parent=`
-            and the process whose death is to: the command then has the reaper's stdin.
-        argv: The command.
+        parent: The process whose death ends the command.
+        grace_s: Seconds that the command gets to end when it is asked to.
+        argv: The command; it has the reaper's stdin.
     """
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -171,16 +150,11 @@ def main(target: str, argv: list[str]) -> int:
     if sys.platform.startswith("linux"):
         # Orphaned descendants become children of this process.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    parent = int(target.removeprefix(_PARENT)) if target.startswith(_PARENT) else None
-    stdin = subprocess.DEVNULL if parent is None else None
-    process = _start(argv, {"stdin": stdin, "start_new_session": True})
-    if parent is None:
-        os.write(int(target), str(process.pid).encode())
-        os.close(int(target))
+    process = _start(argv, {"start_new_session": True})
     deadline = None
     while process.poll() is None:
-        if deadline is None and (signals or _is_orphaned(parent)):
-            deadline = time.monotonic() + (_GRACE_S if parent is None else _STDIO_GRACE_S)
+        if deadline is None and (signals or os.getppid() != parent):
+            deadline = time.monotonic() + grace_s
             _signal_group(process.pid, signal.SIGTERM)
         if len(signals) > 1 or (deadline is not None and time.monotonic() > deadline):
             break
@@ -189,16 +163,6 @@ def main(target: str, argv: list[str]) -> int:
     code = process.wait()
     _kill_descendants()
     return code if code >= 0 else 128 - code
-
-
-def _is_orphaned(parent: int | None) -> bool:
-    return _is_closed(sys.stdin.fileno()) if parent is None else os.getppid() != parent
-
-
-def _is_closed(pipe: int) -> bool:
-    """Return whether the other end of a pipe was closed."""
-    ready, _, _ = select.select([pipe], [], [], 0)
-    return bool(ready) and not os.read(pipe, 1024)
 
 
 def _signal_group(leader: int, number: int) -> None:
@@ -227,4 +191,4 @@ def _children() -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

@@ -82,17 +82,6 @@ def test_who_does_not_listen_is_ended_when_asked_again(tmp_path):
     assert all_gone(family)
 
 
-def test_who_does_not_listen_is_ended_when_the_guardian_is_killed(tmp_path):
-    with reaped(command("deaf"), cwd=tmp_path) as process:
-        asked, child = wait_for_pids(tmp_path)
-        process.kill()
-        process.wait()
-        assert asked.is_running()
-    assert all_gone([asked])
-    # In a session of its own it is out of reach.
-    child.kill()
-
-
 # Talks to a command over its stdin and stdout; then does nothing.
 TALKER = """\
 import subprocess, sys, time
