@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 
 from grpo_cli.data.images import Image, fill_images, read_size
 from grpo_cli.errors import RecipeError, RunError
-from grpo_cli.fast.decoding import Decoding, decode, read_decoding, unsupported_reason
+from grpo_cli.fast.decoding import Decoding, decode, pad_prompts, read_decoding, unsupported_reason
 from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
 from grpo_cli.issues import Issue
 from grpo_cli.models.loading import without_wrapper
@@ -429,15 +429,11 @@ def _generate(
     model: Any, tokenizer: Any, prompts: list[list[int]], config: GenerationConfig
 ) -> list[list[int]]:
     """Return the tokens that plain `generate()` appends to each prompt; after the end there may be padding."""
-    longest = max(len(prompt) for prompt in prompts)
-    ids = torch.full((len(prompts), longest), config.pad_token_id)  # [sequences, tokens] int64
-    mask = torch.zeros_like(ids)  # [sequences, tokens] int64, 1 at the prompt's tokens
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        mask[row, longest - len(prompt) :] = 1
+    longest = max(map(len, prompts))
+    ids, mask = pad_prompts(prompts, longest, config.pad_token_id, model.device)
     output = model.generate(
-        input_ids=ids.to(model.device),
-        attention_mask=mask.to(model.device),
+        input_ids=ids,
+        attention_mask=mask,
         generation_config=config,
         # `stop_strings` needs it.
         tokenizer=tokenizer if config.stop_strings else None,

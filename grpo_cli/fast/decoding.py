@@ -27,6 +27,7 @@ from grpo_cli.fast.cpu import draw_tokens
 from grpo_cli.fast.support import find_batch_tie, has_dropout
 from grpo_cli.models.loading import find_prompt_ties, without_wrapper
 from grpo_cli.recipe.training import find_beyond
+from grpo_cli.upstream import replaced
 
 _NEEDED = frozenset({"input_ids", "past_key_values", "position_ids", "logits_to_keep"})
 """What a model must take to be read in two parts."""
@@ -169,14 +170,9 @@ def decode(
     alone = len(set(map(tuple, prompts))) == len(prompts) or (model.training and has_dropout(model))
     if longest > 1 and not alone:
         cache = read_prompts(model, prompts, ids, mask)
-    own = model.generation_config
     # `generate()` fills what a configuration leaves open from the model's own.
-    model.generation_config = GenerationConfig()
-    try:
-        with grouped_heads():
-            return _continue(model, ids, mask, cache, decoding, entropies=entropies)
-    finally:
-        model.generation_config = own
+    with grouped_heads(), replaced(model, generation_config=GenerationConfig()):
+        return _continue(model, ids, mask, cache, decoding, entropies=entropies)
 
 
 def pad_prompts(

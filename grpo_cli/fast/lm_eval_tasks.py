@@ -144,7 +144,6 @@ def _global_state_kept() -> Iterator[None]:
     """Restore the random states that lm-eval seeds; keep what it prints out of the standard output."""
     states = random.getstate(), numpy.random.get_state()
     # It would fork this process, which may hold a GPU, for what takes milliseconds.
-    before = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"
     try:
         with redirect_stdout(sys.stderr):
@@ -152,8 +151,6 @@ def _global_state_kept() -> Iterator[None]:
     finally:
         random.setstate(states[0])
         numpy.random.set_state(states[1])
-        if before is None:
-            del os.environ["DISABLE_MULTIPROC"]
 
 
 def _shorten(error: Exception) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import pad
 
 from grpo_cli.fast.attention import NO_MASK, accept_layouts
+from grpo_cli.fast.completions import sampling_state
 from grpo_cli.fast.cpu import holds_logits
 from grpo_cli.fast.layout import Layout, Padded, group_rows, lay_out, read_padded, upload
 
@@ -169,18 +170,13 @@ def mean_log_probabilities(
     """
     order = sorted(range(len(sequences)), key=lambda at: -sum(map(len, sequences[at])))
     means = [0.0] * len(sequences)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with sampling_state(model, None, None):
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             values = _score_answers(model, [sequences[at] for at in batch], pad_token_id)
             for at, value in zip(batch, values, strict=True):
                 means[at] = value
             on_progress(start + len(batch), len(order))
-    finally:
-        for module, training in modes:
-            module.training = training
     return means
 
 

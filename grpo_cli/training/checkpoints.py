@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from grpo_cli.runs.checkpoints import REFERENCE, STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.training.difficulty import DifficultySampler
 from grpo_cli.units import format_bytes
+from grpo_cli.upstream import replaced
 
 _FULL_BYTES = 2**26
 """With less than this left, or less than was written, a failed write means a full disk."""
@@ -190,8 +191,7 @@ class AtomicCheckpoints(_Mixin):
             best = self.state.best_model_checkpoint
             rotate_checkpoints(str(checkpoints), self.args.save_total_limit, best)
 
-    @contextmanager
-    def _naming_as_loaded(self) -> Iterator[None]:
+    def _naming_as_loaded(self) -> AbstractContextManager[None]:
         """Save weights by the names that they have in memory.
 
         By those of the hub, which some models have besides, `Trainer` (transformers 5.17) would find none of them
@@ -199,13 +199,9 @@ class AtomicCheckpoints(_Mixin):
         """
         model = self.accelerator.unwrap_model(self.model)
         if not isinstance(model, PreTrainedModel):
-            yield
-            return
-        model.save_pretrained = functools.partial(model.save_pretrained, save_original_format=False)
-        try:
-            yield
-        finally:
-            del model.save_pretrained
+            return nullcontext()
+        save = functools.partial(model.save_pretrained, save_original_format=False)
+        return replaced(model, save_pretrained=save)
 
     def _record_best(self, staged: Path) -> None:
         """Name the best checkpoint by its final path, for all processes."""

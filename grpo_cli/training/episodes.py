@@ -3,8 +3,8 @@
 Source: trl 1.16, `GRPOTrainer._generate`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from accelerate.utils import gather_object
@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from grpo_cli.environments.episode import Episode, Sampled, episode_metrics
 from grpo_cli.environments.player import Player
 from grpo_cli.rewards.contract import EPISODE
+from grpo_cli.upstream import replaced
 
 
 class EpisodeRollouts:
@@ -89,16 +90,8 @@ def agree_over_processes(count: int, longest: int) -> tuple[int, int]:
     return max(count for count, _ in numbers), max(longest for _, longest in numbers)
 
 
-@contextmanager
-def _longest_answer(trainer: Any, most: int) -> Iterator[None]:
+def _longest_answer(trainer: Any, most: int) -> AbstractContextManager[None]:
     """Have the trainer sample answers of at most so many tokens."""
     if trainer.use_vllm:
-        owner, name = trainer.vllm_generation, "max_completion_length"
-    else:
-        owner, name = trainer.generation_config, "max_new_tokens"
-    before = getattr(owner, name)
-    setattr(owner, name, most)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+        return replaced(trainer.vllm_generation, max_completion_length=most)
+    return replaced(trainer.generation_config, max_new_tokens=most)

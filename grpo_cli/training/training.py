@@ -5,8 +5,7 @@ Reads top to bottom in the order in which things happen. The algorithm is TRL's.
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -88,6 +87,7 @@ from grpo_cli.training.trainer import RunTrainer
 from grpo_cli.training.trl_args import build_trl_args
 from grpo_cli.training.vllm_generation import patched_vllm, watch_server
 from grpo_cli.training.warmup import clean_up, learn, warmed_up
+from grpo_cli.upstream import replaced
 
 if TYPE_CHECKING:
     from grpo_cli.training.asynchronous.trainer import AsyncRunTrainer
@@ -342,21 +342,16 @@ def _loading_device(session: Session) -> torch.device | None:
     return None if session.cpu or sharded else session.processes.device
 
 
-@contextmanager
-def _reference_on(device: torch.device | None) -> Iterator[None]:
+def _reference_on(device: torch.device | None) -> AbstractContextManager[None]:
     """Have TRL read the reference model to a device too: with several processes its `device_map` is None."""
     read = grpo_trainer.create_model_from_path
 
     def read_to_device(path: str, **options: Any) -> Any:
-        if options.get("device_map", "auto") is None:
+        if device is not None and options.get("device_map", "auto") is None:
             options["device_map"] = {"": device}
         return read(path, **options)
 
-    grpo_trainer.create_model_from_path = read if device is None else read_to_device
-    try:
-        yield
-    finally:
-        grpo_trainer.create_model_from_path = read
+    return replaced(grpo_trainer, create_model_from_path=read_to_device)
 
 
 def _build_run_trainer(

@@ -36,9 +36,9 @@ from grpo_cli.training.vllm_weights import (
     merge_weights,
     read_adapter,
     reload_from_folder,
-    replaced,
     write_adapter,
 )
+from grpo_cli.upstream import replaced
 from grpo_cli.upstream.vllm import (
     COLLECTIVE_RPC,
     FINISH_UPDATE,

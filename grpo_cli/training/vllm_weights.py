@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 from grpo_cli.errors import RunError
 from grpo_cli.models.weights import merge_copy, whole
+from grpo_cli.upstream import replaced
 from grpo_cli.upstream.vllm import RELOAD_WEIGHTS
 
 Weights = Iterator[tuple[str, torch.Tensor]]
@@ -104,19 +105,6 @@ def reload_from_folder(
         return post(body, num_bytes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Set attributes of an object, and restore them afterwards."""
-    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name in values:
-            setattr(owner, name, before[name]) if name in before else delattr(owner, name)
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import AtomicCheckpoints, accept_numbered_cpus
 from grpo_cli.training.examples import WARMING, Example, section_of
 from grpo_cli.training.session import Session, Stopped
-from grpo_cli.training.vllm_weights import replaced
 from grpo_cli.units import spread
+from grpo_cli.upstream import replaced
 
 _RATES = {True: 2e-4, False: 1e-5}
 """Learning rates with LoRA and without."""
