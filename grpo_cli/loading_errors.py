@@ -45,7 +45,6 @@ def explain_loading(
     An error it does not know is passed on as it is, so that no bug hides behind a sentence.
 
     Args:
-        path: What is loaded, as the recipe names it.
         section: What stands before `path` and `revision` in a message: `model.`, or nothing.
         offline_fix: The fix if the hub cannot be reached; may hold `{path}`.
         more_fixes: Looked through after those that all models share; the first match holds.

@@ -141,8 +141,6 @@ def main(parent: int, grace_s: float, argv: list[str]) -> int:
 
     Args:
         parent: The process whose death ends the command.
-        grace_s: Seconds that the command gets to end when it is asked to.
-        argv: The command; it has the reaper's stdin.
     """
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):

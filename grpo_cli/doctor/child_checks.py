@@ -54,12 +54,7 @@ class ChildResult:
 
 
 def check_training(gpus: int, on_progress: Callable[[str], None]) -> Iterator[Issue]:
-    """Check that the packages import, that torch sees the GPUs, and that a tiny model trains.
-
-    Args:
-        gpus: Visible ones.
-        on_progress: Told what is being tried.
-    """
+    """Check that the packages import, that torch sees the GPUs, and that a tiny model trains."""
     packages = [name for name in _IMPORTS if importlib.util.find_spec(name) is not None]
     if "torch" not in packages:
         # `check_packages` reports that.

@@ -74,9 +74,7 @@ def diagnose_machine(
     """Check this machine without changing it.
 
     Args:
-        runs: Where run folders go.
         quick: Leave out the imports, the training step and the hub, which take seconds.
-        on_progress: Told what is being tried.
     """
     began, gpus = time.monotonic(), find_gpus()[0]
     checks: list[Iterable[Issue]] = [

@@ -104,7 +104,6 @@ def attend_segments(
         query: `[T, heads, size]`.
         key: `[T, key heads, size]`.
         value: `[T, key heads, value size]`.
-        segments: Of the row.
         scale: Factor of the scores; 1/√size if None.
         window: How many tokens back are visible; None is all.
         kernel: What computes it; by default what is fastest here.
@@ -263,14 +262,7 @@ def grouped_heads() -> Iterator[None]:
 def is_one_token(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, more: dict[str, Any]
 ) -> bool:
-    """Return whether `attend_one_token` computes this: grouped heads, one mask for all of them, nothing else.
-
-    Args:
-        query: As there, but of any number of tokens.
-        key: As there.
-        mask: As there, but perhaps with one for each head.
-        more: What else the model passes to its attention.
-    """
+    """Return whether `attend_one_token` computes this: grouped heads, one mask for all of them, nothing else."""
     if query.shape[2] != 1 or query.shape[1] == key.shape[1]:
         return False
     if mask is not None and mask.shape[1] != 1:

@@ -141,10 +141,6 @@ def make_micro_batches(
     """Make the micro-batches of one optimizer step, as few as the budget allows.
 
     Args:
-        window: TRL's micro-batches of the step.
-        on_host: The same, by `read_window`.
-        loss_type: TRL's name of the loss.
-        leave_out: Leave out rows without signal.
         share: Equal prompts are computed once, and no padding is.
         trim: Otherwise: columns that are padding in every row are not read.
         budget: Most tokens of a micro-batch; None is as many as TRL's have with their padding.
@@ -270,12 +266,6 @@ def pack_groups(
 
     First fit over the pieces of groups in order of their longest completion, the longest first. A row that alone
     exceeds the budget gets a micro-batch of its own.
-
-    Args:
-        groups: Rows of equal prompts.
-        prompt_lengths: Tokens of each row's prompt.
-        lengths: Tokens of each row's completion.
-        budget: Most tokens of a micro-batch.
     """
     packs: list[Pack] = []
     pieces = [piece for rows in groups for piece in _split(rows, prompt_lengths, lengths, budget)]
@@ -305,10 +295,7 @@ def _split(
 
 
 def pack_padded(prompt_lengths: Sequence[int], lengths: Sequence[int], budget: int) -> list[Pack]:
-    """Pack rows that are padded to the longest prompt and completion of their micro-batch, the longest first.
-
-    Arguments as for `pack_groups`; padding counts too.
-    """
+    """Pack rows that are padded to the longest prompt and completion of their micro-batch, the longest first."""
     packs: list[Pack] = []
     for row in sorted(range(len(lengths)), key=lambda row: -(prompt_lengths[row] + lengths[row])):
         for pack in packs:
@@ -338,7 +325,6 @@ def merge_metrics(
     Args:
         logged: The micro-batches of this process, and what TRL logged of each, the same on all processes.
         on_host: TRL's micro-batches of the step, before rows were left out.
-        accelerator: Adds up over processes, all of which must call.
         leave_out: Whether rows without signal were left out.
         by_token: Whether shares are of tokens; otherwise of rows.
     """

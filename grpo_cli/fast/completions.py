@@ -80,15 +80,9 @@ def sample_completions(
     depend on `seed`, and on `batch_size` too.
 
     Args:
-        model: A causal language model of transformers, with or without peft's adapters.
         tokenizer: Its tokenizer, with a pad token.
-        prompts: Texts or lists of messages.
-        max_new_tokens: Longest completion, in tokens.
         temperature: 0 is greedy decoding; the samples of a prompt are then all the same.
-        samples_per_prompt: Completions for each prompt.
-        batch_size: Completions generated at a time.
         seed: Seed of the sampling; None continues from the current random state.
-        chat_template_kwargs: More variables for the chat template.
         options: More of transformers' sampling settings, such as `top_p`; not read by greedy decoding.
         fast: Whether to sample by `decoding.py` or `graph_decoding.py` if they can, not by plain `generate()`.
         generate: Samples a batch instead, from token ids; samples of a prompt are adjacent.
@@ -258,8 +252,6 @@ def count_prompt_tokens(
 
     Args:
         tokenizer: The tokenizer; a processor if prompts may hold images.
-        prompt: The prompt.
-        chat_template_kwargs: More variables for the chat template.
         images: The prompt's images as rows hold them, each read for its size; None if no prompt may hold any.
 
     Raises:

@@ -83,11 +83,7 @@ class Sampled:
 
 
 def unsupported_reason(model: Any) -> str | None:
-    """Return why a model must sample by plain `generate()`; None if it reads text alone, and remembers all of it.
-
-    Args:
-        model: A causal language model of transformers, with or without peft's adapters.
-    """
+    """Return why a model must sample by plain `generate()`; None if it reads text alone, and remembers it all."""
     if (tie := find_prompt_ties(model)) is not None:
         return tie
     bare = without_wrapper(model)
@@ -115,10 +111,6 @@ def merge_settings(settings: GenerationConfig, own: GenerationConfig) -> dict[st
 
 def read_decoding(settings: GenerationConfig, own: GenerationConfig) -> Decoding | None:
     """Return what to sample by; None if a setting needs plain `generate()`.
-
-    Args:
-        settings: The requested settings.
-        own: The model's.
 
     Source: transformers 5.17, `GenerationMixin._get_logits_processor`.
     """
@@ -159,9 +151,7 @@ def decode(
     Args:
         model: One without `unsupported_reason`, and without peft's wrapper; its adapters take part.
         prompts: Token ids; none is empty.
-        decoding: What to sample by.
         width: The prompts are padded to a multiple of this many tokens.
-        entropies: Whether to compute them.
     """
     longest = -(-max(map(len, prompts)) // width) * width
     ids, mask = pad_prompts(prompts, longest, decoding.pad_token_id, model.device)
@@ -192,14 +182,7 @@ def pad_prompts(
 def read_prompts(
     model: Any, prompts: Sequence[Sequence[int]], ids: torch.Tensor, mask: torch.Tensor
 ) -> DynamicCache:
-    """Return keys and values of all prompt tokens but the last, for every row; equal prompts are read once.
-
-    Args:
-        model: As for `decode`.
-        prompts: Their tokens.
-        ids: Of `pad_prompts`, at least two columns.
-        mask: Of `pad_prompts`.
-    """
+    """Return keys and values of all prompt tokens but the last, for every row; equal prompts are read once."""
     cache = DynamicCache(config=model.config)
     first: dict[tuple[int, ...], int] = {}
     for row, prompt in enumerate(prompts):

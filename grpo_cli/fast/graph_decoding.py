@@ -40,11 +40,7 @@ Past = Iterable[tuple[torch.Tensor, torch.Tensor]]
 
 
 def graph_unsupported_reason(model: Any) -> str | None:
-    """Return why a token cannot be one replayed CUDA graph; None if it can.
-
-    Args:
-        model: One without `decoding.unsupported_reason`, with or without peft's adapters.
-    """
+    """Return why a token cannot be one replayed CUDA graph; None if it can."""
     bare = without_wrapper(model)
     if bare.config.model_type not in MODELS:
         return f"not tested with models of the type {bare.config.model_type}"
@@ -193,9 +189,6 @@ class _Steps:
 
     def select(self, rows: torch.Tensor) -> tuple[torch.Tensor, Past]:
         """Return what the next steps of some rows begin with, once the room is used up.
-
-        Args:
-            rows: Their places, `[rows] int64`.
 
         Returns:
             Their token ids, and keys and values of all but the last token.

@@ -146,8 +146,6 @@ def lay_out(padded: Padded, completion_width: int, device: torch.device) -> Layo
 
     Args:
         padded: Prompts, padded on the left, and completions, padded on the right.
-        completion_width: Columns of completions.
-        device: Of the layout.
 
     Returns:
         The layout; None if tokens and padding alternate, or no completion has a token.

@@ -70,9 +70,7 @@ def score_tasks(
 
     Args:
         model: What `wrap_model` yields, or another `LM` of lm-eval.
-        tasks: Names of tasks, or YAML files.
         source: A folder or hub id with its tokenizer, by which some tasks make texts of a length.
-        limit: Examples of each task; None for all.
         seed: Of `random`; lm-eval has fixed ones for all else.
 
     Raises:

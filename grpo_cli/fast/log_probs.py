@@ -159,15 +159,7 @@ def mean_log_probabilities(
     batch_size: int,
     on_progress: Callable[[int, int], None],
 ) -> list[float]:
-    """Return the mean log-probability of each answer's tokens at temperature 1, in nats a token.
-
-    Args:
-        model: A causal language model of transformers, with or without peft's adapters; its mode is kept.
-        sequences: Prompts and answers.
-        pad_token_id: Fills shorter sequences.
-        batch_size: Sequences in one forward pass.
-        on_progress: Called after each batch with the sequences done and their total.
-    """
+    """Return the mean log-probability of each answer's tokens at temperature 1, in nats a token."""
     order = sorted(range(len(sequences)), key=lambda at: -sum(map(len, sequences[at])))
     means = [0.0] * len(sequences)
     with sampling_state(model, None, None):

@@ -28,12 +28,7 @@ Reader = Callable[[torch.Tensor, torch.Tensor, int], Any]
 
 
 def find_batch_tie(config: Any, *, windows: bool = False) -> str | None:
-    """Return why a token may depend on the batch it is computed in; None if all features are known not to.
-
-    Args:
-        config: A `PreTrainedConfig` of a language model.
-        windows: Whether sliding windows are known too.
-    """
+    """Return why a token may depend on the batch it is computed in; None if all features are known not to."""
     kinds = set(getattr(config, "layer_types", None) or ())
     known = _LAYERS | {"sliding_attention"} if windows else _LAYERS
     if other := kinds - known:
@@ -49,12 +44,7 @@ def find_batch_tie(config: Any, *, windows: bool = False) -> str | None:
 
 
 def unsupported_reason(model: Any, bare: Any) -> str | None:
-    """Return why prompts cannot be shared, by the model's features; None if they can.
-
-    Args:
-        model: As it is trained, with adapters, but without wrappers of the processes.
-        bare: The `PreTrainedModel` itself.
-    """
+    """Return why prompts cannot be shared, by the model's features; None if they can."""
     config = bare.config.get_text_config()
     if config is not bare.config and getattr(bare.config, "vision_config", None) is not None:
         return "the model reads images"
@@ -100,13 +90,7 @@ def _is_relative(config: Any) -> bool:
 
 
 def ignores_padding(plain: Reader, *, bare: Any, coarse: bool) -> bool:
-    """Return whether columns that are padding in every row change nothing, by features and a trial.
-
-    Args:
-        plain: TRL's pass, without dropout.
-        bare: The model, for its settings, vocabulary and device.
-        coarse: Whether it computes in 16 bits.
-    """
+    """Return whether columns that are padding in every row change nothing; `coarse` is a model in 16 bits."""
     config = bare.config.get_text_config()
     if find_batch_tie(config, windows=True) is not None or not _is_relative(config):
         return False
@@ -121,14 +105,7 @@ def ignores_padding(plain: Reader, *, bare: Any, coarse: bool) -> bool:
 
 
 def find_difference(plain: Reader, packed: Reader, *, bare: Any, coarse: bool) -> str | None:
-    """Compare a pass with TRL's on a few random tokens; return how they differ, None if they agree.
-
-    Args:
-        plain: TRL's pass.
-        packed: The other one.
-        bare: The model, for its vocabulary and device.
-        coarse: Whether it computes in 16 bits.
-    """
+    """Return how a pass differs from TRL's on a few random tokens; `coarse` is a model in 16 bits."""
     config = bare.config.get_text_config()
     if coarse and not hasattr(config, "rope_parameters"):
         return "with learned positions in 16 bits, the trial cannot tell a difference from rounding"

@@ -71,7 +71,6 @@ class FastTrainer(GRPOTrainer):
         """Switch parts on, from the first training step: only then are they verified on the loaded model.
 
         Args:
-            fast: The requested parts.
             on_settled: Called once, on every process, with the parts left off since they would not be exact, and
                 why.
         """

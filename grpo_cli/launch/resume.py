@@ -143,10 +143,6 @@ def begin_attempt(
 ) -> None:
     """Take a run folder back to the checkpoint, or to its beginning, and prepare it for another attempt.
 
-    Args:
-        resume_plan: From where it resumes; None if it has no checkpoint.
-        origin: Provenance, for the attempt's manifest.
-
     Raises:
         UsageError: The last attempt's workers still run, or the folder cannot be written.
     """

@@ -266,10 +266,6 @@ class Served:
 def find_served(source: Path, checkpoint: str | None) -> Served:
     """Return the model that a run or an export holds.
 
-    Args:
-        source: A run folder, or a folder that `grpo export` (or any trainer) wrote.
-        checkpoint: Which of a run's models; None is the final one.
-
     Raises:
         UsageError: It holds no model that can be served.
     """

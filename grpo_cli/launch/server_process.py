@@ -215,7 +215,6 @@ def check_server(
         command: Starts a suitable one, for the message.
         by_nccl: Whether weights are sent by NCCL; otherwise in a folder.
         lora_rank: Of the adapter that it should take as it is; None if it gets merged weights.
-        tell: Called with how long it is waited for.
 
     Returns:
         What is doubtful about it, a sentence each.

@@ -104,7 +104,6 @@ class AtomicCheckpoints(_Mixin):
         """Load what a checkpoint says about the training so far, which tells whether a step is left.
 
         Args:
-            checkpoint: The checkpoint.
             last_step: Of the whole training as it is planned now.
         """
         self.state = TrainerState.load_from_json(str(checkpoint / STATE))

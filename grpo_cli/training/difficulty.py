@@ -81,7 +81,6 @@ class DifficultySampler:
 
         Args:
             data: The training data. In a mixture a prompt has as many rows as it comes up in an epoch.
-            seed: Of what is left to chance.
         """
         self._seed = seed
         rows = torch.tensor(data["row_id"])
@@ -121,9 +120,7 @@ class DifficultySampler:
         """Learn from completions how difficult prompts are.
 
         Args:
-            rows: Of this process's completions.
             rewards: [completions, rewards] float32, of all processes in order; NaN if a reward gave none.
-            names: Of the rewards.
         """
 
     def metrics(self) -> dict[str, float]:

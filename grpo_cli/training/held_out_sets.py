@@ -48,12 +48,6 @@ class TaskMeasurer:
 
         A request to stop is obeyed between batches.
 
-        Args:
-            name: Of the file, without its ending.
-            phase: What the status says meanwhile.
-            model: To be measured.
-            tokenizer: Its tokenizer.
-
         Raises:
             Stopped: A stop was requested; nothing was written.
         """
@@ -215,11 +209,6 @@ class HeldOutSets(TrainerCallback):
     ) -> None:
         """Check the metric that is to decide, if it is of a task, and in which direction: only lm-eval knows.
 
-        Args:
-            config: The set.
-            known: Metrics of its task.
-            lower: Those of them that are better the lower they are.
-
         Raises:
             RunError: The task has no such metric.
         """
@@ -243,8 +232,6 @@ def add_held_out_sets(
     """Have the trainer evaluate the sets of `evaluation.during`.
 
     Args:
-        session: Of the run.
-        trainer: A `RunTrainer`.
         held_out: All held-out rows, a `Dataset`; None if there are none.
         make_measurer: Makes a `Measurer` of rows and settings.
 

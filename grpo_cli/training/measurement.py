@@ -57,11 +57,6 @@ class Measurer:
     def measure(self, when: When, model: Any, tokenizer: Any) -> None:
         """Measure at a stage of the training, and add a record to `metrics.jsonl`.
 
-        Args:
-            when: One of `STAGES`.
-            model: As it is then.
-            tokenizer: Its tokenizer.
-
         Raises:
             Stopped: A stop was requested.
         """
@@ -76,12 +71,6 @@ class Measurer:
         """Sample, score, and write `eval/<name>.json` and its samples; return what the former holds.
 
         Progress goes to the status. A request to stop is obeyed between batches, by all processes.
-
-        Args:
-            name: Of the files, without their ending.
-            phase: What the status says meanwhile.
-            model: To be measured.
-            tokenizer: Its tokenizer.
 
         Raises:
             Stopped: A stop was requested; nothing was written.

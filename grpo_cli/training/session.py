@@ -130,11 +130,7 @@ class Session:
         return {"device": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)}
 
     def sampling_settings(self, evaluation: EvaluationConfig | None = None) -> dict[str, Any]:
-        """Return how completions are sampled outside of training, as `sample_completions` takes it.
-
-        Args:
-            evaluation: What decides on it, if not the recipe's `evaluation`.
-        """
+        """Return how completions are sampled outside of training, as `sample_completions` takes it."""
         evaluation, generation = evaluation or self.recipe.evaluation, self.recipe.generation
         return {
             "max_new_tokens": generation.max_completion_length,

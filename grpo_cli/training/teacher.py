@@ -27,8 +27,6 @@ def attach_teacher(
 
     Args:
         trainer: Made with `beta: 0`.
-        config: The recipe's section.
-        teacher: The model.
         device: Where the weights are read to; None is the CPU.
 
     Raises:

@@ -91,8 +91,6 @@ def reload_from_folder(
 
     Args:
         weights: By the names of a checkpoint.
-        folder: Holds them until they are read.
-        watch: Gives the file time to be written.
         post: Sends a body to `COLLECTIVE_RPC`; also gets the number of bytes that the server has to read.
     """
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights}
@@ -127,7 +125,6 @@ def merge_weights(model: Any, weights: Weights) -> Weights:
     Every process of a sharded model (FSDP2) has to iterate: layers are gathered on the way.
 
     Args:
-        model: Any model.
         weights: Its whole weights, by the names that TRL sends them under.
 
     Raises:

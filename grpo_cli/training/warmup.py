@@ -116,12 +116,8 @@ def learn(
     """Train on the examples, from the newest checkpoint if an earlier attempt left one.
 
     Args:
-        session: Of the run.
         args: The arguments of GRPO, whose precision and memory settings are taken.
-        model: To be trained.
-        tokenizer: Its tokenizer.
         peft_config: Of a fresh adapter; None if there is one, or all weights are trained.
-        examples: What is learned from.
 
     Raises:
         Stopped: It was requested; the last step is saved.

@@ -281,10 +281,6 @@ def group_advantages(
 
     A completion that no reward scored has a total of NaN and an advantage of 0.
 
-    Args:
-        weights: Of each reward.
-        scores: Of each completion, by reward; None if a reward gave none.
-
     Source: `GRPOTrainer` (trl 1.16.0) with `scale_rewards: group`.
     """
     totals = [_or_nan(weighted_sum(weights, values)) for values in scores]

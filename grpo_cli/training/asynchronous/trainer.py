@@ -310,17 +310,8 @@ def attend(
     """Return attention of each segment to itself and its path, [1, tokens, heads, width].
 
     Args:
-        module: Ignored.
         query: [1, heads, tokens, width]; the segments lie end to end.
         key: [1, key heads, tokens, width].
-        value: As `key`.
-        attention_mask: Ignored: the segments tell what is visible.
-        tree_kv_index: `Segments.kv_index`, and so on.
-        tree_cu_seqlens_q: Where segments begin.
-        tree_cu_seqlens_k: Where paths begin.
-        tree_max_seqlen_q: Tokens of the longest segment.
-        tree_max_seqlen_k: Tokens of the longest path.
-        scaling: Of the products; 1/√width if None.
         sliding_window: How many tokens back are visible; None is all.
 
     Source: trl 1.16.0, `packing.tree_attention`, whose kernel aligns a causal mask to the path's end.
