@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Holds a container's limits."""
 _CPUINFO = Path("/proc/cpuinfo")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
@@ -33,7 +32,6 @@ class Hardware:
     """What a launch can use on this machine."""
 
     gpus: int
-    """GPUs that torch sees."""
     cpus: int
     """Cores that computing threads can keep busy."""
     linux: bool = True
@@ -42,7 +40,6 @@ class Hardware:
     bfloat16: bool | None = None
     """Whether the processor computes in bfloat16 itself; None if the system does not tell."""
     selectors: tuple[str, ...] = _NVIDIA
-    """The variables that choose among the GPUs."""
 
     @property
     def devices(self) -> tuple[str, ...]:

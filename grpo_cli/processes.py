@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -39,7 +38,7 @@ def child(
     Args:
         grace_s: Seconds between SIGTERM and SIGKILL; 0 kills at once, None never does.
     """
-    process = _start(argv, {"stdin": subprocess.DEVNULL, **options})
+    process = _start(argv, **{"stdin": subprocess.DEVNULL, **options})
     try:
         yield process
     finally:
@@ -60,43 +59,8 @@ def _end(process: "subprocess.Popen[Any]", grace_s: float | None) -> None:
         process.wait()
 
 
-def _start(argv: Sequence[str], options: dict[str, Any]) -> "subprocess.Popen[Any]":
-    process = None
-    try:
-        with _signals_deferred():
-            process = subprocess.Popen(argv, preexec_fn=stop_with_parent, **options)
-    except BaseException:
-        if process is not None:
-            process.kill()
-            process.wait()
-        raise
-    return process
-
-
-@contextlib.contextmanager
-def _signals_deferred() -> Iterator[None]:
-    """Deliver signals at the end.
-
-    Forking a process that has loaded PyTorch takes long enough to be interrupted, and Python discards what a
-    handler raises in the hooks that run there: Ctrl-C would be lost.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        # Handlers run in the main thread only.
-        yield
-        return
-    received: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda number, frame: received.append(number))
-        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
-        if callable(signal.getsignal(number))
-    }
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for each in received:
-            signal.raise_signal(each)
+def _start(argv: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
+    return subprocess.Popen(argv, preexec_fn=stop_with_parent, **options)
 
 
 @contextlib.contextmanager
@@ -148,7 +112,7 @@ def main(parent: int, grace_s: float, argv: list[str]) -> int:
     if sys.platform.startswith("linux"):
         # Orphaned descendants become children of this process.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    process = _start(argv, {"start_new_session": True})
+    process = _start(argv, start_new_session=True)
     deadline = None
     while process.poll() is None:
         if deadline is None and (signals or os.getppid() != parent):

@@ -51,7 +51,6 @@ class MachineReport:
 
     issues: tuple[Issue, ...]
     seconds: float
-    """How long the checks took."""
 
     def at(self, level: Level) -> list[Issue]:
         """Return the issues of one level."""

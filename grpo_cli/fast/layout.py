@@ -101,7 +101,6 @@ class Segments:
     max_seqlen_q: int
     max_seqlen_k: int
     tokens: int
-    """Of the row."""
 
     @cached_property
     def keys(self) -> Gather:

@@ -76,7 +76,6 @@ class LaunchPlan:
     accelerate: dict[str, Any] | None
     """accelerate's config, for the run folder; None if it is not needed, or the user's own."""
     server: ManagedServer | None = None
-    """The vLLM server that goes with it."""
 
     def command_line(self) -> str:
         """Return the command as one would type it."""

@@ -51,7 +51,6 @@ class ResumePlan:
     step: int
     """Optimizer steps done."""
     changed: tuple[Difference, ...]
-    """Settings that have changed."""
     forced: bool
     """Whether it may be another training."""
 

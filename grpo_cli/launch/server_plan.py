@@ -84,7 +84,6 @@ class ManagedServer(ServerPlan):
     """A server that is started, watched and ended with the training."""
 
     group_port: int
-    """Where weights are exchanged."""
     max_restarts: int
 
 

@@ -47,9 +47,7 @@ class RunCallback(TrainerCallback):
     def __init__(self, session: Session) -> None:
         self.session = session
         self._requested = False
-        """Whether a request to stop ended the loop."""
         self._symptom: Symptom | None = None
-        """Why a rule ended the loop."""
         self._history = History(session.recipe)
         self._records = 0
         """Of training steps in this attempt."""

@@ -236,7 +236,6 @@ class ExactResume(AtomicCheckpoints):
     """Mixin before `GRPOTrainer`: saves and restores what TRL leaves out of a checkpoint."""
 
     rewards: Sequence[Reward] = ()
-    """Rewards whose state is saved, if they have one."""
     forced = False
     """Whether to resume even if the checkpoint lacks a reward's state."""
     difficulty: DifficultySampler | None = None

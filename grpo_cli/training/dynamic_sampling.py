@@ -116,13 +116,11 @@ class _Filling:
     """A generation batch while groups are replaced; groups and completions are numbered over all processes."""
 
     scored: Scored
-    """The completions in place."""
     silent: list[int]
     """Groups in place without signal."""
     kept: list[set[int]]
     """For each round, the rows of this process's completions that are in place; the first is TRL's own batch."""
     resampled: int = 0
-    """Groups sampled to replace others."""
 
 
 class DynamicSampling:

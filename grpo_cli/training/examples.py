@@ -36,7 +36,6 @@ from grpo_cli.training.session import Session
 WARMING = "warming up"
 _ANSWER = "warmup.answer"
 _IGNORED = -100
-"""The label of a token that is not learned from."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class Example:
     """One answer to learn from."""
 
     row: int
-    """The row of the data that it answers."""
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]
     """The answer's; of an episode all that followed its prompt, results included."""

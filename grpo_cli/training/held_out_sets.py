@@ -16,7 +16,7 @@ from grpo_cli.errors import RunError
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.evaluation import EvaluationConfig, HeldOutSetConfig
 from grpo_cli.rewards.scoring import Reward
-from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json
+from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.metrics import DURING, LOWER
 from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import load_reward_states, save_reward_states
@@ -39,9 +39,7 @@ class TaskMeasurer:
     session: Session
     task: str
     evaluation: EvaluationConfig
-    """Its limit and its batch size."""
     rewards: Sequence[Reward] = ()
-    """A task scores by itself."""
 
     def write(self, name: str, phase: str, model: Any, tokenizer: Any) -> dict[str, Any]:
         """Evaluate, and write `eval/<name>.json`; return what it holds.
@@ -116,10 +114,6 @@ class HeldOutSet:
         """Return whether it is evaluated at a step."""
         return (self.at_ends and step in (0, last)) or (step > 0 and step % self.config.every == 0)
 
-    def name_at(self, step: int) -> str:
-        """Return the name of its files at a step."""
-        return f"{DURING}/{self.config.label}/{step}"
-
 
 class HeldOutSets(TrainerCallback):
     """Evaluates each set when it is due; what training samples does not depend on it."""
@@ -181,28 +175,16 @@ class HeldOutSets(TrainerCallback):
         return metrics
 
     def _measure(self, held_out: HeldOutSet, step: int) -> dict[str, float]:
-        config = held_out.config
-        result = self._read(held_out.name_at(step)) or self._write(held_out, step)
+        config, measurer, trainer = held_out.config, held_out.measurer, self._trainer
+        name, phase = f"{DURING}/{config.label}/{step}", f"measuring {config.label} at step {step}"
+        with _unchanged(measurer.rewards):
+            result = measurer.write(name, phase, trainer.model, trainer.tokenizer)
         metrics = {name: each["value"] for name, each in result[INTERVALS].items()}
         known = {name: value for name, value in metrics.items() if value is not None}
         if config.task is not None:
             self._prepare_best(config, list(known), result.get(LOWER, ()))
         known[_RUNTIME] = result["seconds"]
         return {f"{config.prefix}{name}": value for name, value in known.items()}
-
-    def _read(self, name: str) -> dict[str, Any]:
-        """Return what an attempt measured that was killed before it logged the metrics; empty if none did."""
-        result = {}
-        # Only the main process writes there.
-        if self._session.processes.is_main_process:
-            result = read_object(self._session.folder.evaluations / f"{name}.json")
-        return dict(broadcast_object_list([result])[0])
-
-    def _write(self, held_out: HeldOutSet, step: int) -> dict[str, Any]:
-        phase = f"measuring {held_out.config.label} at step {step}"
-        measurer, trainer = held_out.measurer, self._trainer
-        with _unchanged(measurer.rewards):
-            return measurer.write(held_out.name_at(step), phase, trainer.model, trainer.tokenizer)
 
     def _prepare_best(
         self, config: HeldOutSetConfig, known: Sequence[str], lower: Collection[str]

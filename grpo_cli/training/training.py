@@ -68,7 +68,7 @@ from grpo_cli.training.examples import (
 from grpo_cli.training.held_out_sets import add_held_out_sets
 from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.reward_functions import CompletionLog, EarlyScoring, build_reward_functions
-from grpo_cli.training.scored.trainer import (
+from grpo_cli.training.scored import (
     ScoredMeasurer,
     ScoredTrainer,
     build_scored_trainer,

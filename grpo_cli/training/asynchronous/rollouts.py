@@ -52,7 +52,6 @@ class Sampled(NamedTuple):
     logprobs: list[float]
     """Of each token, under the weights that sampled it."""
     clipped: bool
-    """Whether it was cut off at the maximum length."""
 
 
 class ServerSampler:
@@ -115,26 +114,21 @@ class Rollouts:
     """Threads that sample and score groups, and the queue that TRL empties."""
 
     rows: Sequence[Mapping[str, Any]]
-    """The prompts with their columns."""
     group: int
     """Completions of a prompt."""
     ahead: int
     """Completions that may be sampled and not yet learned from."""
     seed: int
-    """Of the order of prompts."""
     sampler: Callable[[Sequence[int], int], list[Sampled]]
     """Called from several threads at once."""
     rewards: Sequence[Reward]
     encode: Callable[[Any], list[int]]
-    """Returns the tokens of a prompt."""
     read: Callable[[Any, Sequence[int], Sequence[Sequence[int]]], list[Any]]
     """Returns a prompt's completions as rewards take them, from its tokens and theirs."""
     while_waiting: Callable[[], None]
     """Called repeatedly while the trainer waits; ends the training by raising."""
     on_scored: Callable[[str, Batch, Sequence[Score]], None] = lambda name, batch, scores: None
-    """Given every reward's scores of a group."""
     read_state: Callable[[], Any] = lambda: None
-    """Returns the trainer's state, which rewards may read."""
     first: int = 0
     """Groups that were learned from before."""
     rollout_buffer: "queue.Queue[RolloutSample]" = field(default_factory=queue.Queue)

@@ -1,4 +1,4 @@
-"""The trainer for scored data, its `rollout_func`, and the ranking of held-out responses."""
+"""Responses that are scored already: a group of TRL's is filled from the data instead of sampled."""
 
 import logging
 import os
