@@ -153,6 +153,8 @@ def read_size(image: Image) -> tuple[int, int]:
 def decode_image(image: Image) -> Any:
     """Return an image as an upright RGB `PIL.Image.Image`, on white if it is transparent.
 
+    Its `filename` is the path, as that of an image that Pillow opened; empty if it has none.
+
     Raises:
         ImageError: It cannot be read.
     """
@@ -160,7 +162,9 @@ def decode_image(image: Image) -> Any:
 
     with _opened(image) as picture:
         picture.load()
-        return _as_rgb(ImageOps.exif_transpose(picture))
+        decoded = _as_rgb(ImageOps.exif_transpose(picture))
+    decoded.filename = image["path"] or ""
+    return decoded
 
 
 @contextmanager

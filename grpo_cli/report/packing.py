@@ -53,6 +53,8 @@ class Pack:
     prompts: str
     blocks: tuple[str, ...]
     """Texts and reasons, many groups each."""
+    images: str
+    """Small copies of the prompts' images, each once; empty if there are none."""
     groups: int
     completions: int
     available: int
@@ -63,7 +65,8 @@ class Pack:
     @property
     def size(self) -> int:
         """Bytes in the page."""
-        return len(self.index) + len(self.prompts) + sum(map(len, self.blocks))
+        parts = (self.index, self.prompts, self.images, *self.blocks)
+        return sum(map(len, parts))
 
 
 @dataclass
@@ -82,6 +85,9 @@ class _Packer:
     """Takes groups one by one, so that only packed ones stay in memory."""
 
     weights: Mapping[str, float]
+    thumbnails: Mapping[str, str]
+    images: dict[str, int] = field(default_factory=dict)
+    """The place of each copy in the page, by its name in prompts."""
     prompts: dict[str, int] = field(default_factory=dict)
     groups: list[list[Any]] = field(default_factory=list)
     columns: dict[str, list[Any]] = field(
@@ -94,7 +100,7 @@ class _Packer:
 
     def add(self, entry: _Entry) -> None:
         group, before = entry.group, len(self.columns["totals"])
-        prompt = json.dumps(_as_turns(group.prompt), ensure_ascii=False)
+        prompt = json.dumps(self._as_turns(group.prompt), ensure_ascii=False)
         place = self.prompts.setdefault(prompt, len(self.prompts))
         split, count = _SPLITS.index(group.split), len(group.texts)
         where = [len(self.blocks), len(self.open_block)]
@@ -118,6 +124,25 @@ class _Packer:
         if self.characters > _BLOCK_CHARACTERS:
             self._close_block()
 
+    def _as_turns(self, prompt: Any) -> list[list[Any]]:
+        """Return role and text of each message, and its parts if images are shown; plain text has no role."""
+        if not isinstance(prompt, list):
+            return [["", show_content(prompt)]]
+        return [self._as_turn(message) for message in prompt]
+
+    def _as_turn(self, message: Mapping[str, Any]) -> list[Any]:
+        content = message.get("content", "")
+        turn = [str(message.get("role", "")), show_content(content)]
+        parts = [self._show(part) for part in content] if isinstance(content, list) else []
+        return turn if all(isinstance(part, str) for part in parts) else [*turn, parts]
+
+    def _show(self, part: Any) -> Any:
+        """Return a part of a message as text; of an image that is shown, its place and its text."""
+        name = str(part.get("thumbnail")) if isinstance(part, Mapping) else ""
+        if name not in self.thumbnails:
+            return show_content([part])
+        return [self.images.setdefault(name, len(self.images)), show_content([part])]
+
     def _close_block(self) -> None:
         self.blocks.append(pack_json(self.open_block))
         self.open_block, self.characters = [], 0
@@ -138,6 +163,7 @@ class _Packer:
             pack_json(index),
             pack_json(prompts),
             tuple(self.blocks),
+            pack_json([self.thumbnails[name] for name in self.images]) if self.images else "",
             len(self.groups),
             len(self.columns["totals"]),
             available,
@@ -204,7 +230,7 @@ def _fit(
         return None
 
     def pack(count: int) -> Pack:
-        packer = _Packer(run.weights)
+        packer = _Packer(run.weights, run.thumbnails)
         for entry in load(spread(items, count)):
             packer.add(entry)
         return packer.finish(run.name, len(items))
@@ -224,10 +250,3 @@ def _describe_episodes(group: Group) -> dict[str, Any]:
     if not len(group.messages) == len(group.episodes) == len(group.texts):
         return {}
     return {"m": list(map(list_turns, group.messages)), "e": list(map(say_episode, group.episodes))}
-
-
-def _as_turns(prompt: Any) -> list[list[str]]:
-    """Return a prompt as pairs of role and text; plain text has no role."""
-    if not isinstance(prompt, list):
-        return [["", show_content(prompt)]]
-    return [[str(turn.get("role", "")), show_content(turn.get("content", ""))] for turn in prompt]

@@ -65,13 +65,24 @@ class GroupPlace:
 
 
 def show_content(content: Any) -> str:
-    """Return what a message says as text, with `[image]` where an image stands."""
+    """Return what a message says as text, with `[image charts/0001.png]`, or `[image]`, where an image stands."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
     if not all(isinstance(part, dict) and "type" in part for part in parts):
         return json.dumps(content, ensure_ascii=False)
-    return "".join(str(part.get("text") or f"[{part['type']}]") for part in parts)
+    return "".join(map(show_part, parts))
+
+
+def show_part(part: Mapping[str, Any]) -> str:
+    """Return a part of a message's content as text; of an image the end of its path, if it is known."""
+    if part.get("text"):
+        return str(part["text"])
+    names = [
+        str(part["type"]),
+        *(["/".join(Path(part["path"]).parts[-2:])] if part.get("path") else []),
+    ]
+    return f"[{' '.join(names)}]"
 
 
 def find_groups(run: RunFolder) -> list[GroupPlace]:

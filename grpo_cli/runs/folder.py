@@ -64,6 +64,8 @@ class RunFolder:
     """One JSON record a line, append-only."""
     completions = _Child("completions")
     """Sampled groups with their scores, one file a process."""
+    thumbnails = _Child("thumbnails")
+    """Small copies of the images in prompts, one file a process; absent if there are none."""
     launch = _Child("launch")
     """What was launched, and the process ids of the workers."""
     plan = _Child("launch/plan.json")

@@ -21,6 +21,7 @@ from grpo_cli.runs.metrics import (
     read_reward_ends,
 )
 from grpo_cli.runs.status import Life, Status, StatusFile, look_at_life
+from grpo_cli.runs.thumbnails import read_thumbnails
 
 if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
@@ -152,6 +153,11 @@ class Run:
     def completions(self) -> Iterator[Group]:
         """Yield the groups sampled in training and its evaluations, by step."""
         return load_groups(find_groups(self.folder))
+
+    @cached_property
+    def thumbnails(self) -> dict[str, str]:
+        """The small copies of images by their names in prompts, each as base64 of a JPEG file."""
+        return read_thumbnails(self.folder)
 
     def newest_group(self) -> dict[str, Any] | None:
         """Return the group that was sampled last, as recorded by its process; None before the first."""

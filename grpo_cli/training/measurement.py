@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -108,7 +108,19 @@ class Measurer:
             sampled = self._play(self.player, phase, shard, model, tokenizer, seed)
         if not len(shard):
             return []
-        return score_samples(self.rewards, reward_columns(shard, self.rewards), sampled, seed)
+        scored = score_samples(self.rewards, reward_columns(shard, self.rewards), sampled, seed)
+        return self._name_images(scored, shard) if self.processor else scored
+
+    def _name_images(
+        self, scored: list[ScoredCompletion], shard: Dataset
+    ) -> list[ScoredCompletion]:
+        def name(each: ScoredCompletion) -> Any:
+            key = (False, each.row)
+            return self.session.thumbnails.name_images(
+                each.prompt, key, lambda: shard[each.group][IMAGES]
+            )
+
+        return [replace(each, prompt=name(each)) for each in scored]
 
     def _sample(
         self, phase: str, rows: Dataset, model: Any, tokenizer: Any, seed: int

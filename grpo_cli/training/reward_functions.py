@@ -6,7 +6,7 @@ Source: `GRPOTrainer._calculate_rewards`, which passes the columns of the datase
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,9 +20,11 @@ from trl.data_utils import is_conversational
 
 from grpo_cli.data.images import without_images
 from grpo_cli.environments.episode import is_clipped
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import EPISODE, Batch, Score
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.thumbnails import Thumbnails
 
 _LOGGERS = ("log_extra", "log_metric")
 """Functions that TRL passes to rewards."""
@@ -52,10 +54,20 @@ class CompletionLog:
         reward_names: Sequence[str],
         eos_token_ids: Sequence[int],
         is_training: Callable[[], bool],
+        thumbnails: Thumbnails | None = None,
     ) -> None:
-        """Make a log that appends to `path`; None writes nothing. `is_training` tells training from evaluation."""
+        """Make a log.
+
+        Args:
+            path: What it appends to; None writes nothing.
+            reward_names: Of the recipe's rewards, in their order.
+            eos_token_ids: Those that end a completion.
+            is_training: Tells training from evaluation.
+            thumbnails: Keeps copies of the prompts' images, if they may have some.
+        """
         self.path = path
         self.is_training = is_training
+        self._thumbnails = thumbnails
         self._names = tuple(reward_names)
         self._eos = frozenset(eos_token_ids)
         self._scores: dict[str, Sequence[Score]] = {}
@@ -112,7 +124,7 @@ class CompletionLog:
             "step": step + 1 if training else step,
             "split": "train" if training else "eval",
             "row": row,
-            "prompt": batch.prompts[members[0]],
+            "prompt": self._show_prompt(batch, members[0], (training, row)),
             "completions": [batch.texts[index] for index in members],
             "tokens": [len(ids[index]) for index in members],
             "clipped": [not ids[index] or ids[index][-1] not in self._eos for index in members],
@@ -120,6 +132,12 @@ class CompletionLog:
             "reasons": {name: own for name, own in reasons.items() if any(own)},
             **_describe_episodes(batch, members),
         }
+
+    def _show_prompt(self, batch: Batch, index: int, key: Hashable) -> Any:
+        prompt, images = batch.prompts[index], batch.columns.get(IMAGES)
+        if self._thumbnails is None or images is None:
+            return prompt
+        return self._thumbnails.name_images(prompt, key, lambda: images[index])
 
 
 def _describe_episodes(batch: Batch, members: Sequence[int]) -> dict[str, Any]:

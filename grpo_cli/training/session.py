@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json, write_text
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import Heartbeat, StatusFile
+from grpo_cli.runs.thumbnails import Thumbnails
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -89,6 +91,11 @@ class Session:
     processes: "PartialState"
     cpu: bool
     heartbeat: Heartbeat
+
+    @cached_property
+    def thumbnails(self) -> Thumbnails:
+        """Keeps small copies of the images that this process samples for."""
+        return Thumbnails(self.folder.thumbnails / f"rank_{self.processes.process_index}.jsonl")
 
     def show(self, phase: str, **changes: Any) -> None:
         """Write the phase to the status (main process)."""

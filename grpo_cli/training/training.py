@@ -393,6 +393,7 @@ def _open_completion_log(
         [reward.name for reward in rewards],
         [*all_eos_token_ids(config, tokenizer), tokenizer.pad_token_id],
         lambda: model is None or model.training,
+        session.thumbnails,
     )
 
 

@@ -20,6 +20,7 @@ from grpo_cli.models.loading import build_peft_config, load_model
 from grpo_cli.models.processor import load_processor
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
+from grpo_cli.runs.run import Run
 from grpo_cli.training.trainer import RunTrainer
 from grpo_cli.workflows.chat_backends import SamplingParams, open_model, read_picture, say
 from tests.integration.conftest import Workshop
@@ -90,8 +91,13 @@ def test_rows_of_no_one_and_three_images_train_and_resume_to_the_bit(tmp_path, m
     assert {"no_signal", "shared_prompts", "sampling"} <= left_off.keys()
     (after,) = [each for each in workshop.records("measure") if each["when"] == "after"]
     assert after["prompts"] == 5
-    # Nothing of the pictures is kept beside them.
-    assert max(map(len, (workshop.run / "completions" / "rank_0.jsonl").open())) < 1000
+    # Copies of the three pictures are kept once, and named where they were sampled for.
+    finished = Run(workshop.run)
+    copies = finished.thumbnails
+    (sample, *_) = [each for each in finished.samples("before") if each["row"] == 2]
+    shown = sample["prompt"][-1]["content"][:3]
+    assert {part["thumbnail"] for part in shown} == copies.keys()
+    assert [Path(part["path"]).name for part in shown] == ["red.png", "green.png", "blue.png"]
     run, before = workshop.run, (steps_of(workshop), completions_of(workshop))
     weights = (run / "model" / "model.safetensors").read_bytes()
     shutil.rmtree(run / "model")

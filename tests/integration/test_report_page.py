@@ -1,5 +1,6 @@
 """Report pages in a real browser: charts drawn, filters at work, no text of a model run, nothing loaded."""
 
+import base64
 import json
 import sys
 
@@ -7,9 +8,10 @@ import pytest
 
 from grpo_cli.report.page import write_report
 from grpo_cli.runs.metrics import append_record
+from grpo_cli.runs.thumbnails import encode_jpeg
 from tests.chromium import Page, find_chromium
 from tests.long_runs import EVIL, make_long_run
-from tests.run_folders import make_finished_run, play, write_episodes
+from tests.run_folders import make_finished_run, play, write_episodes, write_samples
 
 pytest.importorskip("plotly")
 pytestmark = [
@@ -211,6 +213,35 @@ def test_an_episode_is_shown_turn_by_turn_with_what_is_not_learned_from(tmp_path
         page.fill(f"{TRAINING} [name=text]", "see (4)")
         page.wait_for("document.querySelector('.card mark')?.textContent === 'see (4)'")
         assert_quiet(page)
+
+
+def test_images_stand_in_prompts_and_beside_them_in_the_list(tmp_path):
+    run = make_finished_run(tmp_path)
+    picture = pytest.importorskip("PIL.Image").new("RGB", (3, 2), "red")
+    run.thumbnails.mkdir()
+    for name, copy in (
+        ("ab", base64.b64encode(encode_jpeg(picture, 128, 80)).decode()),
+        ("evil", 'x" onerror="window.pwned=1'),
+    ):
+        record = {"thumbnail": name, "jpeg": copy}
+        append_record(run.thumbnails / "rank_0.jsonl", record)
+    content = [
+        {"type": "image", "path": f"/data/{EVIL}.png", "thumbnail": "ab"},
+        {"type": "text", "text": "What is it?"},
+        {"type": "image", "thumbnail": "evil"},
+    ]
+    write_samples(run, [([{"role": "user", "content": content}], [1.0])])
+    with Page(400) as page:
+        page.open(write_report([run.path], None))
+        show(page, "#held-out")
+        page.wait_for(f"document.querySelectorAll('{HELD_OUT} img').length === 4")
+        page.wait_for("[...document.images].every((each) => each.complete)")
+        assert page.ask("document.querySelector('.prompt img').naturalWidth") == 3
+        assert page.ask("document.querySelector('.prompt img').alt").endswith(".png]")
+        assert page.ask("document.querySelector('.item .asked').textContent") == "What is it?"
+        assert page.ask("document.documentElement.scrollWidth") == 400
+        assert page.ask("typeof window.pwned") == "undefined"
+        assert [each for each in page.requests if not each.startswith(("file:", "data:"))] == []
 
 
 def test_held_out_answers_are_found_by_their_change(small):

@@ -5,6 +5,7 @@ const STAGES = ["before", "after the warm-up", "after"];
 const SPLITS = ["training", "evaluation", "held-out"];
 const SHOWN_AT_ONCE = 150;
 const ASKED = 140;  // Characters of a prompt in the list.
+const IMAGES_ASKED = 4;  // Images of a prompt in the list.
 const BY_STEP = { "first step first": null, "last step first": (a, b) => b.step - a.step };
 const BY_ROW = { "by row": null, "most improved": (a, b) => b.gain - a.gain, "least improved": (a, b) => a.gain - b.gain };
 const ORDERS = {
@@ -48,11 +49,18 @@ function compareStages(totals, stages) {
 
 function endOf(turns) {
   // The end of what the user asked last, in one line: a question stands after instructions and solved examples.
-  const text = ((turns.findLast(([role]) => role === "user") ?? turns.at(-1))?.[1] ?? "").replace(/\s+/g, " ").trim();
+  const [, whole, parts] = turns.findLast(([role]) => role === "user") ?? turns.at(-1) ?? ["", ""];
+  // Images stand beside it.
+  const said = parts ? parts.filter((part) => typeof part === "string").join(" ") : whole;
+  const text = said.replace(/\s+/g, " ").trim();
   return text.length > ASKED ? `…${text.slice(-ASKED)}` : text;
 }
 
-function readPack(index, prompts, id) {
+function imagesOf(turns) {
+  return turns.flatMap(([, , parts]) => (parts ?? []).filter((part) => typeof part !== "string"));
+}
+
+function readPack(index, prompts, images, id) {
   // From columns to groups; texts stay in their blocks.
   let at = 0;
   const groups = index.groups.map(([split, step, row, prompt, count, block, inBlock, change], place) => {
@@ -71,7 +79,7 @@ function readPack(index, prompts, id) {
   });
   const least = groups.reduce((low, each) => Math.min(low, ...each.totals), Infinity);
   const most = groups.reduce((high, each) => Math.max(high, ...each.totals), -Infinity);
-  return { ...index, id, prompts, groups, least, most, blocks: new Map() };
+  return { ...index, id, prompts, images, groups, least, most, blocks: new Map() };
 }
 
 class Browser {
@@ -110,8 +118,8 @@ class Browser {
   async choosePack(place) {
     this.run = place;
     const source = this.sources[place], id = source.id.replace(/-index$/, "");
-    const [index, prompts] = await Promise.all([unpackJson(source.id), unpackJson(`${id}-prompts`)]);
-    this.pack = readPack(index, prompts, id);
+    const images = document.getElementById(`${id}-images`) ? unpackJson(`${id}-images`) : [];
+    this.pack = readPack(...await Promise.all([unpackJson(source.id), unpackJson(`${id}-prompts`), images]), id);
     this.buildFilters(source);
     this.chosen = this.pack.groups[0];
     await this.filter();
@@ -299,7 +307,10 @@ class Browser {
     }
     const line = make("span", "line");
     line.append(head, strip, make("span", "mean", this.sayMean(group)));
-    item.append(line, make("span", "asked", group.asked));
+    const asked = make("span", "asked");
+    const images = imagesOf(this.pack.prompts[group.prompt]);
+    asked.append(...images.slice(-IMAGES_ASKED).map((image) => this.drawImage(image)), group.asked);
+    item.append(line, asked);
     item.addEventListener("click", () => this.choose(group, true));
     return item;
   }
@@ -343,10 +354,21 @@ class Browser {
     return box;
   }
 
-  drawTurn([role, text]) {
+  drawImage([place, name]) {
+    const image = make("img");
+    // Whatever a run's file holds, it is taken for a JPEG.
+    image.src = `data:image/jpeg;base64,${this.pack.images[place]}`;
+    image.alt = image.title = name;
+    return image;
+  }
+
+  drawTurn([role, text, parts]) {
     const turn = make("div", "turn"), body = make("div", text ? "text" : "text dim");
     if (role) turn.append(make("span", "role", role));
-    writeMarked(body, text || "(empty)", text ? this.wanted.pattern : null);
+    for (const part of parts ?? [text || "(empty)"]) {
+      if (typeof part === "string") writeMarked(body, part, text ? this.wanted.pattern : null);
+      else body.append(this.drawImage(part));
+    }
     turn.append(body);
     return turn;
   }

@@ -67,6 +67,22 @@ def test_answers_after_the_warm_up_stand_in_between(run):
     assert [group[-1] for group in index["groups"]] == [1, 1]
 
 
+def test_images_are_packed_once_where_their_copies_are_known(run):
+    run.thumbnails.mkdir()
+    (run.thumbnails / "rank_0.jsonl").write_text('{"thumbnail": "ab", "jpeg": "/9j/"}\n')
+    known = {"type": "image", "path": "/data/charts/1.png", "thumbnail": "ab"}
+    content = [known, {"type": "text", "text": "or"}, {"type": "image", "thumbnail": "lost"}, known]
+    write_samples(run, [([{"role": "user", "content": content}], [1.0, 0.0])])
+    pack = pack_held_out(RunReport(run, "a"))
+    assert read(pack.images) == ["/9j/"]
+    shown = [0, "[image charts/1.png]"]
+    whole = "[image charts/1.png]or[image][image charts/1.png]"
+    assert read(pack.prompts) == [[["user", whole, [shown, "or", "[image]", shown]]]]
+    write_samples(run, [("plain", [1.0])])
+    pack = pack_held_out(RunReport(run, "a"))
+    assert (pack.images, read(pack.prompts)) == ("", [[["", "plain"]]])
+
+
 def test_episodes_are_packed_turn_by_turn(run):
     write_episodes(run, [play(2), play(1, end="turns")])
     write_episodes(
