@@ -7,7 +7,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.issues import Issue, sort_issues
+from grpo_cli.issues import Issue, Location, sort_issues
 
 
 class ExitCode(IntEnum):
@@ -56,6 +56,13 @@ class ProblemsError(GrpoError):
 
 class RecipeError(ProblemsError):
     """The recipe, or what it points at, cannot be used."""
+
+
+def recipe_error(
+    seen: str, fix: str, path: str = "", location: Location | None = None
+) -> RecipeError:
+    """Return the error of a single problem."""
+    return RecipeError([Issue(seen, fix, path, location)])
 
 
 class UsageError(GrpoError):

@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from grpo_cli.checks.images import look_at_images
-from grpo_cli.checks.mixture import check_made_columns, check_source
-from grpo_cli.checks.rows import check_empty, check_files, check_left_out, find_templates
+from grpo_cli.checks.rows import (
+    check_empty,
+    check_files,
+    check_left_out,
+    check_made_columns,
+    check_source,
+    find_templates,
+)
 from grpo_cli.data.columns import check_columns, extract_columns
 from grpo_cli.data.images import MARK, check_image_columns
 from grpo_cli.data.mixing import SOURCE, place_issues
@@ -263,15 +269,14 @@ def _check_seen(
         problems += look_at_images(seen.train.rows if seen.train else (), images, names)
         golds = list(_check_golds(loaded, params, batch, "rows"))
         problems += golds or check_empty(loaded, dataset, params, seen.train)
-    if seen.eval_columns is not None:
+    if (held := seen.held) is not None:
         # A column that only one split has is empty in the other.
-        available = seen.eval_columns | (seen.columns or frozenset()) | own | everywhere
+        available = held.columns | (seen.columns or frozenset()) | own | everywhere
         available = available.difference(images) | gathered
         found: list[Issue] = []
-        split = (seen.eval_columns, seen.eval_sample, seen.eval_names)
-        batch = _check_split(dataset, *split, available, found)
-        found += look_at_images(seen.eval_rows_seen, images, seen.eval_names)
-        lacking_columns = (seen.columns or frozenset()) - seen.eval_columns
+        batch = _check_split(dataset, held.columns, held.sample, held.names, available, found)
+        found += look_at_images(held.rows, images, held.names)
+        lacking_columns = (seen.columns or frozenset()) - held.columns
         found += _check_golds(loaded, params, batch, "evaluation rows", lacking_columns)
         known_paths = {problem.path for problem in problems}
         problems += [problem for problem in found if problem.path not in known_paths]

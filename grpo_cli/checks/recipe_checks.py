@@ -12,8 +12,8 @@ from grpo_cli.batch import BatchInputs, BatchPlan, plan_batch
 from grpo_cli.batch import as_json as batch_as_json
 from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.checks.contents import check_data, check_rewards, collect
+from grpo_cli.checks.dataset import check_difficulty, check_mixture, check_streaming, check_warmup
 from grpo_cli.checks.devices import check_devices, check_precision, settle_dtype
-from grpo_cli.checks.difficulty import check_difficulty
 from grpo_cli.checks.episodes import Kinds, check_episodes, check_kinds
 from grpo_cli.checks.evaluation import (
     check_best,
@@ -26,12 +26,9 @@ from grpo_cli.checks.evaluation import (
     check_trackers,
 )
 from grpo_cli.checks.images import check_images
-from grpo_cli.checks.mixture import check_mixture
 from grpo_cli.checks.sampling import check_async, check_overlap, check_vllm, settle_backend
 from grpo_cli.checks.settings import check_effects
-from grpo_cli.checks.streaming import check_streaming
 from grpo_cli.checks.texts import check_texts
-from grpo_cli.checks.warmup import check_warmup
 from grpo_cli.data.mixing import place_issues
 from grpo_cli.data.prompts import resolve_style
 from grpo_cli.data.sources import Preview

@@ -5,12 +5,15 @@ from collections.abc import Iterator, Sequence
 from os.path import basename
 from typing import Any
 
+from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.prompts import SYSTEM, SYSTEM_ROLES, is_plain, template_columns
 from grpo_cli.data.rows import Row, RowNames, show_names
 from grpo_cli.data.sources import Preview, SplitPreview
+from grpo_cli.data.tasks import LEVEL
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.dataset import SingleDataset
 from grpo_cli.recipe.loading import LoadedRecipe
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.contract import RewardParams
 
 _MARK = re.compile(r"#+|\w+:")
@@ -93,13 +96,38 @@ def check_empty(
             continue
         for name in params[index].required_columns():
             column = dataset.columns.get(name)
-            places = train.empty.get(column.from_ if column else name, [])
-            every = len(places) == train.looked_at
+            key = column.from_ if column else name
+            known = enumerate(train.rows if key in train.columns else ())
+            places = [place for place, row in known if row.get(key) in ("", None)]
+            every = len(places) == len(train.rows)
             if places and (every or config.kind not in _SKIP_EMPTY):
                 seen = (
                     f"the reward needs the column `{name}`, which is empty in {len(places)} of "
-                    f"{train.looked_at} rows; the first is {train.names(places[0])}"
+                    f"{len(train.rows)} rows; the first is {train.names(places[0])}"
                 )
                 fix = f"fill it, drop these rows, or leave them out of this reward with `when: {name}`"
                 level: Level = "error" if every else "warning"
                 yield Issue(seen, fix, f"rewards.{index}", level=level)
+
+
+def check_made_columns(dataset: SingleDataset) -> Iterator[Issue]:
+    """Find columns of the recipe that what `grpo` makes would replace."""
+    made = {SOURCE} if dataset.source_name else set[str]()
+    made |= {LEVEL} if getattr(dataset, "levels", ()) else set()
+    for name in sorted(made & dataset.columns.keys()):
+        seen = f"`{name}` is a column that `grpo` makes itself"
+        yield Issue(seen, f"call it `own_{name}`, say", f"dataset.columns.{name}")
+
+
+def check_source(recipe: Recipe | None, source: SingleDataset, seen: Preview) -> Iterator[Issue]:
+    """Find rows that no reward scores, and a column of theirs that the source's name replaces."""
+    rewards = recipe.rewards if recipe else ()
+    if rewards and all(each.source not in (None, source.source_name) for each in rewards):
+        fix = "give it `rewards`, or add one to the recipe's `rewards`, which score the rows of all sources"
+        yield Issue("has no reward", fix, "dataset")
+    if SOURCE in (seen.columns or ()) and all(
+        each.from_ != SOURCE for each in source.columns.values()
+    ):
+        text = f"its rows have a column `{SOURCE}`, which the name of the source replaces"
+        fix = f"to keep it, give it another name: `columns: {{origin: {SOURCE}}}`"
+        yield Issue(text, fix, "dataset", level="warning")

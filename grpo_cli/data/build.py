@@ -23,11 +23,10 @@ from grpo_cli.data.decoding import RgbImage
 from grpo_cli.data.images import check_image_columns, read_images
 from grpo_cli.data.mixing import SOURCE, Draw, count_draws, draw_rows, naming_source
 from grpo_cli.data.prompts import Prompt, Renderer, resolve_style
-from grpo_cli.data.rows import Row, RowNames, canonical_json, columns_of, fill_missing
+from grpo_cli.data.rows import Row, RowNames, canonical_json, columns_of
 from grpo_cli.data.scored import GroupReport, drop_single, make_groups, report_groups
 from grpo_cli.data.sources import hold_out, read_rows
-from grpo_cli.errors import RecipeError
-from grpo_cli.issues import Issue
+from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.dataset import (
     IMAGES,
     FilesDataset,
@@ -147,72 +146,70 @@ def build_datasets(
         RecipeError: The data does not fit the recipe, or no row is left.
         SetupError: The hub cannot be reached.
     """
-    if isinstance(recipe.dataset, MixtureDataset):
-        return _build_mixture(recipe, recipe.dataset, has_chat_template, count_tokens)
-    train, held, groups = _read_splits(recipe, recipe.dataset, has_chat_template, count_tokens)
-    rows = train.rows + (held.rows if held else [])
-    check_one_style(rows)
-    encoded = encode_rows(rows, _metadata_columns(recipe.dataset, rows))
-    kept = len(train.rows)
-    data = BuiltData(
-        _as_dataset(encoded.table.slice(0, kept)),
-        _as_dataset(encoded.table.slice(kept)) if held else None,
-        replace(_report([train], [held] if held else [], encoded), groups=groups),
-    )
-    if recipe.dataset.streams is None:
-        return data
-    return replace(data, report=_report_stream(recipe.dataset, data.report))
-
-
-def _build_mixture(
-    recipe: Recipe,
-    dataset: MixtureDataset,
-    has_chat_template: bool,
-    count_tokens: CountTokens | None,
-) -> BuiltData:
-    """Build the datasets of several sources, each row once, and order them by `draw_rows`."""
-    trains: list[_Split] = []
-    helds: list[_Split] = []
-    json_columns: set[str] = set()
-    for place, source in enumerate(dataset.sources):
-        with naming_source(place, source.name):
-            train, held, _ = _read_splits(recipe, source, has_chat_template, count_tokens)
+    dataset = recipe.dataset
+    trains, helds, json_columns = [], [], set[str]()
+    for place, source in enumerate(dataset.parts):
+        with naming_source(place, source.source_name):
+            train, held, groups = _read_splits(recipe, source, has_chat_template, count_tokens)
         trains.append(train)
         helds.append(held or _Split([], RowNames("evaluation")))
         json_columns |= _metadata_columns(source, train.rows)
+    _number_rows(trains, helds)
+    rows = [row for split in (*trains, *helds) for row in split.rows]
+    check_one_style(rows, SOURCE if dataset.shares else None)
+    encoded = encode_rows(rows, frozenset(json_columns))
+    table, kept = _as_dataset(encoded.table), sum(len(split.rows) for split in trains)
+    train_places: Sequence[int] = range(kept)
+    held_places: Sequence[int] = range(kept, len(rows))
+    if isinstance(dataset, MixtureDataset):
+        # Rows are not copied until they are read, which would show a bar.
+        disable_progress_bars()
+        train_places, held_places = _order_mixture(recipe, dataset, trains, helds)
+    data = BuiltData(
+        table.select(train_places),
+        table.select(held_places) if held_places else None,
+        replace(_report(trains, helds if held_places else [], encoded), groups=groups),
+    )
+    if isinstance(dataset, MixtureDataset):
+        shares = {
+            source.name: {
+                "train_rows": len(train.rows),
+                "eval_rows": len(held.rows),
+                "ratio": source.ratio,
+            }
+            for source, train, held in zip(dataset.sources, trains, helds, strict=True)
+        }
+        report = replace(data.report, train_rows=len(data.train), sources=shares)
+        return replace(data, report=report)
+    if dataset.streams is None:
+        return data
+    return replace(data, report=_report_stream(dataset, data.report))
+
+
+def _number_rows(trains: list[_Split], helds: list[_Split]) -> None:
+    """Give rows of different sources different numbers."""
     first = 0
     for splits in zip(trains, helds, strict=True):
-        highest = max(row["row_id"] for split in splits for row in split.rows)
-        for row in (row for split in splits for row in split.rows):
-            # Rows of different sources have different numbers.
+        rows = [row for split in splits for row in split.rows]
+        highest = max(row["row_id"] for row in rows)
+        for row in rows:
             row["row_id"] += first
         first += highest + 1
-    rows = fill_missing([row for split in (*trains, *helds) for row in split.rows])
-    check_one_style(rows, SOURCE)
-    encoded = encode_rows(rows, frozenset(json_columns))
-    sizes, held_sizes = ([len(split.rows) for split in splits] for splits in (trains, helds))
+
+
+def _order_mixture(
+    recipe: Recipe, dataset: MixtureDataset, trains: list[_Split], helds: list[_Split]
+) -> tuple[list[int], list[int]]:
+    """Return the places of rows in the order of `draw_rows`; held-out rows follow all training rows."""
+    sizes = [len(split.rows) for split in trains]
     count_draws(dataset, sizes)
+    ratios = [source.ratio for source in dataset.sources]
     shuffle = recipe.training.extras.get("shuffle_dataset", True)
-    order = draw_rows(
-        sizes, [source.ratio for source in dataset.sources], recipe.seed, shuffle=shuffle
-    )
-    # Rows are not copied until they are read, which would show a bar.
-    disable_progress_bars()
-    table, kept = _as_dataset(encoded.table), sum(sizes)
-    train_set = table.select(_places(sizes, 0, order))
+    order = draw_rows(sizes, ratios, recipe.seed, shuffle=shuffle)
     # So that the first held-out rows, which `evaluation.limit` keeps, are of all sources.
-    spread = draw_rows(*2 * ([size for size in held_sizes if size],), seed=0, shuffle=False)
-    held_set = table.select(_places([size for size in held_sizes if size], kept, spread))
-    shares = {
-        source.name: {"train_rows": size, "eval_rows": held_size, "ratio": source.ratio}
-        for source, size, held_size in zip(dataset.sources, sizes, held_sizes, strict=True)
-    }
-    report = _report(trains, helds if len(held_set) else [], encoded)
-    return BuiltData(
-        train_set,
-        held_set if len(held_set) else None,
-        replace(report, train_rows=len(train_set), sources=shares),
-    )
+    held = [len(split.rows) for split in helds if split.rows]
+    spread = draw_rows(held, held, seed=0, shuffle=False)
+    return _places(sizes, 0, order), _places(held, sum(sizes), spread)
 
 
 def _as_dataset(table: Any) -> Dataset:
@@ -278,7 +275,7 @@ def _make_split(
     no_match = len(rows) - len(kept)
     if not kept:
         message = f"no {names.split} row is left: a pattern found nothing in all {no_match} of them"
-        raise _error(message, "correct its regex", "dataset.columns")
+        raise recipe_error(message, "correct its regex", "dataset.columns")
     if isinstance(dataset, ScoredDataset):
         places = [(place, row) for place, row, _ in kept]
         prompts = [prompt for _, _, prompt in kept]
@@ -329,7 +326,7 @@ def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens | N
             f"tokens, over the limit of {longest}"
         )
         fix = f"raise it to {max(counts)} to keep every row"
-        raise _error(message, fix, "dataset.max_prompt_length")
+        raise recipe_error(message, fix, "dataset.max_prompt_length")
     split.rows = [split.rows[at] for at in kept]
     split.tokens = [counts[at] for at in kept]
     split.too_long = len(counts) - len(kept)
@@ -353,7 +350,7 @@ def check_one_style(rows: list[Row], named_by: str | None = None) -> None:
                 "are messages"
             )
             fix = "make all of them messages, or set dataset.prompt.style: chat"
-            raise _error(message, fix, "dataset.prompt")
+            raise recipe_error(message, fix, "dataset.prompt")
 
 
 def _metadata_columns(dataset: SingleDataset, rows: list[Row]) -> frozenset[str]:
@@ -468,7 +465,7 @@ def check_characters(row: Row, where: str) -> None:
         canonical_json(row).encode()
     except UnicodeEncodeError as error:
         message = f"{where} holds half a character (a lone surrogate): {error.reason}"
-        raise _error(message, "correct the text in the data", "dataset") from error
+        raise recipe_error(message, "correct the text in the data", "dataset") from error
 
 
 def _as_text_array(name: str, values: list[Any], nested: bool) -> Any:
@@ -477,7 +474,7 @@ def _as_text_array(name: str, values: list[Any], nested: bool) -> Any:
         return pyarrow.array(texts, pyarrow.string())
     except UnicodeEncodeError as error:
         message = f"the column `{name}` holds half a character (a lone surrogate): {error.reason}"
-        raise _error(message, "correct the text in the data", "dataset") from error
+        raise recipe_error(message, "correct the text in the data", "dataset") from error
 
 
 def _as_array(values: list[Any], nested: bool) -> Any:
@@ -487,7 +484,3 @@ def _as_array(values: list[Any], nested: bool) -> Any:
     except (pyarrow.ArrowException, OverflowError, TypeError, UnicodeEncodeError):
         return None
     return array if not nested or array.to_pylist() == values else None
-
-
-def _error(message: str, fix: str, path: str) -> RecipeError:
-    return RecipeError([Issue(message, fix, path)])

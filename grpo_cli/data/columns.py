@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from grpo_cli.data.rows import Row, RowNames, columns_of, show, show_names, suggest
-from grpo_cli.errors import RecipeError
+from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import ColumnConfig
 
@@ -147,7 +147,7 @@ def _extract(
             f"{show(values[place])}"
         )
         fix = "simplify the pattern: a repetition inside a repetition, such as (a+)+, may take for ever"
-        raise RecipeError([Issue(message, fix, f"dataset.columns.{name}.regex")]) from error
+        raise recipe_error(message, fix, f"dataset.columns.{name}.regex") from error
     return extracted
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from grpo_cli.data.rows import Row, columns_of, show, show_names, suggest
-from grpo_cli.errors import RecipeError
+from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.issues import Issue
 
 LONGEST_CELL = 2**27
@@ -44,7 +44,7 @@ class RowFile:
 
     def problem(self, message: str, fix: str) -> RecipeError:
         """Return an error about this file."""
-        return RecipeError([Issue(f"{self.path}: {message}", fix, self.field)])
+        return recipe_error(f"{self.path}: {message}", fix, self.field)
 
     def open(self, *, newline: str | None = None) -> IO[str]:
         """Open the text, unpacked; a byte order mark is skipped."""

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_cli.data.rows import Row
-from grpo_cli.errors import RecipeError, SetupError
-from grpo_cli.issues import Issue
+from grpo_cli.errors import SetupError, recipe_error
 from grpo_cli.recipe.dataset import HubDataset
 
 
@@ -17,9 +16,10 @@ def check_id(path: str) -> None:
     if "://" in path:
         name = path.partition("/datasets/")[2].strip("/") or "openai/gsm8k"
         message, fix = "is an address, not the id of a dataset", f"write its id, such as `{name}`"
-        raise _error(message, fix, "path")
+        raise recipe_error(message, fix, "dataset.path")
     if Path(path).is_file():
-        raise _error(f"{path} is a file", f"set `kind: files` and `train: {path}`", "path")
+        fix = f"set `kind: files` and `train: {path}`"
+        raise recipe_error(f"{path} is a file", fix, "dataset.path")
 
 
 def load_split(dataset: HubDataset, key: str, limit: int | None) -> list[Row]:
@@ -37,8 +37,8 @@ def load_split(dataset: HubDataset, key: str, limit: int | None) -> list[Row]:
             loaded = _open_split(dataset, key)
         rows = loaded.select(range(min(limit or len(loaded), len(loaded)))).to_list()
     if not rows:
-        split = getattr(dataset, key)
-        raise _error(f"split `{split}` of {dataset.path} is empty", "choose another", key)
+        seen = f"split `{getattr(dataset, key)}` of {dataset.path} is empty"
+        raise recipe_error(seen, "choose another", f"dataset.{key}")
     return rows
 
 
@@ -87,7 +87,7 @@ def _refuse_choice(dataset: HubDataset, field: str, error: Exception) -> NoRetur
     }
     for start, (key, fix) in choices.items():
         if start in text:
-            raise _error(f"{dataset.path}: {text.strip()}", fix, key) from error
+            raise recipe_error(f"{dataset.path}: {text.strip()}", fix, f"dataset.{key}") from error
     raise error
 
 
@@ -108,7 +108,3 @@ def _explain_hub(dataset: HubDataset, error: Exception) -> str:
             "and use dataset.kind: files"
         )
     return f"dataset.path: {dataset.path} cannot be loaded: {reason}. Fix: {fix}"
-
-
-def _error(message: str, fix: str, key: str) -> RecipeError:
-    return RecipeError([Issue(message, fix, f"dataset.{key}")])

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_cli.data.images import MARK, image_values
 from grpo_cli.data.rows import Row, show, show_names, suggest
-from grpo_cli.errors import RecipeError
-from grpo_cli.issues import Issue
+from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.recipe.dataset import PromptConfig
 from grpo_cli.templating import environment, is_unreadable
 
@@ -65,13 +64,13 @@ def template_columns(text: str, path: str = USER) -> frozenset[str]:
         found = meta.find_undeclared_variables(tree)
         if any(each.name == "self" for each in tree.find_all(nodes.Name)):
             fix = "give the column another name under `dataset.columns`"
-            raise _error("`self` is Jinja's name for the template itself", fix, path)
+            raise recipe_error("`self` is Jinja's name for the template itself", fix, path)
         return frozenset(found - sandbox.globals.keys())
     except TemplateSyntaxError as error:
         reason = (error.message or "").rstrip(".")
         message = f"line {error.lineno} of the template is wrong: {reason}"
         fix = "correct the template; columns are written {{ name }}"
-        raise _error(message, fix, path) from error
+        raise recipe_error(message, fix, path) from error
 
 
 def resolve_style(prompt: PromptConfig, has_chat_template: bool) -> Style:
@@ -86,10 +85,10 @@ def resolve_style(prompt: PromptConfig, has_chat_template: bool) -> Style:
         return "chat"
     if prompt.style == "chat":
         message = "`chat` needs a chat template, and the tokenizer has none"
-        raise _error(message, "set model.chat_template, or style: text", STYLE)
+        raise recipe_error(message, "set model.chat_template, or style: text", STYLE)
     if prompt.system is not None:
         message = "a system message needs a chat template, and the tokenizer has none"
-        raise _error(
+        raise recipe_error(
             message, "set model.chat_template, or move the text to dataset.prompt.user", SYSTEM
         )
     return "text"
@@ -120,11 +119,11 @@ class Renderer:
         if style == "text" and prompt.system is not None:
             message = "plain text has no system message; it needs style: chat and a chat template"
             fix = "move the text to dataset.prompt.user, or set dataset.prompt.style: chat"
-            raise _error(message, fix, SYSTEM)
+            raise recipe_error(message, fix, SYSTEM)
         if style == "text" and in_parts:
             message = "images need a chat template, which says where they are in a prompt"
             fix = "remove `style: text`, and set model.chat_template if the model has none"
-            raise _error(message, fix, IMAGES)
+            raise recipe_error(message, fix, IMAGES)
         named = {
             path: template_columns(text, path)
             for text, path in ((prompt.user, USER), (prompt.system, SYSTEM))
@@ -152,7 +151,9 @@ class Renderer:
         is_empty = not (text.strip() if isinstance(text, str) else text)
         if is_empty and not self._may_be_empty:
             path = USER if self._templated else "dataset.prompt"
-            raise _error(f"{where} has an empty prompt", "fill its columns or drop the row", path)
+            raise recipe_error(
+                f"{where} has an empty prompt", "fill its columns or drop the row", path
+            )
         if self._in_parts and not isinstance(prompt, str):
             return self._with_images(prompt, row, where)
         return prompt
@@ -169,7 +170,7 @@ class Renderer:
             if _JSON_MESSAGES.match(prompt):
                 message = f"{where} has messages written as text: {show(prompt)}"
                 fix = 'parse it into a list, or set dataset.prompt.user: "{{ prompt }}" if it is the text to send'
-                raise _error(message, fix, "dataset.prompt")
+                raise recipe_error(message, fix, "dataset.prompt")
             wrap = self._prompt.style == "chat" or self._prompt.system is not None or self._in_parts
             return [*self._system(row, where), _user(prompt)] if wrap else prompt
         if not isinstance(prompt, list):
@@ -177,12 +178,12 @@ class Renderer:
         if self._style == "text":
             message = f"{where} has a prompt of messages, which need a chat template"
             fix = "set model.chat_template and style: chat, or write dataset.prompt.user"
-            raise _error(message, fix, STYLE)
+            raise recipe_error(message, fix, STYLE)
         messages = [_check_message(message, where, self._in_parts) for message in prompt]
         is_asked = any(each["role"] not in SYSTEM_ROLES for each in messages)
         if not is_asked or messages[-1]["role"] == "assistant":
             message = f"{where} has a prompt that ends with {show(prompt[-1:])}"
-            raise _error(message, "let the last message be the user's", "dataset.prompt")
+            raise recipe_error(message, "let the last message be the user's", "dataset.prompt")
         has_system = messages[0]["role"] in SYSTEM_ROLES
         return messages if has_system else [*self._system(row, where), *messages]
 
@@ -201,7 +202,7 @@ class Renderer:
             columns = show_names(self._prompt.images)
             message = f"{where} has {count} images in {columns}, and its prompt {marks} {mark}"
             fix = "write one for each image; `{% if column %}{{ image }}{% endif %}` is for rows without one"
-            raise _error(message, fix, USER if self._templated else "dataset.prompt")
+            raise recipe_error(message, fix, USER if self._templated else "dataset.prompt")
         return messages
 
     def _system(self, row: Row, where: str) -> list[dict[str, Any]]:
@@ -248,7 +249,7 @@ def _check_message(message: object, where: str, in_parts: bool) -> dict[str, Any
         if role in _SHAREGPT_ROLES:
             message = f"{where} has a message with the role `{role}`, which no chat template knows"
             fix = f"rename it to `{_SHAREGPT_ROLES[role]}` in the data"
-            raise _error(message, fix, "dataset.prompt")
+            raise recipe_error(message, fix, "dataset.prompt")
         content = filled.get("content")
         if isinstance(role, str) and (
             isinstance(content, str) or (in_parts and _are_parts(content))
@@ -258,7 +259,7 @@ def _check_message(message: object, where: str, in_parts: bool) -> dict[str, Any
     fix = "write messages as {role: user, content: text}"
     if not in_parts and isinstance(message, dict) and _are_parts(message.get("content")):
         fix += "; if it has images, name their columns in `dataset.prompt.images`"
-    raise _error(text, fix, "dataset.prompt")
+    raise recipe_error(text, fix, "dataset.prompt")
 
 
 def _no_prompt(row: Row, where: str) -> RecipeError:
@@ -266,7 +267,7 @@ def _no_prompt(row: Row, where: str) -> RecipeError:
     seen = f"`prompt` is {show(row['prompt'])}" if "prompt" in row else f"its columns are {columns}"
     example = next((name for name in row if name in ("question", "problem", "input")), "question")
     message = f"{where} has no prompt of its own ({seen}), and no template makes one"
-    return _error(message, f'set dataset.prompt.user: "{{{{ {example} }}}}"', USER)
+    return recipe_error(message, f'set dataset.prompt.user: "{{{{ {example} }}}}"', USER)
 
 
 @lru_cache(maxsize=64)
@@ -297,15 +298,11 @@ def _explain_failure(text: str, row: Row, where: str, path: str, error: Exceptio
     missing = [name for name in columns if name not in row]
     if missing and type(error).__name__ == "UndefinedError":
         message = f"`{missing[0]}` is not a column; {where} has {show_names(row)}"
-        return _error(message, suggest(missing[0], row, "name one of these columns"), path)
+        return recipe_error(message, suggest(missing[0], row, "name one of these columns"), path)
     fix = "correct the template"
     bad = next((name for name in columns if is_unreadable(row.get(name, ""))), None)
     if bad is not None and row[bad]:
         fix = f"name one of its keys, such as {{{{ {bad}.{next(iter(row[bad]))} }}}}"
     elif bad is not None:
         fix = f'fill `{bad}`, or write {{{{ {bad} or "" }}}}'
-    return _error(f"{where}: {error}", fix, path)
-
-
-def _error(message: str, fix: str, path: str) -> RecipeError:
-    return RecipeError([Issue(message, fix, path)])
+    return recipe_error(f"{where}: {error}", fix, path)

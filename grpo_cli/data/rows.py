@@ -21,33 +21,30 @@ class RowNames:
 
     split: str
     """`training` or `evaluation`."""
-    files: tuple[tuple[str, int], ...] = ()
-    """Name and number of rows of each file, in the order they were read."""
+    files: tuple[tuple[Path, int], ...] = ()
+    """Each file and its number of rows, in the order they were read."""
     first: int = 0
     """Rows of the split before the one at place 0."""
-    folders: tuple[Path, ...] = ()
-    """Of the files."""
 
     def __call__(self, place: int) -> str:
         """Return the name of the row at a place, from 0: `row 7 of train.jsonl`."""
-        number, start = self._find(place)
-        if number is None:
-            return f"{self.split} row {place + self.first + 1}"
-        return f"row {place + self.first - start + 1} of {self.files[number][0]}"
+        file, number = self._find(place)
+        return f"row {number + 1} of {file.name}" if file else f"{self.split} row {number + 1}"
 
     def folder(self, place: int) -> Path | None:
         """Return the folder of the file that holds the row at a place; None if it is in no file."""
-        number, _ = self._find(place)
-        return self.folders[number] if number is not None and self.folders else None
+        file, _ = self._find(place)
+        return file.parent if file else None
 
-    def _find(self, place: int) -> tuple[int | None, int]:
-        """Return the number of a row's file, and the rows in the files before it."""
-        place, start = place + self.first, 0
-        for number, (_, count) in enumerate(self.files):
-            if place < start + count:
-                return number, start
-            start += count
-        return None, start
+    def _find(self, place: int) -> tuple[Path | None, int]:
+        """Return a row's file, and its place in it, or in the split if it is in no file."""
+        place += self.first
+        left = place
+        for file, count in self.files:
+            if left < count:
+                return file, left
+            left -= count
+        return None, place
 
 
 def columns_of(rows: Iterable[Row]) -> list[str]:

@@ -16,8 +16,7 @@ from grpo_cli.data.prompts import (
     template_columns,
 )
 from grpo_cli.data.rows import Row, RowNames, canonical_json, show
-from grpo_cli.errors import RecipeError
-from grpo_cli.issues import Issue
+from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.dataset import ScoredDataset
 
 RESPONSE, REWARD = "dataset.response", "dataset.reward"
@@ -83,7 +82,7 @@ def drop_single(groups: Sequence[Row], name: str) -> list[Row]:
     if not kept:
         message = f"each of the {len(groups)} {name} prompts has a single response, so none can be compared"
         fix = "score several responses of each prompt; rows of one group have the same prompt"
-        raise RecipeError([Issue(message, fix, "dataset")])
+        raise recipe_error(message, fix, "dataset")
     return kept
 
 
@@ -122,13 +121,13 @@ def _read_response(template: str, row: Row, where: str) -> str:
         if isinstance(row.get(name), list | dict):
             fix = f'name the text in it, such as response: "{{{{ {name}[0].content }}}}"'
             message = f"{where} has no text in `{name}`: {show(row[name])}"
-            raise RecipeError([Issue(message, fix, RESPONSE)])
+            raise recipe_error(message, fix, RESPONSE)
     text = render_template(template, row, where, RESPONSE)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         message = f"{where} has half a character (a lone surrogate) in its response: {error.reason}"
-        raise RecipeError([Issue(message, "correct the text in the data", RESPONSE)]) from error
+        raise recipe_error(message, "correct the text in the data", RESPONSE) from error
     return text
 
 
@@ -140,11 +139,11 @@ def _read_reward(row: Row, column: str, where: str) -> float:
         number = math.nan
     if abs(number) > MOST:
         message = f"{where} has a reward of {number:g}, and training computes in float32"
-        raise RecipeError([Issue(message, "scale the rewards down", REWARD)])
+        raise recipe_error(message, "scale the rewards down", REWARD)
     if not math.isfinite(number):
         seen = f"`{column}` is {show(value)}" if column in row else f"there is no `{column}`"
         fix = "name the column that holds the reward, or leave such rows out of the data"
         if re.fullmatch(r"\s*[-+]?\d+,\d+\s*", str(value)):
             fix = f"write decimals with a point: {value.replace(',', '.').strip()}"
-        raise RecipeError([Issue(f"{where} has no reward: {seen}", fix, REWARD)])
+        raise recipe_error(f"{where} has no reward: {seen}", fix, REWARD)
     return number

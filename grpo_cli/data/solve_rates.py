@@ -7,8 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from grpo_cli.data.rows import canonical_json, show_names
-from grpo_cli.errors import RecipeError
-from grpo_cli.issues import Issue
+from grpo_cli.errors import recipe_error
 from grpo_cli.runs.files import parse_json
 
 _PATH = "dataset.difficulty.samples"
@@ -32,7 +31,7 @@ def read_solve_rates(path: str, right: Mapping[str, float]) -> dict[str, float]:
         scores = sample["rewards"]
         if missing := right.keys() - scores.keys():
             seen = f"its samples have no reward `{min(missing)}`; they have {show_names(sorted(scores))}"
-            raise RecipeError([Issue(seen, "measure again with the rewards of this recipe", _PATH)])
+            raise recipe_error(seen, "measure again with the rewards of this recipe", _PATH)
         known = [scores[name] / best for name, best in right.items() if scores[name] is not None]
         if known:
             share = fmean(min(max(each, 0.0), 1.0) for each in known)
@@ -54,28 +53,28 @@ def find_matches(
         fix = (
             "measure the training rows with this recipe's prompt: `grpo eval RECIPE --split train`"
         )
-        raise RecipeError([Issue(seen, fix, _PATH)])
+        raise recipe_error(seen, fix, _PATH)
     return found
 
 
 def _read_samples(path: Path) -> list[dict[str, Any]]:
     """Return all samples of an evaluation or a probe."""
     if not path.exists():
-        raise RecipeError([Issue(f"there is no file or folder {path}", _FIX, _PATH)])
+        raise recipe_error(f"there is no file or folder {path}", _FIX, _PATH)
     if (path / "samples").is_dir() and not (path / "result.json").is_file():
         seen = f"the evaluation in {path} was not finished"
         fix = "repeat its `grpo eval` with --resume, or name one of its files of samples"
-        raise RecipeError([Issue(seen, fix, _PATH)])
+        raise recipe_error(seen, fix, _PATH)
     files = sorted((path / "samples").glob("*.jsonl")) if path.is_dir() else [path]
     # `MODEL.PROCESS.jsonl`
     models = {file.name.rsplit(".", 2)[0] for file in files}
     if path.is_dir() and len(models) > 1:
         seen = f"{path} has samples of several models: {show_names(sorted(models))}"
         fix = f"name one of its files, such as {files[0]}"
-        raise RecipeError([Issue(seen, fix, _PATH)])
+        raise recipe_error(seen, fix, _PATH)
     samples = [sample for file in files for sample in _read_file(file)]
     if not samples:
-        raise RecipeError([Issue(f"{path} has no samples", _FIX, _PATH)])
+        raise recipe_error(f"{path} has no samples", _FIX, _PATH)
     return samples
 
 
@@ -85,14 +84,14 @@ def _read_file(file: Path) -> Iterator[dict[str, Any]]:
         records = _parse(file)
     except (OSError, ValueError, KeyError, TypeError) as error:
         seen = f"{file} cannot be read as samples ({type(error).__name__}: {error})"
-        raise RecipeError([Issue(seen, _FIX, _PATH)]) from error
+        raise recipe_error(seen, _FIX, _PATH) from error
     for each in records:
         if not (isinstance(each, dict) and each.keys() >= {"prompt", "rewards"}):
             continue
         scores = each["rewards"]
         if not isinstance(scores, dict) or not all(isinstance(v, _SCORE) for v in scores.values()):
             seen = f"{file} has a sample whose `rewards` are {scores!r:.60}, not a number for each reward"
-            raise RecipeError([Issue(seen, _FIX, _PATH)])
+            raise recipe_error(seen, _FIX, _PATH)
         yield each
 
 

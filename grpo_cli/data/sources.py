@@ -13,7 +13,7 @@ from grpo_cli.data.mixing import SOURCE, count_draws, place_issues
 from grpo_cli.data.rows import Row, RowNames, columns_of, fill_missing
 from grpo_cli.data.scored import GroupReport, look_at_groups
 from grpo_cli.data.tasks import COLUMNS, LEVEL, check_task, draw_rows
-from grpo_cli.errors import RecipeError
+from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import (
     DatasetConfig,
@@ -28,7 +28,7 @@ from grpo_cli.recipe.dataset import (
 )
 
 T = TypeVar("T")
-_EVAL_NAMES = RowNames("evaluation")
+SAMPLE_ROWS = 20
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,16 @@ class SplitPreview:
     """Of the rows looked at."""
     count: int
     """Rows in the whole split."""
-    sample: tuple[Row, ...]
+    rows: tuple[Row, ...]
+    """The rows looked at, the first ones."""
     names: RowNames
-    looked_at: int = 0
-    empty: dict[str, list[int]] = field(default_factory=dict)
-    """Places of the rows looked at that have no value in a column."""
-    rows: tuple[Row, ...] = ()
-    """The rows looked at."""
     by_file: dict[str, set[str]] = field(default_factory=dict)
     """The columns of each file that was looked at, by its path."""
+
+    @property
+    def sample(self) -> tuple[Row, ...]:
+        """The first rows, on which templates and rewards are tried."""
+        return self.rows[:SAMPLE_ROWS]
 
 
 @dataclass(frozen=True)
@@ -69,28 +70,23 @@ class Preview:
     columns: frozenset[str] | None
     """Columns of the training rows seen; None if they are not known before loading."""
     train_rows: int | None
-    """Rows that training will have; of scored data, prompts."""
+    """Rows that training will have; of scored data, prompts, and of a mixture, the prompts of an epoch."""
     eval_rows: int | None
     """None if nothing is held out, or if it is not known."""
-    sample: tuple[Row, ...]
-    """The first training rows, if they could be read."""
-    note: str | None
+    note: str | None = None
     """Why something is not known."""
-    groups: GroupReport | None = None
-    """Of scored data that could be read, those held out by `eval_fraction` included."""
-    eval_columns: frozenset[str] | None = None
-    """Columns of the evaluation rows that the recipe names; None if it names none, or they are not known."""
-    eval_sample: tuple[Row, ...] = ()
-    """The first of them."""
-    eval_names: RowNames = _EVAL_NAMES
-    eval_rows_seen: tuple[Row, ...] = ()
-    """All of them that were looked at."""
-    problems: tuple[Issue, ...] = ()
-    """What is wrong with the section, the files and their rows."""
+    sample: tuple[Row, ...] = ()
+    """The first training rows, if they could be read."""
     train: SplitPreview | None = None
     """The training rows seen; None if they are not known before loading."""
+    held: SplitPreview | None = None
+    """The evaluation rows that the recipe names; None if it names none, or they are not known."""
+    groups: GroupReport | None = None
+    """Of scored data that could be read, those held out by `eval_fraction` included."""
+    problems: tuple[Issue, ...] = ()
+    """What is wrong with the section, the files and their rows."""
     sources: tuple[int | None, ...] = ()
-    """Of a mixture, the training rows of each source; `train_rows` are then the prompts of an epoch."""
+    """Of a mixture, the training rows of each source."""
 
 
 def read_rows(dataset: SingleDataset, seed: int) -> SourceRows:
@@ -147,7 +143,7 @@ def preview(dataset: DatasetConfig, seed: int) -> Preview:
         seen = _preview(dataset, seed, problems)
     except RecipeError as error:
         problems += error.problems
-        seen = Preview(None, None, None, (), "there are mistakes to correct first")
+        seen = Preview(None, None, None, "there are mistakes to correct first")
     return replace(seen, problems=(*problems, *seen.problems))
 
 
@@ -169,12 +165,12 @@ def join_previews(dataset: MixtureDataset, seen: Sequence[Preview]) -> Preview:
         frozenset({SOURCE}).union(*columns) if len(columns) == len(seen) else None,
         train_rows,
         sum(held) if held else None,
+        next((each.note for each in seen if each.note), None),
         tuple(
             {**row, SOURCE: source.name}
             for source, each in zip(dataset.sources, seen, strict=True)
             for row in each.sample
         ),
-        next((each.note for each in seen if each.note), None),
         problems=tuple(problems),
         sources=tuple(each.train_rows for each in seen),
     )
@@ -187,16 +183,14 @@ def _preview(dataset: SingleDataset, seed: int, problems: list[Issue]) -> Previe
         check_task(dataset)
         sizes = _split_sizes(dataset, dataset.size, dataset.eval_size or None)
         columns = COLUMNS | {LEVEL} if dataset.levels else COLUMNS
-        return Preview(columns, *sizes, (), "rows are drawn when training starts")
+        return Preview(columns, *sizes, "rows are drawn when training starts")
     if isinstance(dataset, EnvironmentDataset):
         sizes = _split_sizes(dataset, dataset.size, dataset.eval_size or None)
-        return Preview(
-            frozenset({"prompt", "seed"}), *sizes, (), "the environment gives the prompts"
-        )
+        return Preview(frozenset({"prompt", "seed"}), *sizes, "the environment gives the prompts")
     if isinstance(dataset, HubDataset):
         check_id(dataset.path)
         note = f"{dataset.path} is downloaded when it is needed; nothing was looked up"
-        return Preview(None, None, None, (), note)
+        return Preview(None, None, None, note)
     if isinstance(dataset, FilesDataset):
         train = (
             _preview_stream(dataset)
@@ -207,23 +201,14 @@ def _preview(dataset: SingleDataset, seed: int, problems: list[Issue]) -> Previe
         held = held if dataset.eval else None
     else:
         rows, eval_rows = _inline_rows(dataset)
-        train = _preview_list(rows, "training")
-        held = None if eval_rows is None else _preview_list(eval_rows, "evaluation")
+        train = _preview_list(rows, RowNames("training"))
+        held = None if eval_rows is None else _preview_list(eval_rows, RowNames("evaluation"))
     if train is None:
-        seen = Preview(None, None, None, (), "a file of the training rows cannot be read")
-    else:
-        sizes = _split_sizes(dataset, train.count, held.count if held else None)
-        train_rows = None if dataset.streams else sizes[0]
-        seen = Preview(train.columns, train_rows, sizes[1], train.sample, None, train=train)
-    if held is None:
-        return seen
-    return replace(
-        seen,
-        eval_columns=held.columns,
-        eval_sample=held.sample,
-        eval_names=held.names,
-        eval_rows_seen=held.rows,
-    )
+        note = "a file of the training rows cannot be read"
+        return Preview(None, None, None, note, held=held)
+    train_rows, held_rows = _split_sizes(dataset, train.count, held.count if held else None)
+    counts = (None if dataset.streams else train_rows, held_rows)
+    return Preview(train.columns, *counts, sample=train.sample, train=train, held=held)
 
 
 def _preview_files(
@@ -231,65 +216,37 @@ def _preview_files(
 ) -> SplitPreview | None:
     """Return all files of a split as one; None if there is a problem with one of them."""
     rows: list[Row] = []
-    counts: list[tuple[str, int]] = []
-    folders: list[Path] = []
+    counts: list[tuple[Path, int]] = []
     by_file: dict[str, set[str]] = {}
     for index, path in enumerate(paths):
+        field = f"dataset.{key}.{index}" if paths[1:] else f"dataset.{key}"
         try:
-            (file,) = find_files(
-                [path], f"dataset.{key}.{index}" if paths[1:] else f"dataset.{key}"
-            )
-            first, count, names = preview_file(file)
+            (file,) = find_files([path], field)
+            first, count, by_file[str(file.path)] = preview_file(file)
         except RecipeError as error:
             problems += error.problems
             continue
-        by_file[str(file.path)] = names
-        counts.append((file.path.name, count))
-        folders.append(file.path.parent)
         # The places of the rows must be those in the whole split.
-        if len(rows) == sum(count for _, count in counts[:-1]):
+        if len(rows) == sum(count for _, count in counts):
             rows += first
+        counts.append((file.path, count))
     if len(counts) < len(paths):
         return None
-    seen = _preview_list(rows, split)
-    total = sum(count for _, count in counts)
-    return replace(
-        seen,
-        columns=frozenset().union(*by_file.values()),
-        count=total,
-        names=RowNames(split, tuple(counts), folders=tuple(folders)),
-        by_file=by_file,
-    )
+    columns = frozenset[str]().union(*by_file.values())
+    names = RowNames(split, tuple(counts))
+    return SplitPreview(columns, sum(count for _, count in counts), tuple(rows), names, by_file)
 
 
 def _preview_stream(dataset: FilesDataset) -> SplitPreview:
-    """Return the first rows.
-
-    Raises:
-        RecipeError: A file is malformed there, or cannot be read row by row.
-    """
     for file in find_files(dataset.train, "dataset.train"):
         if file.format == ".json":
             fix = "write one object a line, in a .jsonl file"
             raise file.problem("cannot be streamed, since JSON is read whole", fix)
-    rows, names = _read_files(dataset.train, "train", "training", dataset.rows_read)
-    return replace(_preview_list(rows, "training"), names=names)
+    return _preview_list(*_read_files(dataset.train, "train", "training", dataset.rows_read))
 
 
-SAMPLE_ROWS = 20
-
-
-def _preview_list(rows: list[Row], split: str) -> SplitPreview:
-    columns = columns_of(rows)
-    missing = ("", None)
-    empty = {
-        name: [place for place, row in enumerate(rows) if row.get(name) in missing]
-        for name in columns
-    }
-    sample = tuple(rows[:SAMPLE_ROWS])
-    return SplitPreview(
-        frozenset(columns), len(rows), sample, RowNames(split), len(rows), empty, tuple(rows)
-    )
+def _preview_list(rows: list[Row], names: RowNames) -> SplitPreview:
+    return SplitPreview(frozenset(columns_of(rows)), len(rows), tuple(rows), names)
 
 
 def _preview_scored(dataset: ScoredDataset, seed: int) -> Preview:
@@ -328,7 +285,7 @@ def held_out_count(rows: int, fraction: float) -> int:
     """
     if rows < 2:
         message = f"there is {rows} row; {fraction:g} of it cannot be held out"
-        raise _error(message, "name more rows, or remove it", "eval_fraction")
+        raise recipe_error(message, "name more rows, or remove it", "dataset.eval_fraction")
     return min(max(1, round(rows * fraction)), rows - 1)
 
 
@@ -371,34 +328,34 @@ def check_held_out(dataset: SingleDataset) -> None:
     named = dataset.named_eval
     if named and dataset.eval_fraction is not None:
         message = f"`{named}` and `eval_fraction` both say what is held out for evaluation"
-        raise _error(message, "keep one of them", "eval_fraction")
+        raise recipe_error(message, "keep one of them", "dataset.eval_fraction")
     if dataset.eval_limit is not None and not has_eval(dataset):
         message = f"limits evaluation to {dataset.eval_limit} rows, but none are held out"
-        raise _error(message, "add dataset.eval_fraction, such as 0.05, or remove it", "eval_limit")
+        raise recipe_error(
+            message, "add dataset.eval_fraction, such as 0.05, or remove it", "dataset.eval_limit"
+        )
 
 
 def _read_files(
     paths: tuple[str, ...], key: str, split: str, limit: int | None
 ) -> tuple[list[Row], RowNames]:
     rows: list[Row] = []
-    counts: list[tuple[str, int]] = []
-    folders: list[Path] = []
+    counts: list[tuple[Path, int]] = []
     for file in find_files(paths, f"dataset.{key}"):
         left = None if limit is None else limit - len(rows)
         if left == 0:
             break
         read = list(islice(iterate_rows(file), left))
         rows += read
-        counts.append((file.path.name, len(read)))
-        folders.append(file.path.parent)
-    return rows, RowNames(split, tuple(counts), folders=tuple(folders))
+        counts.append((file.path, len(read)))
+    return rows, RowNames(split, tuple(counts))
 
 
 def _inline_rows(dataset: InlineDataset) -> tuple[list[Row], list[Row] | None]:
     for key, rows in (("rows", dataset.rows), ("eval_rows", dataset.eval_rows)):
         if rows is not None and not rows:
             fix = "write at least one row, such as - {question: 1 + 1, answer: 2}"
-            raise _error("is empty", fix, key)
+            raise recipe_error("is empty", fix, f"dataset.{key}")
     return list(dataset.rows), None if dataset.eval_rows is None else list(dataset.eval_rows)
 
 
@@ -417,7 +374,3 @@ def _seed_rows(dataset: EnvironmentDataset, seed: int) -> tuple[list[Row], list[
         for seeds in (train, held)
     )
     return rows, eval_rows if dataset.eval_size else None
-
-
-def _error(message: str, fix: str, key: str) -> RecipeError:
-    return RecipeError([Issue(message, fix, f"dataset.{key}")])

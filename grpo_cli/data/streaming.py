@@ -101,7 +101,7 @@ def _read(dataset: FilesDataset | HubDataset) -> Iterator[tuple[RowNames, Row]]:
     """Yield each training row with its name in messages, which is that of place 0."""
     if isinstance(dataset, FilesDataset):
         for file in find_files(dataset.train, "dataset.train"):
-            files = ((file.path.name, sys.maxsize),)
+            files = ((file.path, sys.maxsize),)
             for number, row in enumerate(iterate_rows(file)):
                 yield RowNames("training", files, number), row
     else:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from grpo_cli.data.rows import Row, suggest
-from grpo_cli.errors import RecipeError, install_extra
+from grpo_cli.errors import RecipeError, install_extra, recipe_error
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import ReasoningGymDataset
 
@@ -74,10 +74,10 @@ def check_task(dataset: ReasoningGymDataset) -> None:
         tasks = find_tasks()
         if not tasks:
             fix = install_extra("reasoning-gym")
-            raise RecipeError([Issue("reasoning-gym is not installed", fix, "dataset.kind")])
+            raise recipe_error("reasoning-gym is not installed", fix, "dataset.kind")
         message = f"`{dataset.task}` is not one of reasoning-gym's {len(tasks)} tasks"
         fix = suggest(dataset.task, tasks, f"choose one of {', '.join(sorted(tasks))}")
-        raise RecipeError([Issue(message, fix, "dataset.task")])
+        raise recipe_error(message, fix, "dataset.task")
     places = {"dataset.params": dataset.params}
     places |= {f"dataset.levels.{place}": level for place, level in enumerate(dataset.levels)}
     problems = [
@@ -231,7 +231,7 @@ def _endless(dataset: ReasoningGymDataset, key: str) -> Iterator[Row]:
         reason = str(error) or type(error).__name__
         message = f"`{dataset.task}` with {dataset.params or 'its defaults'} fails: {reason}"
         fix = "correct the parameters"
-        raise RecipeError([Issue(message, fix, "dataset.params")]) from error
+        raise recipe_error(message, fix, "dataset.params") from error
 
 
 def _check_enough(
@@ -245,4 +245,4 @@ def _check_enough(
         f"{dataset.eval_size} are to be held out"
     )
     fix = "lower dataset.eval_size, or widen dataset.params so that more questions exist"
-    raise RecipeError([Issue(message, fix, f"dataset.{field}")])
+    raise recipe_error(message, fix, f"dataset.{field}")

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from grpo_cli.errors import RecipeError
-from grpo_cli.issues import Issue
+from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.base import Number, Section, ShortForm
 
 
@@ -89,12 +88,12 @@ def read_number(key: str, column: str, value: Any) -> float:
     except (TypeError, ValueError):
         seen = f"the column `{column}` has {value!r:.60}, which is no number"
         fix = "name a column of numbers, or take the number out of it under `dataset.columns` (`regex`)"
-        raise RecipeError([Issue(seen, fix, path)]) from None
+        raise recipe_error(seen, fix, path) from None
     if key == "solve_rate" and not (math.isnan(number) or 0 <= number <= 1):
         seen = f"the column `{column}` has {number:g}, and shares are 0 to 1"
         fix = (
             "divide it by 100 if it is in percent, or by the number of attempts; if low values mean easy prompts, "
             "use `kind: order`"
         )
-        raise RecipeError([Issue(seen, fix, path)])
+        raise recipe_error(seen, fix, path)
     return number

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grpo_cli.errors import GrpoError, RecipeError, nearest
+from grpo_cli.errors import GrpoError, RecipeError, nearest, recipe_error
 from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe import explanation
 from grpo_cli.recipe.adapter import fill_from_adapter
@@ -201,7 +201,7 @@ def _refuse_other_tools(tree: Node, path: Path) -> None:
         if key in tree.value and tree.value.keys().isdisjoint({"model", "dataset", "rewards"}):
             message = f"`{key}` is a key of {tool}: this is a config of {tool}, not a recipe"
             fix = f"grpo convert {path} writes a recipe from it"
-            raise _error(message, fix, tree.value[key].location)
+            raise recipe_error(message, fix, location=tree.value[key].location)
 
 
 def _read_with_parents(path: Path, text: str, trees: dict[Path, Node | None]) -> Node:
@@ -209,7 +209,7 @@ def _read_with_parents(path: Path, text: str, trees: dict[Path, Node | None]) ->
     tree = read_text(text, str(path))
     if not isinstance(tree.value, dict):
         message = "is not a recipe: the top level must be `key: value` lines"
-        raise _error(message, "start from `grpo init`", tree.location)
+        raise recipe_error(message, "start from `grpo init`", location=tree.location)
     here = _resolve(path.parent, path.name, tree)
     trees[here] = None
     parents = tree.child("extends") or Node([], tree.location)
@@ -217,7 +217,7 @@ def _read_with_parents(path: Path, text: str, trees: dict[Path, Node | None]) ->
     for node in parents.value if isinstance(parents.value, list) else [parents]:
         if not isinstance(node.value, str):
             message = "should be a path or a list of paths"
-            raise _error(message, "name YAML files", node.location, "extends")
+            raise recipe_error(message, "name YAML files", "extends", node.location)
         parent = _read_parent(_resolve(path.parent, node.value, node), node, trees)
         merged = parent if merged is None else merge(merged, parent)
     trees[here] = tree if merged is None else merge(merged, tree)
@@ -231,11 +231,11 @@ def _read_parent(path: Path, node: Node, trees: dict[Path, Node | None]) -> Node
             others = [each.name for each in path.parent.glob("*.y*ml") if each not in trees]
             if (close := nearest(path.name, others)) and Path(node.value).name:
                 fix = f"write `{Path(node.value).with_name(close)}`"
-            raise _error(f"there is no file {path}", fix, node.location, "extends")
+            raise recipe_error(f"there is no file {path}", fix, "extends", node.location)
         return _read_with_parents(path, read_source(path), trees)
     known = trees[path]
     if known is None:
-        raise _error(f"`{node.value}` extends itself", "remove it", node.location, "extends")
+        raise recipe_error(f"`{node.value}` extends itself", "remove it", "extends", node.location)
     return known
 
 
@@ -259,12 +259,12 @@ def _override(tree: Node, text: str, flag: Location) -> None:
     name, equals, raw = (part.strip() for part in text.partition("="))
     if not equals or not _FLAG_PATH.fullmatch(name):
         fix = "write for example --set training.max_steps=50"
-        raise _error("is not `path=value`", fix, flag)
+        raise recipe_error("is not `path=value`", fix, location=flag)
     if second := re.search(r",(\w+(\.\w+)+=.*)", raw):
         fix = f"write --set {text.removesuffix(second[0])} --set {second[1]}"
-        raise _error("holds two settings", fix, flag)
+        raise recipe_error("holds two settings", fix, location=flag)
     if name == "extends":
-        raise _error("is read before --set", "write `extends` into the recipe", flag, name)
+        raise recipe_error("is read before --set", "write `extends` into the recipe", name, flag)
     # A shell has already stripped a template of the quotes that YAML would want.
     literal = not raw or raw.startswith("{{")
     value = Node(raw, flag) if literal else read_text(raw, flag.source, has_lines=False)
@@ -301,12 +301,12 @@ def _list_index(node: Node, step: str, path: str, flag: Location) -> int:
     if re.fullmatch("[0-9]{1,9}", step) and int(step) <= last:
         return int(step)
     message = f"the list has {last + 1} entries, numbered from 0"
-    raise _error(message, f"use a number from 0 to {last}, or edit the recipe", flag, path)
+    raise recipe_error(message, f"use a number from 0 to {last}, or edit the recipe", path, flag)
 
 
 def _no_mapping(path: str, flag: Location) -> RecipeError:
     fix = f"check the path, or set the whole of it: --set '{path.rpartition('.')[0]}={{…}}'"
-    return _error("leads through a value that holds no keys", fix, flag, path)
+    return recipe_error("leads through a value that holds no keys", fix, path, flag)
 
 
 def _gather_rewards(tree: Node) -> dict[str, str]:
@@ -430,12 +430,10 @@ def _resolve(folder: Path, text: str, node: Node) -> Path:
         exists = path.exists()
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
-        raise _error(f"is not a path ({reason})", "correct it", node.location) from None
+        raise recipe_error(
+            f"is not a path ({reason})", "correct it", location=node.location
+        ) from None
     if not exists and (variable := re.search(r"\$(\w+|\{\w+\})", text)):
         message = f"environment variables such as {variable[0]} are not expanded in a recipe"
-        raise _error(message, "write the path itself", node.location)
+        raise recipe_error(message, "write the path itself", location=node.location)
     return path
-
-
-def _error(message: str, fix: str, where: Location, path: str = "") -> RecipeError:
-    return RecipeError([Issue(message, fix, path, where)])

@@ -5,7 +5,6 @@ Source: YAML 1.2 core schema, https://yaml.org/spec/1.2.2/#103-core-schema
 
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from grpo_cli.errors import RecipeError
-from grpo_cli.issues import Issue, Location
-
-MAX_BYTES = 2**20
+from grpo_cli.errors import recipe_error
+from grpo_cli.issues import Location
 
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
@@ -114,11 +111,10 @@ def read_scalar(text: str) -> Any:
     """
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    with suppress(ValueError):  # Python reads no more than 4,300 digits
-        if _INTEGER.fullmatch(text):
-            return int(text.replace("_", ""), {"0x": 16, "0o": 8}.get(text[:2], 10))
-        if _FLOAT.fullmatch(text):
-            return float(text.replace("_", ""))
+    if _INTEGER.fullmatch(text):
+        return int(text.replace("_", ""), {"0x": 16, "0o": 8}.get(text[:2], 10))
+    if _FLOAT.fullmatch(text):
+        return float(text.replace("_", ""))
     return text
 
 
@@ -126,21 +122,17 @@ def read_source(path: Path) -> str:
     """Return the text of a YAML file.
 
     Raises:
-        RecipeError: The file is missing, too large, or not UTF-8.
+        RecipeError: The file is missing, or not UTF-8.
     """
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig")
     except OSError as error:
         message = f"cannot be read ({error.strerror})"
-        raise _refuse(Location(str(path)), message, _missing_fix(path)) from None
+        raise recipe_error(message, _missing_fix(path), location=Location(str(path))) from None
     except UnicodeDecodeError as error:
         where = Location(str(path), data[: error.start].count(b"\n") + 1, 1)
-        raise _refuse(where, "is not UTF-8 text", "save the file as UTF-8") from None
-    if len(data) > MAX_BYTES:
-        message = f"has {len(data):,} bytes; a recipe has at most {MAX_BYTES:,}"
-        fix = "put data into files of its own and name them in `dataset`"
-        raise _refuse(Location(str(path)), message, fix)
+        raise recipe_error("is not UTF-8 text", "save the file as UTF-8", location=where) from None
     return text
 
 
@@ -171,11 +163,13 @@ def read_text(text: str, source: str, *, has_lines: bool = True) -> Node:
             if has_lines and glued and "':'" in problem:
                 where = Location(source, number, glued.start(1) + 1)
                 fix = f"put a space after the colon: `{glued[1]}: {glued[2]}`"
-                raise _refuse(where, message, fix) from None
-        raise _refuse(reader.locate(mark), message, _syntax_fix(problem, lines)) from None
+                raise recipe_error(message, fix, location=where) from None
+        raise recipe_error(
+            message, _syntax_fix(problem, lines), location=reader.locate(mark)
+        ) from None
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         message = f"is not YAML ({error})"
-        raise _refuse(Location(source), message, "remove that character") from None
+        raise recipe_error(message, "remove that character", location=Location(source)) from None
     if root is None:
         return Node({}, Location(source, 1, 1) if has_lines else Location(source))
     return reader.read(root)
@@ -196,7 +190,7 @@ class _Reader:
         where = self.locate(node.start_mark)
         if node.tag not in _PLAIN_TAGS:
             fix = "remove the tag; recipes hold plain values"
-            raise _refuse(where, f"has the tag `{node.tag}`", fix)
+            raise recipe_error(f"has the tag `{node.tag}`", fix, location=where)
         if isinstance(node, yaml.MappingNode):
             return self._read_mapping(node, where)
         if isinstance(node, yaml.SequenceNode):
@@ -216,10 +210,14 @@ class _Reader:
             key, key_at = str(key_node.value), self.locate(key_node.start_mark)
             if key.strip(" ").startswith("\u00a0"):
                 fix = "replace them with plain spaces, in the lines below too"
-                raise _refuse(key_at, "is indented with no-break spaces (U+00A0)", fix)
+                raise recipe_error(
+                    "is indented with no-break spaces (U+00A0)", fix, location=key_at
+                )
             if not isinstance(key_node, yaml.ScalarNode):
                 fix = 'if this is a template, put it in quotes: "{{ question }}"'
-                raise _refuse(key_at, "a key must be a word, not a list or a mapping", fix)
+                raise recipe_error(
+                    "a key must be a word, not a list or a mapping", fix, location=key_at
+                )
             if key == "<<" and not key_node.style:
                 inherited |= self._read_merged(value_node)
             elif key in own:
@@ -229,7 +227,7 @@ class _Reader:
                 fix = "remove one of the two"
                 if isinstance(value_node, yaml.MappingNode) and isinstance(own[key].value, dict):
                     fix = f"move its keys into the first `{key}`, and remove the second"
-                raise _refuse(key_at, message, fix)
+                raise recipe_error(message, fix, location=key_at)
             else:
                 own[key], keys[key] = self.read(value_node), key_at
         keys = {key: child.location for key, child in inherited.items()} | keys
@@ -243,13 +241,9 @@ class _Reader:
             mapping = self.read(source)
             if not isinstance(mapping.value, dict):
                 fix = "name a mapping after `<<`"
-                raise _refuse(mapping.location, "`<<` merges mappings only", fix)
+                raise recipe_error("`<<` merges mappings only", fix, location=mapping.location)
             merged |= mapping.value
         return merged
-
-
-def _refuse(where: Location, message: str, fix: str) -> RecipeError:
-    return RecipeError([Issue(message, fix, location=where)])
 
 
 def _syntax_fix(problem: str, lines: list[str]) -> str:

@@ -89,7 +89,7 @@ def bad(tmp_path, monkeypatch):
 )
 def test_what_is_no_picture_is_told_once_with_its_row(bad, value, seen):
     rows = [{"picture": "good.jpg"}, {"picture": ["good.jpg", value]}, {"picture": value}]
-    names = RowNames("training", (("rows.jsonl", 3),), folders=(bad,))
+    names = RowNames("training", ((bad / "rows.jsonl", 3),))
     (issue,) = look_at_images(rows, ["picture"], names)
     assert issue.seen.startswith("row 2 of rows.jsonl: `picture` ")
     assert seen in issue.seen

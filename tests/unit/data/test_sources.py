@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from grpo_cli.data.columns import extract_columns
-from grpo_cli.data.sources import held_out_count, hold_out, preview, read_rows
+from grpo_cli.data.sources import held_out_count, hold_out, read_rows
 from grpo_cli.errors import RecipeError, SetupError
 
 
@@ -178,10 +178,3 @@ def test_messages_count_rows_from_1_and_name_their_file(section, tmp_path) -> No
     with pytest.raises(RecipeError, match=r"the first is row 2 of b\.jsonl: 'no digit'"):
         extract_columns(source.train, dataset.columns, source.train_names)
     assert read_rows(section(kind="inline", rows=[{"a": 1}]), 0).train_names(0) == "training row 1"
-
-
-def test_empty_values_are_counted_by_column(section, tmp_path) -> None:
-    rows = [{"question": "q", "answer": answer} for answer in ("1", "", None, "4")]
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    seen = preview(section(kind="files", train=str(tmp_path / "a.jsonl")), 0).train
-    assert (seen.empty["answer"], seen.empty["question"], seen.looked_at) == ([1, 2], [], 4)

@@ -82,7 +82,7 @@ def test_a_late_mistake_is_named_when_it_is_read(recipe, tmp_path, late, message
     train = str(tmp_path / "late.jsonl")
     made = recipe(kind="files", train=train, streaming=True, prompt=PROMPT)
     seen = preview(made.dataset, 1)
-    assert (seen.problems, seen.train_rows, seen.train.looked_at) == ((), None, FIRST_ROWS)
+    assert (seen.problems, seen.train_rows, len(seen.train.rows)) == ((), None, FIRST_ROWS)
     data, stream = build(made)
     assert len(data.train) == FIRST_ROWS
     with pytest.raises(RecipeError) as error:
