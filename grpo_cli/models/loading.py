@@ -263,7 +263,8 @@ def _check_vocabulary_adapters(model: Any) -> None:
     if isinstance(head, BaseTunerLayer):
         seen = "TRL takes log-probabilities from the weights of the head, and would never train its adapter"
         raise RecipeError([Issue(seen, fix, "model.lora.target_modules")])
-    shared = head is not None and model.config.get_text_config().tie_word_embeddings
+    # Some configurations of text parts (Qwen2-VL's) do not have it; transformers asks the model's own.
+    shared = head is not None and getattr(model.config, "tie_word_embeddings", False)
     if shared and (isinstance(embeddings, BaseTunerLayer) or embeddings.weight is not head.weight):
         seen = "the head shares the weights of the embeddings, and would not get those that are trained"
         raise RecipeError([Issue(seen, f"{fix} with `ensure_weight_tying: true`", "model.lora")])

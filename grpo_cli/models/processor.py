@@ -1,5 +1,6 @@
 """Loads the processor of a vision-language model, which holds its tokenizer and prepares images."""
 
+import re
 from typing import Any
 
 from transformers import AutoProcessor, ProcessorMixin
@@ -45,9 +46,10 @@ def load_processor(model: ModelConfig) -> Any:
                 model_folder_or_id(model), **options, **hub_options(model)
             )
         except (ImportError, ValueError) as error:
-            package = "torchvision" if "torchvision" in str(error).lower() else "pillow"
             if isinstance(error, ValueError) and "Missing optional dep" not in str(error):
                 raise
+            named = re.search(r"torchvision|num2words", str(error).lower())
+            package = named[0] if named else "pillow"
             message = f"the processor of {model.path} needs {package}, which is not installed"
             raise SetupError(f"{message}. Fix: pip install {package}", "model.path") from error
     if not isinstance(processor, ProcessorMixin) or not hasattr(processor, "image_processor"):
@@ -65,7 +67,7 @@ def load_processor(model: ModelConfig) -> Any:
 
 
 def _check_settings(model: ModelConfig, image_processor: Any) -> None:
-    """Refuse settings that the image processor does not have, which transformers passes over."""
+    """Refuse settings that the image processor does not have, which transformers passes over, and bad values."""
     fields = {*image_processor.valid_kwargs.__annotations__, *image_processor.to_dict()}
     known = sorted(name for name in fields - _PER_CALL if not name.endswith("_type"))
     problems = []
@@ -76,3 +78,12 @@ def _check_settings(model: ModelConfig, image_processor: Any) -> None:
         problems.append(Issue(seen, fix, f"model.processor.{name}"))
     if problems:
         raise RecipeError(problems)
+    if model.processor:
+        from PIL import Image
+
+        try:
+            image_processor(images=[Image.new("RGB", (640, 480))], return_tensors="pt")
+        except Exception as error:  # whatever a model's processor makes of a bad value
+            seen = f"{type(image_processor).__name__} fails with these settings: {error}"
+            fix = "correct the values; its preprocessor_config.json shows their form"
+            raise RecipeError([Issue(seen, fix, "model.processor")]) from error

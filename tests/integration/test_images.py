@@ -8,7 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from PIL import Image
-from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
+from transformers import (
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    Idefics3Processor,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+)
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from trl import GRPOConfig, GRPOTrainer
 
@@ -16,7 +22,7 @@ from grpo_cli.data.build import build_datasets
 from grpo_cli.errors import UsageError
 from grpo_cli.fast.completions import count_prompt_tokens, count_row_tokens
 from grpo_cli.launch.server_plan import find_served
-from grpo_cli.models.loading import build_peft_config, load_model
+from grpo_cli.models.loading import add_adapters, build_peft_config, load_model
 from grpo_cli.models.processor import load_processor
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
@@ -249,10 +255,25 @@ def test_tokens_of_images_are_counted_as_the_processor_makes_them(tmp_path, made
     assert lengths == [3 + 16 * len(images) for images in data.train["images"]]
 
 
+def test_adapters_fit_models_whose_text_part_does_not_say_that_weights_are_tied():
+    text = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 64}
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": [1, 1, 2]}
+    vision = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2}
+    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=vision))
+    adapted = add_adapters(model, LoraConfig(r=2))
+    assert all(
+        "visual" not in name for name, each in adapted.named_parameters() if each.requires_grad
+    )
+
+
 def test_unknown_settings_of_a_processor_are_refused(tmp_path, made):
-    model = ModelConfig(path=str(made / "tiny-llava"), processor={"sizes": 3})
-    with pytest.raises(Exception, match=r"has no setting of this name\. Fix: write `size`"):
-        load_processor(model)
+    for settings, message in (
+        ({"sizes": 3}, r"has no setting of this name\. Fix: write `size`"),
+        ({"size": {"shortest_edge": "many"}}, "fails with these settings"),
+    ):
+        model = ModelConfig(path=str(made / "tiny-llava"), processor=settings)
+        with pytest.raises(Exception, match=message):
+            load_processor(model)
     small = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
     processor = load_processor(model.model_copy(update={"processor": small}))
     assert processor.image_processor.crop_size["height"] == 16
