@@ -58,7 +58,14 @@ def check_images(recipe: Recipe) -> Iterator[Issue]:
             seen = "has no effect: no prompt has images"
             fix = "name their columns in `dataset.prompt.images`, or remove it"
             yield Issue(seen, fix, "model.processor", level="warning")
+        for path in _judges(recipe, images=True):
+            seen, fix = "has no effect: no prompt has images", "remove it"
+            yield Issue(seen, fix, f"{path}.images", level="warning")
         return
+    for path in _judges(recipe, images=False):
+        seen = "the judge does not see the images of prompts"
+        fix = "write `images: true` there if it reads images"
+        yield Issue(seen, fix, path, level="note")
     if not _has_pillow():
         yield Issue("Pillow is not installed", install_extra("images"), _PLACE)
     try:
@@ -75,6 +82,13 @@ def check_images(recipe: Recipe) -> Iterator[Issue]:
         fix = "to train it too, name the modules of both in `target_modules`"
         yield Issue(seen, fix, "model.lora.target_modules", level="note")
     yield from _find_conflicts(recipe)
+
+
+def _judges(recipe: Recipe, *, images: bool) -> Iterator[str]:
+    """Yield the paths of judges that get the images of prompts, or of those that do not."""
+    for place, reward in enumerate(recipe.rewards):
+        if reward.kind == "judge" and bool(reward.params.get("images")) is images:
+            yield f"rewards.{place}"
 
 
 def _find_conflicts(recipe: Recipe) -> Iterator[Issue]:

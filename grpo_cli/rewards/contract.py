@@ -199,6 +199,10 @@ class RewardParams(Section):
         """Return whether it needs token ids."""
         return False
 
+    def reads_images(self) -> bool:
+        """Return whether it may look at the images of prompts, which the column `images` then holds."""
+        return False
+
     def time_limit(self) -> TimeLimit | None:
         """Return the limit if the recipe sets no `timeout_s`; None is no limit.
 

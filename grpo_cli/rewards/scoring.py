@@ -409,7 +409,7 @@ def reward_columns(rows: Any, rewards: Sequence[Reward]) -> dict[str, list[Any]]
     if IMAGES not in rows.column_names:
         return dict(rows.to_dict())
     columns = dict(rows.remove_columns([IMAGES]).to_dict())
-    if any(reward.kind == "python" for reward in rewards):
+    if any(reward.params.reads_images() for reward in rewards):
         columns[IMAGES] = list(rows[IMAGES])
     return columns
 

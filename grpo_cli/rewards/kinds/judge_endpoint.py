@@ -13,14 +13,17 @@ if TYPE_CHECKING:
     from grpo_cli.rewards.kinds.judge import JudgeParams
 
 ReplyForm = Literal["json_schema", "json_object", "text"]
-Message = dict[str, str]
+Message = dict[str, Any]
 """One message of a chat request: `role` and `content`."""
 
 REASON_LENGTH = 200
 """Characters kept of a justification."""
 _FORMS: tuple[ReplyForm, ...] = ("json_schema", "json_object", "text")
 """From the strictest to what every endpoint knows."""
+_IMAGE_WORDS = ("image", "vision", "multimodal", "multi-modal")
 _FORM_WORDS = ("response_format", "json_schema", "json_object", "structured output", "guided")
+_REFUSALS = (400, 404, 415, 422)
+"""Statuses of requests that a server cannot understand."""
 _SHOWN = 300
 
 _log = logging.getLogger(__name__)
@@ -255,7 +258,12 @@ class Endpoint:
     async def _explain_status(self, client: Any, error: Any) -> _RefusalError:
         """Return what an error status means, after the client's retries."""
         code, variable = error.status_code, self._params.api_key_env
-        answer = f"{self._url} answered {code}: {self._clean(_message_of(error))}"
+        message = self._clean(_message_of(error))
+        answer = f"{self._url} answered {code}: {message}"
+        refuses = code in _REFUSALS and any(word in message.lower() for word in _IMAGE_WORDS)
+        if self._params.images and refuses:
+            fix = f"name a judge that reads images instead of {self._params.model}, or remove `images: true`"
+            return _RefusalError(f"{answer}. Fix: {fix}")
         if code == 404:
             with contextlib.suppress(Exception):  # whatever keeps the list away, the 404 stays
                 models = ", ".join([str(each.id) for each in (await client.models.list()).data])

@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from grpo_cli.errors import RewardError, nearest
 from grpo_cli.issues import Issue
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
 from grpo_cli.user_code import (
     ANY_SIGNATURE,
@@ -153,6 +154,9 @@ class PythonParams(RewardParams):
 
     def reads_tokens(self) -> bool:
         return "completion_ids" in _required_names(signature_of(self._definition()))
+
+    def reads_images(self) -> bool:
+        return _accepts(signature_of(self._definition()), IMAGES)
 
     def lost_state(self) -> list[str]:
         """Return the variables of the function's file that calls visibly change, and no checkpoint holds."""

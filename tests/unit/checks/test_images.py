@@ -32,7 +32,7 @@ LLAVA = {"model_type": "llava", "vision_config": {}, "text_config": {}}
 
 
 def problems_of(folder, text=TEXT, config=LLAVA, level="error"):
-    (folder / "model").mkdir()
+    (folder / "model").mkdir(exist_ok=True)
     (folder / "model" / "config.json").write_text(json.dumps(config))
     (folder / "model" / "tokenizer.json").write_text("{}")
     (folder / "model" / "chat_template.jinja").write_text("{{ messages }}")
@@ -71,3 +71,14 @@ def test_settings_of_a_processor_without_images_are_warned_of(tmp_path):
     text = TEXT.replace("images: picture, ", "").replace("{{ image }} ", "")
     text = text.replace("./model", "./model\n  processor: {max_pixels: 100}")
     assert "no prompt has images" in problems_of(tmp_path, text, level="warning")["model.processor"]
+
+
+def test_judges_say_whether_they_see_images(tmp_path):
+    judge = "rewards:\n  - {kind: judge, model: m, rubric: r, base_url: 'http://localhost:1/v1'"
+    blind, seeing = (TEXT.replace("rewards:", f"{judge}{end}") for end in ("}", ", images: true}"))
+    assert "does not see" in problems_of(tmp_path, blind, level="note")["rewards.0"]
+    assert "rewards.0" not in problems_of(tmp_path, seeing, level="note")
+    text = seeing.replace("images: picture, ", "").replace("{{ image }} ", "")
+    assert (
+        "no prompt has images" in problems_of(tmp_path, text, level="warning")["rewards.0.images"]
+    )

@@ -1,4 +1,6 @@
 import asyncio
+import base64
+import io
 import json
 import logging
 import re
@@ -154,6 +156,53 @@ def test_further_fields_of_the_request(serve):
     [request] = server.requests
     assert request["reasoning_effort"] == "low"
     assert not {"temperature", "max_tokens", "extra_body"} & set(request)
+
+
+# --- images
+
+
+def ask_about(*parts):
+    return [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [each if each else {"type": "image"} for each in parts]},
+    ]
+
+
+def test_images_of_prompts_are_shown_to_judges_that_read_them(serve):
+    Image = pytest.importorskip("PIL.Image")  # noqa: N806 - its own name
+    server = serve(lambda request: say('{"score": 5}'))
+    what = {"type": "text", "text": " or "}
+    prompts = [ask_about(None, what, None)] * 2 + [ask_about(None, what)] + [ask_about(what)]
+    red, wide = Image.new("RGB", (2, 2), "red"), Image.new("RGB", (3000, 30), "blue")
+    images = [[red, wide], [red, wide], [wide], []]
+    batch = {"prompts": prompts, "images": images, "row_id": [0, 0, 1, 2]}
+    assert values(build(server), *"abab", **batch) == [0.5] * 4
+    assert all(isinstance(each["messages"][1]["content"], str) for each in server.requests)
+    server.requests.clear()
+    judge = build(server, images=True)
+    assert values(judge, *"abab", **batch) == [0.5] * 4
+    contents = [each["messages"][1]["content"] for each in server.requests]
+    # A prompt without any is asked about as before, and its verdict is known.
+    assert len(contents) == 3
+    shown = max(contents, key=len)
+    assert [part["type"] for part in shown] == ["text", "image_url"] * 2 + ["text"]
+    assert "[user]\n[image 1] or [image 2]" in shown[-1]["text"]
+    url = shown[3]["image_url"]["url"]
+    data = base64.b64decode(url.removeprefix("data:image/jpeg;base64,"))
+    assert Image.open(io.BytesIO(data)).size == (1024, 10)
+    # The same pictures are known, wherever they come from; another one is not.
+    copies = [[each.copy() for each in own] for own in images]
+    values(build(server, images=True), *"abab", **{**batch, "images": copies})
+    assert len(server.requests) == 3
+    green = [[Image.new("RGB", (2, 2), "green")]]
+    values(judge, "b", prompts=[prompts[2]], images=green)
+    assert len(server.requests) == 4
+
+
+def test_a_judge_that_reads_no_images_is_named(serve):
+    server = serve(lambda request: fail(400, "judge is not a multimodal model"))
+    with pytest.raises(RewardError, match="Fix: name a judge that reads images instead of judge"):
+        values(build(server, images=True), "a")
 
 
 # --- relative
