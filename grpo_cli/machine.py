@@ -197,10 +197,10 @@ _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Flags of processors that multiply bfloat16: two of x86's, and ARM's."""
 
 
-def usable_cpus() -> int:
-    """Return the number of processors this process may run on."""
+def usable_cpus() -> list[int]:
+    """Return the processors that this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
 
 
 def count_cores(cgroup: Path = CGROUP, topology: Path = _TOPOLOGY) -> int:
@@ -209,25 +209,16 @@ def count_cores(cgroup: Path = CGROUP, topology: Path = _TOPOLOGY) -> int:
     Two threads of one core share its arithmetic, so a core counts once; and a container gets no more than
     its quota of time, which torch does not see.
     """
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = _count_cores(affinity(0), topology) if affinity else usable_cpus()
-    quota = read_cpu_quota(cgroup)
+    usable, quota = usable_cpus(), _read_cpu_quota(cgroup)
+    files = (topology / f"cpu{cpu}" / "topology" / "thread_siblings_list" for cpu in usable)
+    try:
+        cores = len({file.read_text() for file in files})
+    except OSError:
+        cores = len(usable)
     return cores if quota is None else max(min(cores, int(quota)), 1)
 
 
-def _count_cores(usable: set[int], topology: Path) -> int:
-    """Return how many different cores some processors are; one each if the system does not tell."""
-    siblings = set()
-    for cpu in usable:
-        try:
-            text = (topology / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
-        except OSError:
-            return len(usable)
-        siblings.add(text.strip())
-    return len(siblings)
-
-
-def read_cpu_quota(cgroup: Path = CGROUP) -> float | None:
+def _read_cpu_quota(cgroup: Path) -> float | None:
     """Return the number of processors whose time a container gets; None if there is no limit."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
@@ -267,28 +258,18 @@ def pick_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def is_free(port: int) -> bool:
-    """Return whether a server could listen on a port of this machine."""
-    return _refusal("0.0.0.0", port) is None
-
-
 def check_port(host: str, port: int) -> None:
     """Raise `SetupError` if an address cannot be listened on."""
-    if (reason := _refusal(host, port)) is not None:
-        raise SetupError(
-            f"{host}:{port} cannot be listened on ({reason}). Fix: another --port, or another --host"
-        )
-
-
-def _refusal(host: str, port: int) -> str | None:
     with socket.socket() as probe:
         # As servers do: a connection that has just been closed does not hold the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except (OSError, UnicodeError) as error:
-            return str(getattr(error, "strerror", None) or error)
-    return None
+            reason = getattr(error, "strerror", None) or error
+            raise SetupError(
+                f"{host}:{port} cannot be listened on ({reason}). Fix: another --port, or another --host"
+            ) from error
 
 
 def cache_folder() -> Path:

@@ -19,7 +19,7 @@ def doctor(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Check this machine: packages, devices, memory, disk, ports, the hub."""
+    """Check this machine: packages, devices, memory, disk, the hub."""
     from grpo_cli.doctor.diagnostics import diagnose_machine
 
     with progress("checking this machine") as tell:

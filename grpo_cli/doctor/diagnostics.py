@@ -14,14 +14,11 @@ from typing import Any
 
 from grpo_cli.doctor import child_checks
 from grpo_cli.issues import Issue, Level
-from grpo_cli.launch.server_plan import GROUP_PORT
-from grpo_cli.machine import CGROUP, find_gpus, is_free, named_devices, read_available_memory
+from grpo_cli.machine import CGROUP, find_gpus, named_devices, read_available_memory
 
 _PROJECT = "grpo-cli"
 _CENTRAL = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "vllm")
 """Shown one by one; others only if their version is wrong."""
-_SERVER_PORT = 8000
-"""Default of TRL's `vllm_server_port`."""
 _LAUNCHER_NAMES = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
 """Launchers set these for their workers; in a shell they are leftovers."""
 _NOTED = re.compile(
@@ -83,7 +80,6 @@ def diagnose_machine(
         check_shared_memory(gpus),
         check_folders(runs),
         check_variables(),
-        check_ports(),
     ]
     if not quick:
         checks += [child_checks.check_training(gpus, on_progress), check_hub()]
@@ -173,19 +169,6 @@ def _show(environ: Mapping[str, str], names: Iterable[str]) -> str:
 
 def _hide_login(address: str) -> str:
     return re.sub(r"//[^/@]+@", "//…@", address)
-
-
-def check_ports() -> Iterator[Issue]:
-    """Check the two default ports of `generation.vllm.mode: server`."""
-    for port, key in ((_SERVER_PORT, "server_port"), (GROUP_PORT, "group_port")):
-        subject, fix = (
-            f"port {key}",
-            f"set `generation.vllm.{key}`, or see `ss -ltnp sport = :{port}`",
-        )
-        if is_free(port):
-            yield Issue(f"{port} is free", level="ok", subject=subject)
-        else:
-            yield Issue(f"{port} is taken", fix, level="note", subject=subject)
 
 
 def check_hub() -> Iterator[Issue]:

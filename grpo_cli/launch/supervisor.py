@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -99,10 +99,10 @@ def supervise(
             start_new_session=True,
         ) as process,
     ):
-        checks = (cancelled, server.look) if server else (cancelled,)
         try:
             for _ in _ticks(process, signals, folder, on_stopping):
-                reason = _find_stall(beats, plan, folder) or _first_reason(checks)
+                reason = _find_stall(beats, plan, folder) or cancelled()
+                reason = reason or (server.look() if server else None)
                 if reason is not None:
                     break
                 on_tick()
@@ -132,10 +132,6 @@ def _ticks(
                 folder.stop_request.touch()
             on_stopping()
         yield
-
-
-def _first_reason(checks: Sequence[Callable[[], str | None]]) -> str | None:
-    return next((reason for check in checks if (reason := check()) is not None), None)
 
 
 def _find_stall(beats: BeatWatch, plan: LaunchPlan, folder: RunFolder) -> str | None:

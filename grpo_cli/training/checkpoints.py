@@ -83,18 +83,6 @@ def load_reward_states(rewards: Sequence[Reward], states: Mapping[str, Any]) -> 
             ) from error
 
 
-def _check_reward_states(
-    rewards: Sequence[Reward], states: Mapping[str, Any], checkpoint: Path
-) -> None:
-    """Refuse a checkpoint that lacks a reward's state."""
-    for reward in filter(has_state, rewards):
-        if reward.name not in states:
-            raise RewardError(
-                f"{checkpoint} holds no state of reward {reward.name!r}, which would start afresh. Fix: start a "
-                "new run, or resume anyway with --force"
-            )
-
-
 class AtomicCheckpoints(_Mixin):
     """Mixin before one of TRL's trainers: checkpoints are staged and then renamed."""
 
@@ -306,8 +294,12 @@ class ExactResume(AtomicCheckpoints):
         if self.difficulty is not None and "difficulty" in own:
             self.difficulty.restore(own["difficulty"])
         states = own.get("rewards", {})
-        if not self.forced:
-            _check_reward_states(self.rewards, states, checkpoint)
+        for name in (reward.name for reward in self.rewards if has_state(reward)):
+            if name not in states and not self.forced:
+                raise RewardError(
+                    f"{checkpoint} holds no state of reward {name!r}, which would start afresh. Fix: start a new "
+                    "run, or resume anyway with --force"
+                )
         load_reward_states(self.rewards, states)
 
     @property

@@ -29,45 +29,33 @@ _EPSILON = 1e-4
 """TRL adds this to a standard deviation that it divides by."""
 
 
-@dataclass(frozen=True)
-class GroupSignal:
-    """How rewards become advantages in one training.
+def find_silent(
+    rewards: torch.Tensor, group_size: int, weights: torch.Tensor, *, normalized_first: bool
+) -> list[int]:
+    """Return the groups whose scored completions all have the same total, up to rounding.
 
     TRL looks for a standard deviation of 0 in float32, where the mean of eight totals of 1.3 is not 1.3: equal
     totals get advantages of about 1e-3 and are learned from. Here totals are compared in float64, up to rounding.
+
+    Args:
+        rewards: [completions, rewards] float32, whole groups; NaN if a reward gave none.
+        group_size: Completions of a group.
+        weights: Of each reward, float32.
+        normalized_first: Whether each reward is normalized within its group before the sum.
     """
-
-    group_size: int
-    weights: torch.Tensor
-    """Of each reward, float32."""
-    normalizes_first: bool
-    """Whether each reward is normalized within its group before the sum."""
-
-    @classmethod
-    def of(cls, trainer: Any, group_size: int) -> "GroupSignal":
-        """Return that of a `GRPOTrainer`."""
-        first = trainer.multi_objective_aggregation == "normalize_then_sum"
-        return cls(group_size, trainer.reward_weights.to(trainer.accelerator.device), first)
-
-    def find_silent(self, rewards: torch.Tensor) -> list[int]:
-        """Return the groups whose scored completions all have the same total, up to rounding.
-
-        Args:
-            rewards: [completions, rewards] float32, whole groups; NaN if a reward gave none.
-        """
-        grouped = rewards.double().view(-1, self.group_size, rewards.shape[1])
-        if self.normalizes_first:
-            rounding = ROUNDING * grouped.abs().nan_to_num().amax(1, True)
-            centred = grouped - grouped.nanmean(dim=1, keepdim=True)
-            centred = torch.where(centred.abs() <= rounding, 0.0, centred)
-            grouped = centred / (nanstd(grouped, dim=1, keepdim=True) + _EPSILON)
-        parts = grouped * self.weights.double()
-        unscored = rewards.isnan().all(dim=1).view(-1, self.group_size)
-        totals = parts.nansum(dim=2)
-        most = totals.masked_fill(unscored, -torch.inf).amax(dim=1)
-        least = totals.masked_fill(unscored, torch.inf).amin(dim=1)
-        scale = parts.abs().nansum(dim=2).amax(dim=1)
-        return (~(most - least > ROUNDING * scale)).nonzero().flatten().tolist()
+    grouped = rewards.double().view(-1, group_size, rewards.shape[1])
+    if normalized_first:
+        rounding = ROUNDING * grouped.abs().nan_to_num().amax(1, True)
+        centred = grouped - grouped.nanmean(dim=1, keepdim=True)
+        centred = torch.where(centred.abs() <= rounding, 0.0, centred)
+        grouped = centred / (nanstd(grouped, dim=1, keepdim=True) + _EPSILON)
+    parts = grouped * weights.double()
+    unscored = rewards.isnan().all(dim=1).view(-1, group_size)
+    totals = parts.nansum(dim=2)
+    most = totals.masked_fill(unscored, -torch.inf).amax(dim=1)
+    least = totals.masked_fill(unscored, torch.inf).amin(dim=1)
+    scale = parts.abs().nansum(dim=2).amax(dim=1)
+    return (~(most - least > ROUNDING * scale)).nonzero().flatten().tolist()
 
 
 def shuffled_rows(size: int, seed: int, first: int) -> Iterator[int]:
@@ -130,7 +118,7 @@ class DynamicSampling:
         self._trainer = trainer
         self._max_resample = max_resample
         self._log = log
-        self._signal = GroupSignal.of(trainer, trainer.num_generations)
+        self._size = trainer.num_generations
         self._data = trainer.train_dataset
         self._places = {row: place for place, row in enumerate(self._data["row_id"])}
         self._fresh: FreshPrompts | None = None
@@ -149,7 +137,7 @@ class DynamicSampling:
         with self._log.marking() as marks:
             batch = trainer.make_batch(list(inputs))
             scored = trainer.scored(list(inputs))
-            silent = self._signal.find_silent(scored.rewards)
+            silent = trainer.find_silent(scored.rewards, self._size)
             filling = _Filling(scored, silent, [set(range(len(inputs)))])
             if silent:
                 used = gather_object([each["row_id"] for each in inputs])
@@ -158,7 +146,7 @@ class DynamicSampling:
                     self._replace(filling, fresh, {self._places[row] for row in used})
                     batch = trainer.make_batch(filling.scored.inputs, filling.scored)
             marks += filling.kept
-        groups = len(scored.rewards) // self._signal.group_size
+        groups = len(scored.rewards) // self._size
         seen = counts["prompts_seen"] + groups + filling.resampled
         state[_STATE] = {"taken": self._fresh.taken, "prompts_seen": seen}
         self._log_metrics(filling, groups, seen)
@@ -176,7 +164,7 @@ class DynamicSampling:
     def _replace(
         self, filling: _Filling, fresh: FreshPrompts | DifficultySampler, used: set[int]
     ) -> None:
-        size, processes = self._signal.group_size, self._trainer.accelerator.num_processes
+        size, processes = self._size, self._trainer.accelerator.num_processes
         # So many groups have completions that divide evenly among the processes. A generation batch does so too,
         # hence no round takes more prompts than a batch.
         unit = processes // math.gcd(processes, size)
@@ -186,7 +174,7 @@ class DynamicSampling:
             here = self._share(len(places) * size)
             rows = [dict(self._data[places[number // size]]) for number in here]
             scored = self._trainer.sample_and_score(rows)
-            silent = set(self._signal.find_silent(scored.rewards))
+            silent = set(self._trainer.find_silent(scored.rewards, size))
             useful = [group for group in range(len(places)) if group not in silent]
             pairs = list(zip(filling.silent, useful, strict=False))
             filling.silent = filling.silent[len(pairs) :]
@@ -201,7 +189,7 @@ class DynamicSampling:
 
     def _move(self, filling: _Filling, fresh: Scored, pairs: Sequence[tuple[int, int]]) -> None:
         """Put the completions of fresh groups in place, on whatever process they were sampled."""
-        size, target = self._signal.group_size, filling.scored
+        size, target = self._size, filling.scored
         sources = {
             old * size + member: new * size + member for old, new in pairs for member in range(size)
         }

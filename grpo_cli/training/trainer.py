@@ -17,7 +17,7 @@ from grpo_cli.models.teacher_server import TeacherServer
 from grpo_cli.training.callbacks import PhaseClock
 from grpo_cli.training.checkpoints import ExactResume
 from grpo_cli.training.difficulty import DifficultySampler
-from grpo_cli.training.dynamic_sampling import DynamicSampling, GroupSignal, Scored
+from grpo_cli.training.dynamic_sampling import DynamicSampling, Scored, find_silent
 from grpo_cli.training.episodes import EpisodeRollouts
 from grpo_cli.training.held_out_sets import HeldOutSets
 from grpo_cli.training.reward_functions import NO_REWARD, EarlyScoring
@@ -193,6 +193,12 @@ class RunTrainer(ExactResume, FastTrainer):
         metrics.clear()
         metrics.update(before)
 
+    def find_silent(self, rewards: torch.Tensor, size: int) -> list[int]:
+        """Return the groups of a size that have no signal; `rewards` as for `dynamic_sampling.find_silent`."""
+        first = self.multi_objective_aggregation == "normalize_then_sum"
+        weights = self.reward_weights.to(rewards.device)
+        return find_silent(rewards, size, weights, normalized_first=first)
+
     def _clear_silent_groups(self, advantages: torch.Tensor) -> list[int]:
         """Set the advantages of groups without signal to exactly 0; count and return these groups.
 
@@ -202,7 +208,7 @@ class RunTrainer(ExactResume, FastTrainer):
         mode, size = "eval", self.num_generations_eval
         if self.model.training:
             mode, size = "train", self.num_generations
-        silent = GroupSignal.of(self, size).find_silent(self._rewards)
+        silent = self.find_silent(self._rewards, size)
         self._metrics[mode][FRAC_ZERO_STD][-1] = len(silent) * size / len(self._rewards)
         first = self.accelerator.process_index * len(advantages)
         places = [group * size + member - first for group in silent for member in range(size)]

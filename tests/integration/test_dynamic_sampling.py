@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_cli.training.dynamic_sampling import GroupSignal
+from grpo_cli.training.dynamic_sampling import find_silent
 from grpo_cli.training.trainer import _as_columns, _as_rows
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import assert_same, train
@@ -70,11 +70,12 @@ def test_a_group_has_a_signal_where_two_scored_completions_differ_in_total(first
         [[none, none], [1.0, 1.0], [0.0, 1.0]],
         [[1.0, none], [1.0, none], [1.0, none]],
     ]
-    signal = GroupSignal(3, torch.tensor([1.0, 0.5]), first)
-    assert signal.find_silent(torch.tensor(groups).view(-1, 2)) == [0, 2, 3, 5]
+    rewards = torch.tensor(groups).view(-1, 2)
+    weights = torch.tensor([1.0, 0.5])
+    assert find_silent(rewards, 3, weights, normalized_first=first) == [0, 2, 3, 5]
     # What differs in the second group has no weight.
-    unweighted = GroupSignal(3, torch.tensor([1.0, 0.0]), first)
-    assert unweighted.find_silent(torch.tensor(groups).view(-1, 2)) == [0, 1, 2, 3, 5]
+    weights = torch.tensor([1.0, 0.0])
+    assert find_silent(rewards, 3, weights, normalized_first=first) == [0, 1, 2, 3, 5]
 
 
 DECIMALS = st.integers(-30, 30).map(lambda tenths: Fraction(tenths, 10))
@@ -94,11 +95,12 @@ def test_totals_that_are_equal_but_for_rounding_give_no_signal(weights, size, un
     expected = [0] if len(sums) > 1 else [0, 1]
     rewards = torch.tensor([[float(r) for r in row] for row in flat + varied])
     factors = torch.tensor([float(weight) for weight in weights])
-    assert GroupSignal(size, factors, False).find_silent(rewards) == expected
+    assert find_silent(rewards, size, factors, normalized_first=False) == expected
     # Normalized first, totals of different rewards may cancel: one reward alone cannot.
     alone = rewards[:, :1]
     differs = len({row[0] for row in varied}) > 1 and weights[0] != 0
-    assert GroupSignal(size, factors[:1], True).find_silent(alone) == ([0] if differs else [0, 1])
+    silent = find_silent(alone, size, factors[:1], normalized_first=True)
+    assert silent == ([0] if differs else [0, 1])
 
 
 @pytest.mark.parametrize(

@@ -401,18 +401,6 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_ports_free_and_taken(monkeypatch):
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = holder.getsockname()[1]
-        monkeypatch.setattr(diagnostics, "_SERVER_PORT", free_port())
-        monkeypatch.setattr(diagnostics, "GROUP_PORT", port)
-        found = list(diagnostics.check_ports())
-    assert levels(found) == {"port server_port": "ok", "port group_port": "note"}
-    assert str(port) in only(found, "port group_port").fix
-
-
 @pytest.fixture
 def hub(monkeypatch):
     """A hub on this machine that answers with some status; returns what is found of it."""
