@@ -25,7 +25,7 @@ from grpo_cli.models.loading import (
     load_model,
     load_tokenizer,
 )
-from grpo_cli.models.processor import load_processing_class, tokenizer_of
+from grpo_cli.models.processor import copy_processor, load_processing_class, tokenizer_of
 from grpo_cli.processes import reaped
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.runs.files import write_text
@@ -73,6 +73,8 @@ def write_safetensors(request: ExportRequest, folder: Path, dtype: str) -> None:
     model.generation_config = settings
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=request.max_shard_size)
     processing_class.save_pretrained(folder)
+    if not request.recipe.dataset.has_images:
+        copy_processor(request.recipe.model, folder)
 
 
 def write_adapter(request: ExportRequest, folder: Path) -> None:

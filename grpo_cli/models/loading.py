@@ -62,6 +62,14 @@ _NAMES = {
     *("rank_pattern", "alpha_pattern"),
 }
 """Fields of `LoraConfig` that name parts of a model."""
+_TEXTS_AS_PARTS = (
+    "{%- set told = namespace(messages=[]) -%}{%- for message in messages -%}"
+    "{%- if message.content is string -%}"
+    "{%- set message = dict(message, content=[{'type': 'text', 'text': message.content}]) -%}"
+    "{%- endif -%}{%- set told.messages = told.messages + [message] -%}"
+    "{%- endfor -%}{%- set messages = told.messages -%}"
+)
+"""Begins a chat template that shows the parts of messages alone, as those of some models with images do."""
 _LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"
 """Key under which a tokenizer (transformers 5.17) notes that it has given this warning; probe reports lengths."""
 
@@ -73,7 +81,10 @@ def load_tokenizer(model: ModelConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             location, padding_side="left", truncation_side="left", **hub_options(model)
         )
-    return settle_tokenizer(tokenizer, model)
+    settle_tokenizer(tokenizer, model)
+    if _leaves_out_texts(tokenizer):
+        tokenizer.chat_template = _TEXTS_AS_PARTS + tokenizer.chat_template
+    return tokenizer
 
 
 def settle_tokenizer(tokenizer: Any, model: ModelConfig) -> Any:
@@ -89,6 +100,20 @@ def settle_tokenizer(tokenizer: Any, model: ModelConfig) -> Any:
         tokenizer.chat_template = template
     tokenizer.deprecation_warnings[_LENGTH_WARNING] = True
     return tokenizer
+
+
+def _leaves_out_texts(tokenizer: Any) -> bool:
+    """Return whether a chat template shows texts only in parts of messages."""
+    if not isinstance(tokenizer.chat_template, str):
+        return False
+    text, shown = "What is 1 + 1?", []
+    for content in (text, [{"type": "text", "text": text}]):
+        message = [{"role": "user", "content": content}]
+        try:
+            shown.append(text in tokenizer.apply_chat_template(message, tokenize=False))
+        except Exception:  # a template may raise anything for contents that it does not know
+            shown.append(False)
+    return shown == [False, True]
 
 
 def load_config(model: ModelConfig) -> Any:

@@ -1,18 +1,25 @@
 """Loads the processor of a vision-language model, which holds its tokenizer and prepares images."""
 
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoProcessor, ProcessorMixin
+from transformers.utils import cached_file
 
 from grpo_cli.errors import RecipeError, SetupError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.models.loading import explaining, hub_options, load_tokenizer, settle_tokenizer
-from grpo_cli.models.source import model_folder_or_id
+from grpo_cli.models.source import model_folder_or_id, resolve_source
+from grpo_cli.models.vision import reads_images
 from grpo_cli.recipe.model import ModelConfig
 
 _PER_CALL = {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
 """Arguments of an image processor's calls, which are no settings."""
+
+_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+"""Where processors have their settings, beside those of the tokenizer."""
 
 
 def load_processing_class(model: ModelConfig, *, has_images: bool) -> Any:
@@ -64,6 +71,19 @@ def load_processor(model: ModelConfig) -> Any:
     template = tokenizer.chat_template if model.chat_template else processor.chat_template
     processor.chat_template = tokenizer.chat_template = template or tokenizer.chat_template
     return processor
+
+
+def copy_processor(model: ModelConfig, folder: Path) -> None:
+    """Copy the settings of the processor to weights that were trained on text alone, if the model reads images."""
+    if not reads_images(model):
+        return
+    location, revision = model_folder_or_id(model), resolve_source(model).revision
+    for name in _FILES:
+        file = cached_file(
+            location, name, revision=revision, _raise_exceptions_for_missing_entries=False
+        )
+        if file is not None:
+            shutil.copyfile(file, folder / name)
 
 
 def _check_settings(model: ModelConfig, image_processor: Any) -> None:

@@ -39,7 +39,7 @@ from grpo_cli.models.loading import (
     load_trainable,
     refer_to_base,
 )
-from grpo_cli.models.processor import load_processing_class, tokenizer_of
+from grpo_cli.models.processor import copy_processor, load_processing_class, tokenizer_of
 from grpo_cli.models.source import fingerprint_model
 from grpo_cli.models.teacher import check_teacher_tokenizer, find_teacher, fingerprint_teacher
 from grpo_cli.models.teacher_server import TeacherServer
@@ -491,5 +491,7 @@ def _save_model(session: Session, trainer: Any, target: Path) -> None:
         (partial_folder / "training_args.bin").unlink(missing_ok=True)
         # peft's model card is an empty form.
         (partial_folder / "README.md").unlink(missing_ok=True)
+        if not session.recipe.dataset.has_images:
+            copy_processor(session.recipe.model, partial_folder)
         os.replace(partial_folder, target)
     session.processes.wait_for_everyone()

@@ -22,7 +22,12 @@ from grpo_cli.data.build import build_datasets
 from grpo_cli.errors import UsageError
 from grpo_cli.fast.completions import count_prompt_tokens, count_row_tokens
 from grpo_cli.launch.server_plan import find_served
-from grpo_cli.models.loading import add_adapters, build_peft_config, load_model
+from grpo_cli.models.loading import (
+    add_adapters,
+    build_peft_config,
+    load_model,
+    load_tokenizer,
+)
 from grpo_cli.models.processor import load_processor
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
@@ -30,7 +35,8 @@ from grpo_cli.runs.run import Run
 from grpo_cli.training.trainer import RunTrainer
 from grpo_cli.workflows.chat_backends import SamplingParams, open_model, read_picture, say
 from tests.integration.conftest import Workshop
-from tests.integration.test_resuming import completions_of, steps_of
+from tests.integration.test_resuming import completions_of, sets, steps_of
+from tests.integration.test_strategies import REWARD, assert_same
 from tests.nightly import nightly
 
 RECIPE = """\
@@ -128,6 +134,36 @@ def test_rows_of_no_one_and_three_images_train_and_resume_to_the_bit(tmp_path, m
     assert "image-text-to-text" in (tmp_path / "shipped" / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        nightly({"dataset.prompt.images": "[]"}),
+        nightly({"model.lora": "{r: 4, target_modules: [q_proj]}"}),
+    ],
+    ids=["images", "text", "adapters"],
+)
+def test_two_processes_learn_what_one_does(tmp_path, made, settings):
+    # In two of three steps one of the processes has no images, which must not keep the other waiting.
+    counts = [0, 0, 1, 3, 1, 3, 0, 0, 3, 0, 0, 1]
+    text = RECIPE.replace("training:\n", "training:\n  fast: {{sampling: false}}\n")
+    own = {"evaluation.limit": 0, **settings}
+    shared = sets(max_steps=3, optim="sgd", shuffle_dataset="false", gradient_accumulation_steps=2)
+    done = []
+    for processes in (1, 2):
+        workshop, _ = write(tmp_path / f"of_{processes}", made, counts)
+        (workshop.folder / "looks.py").write_text(REWARD.replace("def spread", "def looks"))
+        flags = [*shared, *sets(per_device_train_batch_size=4 // processes)]
+        for key, value in {**own, "launch.num_processes": processes}.items():
+            flags += ["--set", f"{key}={value}"]
+        trained = workshop.process("train", workshop.write(text), *flags)
+        assert trained.returncode == 0, trained.stderr
+        done.append(workshop)
+    alone, both = done
+    assert (both.run / "model" / "processor_config.json").is_file()
+    assert_same(both, alone, "ddp", adapters="model.lora" in settings)
+
+
 def train(trainer_class, recipe, data, folder, lora=False, own=None):
     """Train two steps; return the trainer and the records. `own` is another model with its processor."""
     settings = GRPOConfig(
@@ -222,6 +258,19 @@ def test_images_that_a_processor_pads_by_row_may_be_as_many_as_rows(tmp_path, ma
     # A generation batch has two rows: with none and two images, TRL would take rows for images.
     _, records = train(RunTrainer, None, data, tmp_path / "rows", own=make_idefics(made))
     assert len(records) == 2
+
+
+def test_texts_are_shown_by_a_template_of_parts(made, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(made / "tiny-llava", folder)
+    tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
+    messages = [{"role": "user", "content": "red"}, {"role": "assistant", "content": "blue"}]
+    messages += [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
+    shown = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert shown == "red blue <|im_end|><image> ? "
+    tokenizer.save_pretrained(folder)
+    again = load_tokenizer(ModelConfig(path=str(folder)))
+    assert again.chat_template == tokenizer.chat_template
 
 
 def test_adapters_leave_the_vision_part_alone(made):

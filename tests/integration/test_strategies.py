@@ -60,12 +60,18 @@ def logged(workshop, name):
     return pytest.approx([each[name] for each in workshop.records("train")], rel=1e-4, abs=1e-6)
 
 
-def assert_same(several, alone, what):
+def assert_same(several, alone, what, adapters=False):
     """The same rewards and steps, and to rounding the same weights."""
     for name in ("step", "reward", "loss", "grad_norm", "learning_rate"):
         assert [each[name] for each in several.records("train")] == logged(alone, name)
-    places = (alone.run / "model", several.run / "model", alone.model)
-    first, second, before = (load_file(place / "model.safetensors") for place in places)
+    places = [each.run / "model" for each in (alone, several)]
+    if adapters:
+        first, second = (load_file(place / "adapter_model.safetensors") for place in places)
+        before = {name: weight for name, weight in first.items() if ".lora_A." in name}
+        before |= {name: 0 * weight for name, weight in first.items() if ".lora_B." in name}
+    else:
+        places.append(alone.model)
+        first, second, before = (load_file(place / "model.safetensors") for place in places)
     assert first.keys() == second.keys()
     apart = max((first[name].float() - second[name].float()).abs().max() for name in first)
     moved = max((first[name].float() - before[name].float()).abs().max() for name in first)
