@@ -78,16 +78,14 @@ def plan_from_flags(
     }:
         given["evaluates"] = True
     plan = plan_batch(replace(inputs, **given))  # type: ignore[arg-type]
-    launch = _find_gpu_errors(recipe, plan.num_processes, hardware) if recipe else []
+    launch: list[Issue] = []
+    if recipe is not None:
+        from grpo_cli.checks.devices import check_gpus
+
+        issues = check_gpus(recipe, plan.num_processes, hardware)
+        launch = [issue for issue in issues if issue.level == "error"]
     problems = [_cite_flag(each, given) for each in (*plan.problems, *launch)]
     return replace(plan, problems=tuple(problems), valid=plan.valid and not launch)
-
-
-def _find_gpu_errors(recipe: "Recipe", processes: int, hardware: Hardware) -> list[Issue]:
-    from grpo_cli.checks.devices import check_gpus
-
-    issues = check_gpus(recipe, processes, hardware)
-    return [issue for issue in issues if issue.level == "error"]
 
 
 def _cite_flag(problem: Issue, flags: dict[str, int | float]) -> Issue:

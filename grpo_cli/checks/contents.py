@@ -17,11 +17,11 @@ from grpo_cli.checks.rows import (
     check_source,
     find_templates,
 )
-from grpo_cli.data.columns import check_columns, extract_columns
+from grpo_cli.data.columns import check_columns, keep_rows
 from grpo_cli.data.images import MARK, check_image_columns
 from grpo_cli.data.mixing import SOURCE, place_issues
 from grpo_cli.data.prompts import Renderer, Style, is_plain, template_columns
-from grpo_cli.data.rows import Row, RowNames
+from grpo_cli.data.rows import Row, RowNames, suggest
 from grpo_cli.data.sources import Preview, join_previews, preview
 from grpo_cli.errors import ProblemsError, RewardError, RunError, nearest
 from grpo_cli.issues import Issue, Level
@@ -93,8 +93,8 @@ def read_params(
         problems.append(error.as_issue(f"{path}.kind"))
         return None
     if schema is None:
-        close = nearest(kind, registry.names())
-        fix = f"write `{close}`" if close else f"write one of {', '.join(registry.names())}"
+        names = registry.names()
+        fix = suggest(kind, names, f"write one of {', '.join(names)}")
         problems.append(Issue(f"there is no {registry.noun} `{kind}`", fix, f"{path}.kind"))
         return None
     common = registry.common.model_fields
@@ -306,19 +306,16 @@ def _check_split(
     found += _check_prompt(dataset, columns, names.split)
     known = columns | set(dataset.columns)
     found += collect(partial(check_image_columns, dataset.prompt.images, known, names.split))
-    if extracts:
-        found += collect(lambda: rows.extend(_make_rows(dataset, sample, names)))
+    # Of reasoning-gym only the columns are known, and no row.
+    if extracts and sample:
+        found += collect(lambda: rows.extend(_number(keep_rows(dataset, sample, names))))
     found = found or collect(partial(_try_prompts, dataset, rows, names))
     problems += found or check_left_out(dataset, sample, rows, names)
     return _make_batch(rows, available - {"prompt"})
 
 
-def _make_rows(dataset: Any, sample: Sequence[Row], names: RowNames) -> list[Row]:
-    """Return rows with `row_id`, as training makes them."""
-    # Of reasoning-gym only the columns are known, and no row.
-    rows = extract_columns(sample, dataset.columns, names) if sample else []
-    added = {SOURCE: dataset.source_name} if dataset.source_name else {}
-    return [{**row, **added, "row_id": place} for place, row in enumerate(rows) if row is not None]
+def _number(kept: list[tuple[int, Row]]) -> list[Row]:
+    return [{**row, "row_id": place} for place, row in kept]
 
 
 def _make_batch(rows: list[Row], columns: frozenset[str]) -> Batch:

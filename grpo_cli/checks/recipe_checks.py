@@ -27,8 +27,7 @@ from grpo_cli.checks.evaluation import (
 )
 from grpo_cli.checks.images import check_images
 from grpo_cli.checks.sampling import check_async, check_overlap, check_vllm, settle_backend
-from grpo_cli.checks.settings import check_effects
-from grpo_cli.checks.texts import check_texts
+from grpo_cli.checks.settings import check_effects, check_texts
 from grpo_cli.data.mixing import place_issues
 from grpo_cli.data.prompts import resolve_style
 from grpo_cli.data.sources import Preview

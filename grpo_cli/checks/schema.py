@@ -17,30 +17,22 @@ from grpo_cli.runs.files import write_json
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
-_SECTIONS: dict[grpo_fields.Home, str] = {
-    "generation": "GenerationConfig",
-    "generation.vllm": "VllmConfig",
-    "training": "TrainingConfig",
-    "logging": "LoggingConfig",
-    "model.lora": "LoraConfig",
-}
-
 
 def build_schema() -> dict[str, Any]:
     """Return the schema that an editor needs to complete and check a recipe as `grpo check` does."""
     schema = Recipe.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
-    for home, name in _SECTIONS.items():
-        _add_trl_fields(definitions[name], home)
+    for home, section in grpo_fields.OPEN.items():
+        _add_trl_fields(definitions[section.__name__], home)
     definitions["RewardConfig"] = _build_kinds(RewardConfig, load_kinds(), definitions)
     kind = definitions.pop("KindConfig")
-    for section in ("tools", "environment"):
-        name = f"{section.removesuffix('s').title()}Config"
-        kinds = {each: find_kind(section, each) for each in kind_names(section)}
+    for part in ("tools", "environment"):
+        name = f"{part.removesuffix('s').title()}Config"
+        kinds = {each: find_kind(part, each) for each in kind_names(part)}
         definitions[name] = _build_kinds(KindConfig, kinds, definitions) | {
             "description": kind["description"]
         }
-        _rename_refs(schema["properties"][section], "#/$defs/KindConfig", f"#/$defs/{name}")
+        _rename_refs(schema["properties"][part], "#/$defs/KindConfig", f"#/$defs/{name}")
     schema["properties"]["extends"] = {
         "description": "Recipes this one builds on; later ones win, lists replace.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],

@@ -18,7 +18,7 @@ from grpo_cli.convert.trl import LORA_NAMES, LORA_ONLY
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe import grpo_fields
-from grpo_cli.recipe.lora_fields import REFUSED
+from grpo_cli.recipe.grpo_fields import LORA_REFUSED
 from grpo_cli.recipe.yaml_tree import Node
 
 _CALLS = ("GRPOConfig", "LoraConfig", "GRPOTrainer", "load_dataset")
@@ -257,7 +257,7 @@ class Script:
         for name in _LORA_DEFAULTS.keys() - arguments.keys():
             self._put(_LORA[name], _LORA_DEFAULTS[name], call)
         for name in arguments.keys() - {*_LORA, "**"}:
-            reason = REFUSED.get(name, "unknown to peft").removeprefix("remove it: ")
+            reason = LORA_REFUSED.get(name, "unknown to peft").removeprefix("remove it: ")
             self._drop(f"LoraConfig.{name}", arguments.pop(name), reason)
         self._take_arguments(arguments, _LORA, "model.lora")
 

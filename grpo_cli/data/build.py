@@ -18,7 +18,7 @@ from datasets import (
     disable_progress_bars,
 )
 
-from grpo_cli.data.columns import drop_reserved, extract_columns
+from grpo_cli.data.columns import drop_reserved, keep_rows
 from grpo_cli.data.decoding import RgbImage
 from grpo_cli.data.images import check_image_columns, read_images
 from grpo_cli.data.mixing import SOURCE, Draw, count_draws, draw_rows, naming_source
@@ -304,9 +304,7 @@ def make_rows(
     Raises:
         RecipeError: A pattern or a template fails on a row.
     """
-    made = extract_columns(rows, dataset.columns, names)
-    added = {SOURCE: dataset.source_name} if dataset.source_name else {}
-    kept = [(place, {**row, **added}) for place, row in enumerate(made) if row is not None]
+    kept = keep_rows(dataset, rows, names)
     return [(place, row, renderer.render(row, names(place))) for place, row in kept]
 
 

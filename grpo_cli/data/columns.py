@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import Row, RowNames, columns_of, show, show_names, suggest
 from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.issues import Issue
-from grpo_cli.recipe.dataset import ColumnConfig
+from grpo_cli.recipe.dataset import ColumnConfig, SingleDataset
 
 RESERVED = frozenset(
     "prompts completions completion_ids completion trainer_state log_extra log_metric environments image "
@@ -66,6 +67,15 @@ def extract_columns(
         None if place in dropped else {**row, **{name: values[name][place] for name in columns}}
         for place, row in enumerate(rows)
     ]
+
+
+def keep_rows(
+    dataset: SingleDataset, rows: Sequence[Row], names: RowNames
+) -> list[tuple[int, Row]]:
+    """Return the place and all columns of each row that no pattern drops; raises as `extract_columns`."""
+    added = {SOURCE: dataset.source_name} if dataset.source_name else {}
+    made = extract_columns(rows, dataset.columns, names)
+    return [(place, {**row, **added}) for place, row in enumerate(made) if row is not None]
 
 
 def check_columns(

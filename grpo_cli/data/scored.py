@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from grpo_cli.data.columns import extract_columns
+from grpo_cli.data.columns import keep_rows
 from grpo_cli.data.prompts import (
     Prompt,
     Renderer,
@@ -108,8 +108,7 @@ def look_at_groups(dataset: ScoredDataset, rows: Sequence[Row], names: RowNames)
             has several responses.
     """
     renderer = Renderer(dataset.prompt, "text" if dataset.prompt.style == "text" else "chat")
-    made = extract_columns(rows, dataset.columns, names)
-    kept = [(place, row) for place, row in enumerate(made) if row is not None]
+    kept = keep_rows(dataset, rows, names)
     prompts = [renderer.render(row, names(place)) for place, row in kept]
     groups = make_groups(dataset, kept, prompts, names)
     compared = drop_single(groups, names.split)

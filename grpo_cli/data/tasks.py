@@ -11,8 +11,7 @@ import io
 import itertools
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
+from contextlib import redirect_stdout
 from functools import lru_cache
 from pathlib import Path
 
@@ -142,48 +141,31 @@ def draw_rows(
     check_task(dataset)
     size = min(dataset.size, limit or dataset.size)
     parts = dataset.model_copy(update={"size": size}).by_level
+    paths = [f"dataset.levels.{place}" for place in range(len(dataset.levels))] or [
+        "dataset.params"
+    ]
     seen: list[set[str]] = [set() for _ in parts]
     questions: set[str] = set()
     held, train = [], []
     with redirect_stdout(io.StringIO()):  # some tasks print dots, which would break --json
         for place, (part, own) in enumerate(zip(parts, seen, strict=True)):
-            with _naming_level(dataset, place):
-                held.append(_hold_out(part, own, questions))
+            held.append(_hold_out(part, own, questions, paths[place]))
             questions.update(row["question"] for row in held[-1])
         # No level asks what another one holds out.
         for place, (part, own) in enumerate(zip(parts, seen, strict=True)):
-            rows = _draw(part, seed, "train", part.size, own)
+            rows = _draw(part, seed, "train", part.size, own, paths[place])
             new = (row for row in rows if row["question"] not in questions)
-            with _naming_level(dataset, place):
-                train.append(list(itertools.islice(new, part.size)))
+            train.append(list(itertools.islice(new, part.size)))
             _check_enough(part, "size", len(train[-1]), part.size, own)
     if dataset.levels:
         held, train = _number(held), _number(train)
     return _interleave(train), _interleave(held) if dataset.eval_size else None
 
 
-@contextmanager
-def _naming_level(dataset: ReasoningGymDataset, place: int) -> Iterator[None]:
-    """Place errors about parameters at the level whose rows are drawn inside.
-
-    Raises:
-        RecipeError: As was raised inside.
-    """
-    try:
-        yield
-    except RecipeError as error:
-        path = f"dataset.levels.{place}" if dataset.levels else "dataset.params"
-        problems = [
-            replace(each, path=path) if each.path == "dataset.params" else each
-            for each in error.problems
-        ]
-        raise RecipeError(problems) from error.__cause__
-
-
-def _hold_out(part: ReasoningGymDataset, seen: set[str], others: set[str]) -> list[Row]:
+def _hold_out(part: ReasoningGymDataset, seen: set[str], others: set[str], path: str) -> list[Row]:
     """Return rows with distinct questions that no other level holds out."""
     held: dict[str, Row] = {}
-    for row in _draw(part, part.eval_seed, "eval", part.eval_size, seen):
+    for row in _draw(part, part.eval_seed, "eval", part.eval_size, seen, path):
         if row["question"] not in others:
             held.setdefault(row["question"], row)
         if len(held) == part.eval_size:
@@ -202,16 +184,16 @@ def _interleave(levels: list[list[Row]]) -> list[Row]:
 
 
 def _draw(
-    dataset: ReasoningGymDataset, seed: int, stream: str, wanted: int, seen: set[str]
+    dataset: ReasoningGymDataset, seed: int, stream: str, wanted: int, seen: set[str], path: str
 ) -> Iterator[Row]:
     """Rows of one stream, up to the cap; notes every question in `seen`."""
     draws = max(wanted * DRAWS_PER_ROW, FEWEST_DRAWS) if wanted else 0
-    for row in itertools.islice(_endless(dataset, f"{seed}:{stream}"), draws):
+    for row in itertools.islice(_endless(dataset, f"{seed}:{stream}", path), draws):
         seen.add(row["question"])
         yield row
 
 
-def _endless(dataset: ReasoningGymDataset, key: str) -> Iterator[Row]:
+def _endless(dataset: ReasoningGymDataset, key: str, path: str) -> Iterator[Row]:
     """Row after row; tasks seed row `i` with `seed + i`, so chunks take seeds far apart."""
     from reasoning_gym.composite import DatasetSpec
     from reasoning_gym.factory import create_dataset
@@ -231,7 +213,7 @@ def _endless(dataset: ReasoningGymDataset, key: str) -> Iterator[Row]:
         reason = str(error) or type(error).__name__
         message = f"`{dataset.task}` with {dataset.params or 'its defaults'} fails: {reason}"
         fix = "correct the parameters"
-        raise recipe_error(message, fix, "dataset.params") from error
+        raise recipe_error(message, fix, path) from error
 
 
 def _check_enough(

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.issues import Issue, Location
-from grpo_cli.recipe.grpo_fields import fields_in
-from grpo_cli.recipe.lora_fields import VARIANTS
+from grpo_cli.recipe.grpo_fields import LORA_VARIANTS, fields_in
 from grpo_cli.recipe.model import REWRITING_INITS, LoraConfig
 from grpo_cli.recipe.yaml_tree import Node
 
@@ -142,7 +141,7 @@ def _read_lora(folder: Path) -> dict[str, Any]:
     if kind != "LORA" or task not in ("CAUSAL_LM", None):
         seen = f"{folder} is an adapter of another kind: {kind} for {task}"
         raise _AdapterError(seen, "name a LoRA adapter for CAUSAL_LM")
-    for key, reason in VARIANTS.items():
+    for key, reason in LORA_VARIANTS.items():
         if config.get(key):
             raise _AdapterError(f"{folder} has `{key}`: {reason}", "name an adapter without")
     init = str(config.get("init_lora_weights"))

@@ -36,7 +36,6 @@ _ALONE = ("launch.num_processes", "logging.logging_steps")
 """What counts of other sections: which rows meet in a batch, and what one record is a mean of."""
 _PATHS = {"path", "train", "eval", "chat_template"}
 """Keys whose values may be places on a disk."""
-_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -161,4 +160,4 @@ def _without_folder(path: str, value: Any) -> Any:
 def _hash(values: dict[str, Any]) -> str:
     text = json.dumps(values, sort_keys=True, ensure_ascii=False)
     # A path of the file system may hold bytes that are no text.
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]

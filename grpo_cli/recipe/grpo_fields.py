@@ -1,4 +1,4 @@
-"""What the installed TRL's `GRPOConfig` accepts, read from its sources without importing torch.
+"""What the installed `GRPOConfig` and `LoraConfig` accept, read from their sources without importing torch.
 
 Owns which recipe section takes each field, and the checks of keys and values that TRL or peft, not this schema,
 defines.
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from grpo_cli.errors import nearest
 from grpo_cli.issues import Issue
-from grpo_cli.recipe import explanation, lora_fields
+from grpo_cli.recipe import explanation
 from grpo_cli.recipe.base import Integer, Number
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.generation import GenerationConfig, VllmConfig
@@ -180,8 +180,46 @@ RENAMED: dict[str, str] = {
 }
 """Names of earlier versions, and today's."""
 
+_LORA_CLASSES = (
+    ("peft", "config.py", "PeftConfigMixin"),
+    ("peft", "config.py", "PeftConfig"),
+    ("peft", "tuners/lora/config.py", "LoraConfig"),
+)
+"""`LoraConfig` and its parents, the oldest first, as laid out in peft 0.21."""
+_BY_ITSELF = "remove it: peft writes it when it saves"
+_REWRITES = "remove it: `init_lora_weights` here leaves the base's weights as they are, and needs no settings"
+LORA_VARIANTS: dict[str, str] = {
+    "alora_invocation_tokens": "an adapter that begins in the middle of a prompt cannot be merged into the model",
+    "arrow_config": "it mixes several adapters, and one is trained here",
+    "kasa_config": "it rewrites the base's weights, which the saved adapter would no longer fit",
+    "layer_replication": "a model with repeated layers cannot be merged and exported",
+    "lora_bias": "it cannot be merged into layers without a bias, as most models have",
+    "megatron_config": "models are not trained with Megatron here",
+    "monteclora_config": "it draws adapters anew in each pass, so that the sampler's and the learner's differ",
+    "trainable_token_indices": "TRL computes log-probabilities without it (`modules_to_save` trains embeddings)",
+    "use_bdlora": "vLLM and export take whole adapters, not blocks of them",
+    "use_qalora": "it cannot be merged into the model",
+    "velora_config": "it learns from compressed activations, whose error GRPO's small advantages drown in",
+}
+"""Kinds of LoRA that are refused → why."""
+LORA_REFUSED: dict[str, str] = {
+    **{name: f"remove it: {reason}" for name, reason in LORA_VARIANTS.items()},
+    "task_type": "remove it: the model is always a causal language model",
+    "peft_type": "remove it: `model.lora` is always LoRA",
+    "base_model_name_or_path": "set `model.path`",
+    "revision": "set `model.revision`",
+    "inference_mode": "remove it: adapters are trained",
+    "auto_mapping": _BY_ITSELF,
+    "peft_version": _BY_ITSELF,
+    "megatron_core": "remove it: models are not trained with Megatron here",
+    "qalora_group_size": "remove it: `use_qalora` is refused",
+    "runtime_config": "remove it: it is about moving DoRA between CPU and GPU, and nothing is moved here",
+    **dict.fromkeys(("corda_config", "eva_config", "loftq_config", "lora_ga_config"), _REWRITES),
+}
+"""Fields that a recipe refuses → what to do instead."""
+
 Home = Literal["generation", "generation.vllm", "training", "logging", "model.lora"]
-_OPEN: dict[Home, type[BaseModel]] = {
+OPEN: dict[Home, type[BaseModel]] = {
     "model.lora": LoraConfig,
     "training": TrainingConfig,
     "generation.vllm": VllmConfig,
@@ -207,6 +245,16 @@ def read_grpo_fields() -> dict[str, UpstreamField]:
     """
     fields = (field for place in _CLASSES for field in read_class(*place))
     return {field.name: replace(field, help=_HELP.get(field.name, field.help)) for field in fields}
+
+
+@cache
+def read_lora_fields() -> dict[str, UpstreamField]:
+    """Return the fields of the installed `LoraConfig` and its parents.
+
+    Raises:
+        SetupError: peft is missing, or laid out in a way this version does not know.
+    """
+    return {field.name: field for place in _LORA_CLASSES for field in read_class(*place)}
 
 
 @cache
@@ -244,8 +292,8 @@ def key_in_home(name: str) -> str:
 def fields_in(home: Home) -> dict[str, UpstreamField]:
     """Return the keys that a section takes for fields of `GRPOConfig` or `LoraConfig`, and the fields."""
     if home == "model.lora":
-        fields = lora_fields.read_lora_fields()
-        return {key: field for key, field in fields.items() if key not in lora_fields.REFUSED}
+        fields = read_lora_fields()
+        return {key: field for key, field in fields.items() if key not in LORA_REFUSED}
     return {
         name.removeprefix("vllm_"): field
         for name, field in read_grpo_fields().items()
@@ -259,13 +307,13 @@ def check_trl_keys(tree: Node) -> list[Issue]:
     Values that TRL wants in another type than YAML gave (such as `"1e-6"`) are converted in place.
     """
     top = [*Recipe.model_fields, "extends"]
-    problems = [issue for home in _OPEN for issue in _indent_strays(tree, home)]
+    problems = [issue for home in OPEN for issue in _indent_strays(tree, home)]
     problems += [
         explanation.unknown_key(tree, (key,), top, _fix_place(key, None))
         for key in tree.value
         if key not in top
     ]
-    for home, model in _OPEN.items():
+    for home, model in OPEN.items():
         node = tree.find(home.split("."))
         for key in node.value if node is not None and isinstance(node.value, dict) else ():
             if key not in model.model_fields:
@@ -318,8 +366,8 @@ def _check_key(tree: Node, home: Home, model: type[BaseModel], key: str) -> list
 
 def _fix_place(key: str, home: Home | None) -> str | None:
     """Return what to write instead of a key that is known, only not here; None if it is unknown."""
-    if home == "model.lora" and key in lora_fields.REFUSED:
-        return lora_fields.REFUSED[key]
+    if home == "model.lora" and key in LORA_REFUSED:
+        return LORA_REFUSED[key]
     fixes = _list_places()
     names = (key, f"vllm_{key}")
     for name in reversed(names) if home == "generation.vllm" else names:
@@ -345,7 +393,7 @@ def _list_places() -> dict[str, str]:
         **{name: f"move it to `{key_in_home(name)}`" for name in read_grpo_fields()},
         **{
             key: f"move it to `{home}.{key}`"
-            for home, model in _OPEN.items()
+            for home, model in OPEN.items()
             for key in model.model_fields
         },
         **{old: f"write it as `{key_in_home(new)}`" for old, new in RENAMED.items()},

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,14 +59,6 @@ class SubmittedSweep:
         }
 
 
-@dataclass(frozen=True)
-class _CheckedCells:
-    """The first cell as it was checked, and the settings of each that follow from its nodes."""
-
-    first: CheckedRecipe
-    settings: list[list[str]]
-
-
 def submit_sweep(
     request: SweepRequest,
     root: Path,
@@ -95,21 +87,24 @@ def submit_sweep(
             "--search cannot be a job array, since each cell is chosen by the results of the ones before. "
             "Fix: list the values with --grid, or run the search inside a job of its own"
         )
-    cells = _check_cells(request, parallel, environment=not dry_run)
-    recipe = cells.first.recipe
-    reporter.issues(cells.first.problems)
+    first, settings = _check_cells(request, parallel, environment=not dry_run)
+    recipe = first.recipe
+    reporter.issues(first.problems)
     if old is not None:
         check_unchanged(old, recipe)
         # A dry run writes nothing.
         with contextlib.nullcontext() if dry_run else lock_folder(old.folder, "running the sweep"):
-            return _submit(old, cells, parallel, _choose_runs(old), dry_run=dry_run)
+            return _submit(old, recipe, settings, parallel, _choose_runs(old), dry_run=dry_run)
     if dry_run:
         reporter.say(f"{_UNNAMED} stands for the time at which the sweep is submitted", "note")
         sweep = plan_sweep(root.absolute() / recipe.name / SWEEPS / _UNNAMED, request, recipe)
-        return _submit(sweep, cells, parallel, list_unfinished(sweep), dry_run=True)
+        return _submit(sweep, recipe, settings, parallel, list_unfinished(sweep), dry_run=True)
     sweep = create_sweep(root, request, recipe)
-    with _removed_on_failure(sweep.folder):
-        return _submit(sweep, cells, parallel, list_unfinished(sweep), dry_run=False)
+    try:
+        return _submit(sweep, recipe, settings, parallel, list_unfinished(sweep), dry_run=False)
+    except BaseException:
+        shutil.rmtree(sweep.folder, ignore_errors=True)
+        raise
 
 
 def read_job(sweep: Sweep, reporter: Reporter) -> SweepResult:
@@ -124,13 +119,8 @@ def read_job(sweep: Sweep, reporter: Reporter) -> SweepResult:
 
 def _check_cells(
     request: SweepRequest, parallel: int | None, *, environment: bool
-) -> _CheckedCells:
-    """Check each cell.
-
-    Raises:
-        ProblemsError: One cannot be trained.
-        UsageError: They need different nodes, or share a vLLM server.
-    """
+) -> tuple[CheckedRecipe, list[list[str]]]:
+    """Check each cell; return the first, and the settings of each that follow from its nodes."""
     recipes: list[Recipe] = []
     settings: list[list[str]] = []
 
@@ -152,15 +142,11 @@ def _check_cells(
         slurm = recipe.launch.slurm
         if not (slurm and slurm.server_nodes):
             check_vllm_server(recipe, parallel)
-    return _CheckedCells(first, settings)
+    return first, settings
 
 
 def _choose_runs(sweep: Sweep) -> list[CellRun]:
-    """Return the runs that are submitted again.
-
-    Raises:
-        UsageError: There is none, or some are in the queue still.
-    """
+    """Return the runs that are submitted again; refuse a sweep that has none, or is in the queue still."""
     if queue := read_queue(sweep.job or ""):
         raise UsageError(
             f"job {sweep.job} has {len(queue)} tasks in the queue. "
@@ -176,7 +162,8 @@ def _choose_runs(sweep: Sweep) -> list[CellRun]:
 
 def _submit(
     sweep: Sweep,
-    cells: _CheckedCells,
+    recipe: Recipe,
+    settings: list[list[str]],
     parallel: int | None,
     runs: Sequence[CellRun],
     *,
@@ -184,7 +171,7 @@ def _submit(
 ) -> SubmittedSweep:
     request = sweep.request
     tasks = tuple(
-        ArrayTask(number, run.run_id, (*flags, *cells.settings[cell.number - 1]))
+        ArrayTask(number, run.run_id, (*flags, *settings[cell.number - 1]))
         for number, (cell, run) in enumerate(sweep.in_order())
         if run in runs
         and (flags := as_flags(request, cell.settings, run.seed)[len(request.overrides) :])
@@ -192,21 +179,11 @@ def _submit(
     array = JobArray(tasks, parallel, sweep.logs)
     root, folder = sweep.folder.parent.parent.parent, Path(request.cwd)
     job = JobRequest(Path(request.recipe), request.overrides, root, folder, array=array)
-    plan = plan_job(cells.first.recipe, job)
+    plan = plan_job(recipe, job)
     if not dry_run:
         sweep.job = submit(plan, sweep.logs)
         sweep.save()
     return SubmittedSweep(sweep, plan.script, len(tasks))
-
-
-@contextlib.contextmanager
-def _removed_on_failure(folder: Path) -> Iterator[None]:
-    """Remove the folder of a sweep that Slurm refuses."""
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _refresh(sweep: Sweep) -> None:

@@ -73,19 +73,11 @@ class SweepRequest:
         )
 
     def choices(self) -> dict[str, tuple[str, ...]]:
-        """Return the values of each grid.
-
-        Raises:
-            UsageError: One cannot be read.
-        """
+        """Return the values of each grid; raises `UsageError` if one cannot be read."""
         return {key: tuple(split_values(raw)) for key, raw in _read_flags("--grid", self.grid)}
 
     def limits(self) -> dict[str, Range]:
-        """Return the range of each key that a search chooses in.
-
-        Raises:
-            UsageError: One cannot be read.
-        """
+        """Return the range of each key that a search chooses in; raises as `choices`."""
         return {key: _read_range(key, raw) for key, raw in _read_flags("--range", self.ranges)}
 
     def points(self) -> list[Settings]:

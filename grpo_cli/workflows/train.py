@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -99,23 +100,17 @@ def _supervise(prepared: PreparedRun, reporter: Reporter, *, probe: bool) -> Out
     return outcome
 
 
+@dataclass
 class QuickProbe:
     """`grpo probe --quick` in a child process. Workers wait until it has passed."""
 
-    def __init__(
-        self,
-        process: "subprocess.Popen[bytes]",
-        output: IO[str],
-        error_log: IO[str],
-        prepared: PreparedRun,
-    ) -> None:
-        self._process = process
-        self._output = output
-        self._error_log = error_log
-        self._prepared = prepared
-        self.warnings: tuple[Issue, ...] | None = None
-        """Set once it has ended without errors."""
-        self.refusal: RefusedError | None = None
+    _process: "subprocess.Popen[bytes]"
+    _output: IO[str]
+    _error_log: IO[str]
+    _prepared: PreparedRun
+    warnings: tuple[Issue, ...] | None = None
+    """Set once it has ended without errors."""
+    refusal: RefusedError | None = None
 
     def find_refusal(self) -> str | None:
         """Return why the run must not train, if errors were found; release the workers once it has passed."""

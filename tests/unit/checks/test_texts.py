@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_cli.checks.texts import check_texts
+from grpo_cli.checks.settings import check_texts
 from grpo_cli.recipe.yaml_tree import read_text
 
 

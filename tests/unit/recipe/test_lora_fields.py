@@ -5,8 +5,8 @@ from pydantic import TypeAdapter
 
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe import grpo_fields
+from grpo_cli.recipe.grpo_fields import LORA_REFUSED, read_lora_fields
 from grpo_cli.recipe.loading import load_recipe
-from grpo_cli.recipe.lora_fields import REFUSED, read_lora_fields
 from grpo_cli.recipe.model import LoraConfig
 
 RECIPE = """
@@ -29,7 +29,7 @@ def test_every_field_of_the_installed_peft_is_ours_passed_on_or_refused():
     }
     assert read_lora_fields().keys() == upstream.keys()
     ours, passed = LoraConfig.model_fields.keys(), grpo_fields.fields_in("model.lora")
-    assert upstream.keys() == {*passed, *REFUSED}
+    assert upstream.keys() == {*passed, *LORA_REFUSED}
     assert ours <= passed.keys()
     for name, field in passed.items():
         default = upstream[name].default
