@@ -200,7 +200,6 @@ def _import_package(name: str) -> str | None:
 
 
 def _describe_devices(_: str) -> dict[str, Any]:
-    """Return what torch was built for, and what it sees."""
     import torch
 
     with warnings.catch_warnings(record=True) as caught:
@@ -218,7 +217,6 @@ def _describe_devices(_: str) -> dict[str, Any]:
 
 
 def _train_on(device: str) -> dict[str, Any]:
-    """Take two optimizer steps of a tiny model."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -255,7 +253,6 @@ _CHECKS: dict[str, Callable[[str], Any]] = {
 
 
 def _main(names: list[str]) -> None:
-    """Run checks such as `import:torch` in order."""
     # The real stdout is for results; what libraries print goes to stderr.
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

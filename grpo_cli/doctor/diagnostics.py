@@ -67,11 +67,7 @@ class MachineReport:
 def diagnose_machine(
     runs: Path, *, quick: bool = False, on_progress: Callable[[str], None] = lambda text: None
 ) -> MachineReport:
-    """Check this machine without changing it.
-
-    Args:
-        quick: Leave out the imports, the training step and the hub, which take seconds.
-    """
+    """Check this machine without changing it; `quick` leaves out what takes seconds."""
     began, gpus = time.monotonic(), find_gpus()[0]
     checks: list[Iterable[Issue]] = [
         check_packages(),
@@ -161,7 +157,6 @@ def check_variables(environ: Mapping[str, str] = os.environ) -> Iterator[Issue]:
 
 
 def _show(environ: Mapping[str, str], names: Iterable[str]) -> str:
-    """Return variables with their values; secrets are left out."""
     return ", ".join(
         f"{name}={'…' if _SECRET.search(name) else _hide_login(environ[name])}" for name in names
     )

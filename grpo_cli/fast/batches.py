@@ -232,7 +232,6 @@ def _select(rows: Rows, places: torch.Tensor) -> dict[str, Any]:
 def _pack(
     rows: Rows, places: np.ndarray, budget: int, *, share: bool, trim: bool
 ) -> list[list[int]]:
-    """Return the rows of each micro-batch."""
     prompt_mask, completion_mask = rows["prompt_mask"][places], rows["completion_mask"][places]
     prompts, lengths = (mask.sum(1).astype(int).tolist() for mask in (prompt_mask, completion_mask))
     if share:

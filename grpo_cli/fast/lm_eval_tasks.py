@@ -133,7 +133,6 @@ def _open_task_manager(source: str, own_only: bool) -> Any:
 
 
 def _is_self_contained(task: str) -> bool:
-    """Return whether a task is a file that names no other tasks."""
     return is_task_file(task) and not _GROUP.search(Path(task).read_text(encoding="utf-8"))
 
 

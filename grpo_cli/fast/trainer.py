@@ -196,7 +196,6 @@ class FastTrainer(GRPOTrainer):
         return loss
 
     def _learn(self, model: Any, window: list[dict[str, Any]]) -> torch.Tensor:
-        """Forward and backward passes of one optimizer step."""
         on_host = read_window(window)
         batches = make_micro_batches(
             window,
@@ -387,7 +386,6 @@ class FastTrainer(GRPOTrainer):
         return float(self.temperature) if whole and own else None
 
     def _bare(self, model: Any) -> Any:
-        """Return the model without wrappers of processes and adapters."""
         return without_wrapper(self.accelerator.unwrap_model(model))
 
 

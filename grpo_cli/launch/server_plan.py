@@ -156,7 +156,6 @@ def _is_installed(name: str) -> bool:
 def _build_argv(
     command: tuple[str, ...], model: str, flags: Mapping[str, Any], switches: list[str]
 ) -> tuple[str, ...]:
-    """Return the whole command; flags that are None are left out."""
     named = [str(part) for flag in flags.items() if flag[1] is not None for part in flag]
     return (*command, model, *named, *switches)
 

@@ -283,7 +283,6 @@ def _wait(address: str, command: str, wait_s: float, tell: Callable[[str], None]
 
 
 def _read(url: str) -> dict[str, Any]:
-    """Return an answer in JSON; empty if there is none."""
     try:
         with _open(url, _READ_TIMEOUT_S) as answer:
             return dict(json.load(answer))

@@ -38,8 +38,6 @@ class Outcome:
 
 
 class _Signals:
-    """Counts the signals that arrive while a run is watched."""
-
     def __init__(self) -> None:
         self.count = 0
         self.last: int | None = None

@@ -215,7 +215,6 @@ def is_stop_requested(session: Session) -> bool:
 
 
 def _ends_epoch(state: TrainerState) -> bool:
-    """Return whether the step is the last of its epoch, or of all."""
     return state.global_step >= state.max_steps or float(state.epoch or 0.0).is_integer()
 
 

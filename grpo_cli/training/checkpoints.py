@@ -139,7 +139,6 @@ class AtomicCheckpoints(_Mixin):
 
     @property
     def _early_stopping(self) -> Any:
-        """The callback that stops early; None if the recipe has none."""
         callbacks = self.callback_handler.callbacks
         return next((each for each in callbacks if isinstance(each, EarlyStoppingCallback)), None)
 
@@ -311,7 +310,6 @@ class ExactResume(AtomicCheckpoints):
 
 
 def _load(path: Path, device: Any = "cpu") -> Any:
-    """Return a file's content; None if there is no such file."""
     return torch.load(path, map_location=device, weights_only=True) if path.is_file() else None
 
 

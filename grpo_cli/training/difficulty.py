@@ -136,11 +136,7 @@ class DifficultySampler:
         self._drawn, self._calls = state["drawn"], state["calls"]
 
     def _mean_by_source(self, counts: torch.Tensor) -> torch.Tensor:
-        """Return how often each prompt comes up in an epoch on average: where a pass ends is chance.
-
-        Args:
-            counts: Rows of each prompt in one epoch, [prompts] float64.
-        """
+        """Return how often each prompt comes up in an epoch on average: where a pass ends is chance."""
         if SOURCE not in self._first.column_names:
             return counts
         source = _number(self._first[SOURCE])

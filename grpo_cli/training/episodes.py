@@ -91,7 +91,6 @@ def agree_over_processes(count: int, longest: int) -> tuple[int, int]:
 
 
 def _longest_answer(trainer: Any, most: int) -> AbstractContextManager[None]:
-    """Have the trainer sample answers of at most so many tokens."""
     if trainer.use_vllm:
         return replaced(trainer.vllm_generation, max_completion_length=most)
     return replaced(trainer.generation_config, max_new_tokens=most)

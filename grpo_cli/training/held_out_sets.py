@@ -189,11 +189,7 @@ class HeldOutSets(TrainerCallback):
     def _prepare_best(
         self, config: HeldOutSetConfig, known: Sequence[str], lower: Collection[str]
     ) -> None:
-        """Check the metric that is to decide, if it is of a task, and in which direction: only lm-eval knows.
-
-        Raises:
-            RunError: The task has no such metric.
-        """
+        """Check the metric that is to decide, if it is of a task, and in which direction: only lm-eval knows."""
         recipe = self._session.recipe
         best = f"eval_{(recipe.best_metric or '').removeprefix('eval_')}"
         if not best.startswith(config.prefix):

@@ -366,7 +366,6 @@ class NoReward:
 
 
 def _as_batch(prompts: Any, completions: Any, completion_ids: Any, more: dict[str, Any]) -> Batch:
-    """Return what TRL passes to a reward."""
     return Batch(
         prompts=[without_images(prompt) for prompt in prompts],
         completions=completions,

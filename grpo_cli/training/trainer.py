@@ -158,7 +158,6 @@ class RunTrainer(ExactResume, FastTrainer):
         return batch
 
     def _leave_out_rewards(self) -> None:
-        """Do not log the rewards of a training without any."""
         own = (reward_metric(NO_REWARD, statistic) for statistic in ("mean", "std"))
         for name in (REWARD, REWARD_STD, FRAC_ZERO_STD, *own):
             self._metrics["train" if self.model.training else "eval"].pop(name, None)
@@ -200,11 +199,7 @@ class RunTrainer(ExactResume, FastTrainer):
         return find_silent(rewards, size, weights, normalized_first=first)
 
     def _clear_silent_groups(self, advantages: torch.Tensor) -> list[int]:
-        """Set the advantages of groups without signal to exactly 0; count and return these groups.
-
-        Args:
-            advantages: Of this process's completions, [completions] float32.
-        """
+        """Set the advantages of groups without signal to exactly 0; count and return these groups."""
         mode, size = "eval", self.num_generations_eval
         if self.model.training:
             mode, size = "train", self.num_generations
@@ -361,7 +356,6 @@ def _as_rows(columns: Any, entropies: Any, count: int) -> list[tuple[Any, ...]]:
 
 
 def _as_columns(rows: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], list[Any]]:
-    """Return the inverse of `_as_rows`."""
     columns = [
         None if all(value is None for value in column) else list(column)
         for column in zip(*rows, strict=True)
