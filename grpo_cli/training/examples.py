@@ -142,7 +142,8 @@ def _play_script(
             f"the episode of {where} ended ({why}) before {left} of the {len(answers)} answers of `{_ANSWER}`. "
             "Fix: write a call that the model's tools take, or fewer answers"
         )
-    _check_room(where, clipped=episode.is_clipped, tokens=len(episode.token_ids))
+    if episode.is_clipped:
+        raise _too_long(where, len(episode.token_ids))
     return Example(
         row["row_id"], episode.prompt_ids, episode.token_ids, episode.mask, "\n".join(texts)
     )
@@ -152,19 +153,17 @@ def _check_lengths(session: Session, examples: Sequence[Example]) -> None:
     """Refuse answers that the model could not give in GRPO, and sequences that it cannot read."""
     limit = session.recipe.generation.max_completion_length
     for each in examples:
-        _check_room(
-            f"row {each.row + 1}", clipped=len(each.token_ids) > limit, tokens=len(each.token_ids)
-        )
+        if len(each.token_ids) > limit:
+            raise _too_long(f"row {each.row + 1}", len(each.token_ids))
     longest = max(len(each.prompt_ids) + len(each.token_ids) for each in examples)
     check_context(longest, load_config(session.recipe.model))
 
 
-def _check_room(where: str, *, clipped: bool, tokens: int) -> None:
-    if clipped:
-        raise RunError(
-            f"the answer of {where} has {tokens} tokens, and completions are cut at "
-            "`generation.max_completion_length`. Fix: raise it, or shorten `warmup.answer`"
-        )
+def _too_long(where: str, tokens: int) -> RunError:
+    return RunError(
+        f"the answer of {where} has {tokens} tokens, and completions are cut at "
+        "`generation.max_completion_length`. Fix: raise it, or shorten `warmup.answer`"
+    )
 
 
 def sample_best(
