@@ -1,6 +1,7 @@
 """Trainings on prompts with images: the same steps as TRL's, resume, and what is measured."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,7 +95,7 @@ def write(folder, made, counts):
 
 
 @pytest.mark.slow
-def test_rows_of_no_one_and_three_images_train_and_resume_to_the_bit(tmp_path, made):
+def test_rows_of_no_one_and_three_images_train_and_resume_to_the_bit(tmp_path, made, capsys):
     workshop, recipe = write(tmp_path / "run", made, [0, 1, 3] * 6)
     done = workshop.grpo("train", recipe)
     assert done.returncode == 0, done.stderr
@@ -131,7 +132,15 @@ def test_rows_of_no_one_and_three_images_train_and_resume_to_the_bit(tmp_path, m
     assert all(isinstance(answer, str) for answer in answers)
     with pytest.raises(UsageError, match="which does not exist"):
         read_picture("gone.png")
-    assert "image-text-to-text" in (tmp_path / "shipped" / "README.md").read_text()
+    card = (tmp_path / "shipped" / "README.md").read_text()
+    assert "pipeline_tag: image-text-to-text" in card
+    (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    places = {"PATH_OR_REPO": tmp_path / "shipped", "picture.png": tmp_path / "run" / "red.png"}
+    for name, place in places.items():
+        example = example.replace(name, str(place))
+    capsys.readouterr()
+    exec(example, {})
+    assert capsys.readouterr().out.endswith("\n")
 
 
 @pytest.mark.parametrize(
