@@ -161,7 +161,6 @@ def _check_range(config: RewardConfig, params: RewardParams, path: str) -> Itera
 
 
 def _check_repeated(rewards: Sequence[RewardConfig]) -> Iterator[Issue]:
-    """Find rewards that stand there twice."""
     plain = [each.model_dump(exclude={"name"}) for each in rewards]
     for index, each in enumerate(plain):
         if (first := plain.index(each)) < index and rewards[index].weight:
@@ -283,7 +282,6 @@ def _check_seen(
 
 
 def _dataset_alone(loaded: LoadedRecipe) -> Any:
-    """Return the dataset section of a recipe whose other parts are wrong."""
     node = loaded.tree.child("dataset")
     try:
         return TypeAdapter(DatasetConfig).validate_python(node.plain()) if node else None

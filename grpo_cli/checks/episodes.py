@@ -49,7 +49,6 @@ def check_kinds(loaded: LoadedRecipe, problems: list[Issue]) -> Kinds:
 
 
 def _check_names(kinds: Kinds) -> Iterator[Issue]:
-    """Find tools that have the same name."""
     owners: dict[str, str] = {}
     for path, params in kinds.items():
         shared = [name for name, owner in owners.items() if owner.startswith("tools")]

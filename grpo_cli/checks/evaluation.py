@@ -261,7 +261,6 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
 
 
 def _evaluated_metrics(recipe: Recipe) -> Iterator[str]:
-    """Yield the names of the metrics of TRL's evaluation, and ours in it."""
     of_rewards = (REWARD, REWARD_STD, FRAC_ZERO_STD)
     yield from _EVALUATED if recipe.rewards else _EVALUATED.difference(of_rewards)
     for name in name_rewards(recipe.rewards):
@@ -271,7 +270,6 @@ def _evaluated_metrics(recipe: Recipe) -> Iterator[str]:
 
 
 def _held_out_metrics(recipe: Recipe) -> Iterator[str]:
-    """Yield the names of the metrics of held-out sets."""
     right, names = right_scores(recipe.rewards), name_rewards(recipe.rewards)
     for config in recipe.evaluation.during:
         size = recipe.evaluation.settings_of(config).samples_per_prompt
@@ -376,7 +374,6 @@ def check_expect(recipe: Recipe, total_steps: int | None) -> Iterator[Issue]:
 
 
 def _is_logged(metric: str) -> bool:
-    """Return whether training logs a metric, rather than an evaluation."""
     kind, _, name = metric.partition("/")
     held_out = kind == "accuracy" or (kind == "rewards" and "/" not in name)
     return not held_out and metric not in _HELD_OUT and not metric.startswith("eval_")

@@ -65,7 +65,6 @@ def _add_trl_fields(section: dict[str, Any], home: grpo_fields.Home) -> None:
 
 
 def _rename_refs(schema: Any, old: str, new: str) -> None:
-    """Point references below a schema to another definition."""
     for value in schema.values() if isinstance(schema, dict) else schema:
         if isinstance(value, dict | list):
             _rename_refs(value, old, new)

@@ -203,7 +203,6 @@ def _check_optimization(recipe: Recipe) -> Iterator[Issue]:
 
 
 def _check_beyond_the_end(recipe: Recipe, steps: int) -> Iterator[Issue]:
-    """Find intervals that are longer than the training."""
     training, saves = recipe.training, read_setting(recipe, "save_strategy")
     for key, strategy, effect in (
         ("eval", training.eval_strategy, ", so it never happens"),

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from grpo_cli.data.rows import Row
 from grpo_cli.errors import SetupError, recipe_error
-from grpo_cli.recipe.dataset import HubDataset
+from grpo_cli.recipe.dataset import HubDataset, HubSource
 
 
 def check_id(path: str) -> None:
@@ -57,10 +57,9 @@ def _open_split(dataset: HubDataset, key: str, **options: Any) -> Any:
     """Open one split of a hub dataset; `datasets` itself runs no code of the repository."""
     import datasets
 
+    name = dataset.config if isinstance(dataset, HubSource) else dataset.name
     split, revision = getattr(dataset, key), dataset.revision
-    return datasets.load_dataset(
-        dataset.path, dataset.configuration, split=split, revision=revision, **options
-    )
+    return datasets.load_dataset(dataset.path, name, split=split, revision=revision, **options)
 
 
 @contextmanager

@@ -58,7 +58,6 @@ def find_matches(
 
 
 def _read_samples(path: Path) -> list[dict[str, Any]]:
-    """Return all samples of an evaluation or a probe."""
     if not path.exists():
         raise recipe_error(f"there is no file or folder {path}", _FIX, _PATH)
     if (path / "samples").is_dir() and not (path / "result.json").is_file():

@@ -43,8 +43,6 @@ def fill_from_adapter(tree: Node) -> list[Issue]:
 
 
 class _AdapterError(Exception):
-    """There is no adapter that training can go on from."""
-
     def __init__(self, seen: str, fix: str) -> None:
         super().__init__(seen)
         self.issue = Issue(seen, fix, _PATH)
@@ -135,7 +133,6 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _read_lora(folder: Path) -> dict[str, Any]:
-    """Return the adapter's settings."""
     config = {"base_model_name_or_path": None, **_read(folder / CONFIG)}
     kind, task = config.get("peft_type"), config.get("task_type")
     if kind != "LORA" or task not in ("CAUSAL_LM", None):

@@ -160,11 +160,6 @@ class HubDataset(_DatasetBase):
     streaming: Streaming = None
     """Read training rows while they are needed, for data that does not fit into memory or on the disk."""
 
-    @property
-    def configuration(self) -> str | None:
-        """The configuration's name."""
-        return self.name
-
 
 Paths = Annotated[OneOrMany[str], Field(min_length=1)]
 
@@ -350,11 +345,6 @@ class HubSource(SourceKeys, HubDataset):
 
     config: str | None = None
     """Configuration (subset) of the dataset, which is `name` in a recipe with one dataset."""
-
-    @property
-    def configuration(self) -> str | None:
-        """The configuration's name."""
-        return self.config
 
 
 Source = Annotated[

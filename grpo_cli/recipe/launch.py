@@ -24,8 +24,6 @@ def is_directive(text: str) -> bool:
 
 
 def _matching(pattern: re.Pattern[str], message: str) -> AfterValidator:
-    """Refuse a text that does not match a pattern."""
-
     def check(text: str) -> str:
         if not pattern.fullmatch(text):
             raise PydanticCustomError("grpo_text", f"{message} ({{text}})", {"text": repr(text)})

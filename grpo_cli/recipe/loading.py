@@ -330,7 +330,6 @@ def _gather_rewards(tree: Node) -> dict[str, str]:
 
 
 def _entries(node: Node | None) -> list[Node]:
-    """Return the entries of a list; nothing of another value."""
     return node.value if node is not None and isinstance(node.value, list) else []
 
 
@@ -371,7 +370,6 @@ def _anchor_images(dataset: Node | None) -> None:
 
 
 def _scalars(node: Node) -> Iterator[Node]:
-    """Yield the nodes under a node that hold one value each."""
     if isinstance(node.value, dict | list):
         for child in node.value.values() if isinstance(node.value, dict) else node.value:
             yield from _scalars(child)

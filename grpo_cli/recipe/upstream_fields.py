@@ -91,7 +91,6 @@ def read_class(package: str, relative: str, name: str) -> Iterator[UpstreamField
 
 
 def _read_default(value: ast.expr | None) -> tuple[str, str]:
-    """Return the default and the help of `field(default=…, metadata={"help": …})`."""
     if not isinstance(value, ast.Call):
         return (ast.unparse(value) if value else ""), ""
     options = {option.arg: option.value for option in value.keywords}

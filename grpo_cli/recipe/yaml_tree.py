@@ -176,8 +176,6 @@ def read_text(text: str, source: str, *, has_lines: bool = True) -> Node:
 
 
 class _Reader:
-    """Turns composed YAML nodes into ours."""
-
     def __init__(self, source: str, has_lines: bool, lines: list[str]) -> None:
         self._source, self._has_lines, self._lines = source, has_lines, lines
 

@@ -88,7 +88,6 @@ def shown(recipe: Recipe, reporter: Reporter) -> Iterator[None]:
 
 
 def _has_display() -> bool:
-    """Return whether the user could see a browser window."""
     if os.environ.get("SSH_CONNECTION"):
         return False
     display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")

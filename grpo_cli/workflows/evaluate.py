@@ -123,7 +123,6 @@ def _kept_for_resume(folder: EvalFolder, reporter: Reporter, *, fresh: bool) -> 
 def _run_together(
     plan: LaunchPlan, request: EvalRequest, folder: EvalFolder, tell: Progress
 ) -> None:
-    """Run the launcher to its end, with its output in a log."""
     with (
         folder.log.open("w", encoding="utf-8") as log,
         child(

@@ -106,18 +106,18 @@ def prepare(
         plan_launch, recipe, hardware=hardware, location=find_server_location(recipe)
     )
     origin = describe_origin(sys.argv, path, recipe.seed)
-    place = checked.loaded.place
-    resuming = _Resuming(recipe, resume, origin, place, reporter)
+    as_run = partial(PreparedRun, recipe=recipe, origin=origin, place=checked.loaded.place)
+    resuming = _Resuming(recipe, resume, as_run, reporter)
     if resume.run_id is not None:
         named = locate_run(root, recipe, resume.run_id)
-        return _prepare_named(named, checked, resuming, plan_for(named.path))
+        return _prepare_named(named, checked, origin, resuming, plan_for(named.path))
     if resume.wanted and (resumed := resuming.find(root, plan_for)):
         return resumed
     folder = create_run(root, recipe, checked.loaded.write_movable())
     plan = plan_for(folder.path)
     with removed_on_failure(folder):
         _describe(folder, plan, origin)
-    return PreparedRun(folder, plan, recipe, origin, place)
+    return as_run(folder, plan)
 
 
 def _check_server(recipe: Recipe, path: Path, reporter: Reporter, *, cpu: bool) -> None:
@@ -156,26 +156,28 @@ def _check_rendezvous(recipe: Recipe) -> None:
 
 
 def _describe(folder: RunFolder, plan: LaunchPlan, origin: dict[str, Any]) -> None:
-    """Write manifest, plan and status of a new run."""
     write_json(folder.manifest, origin)
     folder.write_plan(plan.as_json())
     StatusFile(folder.status).update(state="pending")
 
 
 def _prepare_named(
-    folder: RunFolder, checked: CheckedRecipe, resuming: "_Resuming", plan: LaunchPlan
+    folder: RunFolder,
+    checked: CheckedRecipe,
+    origin: dict[str, Any],
+    resuming: "_Resuming",
+    plan: LaunchPlan,
 ) -> PreparedRun:
     """Return the run with a given name: resumed if it has a checkpoint, started otherwise.
 
     All machines read machine 0's checkpoints and status, so they decide alike.
     """
-    recipe, origin = checked.recipe, resuming.origin
     try:
         # Another command may be creating the same folder.
         with folder.lock():
             known = folder.resolved.is_file()
             if not known:
-                create_named_run(folder, recipe, checked.loaded.write_movable())
+                create_named_run(folder, checked.recipe, checked.loaded.write_movable())
                 _describe(folder, plan, origin)
     except OSError as error:
         raise unwritable(folder.path, error) from None
@@ -184,7 +186,7 @@ def _prepare_named(
         raise already_exists(folder)
     if wanted and (resumed := resuming.resume(folder, None, plan)):
         return resumed
-    return PreparedRun(folder, plan, recipe, origin, resuming.place, anew=known)
+    return resuming.as_run(folder, plan, anew=known)
 
 
 def already_exists(folder: RunFolder) -> UsageError:
@@ -200,8 +202,7 @@ class _Resuming:
 
     recipe: Recipe
     request: ResumeRequest
-    origin: dict[str, Any]
-    place: Callable[[Issue], Issue]
+    as_run: Callable[..., PreparedRun]
     reporter: Reporter
 
     def find(self, root: Path, plan_for: Callable[[Path], LaunchPlan]) -> PreparedRun | None:
@@ -223,20 +224,17 @@ class _Resuming:
         """Return a run to resume, or a finished one; None if it has no checkpoint and no warm-up."""
         if step is None and is_finished(run, self.recipe):
             self.reporter.say(f"{run.path} is completed: nothing to resume")
-            return self._prepared(run, plan, finished=True)
+            return self.as_run(run, plan, finished=True)
         resumption = plan_resumption(run, step, self.recipe, plan, force=self.request.force)
         if resumption is None and run.warmup.is_dir():
             list_changes(run, self.recipe, plan, force=self.request.force)
             self.reporter.say(f"resuming {run.path} from its warm-up")
-            return self._prepared(run, plan, anew=True)
+            return self.as_run(run, plan, anew=True)
         if resumption is None:
             return None
         self.reporter.say(f"resuming {run.path} from step {resumption.step}")
         self._report_changes(resumption)
-        return self._prepared(run, plan, resumption=resumption)
-
-    def _prepared(self, run: RunFolder, plan: LaunchPlan, **state: Any) -> PreparedRun:
-        return PreparedRun(run, plan, self.recipe, self.origin, self.place, **state)
+        return self.as_run(run, plan, resumption=resumption)
 
     def _report_changes(self, resumption: ResumePlan) -> None:
         for each in resumption.changed:

@@ -98,28 +98,24 @@ class SweepResult:
 
     def _cell_json(self, cell: Cell) -> dict[str, Any]:
         result = self.comparison.cells.get(cell.number)
-        runs = [
-            {
-                "seed": run.seed,
-                "run": str(self.sweep.run_folder(run).path),
-                "state": run.state,
-                "reason": run.reason,
-                "value": result.seeds.get(run.seed) if result else None,
-            }
-            for run in cell.runs
-        ]
         plain = result.as_json() if result else {}
-        numbers = {
-            name: plain.get(name)
-            for name in ("before", "mean", "difference", "seeds_needed", "verdict")
-        }
+        numbers = ("before", "mean", "difference", "seeds_needed", "verdict")
         return {
             "cell": cell.number,
             "label": cell.label,
             "settings": cell.settings,
             "pruned": cell.pruned,
-            "runs": runs,
-            **numbers,
+            "runs": [
+                {
+                    "seed": run.seed,
+                    "run": str(self.sweep.run_folder(run).path),
+                    "state": run.state,
+                    "reason": run.reason,
+                    "value": result.seeds.get(run.seed) if result else None,
+                }
+                for run in cell.runs
+            ],
+            **{name: plain.get(name) for name in numbers},
         }
 
 
@@ -224,8 +220,6 @@ def _read_reports(sweep: Sweep) -> dict[int, list[RunReport]]:
 
 @dataclass
 class _Active:
-    """A run in progress."""
-
     cell: Cell
     run: CellRun
     process: "subprocess.Popen[Any]"
@@ -277,7 +271,6 @@ class _Runner:
         )
 
     def _choose(self) -> tuple[Cell, CellRun] | None:
-        """Return the run to start next."""
         pairs = [(cell, run) for cell, run in self._sweep.in_order() if run.state == "waiting"]
         for cell, run in pairs:
             # What is left of a killed sweep may still be saving.
@@ -402,7 +395,6 @@ class _Runner:
             self._search.tell(self._sweep, active.cell)
 
     def _stop(self) -> None:
-        """Ask all runs to finish their step and save, and wait for them."""
         if not self._active:
             return
         self._reporter.say(
