@@ -105,8 +105,8 @@ def _find_conflicts(recipe: Recipe) -> Iterator[Issue]:
     }
     for path in (path for path, holds in conflicts.items() if holds):
         yield Issue("does not work with images yet", "leave one of them out", path)
-    if backend not in ("auto", "transformers"):
-        seen = f"{backend} does not sample from images yet"
+    if backend == "transformers_continuous_batching":
+        seen = f"{backend} does not sample from images"
         yield Issue(seen, "set `generation.backend: transformers`", "generation.backend")
     if strategy.startswith(("zero", "fsdp")):
         seen = f"{strategy} does not work with images yet"

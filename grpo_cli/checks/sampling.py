@@ -57,8 +57,6 @@ def choose_local_backend(recipe: Recipe, hardware: Hardware, vllm: str | None) -
     """
     if is_on_cpu(recipe.launch, hardware):
         return Choice("transformers", "the training is on a CPU")
-    if recipe.dataset.has_images:
-        return Choice("transformers", "prompts have images")
     if recipe.model.quantization is not None:
         return Choice("transformers", "vLLM does not take new weights into a quantized model")
     if vllm == ASSUMED:

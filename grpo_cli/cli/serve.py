@@ -106,13 +106,10 @@ def chat(
     )
 
     served, sampling = find_served(source, checkpoint), SamplingParams(temperature, max_tokens)
-    if image and (url or not served.has_images):
-        why = (
-            "is for a model in this process"
-            if url
-            else f"needs a model trained on images: {source}"
+    if image and not served.has_images:
+        raise UsageError(
+            f"--image needs a model trained on images, and {source} is none. Fix: leave out --image"
         )
-        raise UsageError(f"--image {why}. Fix: leave out {'--url' if url else '--image'}")
     pictures = [read_picture(path) for path in image or ()]
     with progress("loading the model"):
         backend = open_server(url, None, sampling) if url else open_model(served, sampling)

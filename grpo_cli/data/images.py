@@ -1,5 +1,6 @@
 """Images of rows: where they are, whether Pillow reads them, and how they are decoded."""
 
+import base64
 import io
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -165,6 +166,13 @@ def decode_image(image: Image) -> Any:
         decoded = _as_rgb(ImageOps.exif_transpose(picture))
     decoded.filename = image["path"] or ""
     return decoded
+
+
+def as_data_url(picture: Any) -> str:
+    """Return a `PIL.Image.Image` as a PNG in a `data:` address, as servers take images."""
+    file = io.BytesIO()
+    picture.save(file, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 @contextmanager

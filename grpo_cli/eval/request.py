@@ -139,8 +139,6 @@ def make_request(source: Path, overrides: list[str] | None, options: EvalOptions
         batch_size=options.batch_size or evaluation.batch_size,
         code=_hash_code(recipe),
     )
-    if backend == "vllm" and recipe.dataset.has_images:
-        raise UsageError("vLLM does not sample from images yet. Fix: --backend transformers")
     if backend == "vllm" and importlib.util.find_spec("vllm") is None:
         raise SetupError(
             f"vllm is not installed. Fix: {install_extra('vllm')}, or --backend transformers"

@@ -54,17 +54,22 @@ def open_sampler(request: EvalRequest, subject: Subject, device: Any) -> Iterato
         "samples_per_prompt": request.samples,
         "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
     }
+
+    def find_images(rows: Any) -> Images | None:
+        return Images(processing_class, rows[IMAGES]) if has_images else None
+
     if request.backend == "vllm":
         with _open_vllm(request, subject, tokenizer) as engine:
-            yield lambda rows, seed: engine.sample(list(rows["prompt"]), seed=seed, **settings)
+            yield lambda rows, seed: engine.sample(
+                list(rows["prompt"]), seed=seed, images=find_images(rows), **settings
+            )
         return
     settings["batch_size"] = request.batch_size
     settings["fast"] = request.recipe.training.fast
     model = load_subject(subject, tokenizer, device)
 
     def sample(rows: Any, seed: int) -> list[list[Completion]]:
-        images = Images(processing_class, rows[IMAGES]) if has_images else None
-        prompts = list(rows["prompt"])
+        prompts, images = list(rows["prompt"]), find_images(rows)
         return sample_completions(model, tokenizer, prompts, images=images, seed=seed, **settings)
 
     yield sample

@@ -70,7 +70,7 @@ def sample_completions(
     chat_template_kwargs: dict[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
     fast: FastConfig = _FAST,
-    generate: Callable[[list[list[int]]], list[list[int]]] | None = None,
+    generate: Callable[..., list[list[int]]] | None = None,
     images: Images | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[list[Completion]]:
@@ -85,7 +85,8 @@ def sample_completions(
         seed: Seed of the sampling; None continues from the current random state.
         options: More of transformers' sampling settings, such as `top_p`; not read by greedy decoding.
         fast: Whether to sample by `decoding.py` or `graph_decoding.py` if they can, not by plain `generate()`.
-        generate: Samples a batch instead, from token ids; samples of a prompt are adjacent.
+        generate: Samples a batch instead, from token ids; samples of a prompt are adjacent. With `images`, it also
+            gets those of each prompt, and the token ids are of `encode_unexpanded`.
         images: Of the prompts, if they may have some; they are then sampled in their order, by `generate()`.
         on_progress: Called after each batch with the completions done and their total.
 
@@ -99,7 +100,10 @@ def sample_completions(
         sample: Callable[[Any], Any] = generate or _pick_sampler(model, tokenizer, config, fast)
     else:
         encoded = order = [*range(len(prompts))]
-        sample = _sample_from_images(model, prompts, images, config, chat_template_kwargs)
+        if generate is None:
+            sample = _sample_from_images(model, prompts, images, config, chat_template_kwargs)
+        else:
+            sample = _generate_from_images(generate, prompts, images, chat_template_kwargs)
     distinct = samples_per_prompt if temperature > 0 else 1
     queue = [index for index in order for _ in range(distinct)]
     results: list[list[Completion]] = [[] for _ in prompts]
@@ -184,6 +188,29 @@ def encode_prompt(
     options = {"add_generation_prompt": True, **(chat_template_kwargs or {})}
     encoded = apply_template(tokenizer, prompt, tokenize=True, return_dict=True, **options)
     return list(encoded["input_ids"])
+
+
+def encode_unexpanded(
+    processor: Any, prompt: Sequence[dict[str, Any]], kwargs: Mapping[str, Any] | None = None
+) -> list[int]:
+    """Return the tokens of a prompt in which each image is still one placeholder, as vLLM takes it.
+
+    Source: transformers 5.17, `ProcessorMixin.apply_chat_template`, for the special tokens.
+    """
+    options = {"add_generation_prompt": True, **(kwargs or {})}
+    text = apply_template(processor, prompt, tokenize=False, **options)
+    start = processor.tokenizer.bos_token
+    has_start = start is not None and text.startswith(start)
+    return list(processor.tokenizer(text, add_special_tokens=not has_start)["input_ids"])
+
+
+def ban_image_token(processor: Any) -> dict[int, float]:
+    """Return vLLM's `logit_bias` under which the token that stands for images is not sampled.
+
+    The model would look for an image where it sampled its token.
+    Source: trl 1.16, `GRPOTrainer.__init__`, for transformers.
+    """
+    return {processor.image_token_id: -100.0}
 
 
 def encode_answer(tokenizer: Any, text: str) -> list[int]:
@@ -413,6 +440,24 @@ def _sample_from_images(
         ).to(model.device)
         output = model.generate(**inputs, generation_config=config)
         return list(output[:, inputs["input_ids"].shape[1] :].tolist())
+
+    return sample
+
+
+def _generate_from_images(
+    generate: Callable[..., list[list[int]]],
+    prompts: Sequence[Any],
+    images: Images,
+    chat_template_kwargs: dict[str, Any] | None,
+) -> Callable[[list[int]], list[list[int]]]:
+    """Return the same as `_sample_from_images`, with a function that samples a batch."""
+
+    def sample(numbers: list[int]) -> list[list[int]]:
+        encoded = [
+            encode_unexpanded(images.processor, prompts[number], chat_template_kwargs)
+            for number in numbers
+        ]
+        return generate(encoded, [images.of_prompts[number] for number in numbers])
 
     return sample
 

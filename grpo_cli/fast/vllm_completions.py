@@ -12,7 +12,14 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
-from grpo_cli.fast.completions import Completion, Prompt, encode_prompt
+from grpo_cli.fast.completions import (
+    Completion,
+    Images,
+    Prompt,
+    ban_image_token,
+    encode_prompt,
+    encode_unexpanded,
+)
 from grpo_cli.models.folder import read_vllm_rank
 
 _OPTIONS = ("top_p", "top_k", "min_p", "repetition_penalty")
@@ -39,16 +46,23 @@ class VllmSampler:
         seed: int | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        images: Images | None = None,
     ) -> list[list[Completion]]:
         """Sample completions for each prompt; arguments and result as for `sample_completions`.
 
         Each prompt has its own seed, so that its completions do not depend on the other prompts.
         """
         distinct = samples_per_prompt if temperature > 0 else 1
-        encoded = [
-            encode_prompt(self._tokenizer, prompt, chat_template_kwargs) for prompt in prompts
-        ]
-        params = {"n": distinct, "max_tokens": max_new_tokens, "temperature": temperature}
+        params: dict[str, Any] = {"n": distinct, "max_tokens": max_new_tokens}
+        params["temperature"] = temperature
+        if images is None:
+            encoded = [
+                {"prompt_token_ids": encode_prompt(self._tokenizer, prompt, chat_template_kwargs)}
+                for prompt in prompts
+            ]
+        else:
+            encoded = _encode_with_images(prompts, images, chat_template_kwargs)
+            params["logit_bias"] = ban_image_token(images.processor)
         answers = self._generate(encoded, params, seed, options)
         repeats = samples_per_prompt // distinct
         return [
@@ -63,14 +77,15 @@ class VllmSampler:
 
         def sample(prompt_ids: list[list[int]], most: int) -> list[list[int]]:
             params = {"max_tokens": most, "temperature": temperature}
-            answers = self._generate(prompt_ids, params, seed + next(calls) * _APART, options)
+            encoded = [{"prompt_token_ids": ids} for ids in prompt_ids]
+            answers = self._generate(encoded, params, seed + next(calls) * _APART, options)
             return [list(answer.outputs[0].token_ids) for answer in answers]
 
         return sample
 
     def _generate(
         self,
-        encoded: Sequence[list[int]],
+        prompts: Sequence[dict[str, Any]],
         params: Mapping[str, Any],
         seed: int | None,
         options: Mapping[str, Any] | None,
@@ -84,15 +99,27 @@ class VllmSampler:
                 **params,
                 **narrowed,
             )
-            for number in range(len(encoded))
+            for number in range(len(prompts))
         ]
-        prompts = [{"prompt_token_ids": ids} for ids in encoded]
         return list(self._llm.generate(prompts, each, use_tqdm=False, lora_request=self._adapter))
 
     def _as_completion(self, output: Any) -> Completion:
         tokens = tuple(output.token_ids)
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return Completion(text, tokens, clipped=output.finish_reason == "length")
+
+
+def _encode_with_images(
+    prompts: Sequence[Any], images: Images, kwargs: dict[str, Any] | None
+) -> list[dict[str, Any]]:
+    """Return prompts with their images, for each of which vLLM replaces a placeholder."""
+    return [
+        {
+            "prompt_token_ids": encode_unexpanded(images.processor, prompt, kwargs),
+            **({"multi_modal_data": {"image": list(own)}} if own else {}),
+        }
+        for prompt, own in zip(prompts, images.of_prompts, strict=True)
+    ]
 
 
 @contextmanager

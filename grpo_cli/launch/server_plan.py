@@ -30,6 +30,7 @@ from grpo_cli.models.vllm_engine import (
     adapter_rank,
     model_length,
     pick_dtype,
+    processor_settings,
 )
 from grpo_cli.processes import run_module
 from grpo_cli.recipe.loading import load_recipe
@@ -192,12 +193,17 @@ def plan_training_server(
         "--seed": recipe.seed,
         "--model-impl": vllm.get("model_impl") or None,
         "--max-lora-rank": (rank := adapter_rank(recipe, device)),
+        "--mm-processor-kwargs": _list_processor_settings(
+            recipe.model, has_images=recipe.dataset.has_images
+        ),
     }
     if device == "cuda":
         flags["--tensor-parallel-size"] = vllm.get("tensor_parallel_size")
         flags["--weight-transfer-config"] = json.dumps({"backend": "nccl"})
     switches = ["--trust-remote-code"] if recipe.model.trust_remote_code else []
     switches += ["--enable-lora"] if rank else []
+    # The endpoint that takes tokens with images.
+    switches += ["--enable-scale-out"] if recipe.dataset.has_images else []
     for name, value in recipe.generation.vllm.server_args.items():
         if isinstance(value, bool):
             switches.append(f"--{name}" if value else f"--no-{name}")
@@ -210,6 +216,11 @@ def plan_training_server(
         **(visible_devices or {}),
     }
     return ServerPlan(_build_argv(command, model, flags, switches), host, port, environment)
+
+
+def _list_processor_settings(model: ModelConfig, *, has_images: bool) -> str | None:
+    settings = processor_settings(model, has_images=has_images)
+    return json.dumps(settings) if settings else None
 
 
 def plan_managed_server(
@@ -361,6 +372,7 @@ def plan_server(served: Served, command: tuple[str, ...], listening: Listening) 
         "--tokenizer-revision": settings.revision,
         "--lora-modules": f"{served.name}={adapter}" if adapter else None,
         "--max-lora-rank": read_vllm_rank(adapter) if adapter else None,
+        "--mm-processor-kwargs": _list_processor_settings(settings, has_images=served.has_images),
     }
     switches = ["--enable-lora"] if adapter else []
     switches += ["--trust-remote-code"] if settings.trust_remote_code else []

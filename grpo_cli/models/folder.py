@@ -186,13 +186,24 @@ def read_vllm_rank(adapter: Path) -> int:
         UsageError: vLLM does not take an adapter of this kind.
     """
     config = _read_adapter_config(adapter)
-    if (feature := unsupported_feature(config)) is not None:
+    feature = unsupported_feature(config)
+    if feature is None and _adapts_vision(adapter):
+        feature = "an adapter on the vision part"
+    if feature is not None:
         raise UsageError(
             f"vLLM cannot load the adapter {adapter} ({feature}). Fix: export the run as safetensors (`grpo "
             "export`) and name that, or use transformers (`grpo eval --backend transformers`, `grpo chat`)"
         )
     rank = int(config.get("r") or 8)
     return fitting_rank(rank) or rank
+
+
+def _adapts_vision(adapter: Path) -> bool:
+    """Return whether an adapter is on the vision part too, which vLLM (0.31) passes over."""
+    file = adapter / "adapter_model.safetensors"
+    return file.is_file() and any(
+        word in name for name in read_tensors_header(file)[1] for word in ("vision", "visual")
+    )
 
 
 def _read_adapter_config(adapter: Path) -> dict[str, Any]:

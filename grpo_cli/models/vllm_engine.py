@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.upstream.vllm import LORA_RANKS
 
@@ -22,6 +23,11 @@ _VOCABULARY = (
 """Embeddings and heads by their names in models."""
 _ALONE = 0.9
 """Share of a GPU's memory for an engine beside which nothing trains."""
+
+
+def processor_settings(model: ModelConfig, *, has_images: bool) -> dict[str, Any] | None:
+    """Return vLLM's `mm_processor_kwargs`, with which it makes the same of images as training does."""
+    return dict(model.processor) or None if has_images else None
 
 
 def pick_dtype(recipe: Recipe, device: Device) -> str | None:
@@ -78,6 +84,8 @@ def _why_merged(recipe: Recipe, device: Device) -> str | None:
     reasons = {
         "enable_lora: false": not vllm.enable_lora,
         "mode: async": recipe.training.mode == "async",
+        # vLLM passes over adapters of the vision part, which modules of these names may have.
+        "target_modules": recipe.dataset.has_images and lora.target_modules != "all-linear",
         **_list_features(lora.model_dump()),
         "enable_sleep_mode": vllm.extras.get("enable_sleep_mode"),
         "float32": float32,
@@ -133,4 +141,8 @@ def engine_settings(recipe: Recipe, device: Device) -> dict[str, Any]:
         "max_model_len": model_length(recipe),
         "trust_remote_code": recipe.model.trust_remote_code,
         "revision": recipe.model.revision,
+        "model_impl": vllm.extras.get("model_impl") or "auto",
+        "mm_processor_kwargs": processor_settings(
+            recipe.model, has_images=recipe.dataset.has_images
+        ),
     }

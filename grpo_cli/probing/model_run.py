@@ -86,7 +86,7 @@ def run_model(
     if recipe.generation.backend == "vllm":
         tell("starting vLLM")
         with _explained("sampling", recipe):
-            sampled = _sample_with_vllm(recipe, tokenizer, rows, batch_size, tell)
+            sampled = _sample_with_vllm(recipe, tokenizer, rows, images, batch_size, tell)
     else:
         tell("loading the model")
         with _explained("loading the model", recipe):
@@ -242,6 +242,7 @@ def _sample_with_vllm(
     recipe: Recipe,
     tokenizer: Any,
     rows: Sequence[Mapping[str, Any]],
+    images: Images | None,
     batch_size: int,
     tell: Callable[[str], None],
 ) -> _Sampled:
@@ -257,7 +258,8 @@ def _sample_with_vllm(
     ) as engine:
         settings, started = _settings(recipe), time.perf_counter()
         if not recipe.has_episodes:
-            sampled = engine.sample([row["prompt"] for row in rows], **settings)
+            prompts = [row["prompt"] for row in rows]
+            sampled = engine.sample(prompts, images=images, **settings)
             return _Sampled(sampled, time.perf_counter() - started)
         report = _report_progress(tell, recipe.generation.num_generations * len(rows))
         shared = {name: settings[name] for name in ("temperature", "seed", "options")}

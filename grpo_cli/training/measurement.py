@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from accelerate.utils import gather_object
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 
 from grpo_cli.analysis.metrics import PerPrompt, per_prompt, summarize
 from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, score_samples
@@ -125,7 +125,7 @@ class Measurer:
     def _sample(
         self, phase: str, rows: Dataset, model: Any, tokenizer: Any, seed: int
     ) -> list[list[Completion]]:
-        evaluation, prompts = self.evaluation, list(rows["prompt"])
+        evaluation, padded = self.evaluation, rows
         settings = self.session.sampling_settings(evaluation)
         if self.vllm is not None:
             self.vllm.sync_weights()
@@ -136,16 +136,17 @@ class Measurer:
             )
             # Each process samples equally many.
             share = math.ceil(len(self.rows) / self.session.processes.num_processes)
-            prompts += [self.rows[0]["prompt"]] * (share - len(prompts))
+            more = self.rows.select([0] * (share - len(rows)))
+            padded = concatenate_datasets([rows, more]) if len(more) else rows
         sampled = sample_completions(
             model,
             tokenizer,
-            prompts,
+            list(padded["prompt"]),
             **settings,
             samples_per_prompt=evaluation.samples_per_prompt,
             seed=seed,
             fast=self.session.recipe.training.fast,
-            images=Images(self.processor, rows[IMAGES]) if self.processor else None,
+            images=Images(self.processor, padded[IMAGES]) if self.processor else None,
             on_progress=lambda done, total: self._report(phase, f"{done}/{total} prompts"),
         )
         return sampled[: len(rows)]

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from transformers import ProcessorMixin
+from trl.data_utils import prepare_multimodal_messages
 
 from grpo_cli.data.mixing import SOURCE
+from grpo_cli.fast.completions import encode_unexpanded
 from grpo_cli.fast.trainer import FastTrainer
 from grpo_cli.models.loading import without_wrapper
 from grpo_cli.models.teacher_server import TeacherServer
@@ -43,6 +45,8 @@ class RunTrainer(ExactResume, FastTrainer):
     ) -> None:
         self._clock = PhaseClock()
         self._early = early or EarlyScoring([])
+        self._unexpanded: list[list[int]] = []
+        """The last prompts, with one placeholder for each image."""
         self._given: Scored | None = None
         """Completions to make a batch of instead of sampling."""
         super().__init__(*args, **options)
@@ -285,6 +289,15 @@ class RunTrainer(ExactResume, FastTrainer):
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         ids, images, fields = super()._tokenize_prompts(prompts)
+        if images and self.use_vllm:
+            self._unexpanded = [
+                encode_unexpanded(
+                    self.processing_class,
+                    prepare_multimodal_messages(prompt),
+                    self.chat_template_kwargs,
+                )
+                for prompt in prompts
+            ]
         # TRL has None for a prompt without images, which processors refuse beside others with some.
         return ids, images and [each or [] for each in images], fields
 
@@ -292,7 +305,13 @@ class RunTrainer(ExactResume, FastTrainer):
         self, prompt_ids: Any, images: Any, fields: Any, num_generations: int, *rest: Any
     ) -> Any:
         sample_rows = super()._generate_single_turn
-        if images or fields or rest:
+        if images and self.use_vllm:
+            # TRL (1.16) gives vLLM the tokens of images, which vLLM would expand again (trl issue 6294).
+            sampled = sample_rows(self._unexpanded, images, fields, num_generations, *rest)
+            self.vllm_generation.check_read(prompt_ids)
+            return sampled
+        # Of several processes, one may have no images.
+        if self.reads_images or rest:
             return sample_rows(prompt_ids, images, fields, num_generations, *rest)
 
         def draw(rows: slice) -> Any:

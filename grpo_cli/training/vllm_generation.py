@@ -1,56 +1,45 @@
 """TRL's sampling with vLLM, also on a CPU, and with a server that restarts.
 
-Adds what TRL lacks: adapters that vLLM loads as adapters; weights for vLLM's CPU kernels, which repack them and
-refuse TRL's way of loading; and a server that died and was started again, which has forgotten the weights.
+Adds what TRL lacks: adapters that vLLM loads as adapters; images that vLLM expands itself; weights for vLLM's CPU
+kernels, which repack them and refuse TRL's way of loading; and a server that died and was started again, which has
+forgotten the weights.
 """
 
 import shutil
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-import requests
 import torch
 from accelerate.utils import broadcast_object_list
-from requests.adapters import HTTPAdapter
+from transformers import ProcessorMixin
 from trl.generation import vllm_generation
-from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
-from grpo_cli.errors import SetupError
-from grpo_cli.launch.server_process import HERE, answers
-from grpo_cli.machine import pick_free_port
-from grpo_cli.models.vllm_engine import adapter_rank
+from grpo_cli.errors import RunError, SetupError
+from grpo_cli.fast.completions import ban_image_token
+from grpo_cli.models.vllm_engine import adapter_rank, processor_settings
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.training.session import Session
+from grpo_cli.training.vllm_client import ADAPTER, RunClient
 from grpo_cli.training.vllm_weights import (
     SyncWatch,
     Weights,
     base_kept,
     merge_weights,
     read_adapter,
-    reload_from_folder,
     write_adapter,
 )
 from grpo_cli.upstream import replaced
 from grpo_cli.upstream.vllm import (
-    COLLECTIVE_RPC,
-    FINISH_UPDATE,
-    LOAD_ADAPTER,
     RELOAD_WEIGHTS,
-    UNLOAD_ADAPTER,
 )
 
-_STARTED = "process_start_time_seconds"
-"""Name under which Prometheus' client tells when its process started."""
-ADAPTER = "grpo"
-"""What vLLM calls the adapter."""
 T = TypeVar("T")
 
 
@@ -71,8 +60,9 @@ def patched_vllm(session: Session, while_waiting: Callable[[], None]) -> Iterato
     RunGeneration.folder, RunGeneration.lora_rank = folder, rank
     RunClient.watch = RunGeneration.watch = watch
     changes: dict[str, Any] = {"VLLMClient": RunClient}
-    if rank is not None and hasattr(vllm_generation, "LLM"):
-        changes["LLM"] = partial(_build_engine, vllm_generation.LLM, rank)
+    if hasattr(vllm_generation, "LLM"):
+        options = _engine_options(session.recipe, rank)
+        changes["LLM"] = partial(_build_engine, vllm_generation.LLM, options)
     with (
         replaced(grpo_trainer, VLLMGeneration=RunGeneration),
         replaced(vllm_generation, **changes),
@@ -80,10 +70,17 @@ def patched_vllm(session: Session, while_waiting: Callable[[], None]) -> Iterato
         yield
 
 
-def _build_engine(engine: Any, rank: int, **options: Any) -> Any:
-    """Return an engine in this process that takes adapters of up to this rank, one at a time."""
+def _engine_options(recipe: Recipe, rank: int | None) -> dict[str, Any]:
+    """Return what TRL does not tell an engine: that it takes one adapter, and how images are read."""
+    processor = processor_settings(recipe.model, has_images=recipe.dataset.has_images)
+    lora = {} if rank is None else {"enable_lora": True, "max_lora_rank": rank}
+    return {"mm_processor_kwargs": processor, **lora}
+
+
+def _build_engine(engine: Any, more: dict[str, Any], **options: Any) -> Any:
+    """Return an engine in this process."""
     with _explained_refusal():
-        return engine(**options, enable_lora=True, max_lora_rank=rank)
+        return engine(**options, **more)
 
 
 @contextmanager
@@ -98,188 +95,6 @@ def _explained_refusal() -> Iterator[None]:
             f"vLLM cannot sample with this adapter: {error} Fix: set `generation.vllm.enable_lora: false`, which "
             "sends merged weights"
         ) from error
-
-
-class RunClient(VLLMClient):
-    """A client that notices when its server was restarted."""
-
-    folder: Path
-    """Where weights are passed to a server on a CPU."""
-    while_waiting: Callable[[], None]
-    """Called repeatedly while there is no server."""
-    watch = SyncWatch()
-    lora_rank: int | None = None
-    """Of the adapters that a server should take; None if merged weights are sent."""
-    is_managed = False
-    """Whether the server was started with the training, and so began with the training's weights."""
-    lost = False
-    """Whether the server has gone, or was restarted and does not have the weights."""
-    takes_adapter = False
-    """Whether the server takes an adapter as it is."""
-    lacks_base = False
-    """Whether the server may have other base weights than the training: it served others before."""
-    _by_folder = False
-    _device: Any = 0
-    _started: str | None = None
-
-    def check_server(self, total_timeout: float = 0.0, retry_interval: float = 1.0) -> None:
-        """Wait for a healthy server, calling `while_waiting`; ConnectionError if there is none in time."""
-        deadline = time.monotonic() + total_timeout
-        while not answers(f"{self.base_url}/health") and time.monotonic() < deadline:
-            self.while_waiting()
-            time.sleep(retry_interval)
-        super().check_server()
-
-    def init_communicator(self, device: Any = 0) -> None:
-        """Prepare to send weights: by NCCL from the first time on, or on a CPU in a folder.
-
-        Raises:
-            SetupError: The server is on another machine and cannot read them from a folder.
-        """
-        # A restarted server must not get a request again as if it had the weights.
-        for scheme in ("http://", "https://"):
-            self.session.mount(scheme, HTTPAdapter(max_retries=0, pool_maxsize=64))
-        self.lost, self._started = False, self._read_start()
-        self._device, self._by_folder = device, torch.device(device).type == "cpu"
-        # Without development endpoints this fails, and says what to do.
-        info = self.get_server_info()
-        self.model = self._base_name()
-        self.takes_adapter = _takes_adapter(info, self.lora_rank)
-        self.lacks_base = not self.is_managed
-        if self._by_folder and self.host not in HERE:
-            raise SetupError(
-                f"on a CPU weights are passed in a folder, which {self.host} cannot read. "
-                "Fix: run the server on this machine"
-            )
-
-    def _base_name(self) -> str:
-        """Return what the server calls the model below its adapters."""
-        return str(self._get(f"{self.base_url}/v1/models")["data"][0]["id"])
-
-    def reconnect(self, timeout_s: float, device: Any) -> None:
-        """Wait for the server as `check_server` does, and prepare to send it weights."""
-        self.check_server(timeout_s)
-        if self._started is not None and self._read_start() == self._started:
-            # The same process: only the connection was lost.
-            self.lost = False
-            return
-        self.close_communicator()
-        if not self._by_folder:
-            # A connection that has not timed out yet may still hold the old port.
-            self.group_port = pick_free_port()
-        self.init_communicator(device)
-
-    def update_named_params(self, metadata: Any, named_params: Iterator[Any]) -> None:
-        """Send new weights; set `lost` if the server has gone."""
-        with self._noting_loss():
-            try:
-                if self._by_folder:
-                    url = f"{self.base_url}{COLLECTIVE_RPC}"
-                    reload_from_folder(
-                        named_params,
-                        self.folder / "whole",
-                        self.watch,
-                        lambda body, size: self._post(url, size, json=body),
-                    )
-                else:
-                    if self.communicator is None:
-                        self.watch.note("nothing: NCCL is set up")
-                        super().init_communicator(self._device)
-                    super().update_named_params(metadata, named_params)
-            finally:
-                # Always to the end: the other processes take part.
-                for _ in named_params:
-                    pass
-
-    def load_adapter(self, folder: Path) -> bool:
-        """Have the server sample with the adapter in a folder; return whether it takes adapters.
-
-        The name stays the same: one for each step would stay in the server's tables and metrics. It is unloaded
-        before, as `load_inplace` would have the server read the folder for every request (vllm pull 41482).
-        """
-        body = {"lora_name": ADAPTER, "lora_path": str(folder.absolute())}
-        with self._noting_loss():
-            self.watch.note(f"the adapter was written to {folder}: {LOAD_ADAPTER}")
-            self.session.post(f"{self.base_url}{UNLOAD_ADAPTER}", json=body)
-            response = self.session.post(f"{self.base_url}{LOAD_ADAPTER}", json=body)
-            self.takes_adapter = bool(response.ok)
-            self.model = ADAPTER if response.ok else self._base_name()
-            if not response.ok:
-                print(
-                    f"warning: the vLLM server at {self.base_url} cannot load the adapter from {folder}, and gets "
-                    f"merged weights instead: {response.status_code} {response.text[:300]}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            self.reset_prefix_cache()
-        return self.takes_adapter
-
-    def _post(self, url: str, num_bytes: int = 0, /, **options: Any) -> Any:
-        """Send a request; if the server fails to take weights, abort the broadcast.
-
-        TRL reads the response after the last weight is broadcast, and a broadcast to a server that has gone never
-        ends. `num_bytes` is what the server has to read from a folder before it answers.
-        """
-        path = urlsplit(url).path
-        if path == FINISH_UPDATE:
-            num_bytes = self.watch.sent_bytes
-        self.watch.note(f"{path} was asked", num_bytes)
-        try:
-            response = super()._post(url, **options)
-        except Exception:
-            communicator = self.communicator
-            if url.endswith("/update_weights") and communicator is not None:
-                communicator.nccl.ncclCommAbort(communicator.comm)
-            raise
-        self.watch.note(f"{path} was answered")
-        return response
-
-    def reset_prefix_cache(self) -> None:
-        """Drop what was computed with earlier weights; set `lost` if the server has gone."""
-        with self._noting_loss():
-            super().reset_prefix_cache()
-
-    def generate(self, *args: Any, **options: Any) -> Any:
-        """Sample; return nothing and set `lost` if the server has gone or was restarted."""
-        sampled: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": None}
-        with self._noting_loss():
-            sampled = super().generate(*args, **options)
-        self.lost = self.lost or self._read_start() != self._started
-        return sampled
-
-    @contextmanager
-    def _noting_loss(self) -> Iterator[None]:
-        try:
-            yield
-        # TRL raises a bare exception for a response that is not 200.
-        except Exception as error:
-            is_same = self._is_healthy() and self._read_start() == self._started
-            if is_same and not isinstance(error, requests.ConnectionError):
-                raise
-            self.lost = True
-
-    def _is_healthy(self) -> bool:
-        with suppress(requests.RequestException):
-            return bool(self.session.get(f"{self.base_url}/health", timeout=10).ok)
-        return False
-
-    def _read_start(self) -> str | None:
-        """When the server's process started; None if it does not say."""
-        with suppress(requests.RequestException):
-            lines = self.session.get(f"{self.base_url}/metrics", timeout=10).text.splitlines()
-            return next((line for line in lines if line.startswith(_STARTED)), None)
-        return None
-
-
-def _takes_adapter(info: dict[str, Any], rank: int | None) -> bool:
-    """Return whether a server with this configuration takes adapters of a rank.
-
-    An adapter reaches only one of several replicas.
-    """
-    lora, parallel = info.get("lora_config"), info.get("parallel_config") or {}
-    if rank is None or not lora or parallel.get("data_parallel_size", 1) > 1:
-        return False
-    return bool(lora["max_lora_rank"] >= rank)
 
 
 class RunGeneration(VLLMGeneration):
@@ -297,7 +112,13 @@ class RunGeneration(VLLMGeneration):
     _adapter: Any = None
     """The request for the adapter that an engine in this process has."""
     _num_adapters = 0
+    _read_ids: Sequence[list[int]] = ()
+    """The prompts that were last sampled from, as vLLM reads them."""
     _without_adapter = False
+
+    @property
+    def _reads_images(self) -> bool:
+        return isinstance(self.processing_class, ProcessorMixin)
 
     def _iter_named_params(self) -> Weights:
         with base_kept(self.model):
@@ -323,6 +144,10 @@ class RunGeneration(VLLMGeneration):
         with self.watch.active(*self._describe_target()) if is_main else nullcontext():
             if not (self._prepare_for_adapter() and self._send_adapter()):
                 self._send_whole()
+            if self._reads_images and self.mode == "colocate":
+                self.llm.llm_engine.reset_encoder_cache()
+            elif self._reads_images and is_main:
+                self.vllm_client.reset_encoder_cache()
 
     def _describe_target(self) -> tuple[str, str]:
         """Return who gets the weights, and what to do if that hangs."""
@@ -395,14 +220,52 @@ class RunGeneration(VLLMGeneration):
             if each != path:
                 shutil.rmtree(each, ignore_errors=True)
 
-    def generate(self, *args: Any, **options: Any) -> Any:
-        """Sample with the last weights; repeat if the server was lost meanwhile."""
-        with self._asking_for_adapter():
-            sampled = super().generate(*args, **options)
+    def generate(
+        self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None
+    ) -> Any:
+        """Sample with the last weights; repeat if the server was lost meanwhile.
+
+        In prompts with images, each image is one placeholder.
+        """
+        # TRL takes an empty list for an image.
+        images = [each or None for each in images] if images else None
+        asked = prompts, images, num_generations, profiler
+        with self._asking_for_adapter(), self._without_image_tokens():
+            sampled = super().generate(*asked)
             while self._reconnected():
                 self.sync_weights()
-                sampled = super().generate(*args, **options)
+                sampled = super().generate(*asked)
+        self._read_ids = sampled[0]
         return sampled
+
+    def check_read(self, prompt_ids: list[list[int]]) -> None:
+        """Check that vLLM has last sampled from these tokens, images included.
+
+        Raises:
+            RunError: It makes other tokens of an image than the model's processor.
+        """
+        for own, expected in zip(self._read_ids, prompt_ids, strict=True):
+            if list(own) != list(expected):
+                raise RunError(
+                    f"vLLM reads a prompt with images as {len(own)} tokens, and the model's processor makes "
+                    f"{len(expected)} others of it, so that samples would not be of the trained model. Fix: set "
+                    "`generation.backend: transformers`, or install the newest vLLM"
+                )
+
+    def _place_features(self, features: Any, prompt_ids: list[int]) -> Any:
+        """Leave images to the server, which finds their places."""
+        return features
+
+    @contextmanager
+    def _without_image_tokens(self) -> Iterator[None]:
+        """Have no token sampled that stands for images, if prompts may hold some."""
+        if not self._reads_images:
+            yield
+            return
+        bias = self.generation_kwargs.get("logit_bias") or {}
+        settings = {"logit_bias": {**bias, **ban_image_token(self.processing_class)}}
+        with replaced(self, generation_kwargs={**self.generation_kwargs, **settings}):
+            yield
 
     @contextmanager
     def _asking_for_adapter(self) -> Iterator[None]:
@@ -416,6 +279,7 @@ class RunGeneration(VLLMGeneration):
     def sample_apart(
         self,
         prompts: list[list[int]],
+        images: list[Any] | None = None,
         *,
         count: int,
         temperature: float,
@@ -436,7 +300,7 @@ class RunGeneration(VLLMGeneration):
             "max_completion_length": max_tokens or self.max_completion_length,
         }
         with replaced(self, **settings):
-            _, completions, *_ = self.generate(prompts, None, count)
+            _, completions, *_ = self.generate(prompts, images, count)
         return list(completions)
 
     def _reconnected(self) -> bool:

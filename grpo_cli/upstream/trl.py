@@ -88,6 +88,11 @@ METHODS = {
     # Weights for vLLM, with adapters merged in a copy.
     "trl.generation.vllm_generation.VLLMGeneration._iter_named_params": "",
     "trl.generation.vllm_client.VLLMClient._post": "url, kwargs",
+    # Images for vLLM, which expands them itself.
+    "trl.generation.vllm_generation.VLLMGeneration._place_features": "features, prompt_ids",
+    "trl.generation.vllm_client.VLLMClient._generate_from_features": (
+        "prompts, features, sampling_params, max_concurrent_requests"
+    ),
     f"{_ASYNC}.async_grpo_trainer.AsyncGRPOTrainer._init_lora_sync": "model",
     f"{_ASYNC}.async_grpo_trainer.AsyncGRPOTrainer._sync_weight_merged": "t0",
     f"{_ASYNC}.async_grpo_trainer.AsyncGRPOTrainer._streaming_iter": "",

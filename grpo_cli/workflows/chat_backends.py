@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_cli.data.images import ImageError, as_image, decode_image
+from grpo_cli.data.images import ImageError, as_data_url, as_image, decode_image
 from grpo_cli.errors import RunError, SetupError, UsageError, install_extra
 from grpo_cli.launch.server_plan import Served
 
@@ -104,6 +104,18 @@ def _as_parts(content: Any) -> list[dict[str, Any]]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
+def _for_server(content: Any) -> Any:
+    """Return a message's content with its pictures as OpenAI's interface takes them."""
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "image_url", "image_url": {"url": as_data_url(part["image"])}}
+        if part["type"] == "image"
+        else part
+        for part in content
+    ]
+
+
 def _stream(
     model: Any, tokenizer: Any, prompt: Any, stops: list[int], params: SamplingParams
 ) -> Iterator[str]:
@@ -177,10 +189,13 @@ def open_server(url: str, name: str | None, sampling: SamplingParams) -> ChatBac
         ) from None
 
     def stream(messages: Sequence[Message]) -> Iterator[str]:
+        written: list[Any] = [
+            {**each, "content": _for_server(each["content"])} for each in messages
+        ]
         try:
             pieces = client.chat.completions.create(
                 model=model,
-                messages=list(messages),
+                messages=written,
                 stream=True,
                 temperature=sampling.temperature,
                 max_tokens=sampling.max_tokens,

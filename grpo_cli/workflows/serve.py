@@ -34,11 +34,6 @@ def prepare(
     """
     command = _find_command(needed=needs_vllm)
     served = find_served(source, checkpoint)
-    if served.has_images:
-        raise UsageError(
-            f"{source} was trained on images, which grpo serve does not take yet. Fix: export it, and serve "
-            "the folder with vLLM itself; grpo chat --image talks to it here"
-        )
     return plan_server(_materialized(served) if needs_vllm else served, command, listening)
 
 

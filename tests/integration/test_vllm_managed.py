@@ -33,7 +33,7 @@ import json, os, signal, threading
 from pathlib import Path
 
 import psutil
-from grpo_cli.training.vllm_generation import RunClient
+from grpo_cli.training.vllm_client import RunClient
 
 post, planned = RunClient._post, set()
 

@@ -20,7 +20,8 @@ from trl.generation.vllm_client import VLLMClient
 
 from grpo_cli.training import vllm_weights
 from grpo_cli.training.asynchronous.trainer import AsyncRunTrainer
-from grpo_cli.training.vllm_generation import RunClient, RunGeneration
+from grpo_cli.training.vllm_client import RunClient
+from grpo_cli.training.vllm_generation import RunGeneration
 from grpo_cli.training.vllm_weights import SyncWatch, reload_from_folder
 from tests.integration.test_merging import adapted
 from tests.json_reply import send_json
@@ -48,6 +49,7 @@ def make_generation(model, folder, port, watch):
     client.folder, client.watch, client.model = folder, watch, "base"
     client.takes_adapter, client._by_folder = True, True
     generation = object.__new__(RunGeneration)
+    generation.processing_class = None
     generation.mode, generation.model, generation.vllm_client = "server", model, client
     generation.accelerator, generation.folder = Accelerator(cpu=True), folder
     generation.watch, generation.lora_rank, generation._weight_metadata = watch, 8, None

@@ -57,7 +57,7 @@ def test_a_model_that_reads_no_images_is_refused(tmp_path, config):
         ("picture: a.png, answer: \"2\"", "picture: b.png, answer: \"2\"", "dataset.prompt.images", "b.png"),
         ("{{ image }}", "{{ image }}{{ image }}", "dataset.prompt.user", "has 1 images"),
         ("user:", "style: text, user:", "dataset.prompt.images", "images need a chat template"),
-        ("backend: transformers", "backend: vllm", "generation.backend", "does not sample from images"),
+        ("backend: ", "backend: transformers_continuous_batching #", "generation.backend", "does not sample"),
         ("max_steps: 2", "mode: async", "training.mode", "does not work with images yet"),
         ("training:", "warmup: {answer: x}\ntraining:", "warmup", "does not work with images yet"),
         ("training:", "launch: {strategy: fsdp2}\ntraining:", "launch.strategy", "fsdp2"),

@@ -14,7 +14,7 @@ from grpo_cli.models.vllm_engine import (
     pick_dtype,
 )
 from grpo_cli.recipe.loading import load_recipe
-from grpo_cli.training.vllm_generation import RunClient
+from grpo_cli.training.vllm_client import RunClient
 from tests.recipe_texts import write_recipe
 
 VLLM = "generation.backend=vllm"
@@ -117,6 +117,19 @@ def test_vllm_gets_an_adapter_if_it_can_sample_with_it(tmp_path, flags, rank):
     assert ("--enable-lora" in line) == (rank is not None)
     assert ("VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in line) == (rank is not None)
     assert (f"--max-lora-rank {rank}" in line) == (rank is not None)
+
+
+def test_vllm_reads_images_as_training_does_and_gets_adapters_of_the_vision_part_merged(tmp_path):
+    images = ["dataset.prompt.images=picture", "model.processor={max_pixels: 100}"]
+    found = recipe(tmp_path, *images, SERVER, "model.lora={target_modules: [q_proj, v_proj]}")
+    assert engine_settings(found, "cuda")["mm_processor_kwargs"] == {"max_pixels": 100}
+    plan = plan_training_server(
+        found, ("vllm", "serve"), "m", host="127.0.0.1", port=1, device="cuda"
+    )
+    assert "--enable-scale-out" in plan.argv
+    assert plan.argv[plan.argv.index("--mm-processor-kwargs") + 1] == '{"max_pixels": 100}'
+    assert adapter_rank(found, "cuda") is None
+    assert adapter_rank(recipe(tmp_path, *images, "model.lora={}"), "cuda") == 16
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
