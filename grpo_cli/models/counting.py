@@ -5,7 +5,8 @@ pass are added up.
 """
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +24,20 @@ from grpo_cli.models.loading import (
 from grpo_cli.recipe.model import ModelConfig
 
 _FUSED = "grpo_fused_attention"
+
+
+@dataclass(frozen=True)
+class ImageCost:
+    """Bytes that the images of one prompt take."""
+
+    pixels: int
+    """What the processor makes of them."""
+    saved: int
+    """Kept of the vision part for the backward pass, without gradient checkpointing."""
+    checkpointed: int
+    """The same with gradient checkpointing, without the one layer that is recomputed."""
+    layer: int
+    """What one layer of the vision part computes."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,8 @@ class ModelShape:
     """The same with gradient checkpointing, without the one layer that is recomputed."""
     adapted_bytes: int = 0
     """Weights of the layers that have adapters, without these."""
+    images: ImageCost | None = None
+    """Of a prompt with images; None if there are none, or this architecture cannot be counted."""
 
 
 def read_shape(
@@ -62,10 +79,12 @@ def read_shape(
     length: int,
     activations: str | None = None,
     cuda: bool = False,
+    images: Mapping[str, torch.Tensor] | None = None,
 ) -> ModelShape:
     """Count the sizes of a model with its adapters, and of one micro-step of `batch` × `length` tokens.
 
-    `activations` is their precision if it is not that of the weights (autocast).
+    `activations` is their precision if it is not that of the weights (autocast); `images` is what an image
+    processor makes of those of one prompt.
 
     Raises:
         RecipeError: `model.path` names nothing, or transformers cannot build a model from its config.json.
@@ -88,7 +107,12 @@ def read_shape(
     except Exception:
         # Some architectures read values of masks, or have kernels without a meta implementation.
         return _describe(model, empty, dtype, None, None)
-    return _describe(model, empty, dtype, saved / tokens, checkpointed / tokens)
+    shape = _describe(model, empty, dtype, saved / tokens, checkpointed / tokens)
+    if images is None:
+        return shape
+    with contextlib.suppress(Exception):  # as above
+        shape = replace(shape, images=_count_images(counted, images))
+    return shape
 
 
 def count_weight_bytes(model: ModelConfig, *, cuda: bool) -> int:
@@ -146,7 +170,42 @@ def _attend(
 
 
 def _count_saved(model: Any, batch: int, length: int) -> int:
-    """Return the bytes of the tensors kept by one forward pass of the backbone, each storage once."""
+    """Return the bytes of the tensors kept by one forward pass of the backbone."""
+    with torch.device("meta"):
+        tokens = torch.zeros(batch, length, dtype=torch.long)
+        # transformers takes a mask of four dimensions as it is; it would read values of a smaller one.
+        mask = torch.ones(batch, 1, length, length, dtype=torch.bool)
+    backbone = without_wrapper(model).base_model
+    return _count_kept(
+        model, lambda: backbone(input_ids=tokens, attention_mask=mask, use_cache=False)
+    )
+
+
+def _count_images(model: Any, images: Mapping[str, torch.Tensor]) -> ImageCost:
+    """Count what the images of a prompt take in a model on `meta`, and mark all weights as trained."""
+    bare = without_wrapper(model)
+    fields = {
+        name: value.to("meta", bare.dtype) if value.is_floating_point() else value
+        for name, value in images.items()
+    }
+
+    def count() -> int:
+        return _count_kept(model, lambda: bare.get_image_features(**fields))
+
+    checkpointed = count()
+    model.gradient_checkpointing_disable()
+    for hook in getattr(bare, "_require_grads_hooks", ()):
+        hook.remove()
+    saved = count()
+    model.requires_grad_(True)
+    vision = bare.config.vision_config
+    layers = getattr(vision, "num_hidden_layers", None) or vision.depth
+    pixels = sum(value.nbytes for value in images.values())
+    return ImageCost(pixels, saved, checkpointed, count() // layers)
+
+
+def _count_kept(model: Any, forward: Callable[[], Any]) -> int:
+    """Return the bytes of the tensors that a forward pass keeps, each storage once."""
     known = {weight.untyped_storage()._cdata for weight in model.parameters()}
     kept: dict[int, Any] = {}
 
@@ -157,13 +216,8 @@ def _count_saved(model: Any, batch: int, length: int) -> int:
             kept[storage._cdata] = storage
         return tensor
 
-    base = without_wrapper(model)
-    with torch.device("meta"):
-        tokens = torch.zeros(batch, length, dtype=torch.long)
-        # transformers takes a mask of four dimensions as it is; it would read values of a smaller one.
-        mask = torch.ones(batch, 1, length, length, dtype=torch.bool)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        base.base_model(input_ids=tokens, attention_mask=mask, use_cache=False)
+        forward()
     return sum(storage.nbytes() for storage in kept.values())
 
 

@@ -318,6 +318,10 @@ def _gathered_parts(
 
 def _sampling_parts(shape: "ModelShape", inputs: MemoryInputs) -> Iterator[MemoryPart]:
     """Return what `generate` holds for one generation batch; the keys and values of vLLM are its own."""
+    if shape.images is not None:
+        pixels = inputs.sampled * shape.images.pixels
+        formula = f"{inputs.sampled} prompts × {format_bytes(shape.images.pixels)}"
+        yield MemoryPart("pixel values", "always", pixels, formula)
     if not inputs.generates:
         return
     each = shape.cache_bytes_per_token
@@ -339,7 +343,9 @@ def _sampling_parts(shape: "ModelShape", inputs: MemoryInputs) -> Iterator[Memor
         f"the larger of one layer over {inputs.sampled} × {inputs.prompt_tokens} prompt tokens and "
         f"{inputs.sampled} × {shape.vocabulary} logits × {4 * _SAMPLING_COPIES} bytes"
     )
-    yield MemoryPart("reading and drawing", "sampling", max(reading, drawing), formula)
+    looking = inputs.sampled * shape.images.layer if shape.images else 0
+    formula += ", or one layer of the vision part" if looking else ""
+    yield MemoryPart("reading and drawing", "sampling", max(reading, drawing, looking), formula)
 
 
 class _Pass(NamedTuple):
@@ -391,6 +397,14 @@ def _loss_parts(shape: "ModelShape", inputs: MemoryInputs, largest: _Pass) -> It
         per_token *= _CPU_ADAPTER_HOLES
     formula = f"{largest.formula} × {format_bytes(per_token)} ({kept})"
     yield MemoryPart("activations", "loss", int(largest.tokens * per_token), formula)
+    if shape.images is not None:
+        of_row, kept = shape.images.saved, "kept of each prompt's images"
+        if inputs.checkpointing:
+            of_row = shape.images.checkpointed
+            of_row += shape.images.layer if of_row else 0
+            kept = "kept of each prompt's images at the layers' borders, and one whole layer"
+        formula = f"{inputs.micro_batch} prompts × {format_bytes(of_row)} ({kept})"
+        yield MemoryPart("vision part", "loss", inputs.micro_batch * of_row, formula)
     per_copy = shape.cache_bytes_per_token // (shape.layers if inputs.checkpointing else 1)
     computed = 4 if inputs.cpu else 2 if inputs.autocast else shape.value_bytes
     copied = largest.copied * per_copy * computed // shape.value_bytes

@@ -1,7 +1,7 @@
 """The cheap part of a probe: everything that needs no weights. Loads tokenizer, data and rewards once."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from grpo_cli.probing.memory import (
     warmup_inputs,
 )
 from grpo_cli.probing.signal import CLIPPED, DEAD, WEAK
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.evaluation import is_task_file
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
@@ -416,6 +417,7 @@ def _estimate(session: "Session", runs: Path) -> None:
         length=longest + recipe.generation.max_completion_length,
         activations="bfloat16" if device.autocast else None,
         cuda=device.kind == "cuda",
+        images=_process_most_images(session) if recipe.dataset.has_images else None,
     )
     if shape.saved_bytes_per_token is None:
         seen = "activations are not in the estimate: they cannot be counted for this architecture"
@@ -424,7 +426,7 @@ def _estimate(session: "Session", runs: Path) -> None:
             "with long completions they are the largest part",
         )
         session.add([Issue(seen, fix, level="note", subject="cost: memory", why=why)])
-    if recipe.dataset.has_images:
+    if recipe.dataset.has_images and shape.images is None:
         seen = "the memory that images take while they are read is not in the estimate"
         fix = "watch the memory of the first steps; `model.processor` can make images smaller"
         why = "the weights of the vision part are counted, and images as tokens of their prompts"
@@ -446,6 +448,18 @@ def _estimate(session: "Session", runs: Path) -> None:
     session.add(judge_memory(memory, device, recipe, plan))
     folder = next(path for path in (runs, *runs.absolute().parents) if path.is_dir())
     session.add(cost.judge_disk(disk, shutil.disk_usage(folder).free))
+
+
+def _process_most_images(session: "Session") -> Mapping[str, Any] | None:
+    """Return what the processor makes of the images of a row with the most; None if none has any."""
+    sample = session.probe.prompts
+    rows = session.data.train.select(sample.places if sample else ())
+    counts = list(map(len, rows.select_columns([IMAGES]).to_dict()[IMAGES]))
+    if not any(counts):
+        return None
+    images = rows[counts.index(max(counts))][IMAGES]
+    made = session.processing_class.image_processor(images=images, return_tensors="pt")
+    return {name: each for name, each in made.items() if hasattr(each, "nbytes")}
 
 
 def _longest_answer(session: "Session") -> int:
