@@ -1,8 +1,12 @@
 """Trainings on prompts with images: the same steps as TRL's, resume, and what is measured."""
 
+import base64
+import io
 import json
 import re
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +25,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_cli.data.build import build_datasets
 from grpo_cli.errors import UsageError
-from grpo_cli.fast.completions import count_prompt_tokens, count_row_tokens
+from grpo_cli.fast.completions import count_prompt_tokens, count_row_tokens, encode_unexpanded
 from grpo_cli.launch.server_plan import find_served
 from grpo_cli.models.loading import (
     add_adapters,
@@ -34,10 +38,17 @@ from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 from grpo_cli.runs.run import Run
 from grpo_cli.training.trainer import RunTrainer
-from grpo_cli.workflows.chat_backends import SamplingParams, open_model, read_picture, say
+from grpo_cli.workflows.chat_backends import (
+    SamplingParams,
+    open_model,
+    open_server,
+    read_picture,
+    say,
+)
 from tests.integration.conftest import Workshop
 from tests.integration.test_resuming import completions_of, sets, steps_of
 from tests.integration.test_strategies import REWARD, assert_same
+from tests.json_reply import send_json
 from tests.nightly import nightly
 
 RECIPE = """\
@@ -311,6 +322,9 @@ def test_tokens_of_images_are_counted_as_the_processor_makes_them(tmp_path, made
     lengths = count_row_tokens(processor, data.train, None)
     assert count.total == 4 + 5
     assert lengths == [3 + 16 * len(images) for images in data.train["images"]]
+    # As vLLM takes them, each image is still one token.
+    short = [encode_unexpanded(processor, prompt) for prompt in data.train["prompt"]]
+    assert [len(each) for each in short] == [3 + len(images) for images in data.train["images"]]
 
 
 def test_adapters_fit_models_whose_text_part_does_not_say_that_weights_are_tied():
@@ -322,6 +336,36 @@ def test_adapters_fit_models_whose_text_part_does_not_say_that_weights_are_tied(
     assert all(
         "visual" not in name for name, each in adapted.named_parameters() if each.requires_grad
     )
+
+
+class Hearing(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server that keeps what it is asked."""
+
+    def do_GET(self):
+        send_json(self, {"object": "list", "data": [{"id": "m", "object": "model"}]})
+
+    def do_POST(self):
+        self.server.asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_server_is_shown_pictures():
+    with HTTPServer(("127.0.0.1", 0), Hearing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        chat = open_server(url, None, SamplingParams(temperature=0, max_tokens=3))
+        list(chat([say("colour ?", [Image.new("RGB", (8, 8), "red")])]))
+        server.shutdown()
+    picture, text = server.asked["messages"][0]["content"]
+    assert text == {"type": "text", "text": "colour ?"}
+    kept = base64.b64decode(picture["image_url"]["url"].removeprefix("data:image/png;base64,"))
+    assert Image.open(io.BytesIO(kept)).getpixel((0, 0)) == (255, 0, 0)
 
 
 def test_unknown_settings_of_a_processor_are_refused(tmp_path, made):
