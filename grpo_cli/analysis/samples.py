@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.data.mixing import SOURCE
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import EPISODE, NO_TRAINER, Batch
 from grpo_cli.rewards.scoring import Reward, weighted_sum
 
@@ -64,6 +65,8 @@ def score_samples(
     prompts = repeated.pop("prompt")
     if any(completion.episode for _, completion in flat):
         repeated[EPISODE] = [completion.episode for _, completion in flat]
+    if any(completion.images is not None for _, completion in flat):
+        repeated[IMAGES] = [list(completion.images or ()) for _, completion in flat]
     chat = bool(prompts) and isinstance(prompts[0], list)
     batch = Batch(
         prompts=[c.prompt or prompt for (_, c), prompt in zip(flat, prompts, strict=True)],

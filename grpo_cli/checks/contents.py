@@ -255,11 +255,11 @@ def _check_seen(
             dataset, seen.columns, seen.sample, names, available | everywhere, problems
         )
         problems += check_files(dataset, seen, bool(problems))
-        episodes = loaded.recipe is not None and loaded.recipe.has_episodes
+        added = _added_by_episodes(loaded.recipe)
         for index, reward in list(params.items()):
             # The rows that `when` leaves out need no column.
             more = everywhere if index in configs and configs[index].when else frozenset[str]()
-            known = available | more | ({EPISODE} if episodes else set())
+            known = available | more | added
             if lacking := [*_check_needed_columns({f"rewards.{index}": reward}, known)]:
                 problems += lacking
                 del params[index]
@@ -279,6 +279,13 @@ def _check_seen(
         found += _check_golds(loaded, params, batch, "evaluation rows", lacking_columns)
         known_paths = {problem.path for problem in problems}
         problems += [problem for problem in found if problem.path not in known_paths]
+
+
+def _added_by_episodes(recipe: Recipe | None) -> frozenset[str]:
+    """Return the columns that rewards get besides those of the data."""
+    if recipe is None or not recipe.has_episodes:
+        return frozenset()
+    return frozenset({EPISODE, IMAGES} if recipe.has_images else {EPISODE})
 
 
 def _dataset_alone(loaded: LoadedRecipe) -> Any:

@@ -53,9 +53,9 @@ def _has_pillow() -> bool:
 
 def check_images(recipe: Recipe) -> Iterator[Issue]:
     """Check that the model reads images, and that the recipe has nothing that does not work with them."""
-    if not recipe.dataset.has_images:
+    if not recipe.has_images:
         if recipe.model.processor:
-            seen = "has no effect: no prompt has images"
+            seen = "has no effect: the recipe has no images"
             fix = "name their columns in `dataset.prompt.images`, or remove it"
             yield Issue(seen, fix, "model.processor", level="warning")
         for path in _judges(recipe, images=True):
@@ -66,15 +66,16 @@ def check_images(recipe: Recipe) -> Iterator[Issue]:
         seen = "the judge does not see the images of prompts"
         fix = "write `images: true` there if it reads images"
         yield Issue(seen, fix, path, level="note")
+    place = _PLACE if recipe.dataset.has_images else "episode.images"
     if not _has_pillow():
-        yield Issue("Pillow is not installed", install_extra("images"), _PLACE)
+        yield Issue("Pillow is not installed", install_extra("images"), place)
     try:
         reads = reads_images(recipe.model)
     except RecipeError:
         reads = None  # `check_model` tells
     if reads is False:
-        seen = "the prompts have images, and the model reads none (by the `vision_config` of config.json)"
-        fix = "name a vision-language model, or remove `dataset.prompt.images`"
+        seen = "the recipe has images, and the model reads none (by the `vision_config` of config.json)"
+        fix = f"name a vision-language model, or remove `{place}`"
         yield Issue(seen, fix, "model.path")
     lora = recipe.model.lora
     if lora is not None and lora.target_modules == "all-linear":
@@ -96,8 +97,6 @@ def _find_conflicts(recipe: Recipe) -> Iterator[Issue]:
     conflicts = {
         "dataset.kind": not recipe.is_sampled,
         "dataset.streaming": any(part.streams for part in recipe.dataset.parts),
-        "tools": bool(recipe.tools),
-        "environment": bool(recipe.environment),
         "teacher": recipe.teacher is not None,
         "warmup": recipe.warmup is not None,
         "training.mode": recipe.training.mode == "async",
@@ -107,6 +106,9 @@ def _find_conflicts(recipe: Recipe) -> Iterator[Issue]:
         yield Issue("does not work with images yet", "leave one of them out", path)
     if backend == "transformers_continuous_batching":
         seen = f"{backend} does not sample from images"
+        yield Issue(seen, "set `generation.backend: transformers`", "generation.backend")
+    if backend == "vllm" and recipe.has_episodes:
+        seen = "vllm does not sample from the images of episodes yet"
         yield Issue(seen, "set `generation.backend: transformers`", "generation.backend")
     if strategy.startswith(("zero", "fsdp")):
         seen = f"{strategy} does not work with images yet"

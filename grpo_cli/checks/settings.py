@@ -313,7 +313,7 @@ def _find_left_off(recipe: Recipe) -> dict[str, str]:
     fast, training, model = wanted_parts(recipe), recipe.training, recipe.model
     options = recipe.generation.extras.get("generation_kwargs")
     settings = {**training.extras, "beta": recipe.kl_weight, "generation_kwargs": options}
-    settings[IMAGES] = recipe.dataset.has_images
+    settings[IMAGES] = recipe.has_images
     left_off = find_left_off(fast, settings)
     if fast.cuda_graphs and (why := _why_no_graphs(recipe)):
         left_off.setdefault(GRAPHS, why)

@@ -108,6 +108,9 @@ def _print_result(result: "EnvironmentTestResult") -> None:
     if tokens := result.result_tokens:
         lengths = f"tokens of a result: {tokens.median:g} (median of {tokens.results}), at most {tokens.longest}"
         console.print(Text(lengths, style="dim"))
+    if result.images:
+        sizes = ", ".join(f"{count} of {size}" for size, count in result.images.items())
+        console.print(Text(f"images returned: {sizes} pixels", style="dim"))
     rows = f"{count_noun(result.rows, 'row')}, an episode of each"
     console.print(Text(result.skipped or rows, style="dim"))
     print_problems(result.problems)

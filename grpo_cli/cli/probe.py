@@ -147,12 +147,12 @@ def _samples(samples: "list[ScoredCompletion]") -> Iterator[Text]:
 
 def _transcribe(sample: "ScoredCompletion") -> str:
     """Return what was sampled; of an episode all messages, with what was asked first."""
-    from grpo_cli.rewards.contract import text_of
+    from grpo_cli.runs.completions import show_content
 
     if not sample.messages:
         return sample.text
     return "\n".join(
-        f"{message['role']}: {text_of([message])}"
+        f"{message['role']}: {show_content(message.get('content') or '')}"
         for message in (*sample.prompt[-1:], *sample.messages)
     )
 

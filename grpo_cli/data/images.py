@@ -219,6 +219,45 @@ def _as_rgb(picture: Any) -> Any:
     return Pillow.alpha_composite(Pillow.new("RGBA", above.size, "white"), above).convert("RGB")
 
 
+def as_picture(value: Any) -> Any:
+    """Return an image, also a `PIL.Image.Image`, as `decode_image` does.
+
+    Raises:
+        ImageError: It cannot be read, or is empty.
+    """
+    from PIL import Image as Pillow
+    from PIL import ImageOps
+
+    if not isinstance(value, Pillow.Image):
+        return decode_image(as_image(value, None))
+    if not all(value.size):
+        raise ImageError("size", f"has no pixels: {value.width}x{value.height}", "draw it larger")
+    try:
+        picture = _as_rgb(ImageOps.exif_transpose(value))
+    except (OSError, SyntaxError, ValueError) as error:
+        # It was opened, and not read yet.
+        raise ImageError("damage", f"cannot be read: {error}", _CONVERT) from error
+    picture.filename = getattr(value, "filename", "")
+    return picture
+
+
+def in_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose contents are lists of parts, as templates of vision-language models take them."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message.get("content"), str)
+        else message
+        for message in messages
+    ]
+
+
+def images_of(messages: Sequence[dict[str, Any]]) -> list[Any]:
+    """Return the images that messages hold, in order."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [part["image"] for part in parts if "image" in part]
+
+
 def without_images(prompt: Any) -> Any:
     """Return a prompt whose messages say where images are, and hold none."""
     if isinstance(prompt, str):
@@ -246,5 +285,5 @@ def fill_images(prompt: Sequence[dict[str, Any]], images: Sequence[Any]) -> list
                 for part in message["content"]
             ],
         }
-        for message in prompt
+        for message in in_parts(prompt)
     ]

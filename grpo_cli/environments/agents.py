@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from grpo_cli.data.images import in_parts
 from grpo_cli.environments.contract import Tool
 from grpo_cli.environments.episode import Episode, Sampled
 from grpo_cli.environments.instances import WRONG, Row, example_arguments
@@ -46,6 +47,8 @@ class Script:
     stops: Sequence[int]
     """Tokens that end an answer."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    processor: Any = None
+    """Of a model that reads images; otherwise None or the tokenizer."""
 
     def encode(self, text: str | None, most: int) -> list[int]:
         """Return the tokens of an answer; at most so many."""
@@ -74,7 +77,10 @@ class Script:
 
     def _render(self, messages: list[Any], **options: Any) -> str:
         options = {"tokenize": False, **self.template_kwargs, **options}
-        return str(apply_template(self.tokenizer, messages, **options))
+        renderer = self.processor or self.tokenizer
+        if renderer is not self.tokenizer:
+            messages = in_parts(messages)
+        return str(apply_template(renderer, messages, **options))
 
     def break_call(self, tool: Tool) -> str | None:
         """Return a call that cannot be parsed: its argument is cut out of the middle."""
@@ -143,7 +149,7 @@ def play_agent(
 
     first: list[int] = []
 
-    def sample(prompts: Sequence[Any], most: int) -> Sampled:
+    def sample(prompts: Sequence[Any], most: int, images: Any = None) -> Sampled:
         active = [each for each in episodes if each.end is None]
         ids = [script.encode(answers(each), most) for each in active]
         first[:] = first or ids[0]

@@ -15,10 +15,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
+from grpo_cli.data.images import ImageError, as_picture
 from grpo_cli.environments.contract import Environment, EpisodeError, Reward
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.scoring import as_float
 
 T = TypeVar("T")
+Content = str | list[dict[str, Any]]
+"""What a message says: text, or parts with images in them."""
 MOST_LEFT = 500
 """Threads of late calls that may still run; a container often allows a few thousand."""
 _left: list[threading.Thread] = []
@@ -183,6 +187,84 @@ def as_text(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def as_content(value: Any) -> Content:
+    """Return a result as a message holds it: text, or parts if it has images or is a list of parts.
+
+    Raises:
+        BrokenEnvironmentError: An image stands beside something that is neither image, text nor part.
+    """
+    values = value if isinstance(value, list | tuple) else [value]
+    if not any(_is_picture(each) or _is_part(each) for each in values):
+        return as_text(value)
+    return [_as_part(each) for each in values]
+
+
+def read_content(content: Content, name: str, *, reads_images: bool) -> Content:
+    """Return what a call returned as the model reads it: its images decoded, to RGB.
+
+    Args:
+        content: As `as_content` returns it.
+        name: Of the call, in messages.
+        reads_images: Whether the recipe has images; without, an image part may have a text `alt` in its place.
+
+    Raises:
+        BrokenEnvironmentError: It has an image that the model cannot read.
+    """
+    if isinstance(content, str):
+        return content
+    if reads_images:
+        return [_decode_part(part, name) for part in content]
+    if any(part["type"] == "image" and "alt" not in part for part in content):
+        raise BrokenEnvironmentError(
+            f"{name} returned an image, and the recipe has none. Fix: set `episode.images: true`, with a "
+            "vision-language model, or return text"
+        )
+    return "\n".join(part.get("text") or part.get("alt", "") for part in content)
+
+
+def decode_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row with its images, if it has some, as RGB `PIL.Image.Image`s."""
+    return {**row, IMAGES: list(map(as_picture, row[IMAGES]))} if IMAGES in row else row
+
+
+def _decode_part(part: dict[str, Any], name: str) -> dict[str, Any]:
+    if part["type"] == "text":
+        return part
+    try:
+        return {"type": "image", "image": as_picture(part["image"])}
+    except ImageError as error:
+        fix = "return a `PIL.Image.Image`; `Image.fromarray(array)` makes one of an array"
+        raise BrokenEnvironmentError(
+            f"{name} returned an image that {error.seen}. Fix: {fix}"
+        ) from error
+
+
+def _is_picture(value: Any) -> bool:
+    """Whether it is a `PIL.Image.Image`, which need not be imported for that."""
+    return hasattr(value, "getexif")
+
+
+def _is_part(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    if value.get("type") == "text":
+        return value.keys() == {"type", "text"}
+    return value.get("type") == "image" and "image" in value
+
+
+def _as_part(value: Any) -> dict[str, Any]:
+    if _is_picture(value):
+        return {"type": "image", "image": value}
+    if isinstance(value, str):
+        return {"type": "text", "text": as_text(value)}
+    if not _is_part(value):
+        raise BrokenEnvironmentError(
+            f"{value!r:.100} was returned beside images or parts. Fix: return images, texts, or parts of the form "
+            "`{type: image, image: …}` and `{type: text, text: …}`"
+        )
+    return {**value, "text": as_text(value["text"])} if value["type"] == "text" else dict(value)
+
+
 class BrokenEnvironmentError(EpisodeError):
     """A method of an environment returned what it may not: no failed call, but a mistake in its code."""
 
@@ -195,21 +277,22 @@ def row_seed(row: Mapping[str, Any], seed: int) -> int:
     return int.from_bytes(digest[:4]) >> 1
 
 
-def begin_episode(environment: Environment, row: Mapping[str, Any], seed: int) -> str:
+def begin_episode(environment: Environment, row: Mapping[str, Any], seed: int) -> Content:
     """Reset an environment for a row of a recipe with this seed; return what it says first."""
     # A copy: other episodes of the row begin with it too, and an environment may change its lists.
     own = copy.deepcopy(dict(row))
     said = environment.reset(own, row_seed(own, seed))
-    if said is not None and not isinstance(said, str):
+    content = as_content("" if said is None else said)
+    if said is not None and not isinstance(said, str) and isinstance(content, str):
         raise BrokenEnvironmentError(
-            f"reset() returned {type(said).__name__}, not text. "
+            f"reset() returned {type(said).__name__}, not text or an image. "
             "Fix: let it return the first observation, or None if the prompt says all"
         )
-    return as_text(said or "")
+    return content
 
 
-def take_step(environment: Environment, answer: str) -> tuple[str, bool]:
-    """Give an answer to an environment; return what it says as text, and whether the episode is over."""
+def take_step(environment: Environment, answer: str) -> tuple[Content, bool]:
+    """Give an answer to an environment; return what it says, and whether the episode is over."""
     result = environment.step(answer)
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise BrokenEnvironmentError(
@@ -217,7 +300,7 @@ def take_step(environment: Environment, answer: str) -> tuple[str, bool]:
             "Fix: let it return a text, and whether the episode is over: `return text, done`"
         )
     said, is_done = result
-    return as_text("" if said is None else said), bool(is_done)
+    return as_content("" if said is None else said), bool(is_done)
 
 
 def read_reward(environment: Environment) -> Reward | None:

@@ -1,6 +1,7 @@
 """What every kind of tool and environment implements."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,6 +33,12 @@ class Tool:
     """Takes the arguments by name. May run on any thread, several at a time; may be a coroutine function."""
 
 
+def find_repeated(tools: Sequence[Tool]) -> str | None:
+    """Return a name that two tools have."""
+    counts = Counter(tool.name for tool in tools)
+    return next((name for name, count in counts.items() if count > 1), None)
+
+
 class Environment(ABC):
     """The environment of one episode."""
 
@@ -46,11 +53,11 @@ class Environment(ABC):
         return ()
 
     @abstractmethod
-    def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
-        """Begin the episode; return what is added to the end of the prompt, if anything."""
+    def reset(self, row: Mapping[str, Any], seed: int) -> Any:
+        """Begin the episode; return what is added to the end of the prompt, if anything: text, or images."""
 
-    def step(self, text: str) -> tuple[str, bool]:
-        """Take an answer; return what the environment says to it, and whether the episode is over."""
+    def step(self, text: str) -> tuple[Any, bool]:
+        """Take an answer; return what the environment says to it, as `reset`, and whether the episode is over."""
         raise NotImplementedError(f"{type(self).__name__} takes no text")
 
     def reward(self) -> Reward | None:

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_cli.environments.calls import as_text
+from grpo_cli.data.images import images_of, in_parts
+from grpo_cli.environments.calls import Content, as_text
 from grpo_cli.environments.contract import EpisodeError, Tool
 from grpo_cli.fast.completions import apply_template
+from grpo_cli.models.processor import tokenizer_of
 from grpo_cli.rewards.answers import after_thinking
 
 Message = dict[str, Any]
@@ -42,7 +44,7 @@ class Dialogue:
 
     def __init__(
         self,
-        tokenizer: Any,
+        processing_class: Any,
         *,
         has_tools: bool,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -51,7 +53,8 @@ class Dialogue:
         """Check that the chat template will do.
 
         Args:
-            tokenizer: With a chat template; of its response template, if it has none, TRL's takes the place.
+            processing_class: A tokenizer, or the processor of a model that reads images, with a chat template; of
+                its response template, if it has none, TRL's takes the place.
             has_tools: Whether the model may call tools.
             template_kwargs: More variables for the chat template.
             stops: Tokens that end an answer; None for the tokenizer's.
@@ -60,16 +63,30 @@ class Dialogue:
             EpisodeError: The template cannot render a dialogue, or tools.
         """
         # A response template of TRL's is not for the trainer: it would parse whole episodes as one answer.
-        self.tokenizer = copy.copy(tokenizer)
+        self.tokenizer = tokenizer = copy.copy(tokenizer_of(processing_class))
+        self.reads_images = processing_class is not tokenizer_of(processing_class)
+        """Whether messages may hold images."""
+        self.processor = copy.copy(processing_class) if self.reads_images else None
+        self._image_marks: set[str] = set()
+        """What stands for an image in a text."""
+        if self.processor is not None:
+            self.processor.tokenizer = tokenizer
+            tokens = tokenizer.convert_ids_to_tokens(self.processor.image_token_ids)
+            self._image_marks = {self.processor.image_token, *tokens}
         self.has_tools = has_tools
         self._kwargs = dict(template_kwargs or {})
         self.stops = frozenset(stops if stops is not None else [tokenizer.eos_token_id])
-        if tokenizer.chat_template is None:
+        if self._renderer.chat_template is None:
             raise EpisodeError(
                 "an episode is a dialogue, and the tokenizer has no chat template. Fix: set `model.chat_template`"
             )
         if has_tools:
             self._prepare_tools()
+
+    @property
+    def _renderer(self) -> Any:
+        """What renders messages: the processor, or the tokenizer."""
+        return self.processor or self.tokenizer
 
     def _prepare_tools(self) -> None:
         from trl.chat_template_utils import (
@@ -79,23 +96,23 @@ class Dialogue:
             supports_tool_calling,
         )
 
-        if not supports_tool_calling(self.tokenizer):
+        if not supports_tool_calling(self._renderer):
             raise EpisodeError(
                 f"the model's chat template leaves out tools, calls or their results. {_TEMPLATE_FIX}"
             )
         own = ("response_template", "response_schema")
         if all(getattr(self.tokenizer, name, None) is None for name in own):
             try:
-                add_response_schema(self.tokenizer)
+                add_response_schema(self._renderer)
             except ValueError as error:
                 raise EpisodeError(
                     "how the model writes calls is not known: its tokenizer has no response template, and TRL "
                     f"does not know its chat template. {_TEMPLATE_FIX}"
                 ) from error
-        if is_chat_template_prefix_preserving(self.tokenizer):
+        if is_chat_template_prefix_preserving(self._renderer):
             return
         try:
-            self._kwargs["chat_template"] = get_training_chat_template(self.tokenizer)
+            self._kwargs["chat_template"] = get_training_chat_template(self._renderer)
         except ValueError as error:
             raise EpisodeError(
                 "the chat template changes a call once its result follows, and TRL has no other for this model. "
@@ -103,13 +120,15 @@ class Dialogue:
             ) from error
 
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Return the tokens of a prompt, with the schemas of its tools."""
+        """Return the tokens of a prompt, which holds its images, with the schemas of its tools."""
         # Some templates print a heading for an empty list.
         schemas = [dict(tool.schema) for tool in tools] or None
         return self._render(messages, tools=schemas, add_generation_prompt=True)
 
     def encode_replies(self, replies: Sequence[Message]) -> list[int]:
         """Return the tokens from the end of an answer to the beginning of the next: messages that follow it.
+
+        They hold their images.
 
         Source: `GRPOTrainer._get_tool_suffix_ids` (trl 1.16): they are cut out of a short dialogue.
 
@@ -144,16 +163,46 @@ class Dialogue:
         # Templates may render an earlier answer in another way than the last one: only what follows it counts.
         messages = [_QUESTION, {"role": "assistant", "content": _MARK}, *replies]
         options = {**self._kwargs, "tokenize": False, "add_generation_prompt": True}
-        _, mark, after = apply_template(self.tokenizer, messages, **options).partition(_MARK)
+        text = apply_template(self._renderer, self._prepare(messages), **options)
+        _, mark, after = text.partition(_MARK)
         if not mark:
             raise EpisodeError(
                 "the chat template leaves out the model's answers. Fix: set `model.chat_template` to another"
             )
-        return list(self.tokenizer(after, add_special_tokens=False)["input_ids"])
+        if self.processor is None:
+            return list(self.tokenizer(after, add_special_tokens=False)["input_ids"])
+        return self._encode(after, images_of(replies), add_special_tokens=False)
+
+    def _prepare(self, messages: Sequence[Message]) -> list[Message]:
+        return list(messages) if self.processor is None else in_parts(messages)
 
     def _render(self, messages: Sequence[Message], **options: Any) -> list[int]:
-        options = {"tokenize": True, "return_dict": True, **self._kwargs, **options}
-        return list(apply_template(self.tokenizer, list(messages), **options)["input_ids"])
+        options = {**self._kwargs, **options}
+        if self.processor is None:
+            options |= {"tokenize": True, "return_dict": True}
+            return list(apply_template(self.tokenizer, list(messages), **options)["input_ids"])
+        text = apply_template(self.processor, in_parts(messages), tokenize=False, **options)
+        bos = self.tokenizer.bos_token
+        # As transformers does it: templates may write it, or leave it to the tokenizer.
+        own = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
+        return self._encode(text, images_of(messages), **own)
+
+    def _encode(self, text: str, images: Sequence[Any], **options: Any) -> list[int]:
+        """Return the tokens of a text in which images have their places.
+
+        Raises:
+            EpisodeError: The processor refuses them.
+        """
+        processor: Any = self.processor
+        try:
+            encoded = processor(text=[text], images=[list(images)] if images else None, **options)
+        except Exception as error:  # processors raise what they meet in images
+            sizes = ", ".join(f"{each.width}x{each.height}" for each in images)
+            raise EpisodeError(
+                f"the model's processor refuses {len(images)} images ({sizes} pixels): {error}. "
+                "Fix: return images of another size, or change `model.processor`"
+            ) from error
+        return list(encoded["input_ids"][0])
 
     def read_answer(
         self, token_ids: Sequence[int], context: Sequence[int], tools: Sequence[Tool]
@@ -180,8 +229,27 @@ class Dialogue:
         content = (message.get("content") or "").removesuffix(end)
         return Answer({**message, "role": "assistant", "content": content}, calls)
 
-    def shorten(self, text: str, most: int) -> tuple[str, bool]:
+    def shorten(self, content: Content, most: int) -> tuple[Content, bool]:
+        """Return what a message says with each text at most about `most` tokens, and whether any was longer.
+
+        What stands for an image in the model's prompts is replaced in the texts.
+        """
+        if isinstance(content, str):
+            return self._shorten_text(content, most)
+        texts = [
+            self._shorten_text(part["text"], most) if part["type"] == "text" else ("", False)
+            for part in content
+        ]
+        parts = [
+            {**part, "text": text} if part["type"] == "text" else part
+            for part, (text, _) in zip(content, texts, strict=True)
+        ]
+        return parts, any(was_long for _, was_long in texts)
+
+    def _shorten_text(self, text: str, most: int) -> tuple[str, bool]:
         """Return a text of at most about `most` tokens, and whether its middle was left out."""
+        for mark in self._image_marks:
+            text = text.replace(mark, "[image]")
         # A text that is far too long would take long to tokenize.
         parts = [text] if len(text) <= 64 * most else [text[: 32 * most], text[-32 * most :]]
         ids = [self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts]
@@ -217,3 +285,18 @@ def _read_call(entry: Any) -> Mapping[str, Any]:
             f"the arguments of {name} should be an object, not {json.dumps(arguments)[:200]}"
         )
     return {"name": name, "arguments": dict(arguments)}
+
+
+def append_content(prompt: list[Message], said: Content) -> list[Message]:
+    """Add what an environment says first to the end of a prompt."""
+    last = prompt[-1]["content"]
+    if not said or not last:
+        return [*prompt[:-1], {**prompt[-1], "content": said or last}]
+    if isinstance(last, str) and isinstance(said, str):
+        return [*prompt[:-1], {**prompt[-1], "content": f"{last}\n\n{said}"}]
+    both = in_parts([{"content": last}, {"content": said}])
+    first, then = (each["content"] for each in both)
+    if first[-1]["type"] == then[0]["type"] == "text":
+        joined = f"{first[-1]['text']}\n\n{then[0]['text']}"
+        first, then = first[:-1], [{"type": "text", "text": joined}, *then[1:]]
+    return [*prompt[:-1], {**prompt[-1], "content": [*first, *then]}]

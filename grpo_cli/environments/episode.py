@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from grpo_cli.environments.contract import Environment, Reward, Tool
 from grpo_cli.environments.dialogue import Message
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import EPISODE
 
 End = Literal["answer", "done", "turns", "tokens", "cut_off", "malformed", "failed"]
@@ -28,8 +29,9 @@ class Sampled(NamedTuple):
     entropies: list[list[float]] | None = None
 
 
-Sampler = Callable[[list[list[int]], int], Sampled]
-"""Samples answers to prompts of token ids, each of at most so many tokens."""
+Sampler = Callable[..., Sampled]
+"""Samples answers to prompts of token ids, each of at most so many tokens. If the model reads images, it is passed
+those of each prompt as `images`."""
 
 
 class Call(NamedTuple):
@@ -46,7 +48,7 @@ class Episode:
 
     row: Mapping[str, Any]
     prompt: list[Message]
-    """With what the environment added to it."""
+    """With what the environment added to it; its images are in `images`."""
     tools: Sequence[Tool]
     environment: Environment | None
     prompt_ids: list[int] = field(default_factory=list)
@@ -59,7 +61,13 @@ class Episode:
     entropies: list[float] = field(default_factory=list)
     """Of the model's own tokens; empty if the sampler returns none."""
     messages: list[Message] = field(default_factory=list)
-    """From the first answer on."""
+    """From the first answer on; without their images, which `images` holds."""
+    images: list[Any] = field(default_factory=list)
+    """As RGB `PIL.Image.Image`s, in the order of the messages."""
+    images_read: int = 0
+    """How many of them the model reads: what comes back at the end has no tokens."""
+    prompt_images: int = 0
+    """How many of them are the prompt's."""
     turns: int = 0
     calls: list[Call] = field(default_factory=list)
     shortened: int = 0
@@ -119,11 +127,17 @@ def count_repeats(messages: Sequence[Message]) -> int:
     return len(exchanges) - len(set(exchanges))
 
 
-def add_empty_records(data: Any) -> Any:
-    """Return a dataset with the record of an episode of one answer in each row, for rewards that read it."""
+def add_empty_records(data: Any, *, has_images: bool) -> Any:
+    """Return a dataset with the record of an episode of one answer in each row, for rewards that read it.
+
+    With `has_images` rows have images too, though their prompts may have none.
+    """
     record = Episode({}, [], (), None, turns=1, end="answer").as_json()
     others = [name for name in data.column_names if name != EPISODE]
-    return data.select_columns(others).add_column(EPISODE, [record] * len(data))
+    data = data.select_columns(others).add_column(EPISODE, [record] * len(data))
+    if has_images and IMAGES not in others:
+        data = data.add_column(IMAGES, [[] for _ in range(len(data))])
+    return data
 
 
 def episode_metrics(records: Sequence[Mapping[str, Any]], tools: Sequence[str]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Tools and environments tried one by one, without a model or its tokenizer: what they return, keep and leave."""
 
+import hashlib
 import io
 import sys
 import threading
@@ -13,10 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grpo_cli.data.images import images_of
 from grpo_cli.environments.calls import (
+    BrokenEnvironmentError,
+    Content,
     Outcome,
-    as_text,
+    as_content,
     begin_episode,
+    decode_row,
+    read_content,
     read_reward,
     run_calls,
     settle,
@@ -31,6 +37,7 @@ from grpo_cli.environments.contract import (
 )
 from grpo_cli.environments.player import RESET_S
 from grpo_cli.issues import Issue, Level
+from grpo_cli.rewards.contract import text_of
 
 Row = Mapping[str, Any]
 Action = str | tuple[str, Mapping[str, Any]]
@@ -74,8 +81,12 @@ class Trial:
     """By what was seen, so that each is reported once."""
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """By what was called."""
+    reads_images: bool = False
+    """Whether the recipe has images."""
     results: list[str] = field(default_factory=list)
     """Texts that the model would read."""
+    images: list[str] = field(default_factory=list)
+    """The sizes of the images that it would read."""
     episodes: int = 0
     """Begun so far."""
     rewards: list[Any] = field(default_factory=list)
@@ -104,6 +115,26 @@ class Trial:
             raise _FaultError from outcome.error
         self.seconds[name].append(outcome.seconds)
         return outcome.value
+
+    def read(self, name: str, content: Content, level: Level = "error") -> str:
+        """Keep what a call returned; return it as a text that is the same for the same images.
+
+        Raises:
+            _FaultError: It has an image that cannot be read.
+        """
+        try:
+            content = read_content(content, name, reads_images=self.reads_images)
+        except BrokenEnvironmentError as error:
+            self._report_fault(name, Outcome(error=error), level)
+            raise _FaultError from error
+        if isinstance(content, str):
+            self.results.append(content)
+            return content
+        pictures = images_of([{"content": content}])
+        self.results.append(text_of([{"content": content}]))
+        self.images += [f"{each.width}x{each.height}" for each in pictures]
+        digests = (hashlib.sha256(each.tobytes()).hexdigest() for each in pictures)
+        return str([part.get("text") or f"[image {next(digests)[:8]}]" for part in content])
 
     def _report_fault(self, name: str, outcome: Outcome, level: Level) -> None:
         where = find_place(outcome.error)
@@ -182,11 +213,15 @@ def try_tool(trial: Trial, tool: Tool) -> None:
     name = f"{tool.name}()"
     try:
         value = trial.run(
-            name, partial(tool.call, **arguments), limit_s=trial.timeout_s, level="note"
+            name,
+            lambda: as_content(settle(tool.call(**arguments))),
+            limit_s=trial.timeout_s,
+            level="note",
         )
     except _FaultError:
         return
-    trial.results.append(as_text(value))
+    with suppress(_FaultError):
+        trial.read(name, value)
 
 
 # --- environments ------------------------------------------------------------------------------
@@ -212,8 +247,9 @@ class _Play:
         self.taken: list[Action] = []
         self.environment: Environment = trial.run("the class", source.make, limit_s=RESET_S)
         try:
-            reset = partial(begin_episode, self.environment, row, seed)
-            self.trace.first = trial.run("reset()", reset, limit_s=RESET_S)
+            reset = partial(begin_episode, self.environment, decode_row(row), seed)
+            said = trial.run("reset()", reset, limit_s=RESET_S)
+            self.trace.first = trial.read("reset()", said)
             if not self.trace.first.strip() and not row["prompt"][-1]["content"]:
                 seen = "reset() returns no text, and the dataset has no prompt: the model is asked nothing"
                 trial.report(seen, "let it return what the model is to answer")
@@ -240,20 +276,24 @@ class _Play:
         run, limit_s = self._trial.run, self._trial.timeout_s
         if isinstance(action, str):
             step = partial(take_step, self.environment, action)
-            text, self.trace.is_over = run("step()", step, limit_s=limit_s)
+            said, self.trace.is_over = run("step()", step, limit_s=limit_s)
+            text = self._trial.read("step()", said)
         else:
             name, arguments = action
             tool = next(each for each in self.environment.tools if each.name == name)
-            call = partial(tool.call, **arguments)
+
+            def call() -> Content:
+                return as_content(settle(tool.call(**arguments)))
+
             try:
-                text = as_text(run(f"{name}()", call, limit_s=limit_s, level="note"))
+                said = run(f"{name}()", call, limit_s=limit_s, level="note")
+                text = self._trial.read(f"{name}()", said)
             except _FaultError as fault:
                 if isinstance(fault.__cause__, ProcessEndedError):
                     raise
                 text = ""
             self.trace.is_over = bool(self.environment.is_done)
         self.trace.replies.append(text)
-        self._trial.results.append(text)
 
     def finish(self) -> _Trace:
         """Read the reward, and close the instance."""

@@ -6,18 +6,25 @@ the loss leaves out all others.
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+from grpo_cli.data.images import (
+    fill_images,
+    images_of,
+    without_images,
+)
 from grpo_cli.environments.calls import (
     BrokenEnvironmentError,
     Chain,
+    Content,
     Outcome,
-    as_text,
+    as_content,
     begin_episode,
+    decode_row,
+    read_content,
     read_reward,
     run_calls,
     run_chains,
@@ -29,11 +36,13 @@ from grpo_cli.environments.contract import (
     EnvironmentSource,
     EpisodeError,
     Tool,
+    find_repeated,
 )
-from grpo_cli.environments.dialogue import Answer, Dialogue, Message
+from grpo_cli.environments.dialogue import Answer, Dialogue, Message, append_content
 from grpo_cli.environments.episode import Episode, Failure, Sampled, Sampler
-from grpo_cli.environments.registry import find_kind
+from grpo_cli.environments.registry import open_kind
 from grpo_cli.fast.completions import Completion
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.contract import Batch, completion_text
@@ -89,6 +98,11 @@ class Player:
         """Seconds spent so far on waiting for tools and environments."""
 
     @property
+    def reads_images(self) -> bool:
+        """Whether messages may hold images."""
+        return self._dialogue.reads_images
+
+    @property
     def tool_names(self) -> list[str]:
         """The names of the tools without a state."""
         return [tool.name for tool, _ in self._tools]
@@ -105,11 +119,16 @@ class Player:
         episodes = []
         for number, row in enumerate(rows):
             tools = [tool for tool, places in offers if number in places]
-            episodes.append(Episode(row, list(row["prompt"]), tools, None))
+            own = decode_row(row)
+            prompt = fill_images(row["prompt"], own[IMAGES]) if IMAGES in row else row["prompt"]
+            episodes.append(Episode(own, list(prompt), tools, None))
         try:
             self._reset(episodes, rows)
             for episode in episodes:
-                episode.prompt_ids = self._dialogue.encode_prompt(episode.prompt, episode.tools)
+                filled = episode.prompt
+                episode.prompt_ids = self._dialogue.encode_prompt(filled, episode.tools)
+                episode.prompt, episode.images = without_images(filled), images_of(filled)
+                episode.images_read = episode.prompt_images = len(episode.images)
         except BaseException:
             self.close(episodes)
             raise
@@ -129,16 +148,17 @@ class Player:
             ) from faults[0].error
         for (episode, _), outcome in zip(pairs, outcomes, strict=True):
             own = episode.environment.tools if episode.environment else ()
-            episode.prompt = _append(episode.prompt, outcome.value)
+            said = self._read(outcome.value, "reset()")
+            episode.prompt = append_content(episode.prompt, said)
             if not str(episode.prompt[-1]["content"]).strip():
                 raise EpisodeError(f"reset() returned no text, so the prompt is empty. {_TRY}")
             episode.tools = [*episode.tools, *own]
-            if name := _find_repeated(episode.tools):
+            if name := find_repeated(episode.tools):
                 raise EpisodeError(
                     f"a tool and the environment both offer {name!r}. Fix: rename one"
                 )
 
-    def _reset_one(self, episode: Episode, source: EnvironmentSource) -> str:
+    def _reset_one(self, episode: Episode, source: EnvironmentSource) -> Content:
         # Before the reset, so that it is closed if that fails.
         episode.environment = source.make()
         return begin_episode(episode.environment, episode.row, self._seed)
@@ -211,8 +231,13 @@ class Player:
                     break
                 contexts = [each.prompt_ids + each.token_ids for each in active]
                 # A process whose episodes have ended samples along.
-                fillers = [episodes[0].prompt_ids] * (count - len(active))
-                self._take_turn(active, contexts, sample([*contexts, *fillers], longest))
+                fillers = [episodes[0]] * (count - len(active))
+                asked = [*contexts, *(each.prompt_ids for each in fillers)]
+                options = {}
+                if self.reads_images:
+                    again = [each.images[: each.prompt_images] for each in fillers]
+                    options["images"] = [*(each.images for each in active), *again]
+                self._take_turn(active, contexts, sample(asked, longest, **options))
                 active = [each for each in active if each.end is None]
             self._read_rewards(episodes)
         finally:
@@ -259,7 +284,8 @@ class Player:
 
     def _reply(self, episode: Episode, messages: list[Message]) -> None:
         """Append replies for the next turn, if there is one."""
-        episode.messages += messages
+        episode.messages += without_images(messages)
+        episode.images += images_of(messages)
         if episode.end is None and episode.turns >= self.config.max_turns:
             episode.end = "turns"
         if episode.end is not None:
@@ -269,6 +295,7 @@ class Player:
         if len(episode.token_ids) + len(ids) >= self._max_tokens:
             episode.end = "tokens"
             return
+        episode.images_read = len(episode.images)
         episode.token_ids += ids
         episode.mask += [0] * len(ids)
         if episode.logprobs is not None:
@@ -301,7 +328,7 @@ class Player:
             replies.append({"role": "user", "content": text})
         return replies
 
-    def _call(self, episode: Episode, name: str, arguments: Mapping[str, Any]) -> Chain[str]:
+    def _call(self, episode: Episode, name: str, arguments: Mapping[str, Any]) -> Chain[Content]:
         """Call a tool; return its result as the model reads it."""
         tools = {tool.name: tool for tool in episode.tools}
         if name not in tools:
@@ -311,11 +338,11 @@ class Player:
         tool = tools[name]
         # A coroutine is cancelled once its call was given up.
         patience_s = self.config.tool_timeout_s + 1
-        outcome = yield lambda: as_text(settle(tool.call(**arguments), patience_s))
+        outcome = yield lambda: as_content(settle(tool.call(**arguments), patience_s))
         is_own = episode.environment is not None and tool in episode.environment.tools
         return self._read_outcome(episode, name, outcome, may_change=is_own)
 
-    def _step(self, episode: Episode, environment: Environment, answer: str) -> Chain[str]:
+    def _step(self, episode: Episode, environment: Environment, answer: str) -> Chain[Content]:
         """Give an answer to an environment that takes text; return what that says."""
         outcome = yield partial(take_step, environment, answer)
         if not outcome.fault:
@@ -325,7 +352,7 @@ class Player:
 
     def _read_outcome(
         self, episode: Episode, name: str, outcome: Outcome, *, may_change: bool
-    ) -> str:
+    ) -> Content:
         """Return what the model reads of a call; decide what a failure means.
 
         A call that `may_change` the environment ends the episode if it is late: that may still happen at any time.
@@ -342,25 +369,21 @@ class Player:
             episode.end = "failed"
         elif episode.environment is not None and episode.environment.is_done:
             episode.end = "done"
-        return self._shorten(episode, f"Error: {outcome.fault}" if failure else outcome.value)
+        if failure:
+            return self._shorten(episode, f"Error: {outcome.fault}")
+        return self._shorten(episode, self._read(outcome.value, f"{name}()"))
 
-    def _shorten(self, episode: Episode, text: str) -> str:
-        shortened, was_long = self._dialogue.shorten(text, self.config.max_result_tokens)
+    def _read(self, content: Content, name: str) -> Content:
+        return read_content(content, name, reads_images=self.reads_images)
+
+    def _shorten(self, episode: Episode, content: Content) -> Content:
+        shortened, was_long = self._dialogue.shorten(content, self.config.max_result_tokens)
         episode.shortened += was_long
         return shortened
 
 
 def _failure(outcome: Outcome) -> Failure:
     return "late" if outcome.is_late else "failed" if outcome.error is not None else ""
-
-
-def _append(prompt: list[Message], said: str) -> list[Message]:
-    """Add what an environment says first to the end of a prompt."""
-    if not said:
-        return prompt
-    last = prompt[-1]
-    content = f"{last['content']}\n\n{said}" if last["content"] else said
-    return [*prompt[:-1], {**last, "content": content}]
 
 
 def find_rows(when: Condition | None, rows: Sequence[Mapping[str, Any]]) -> set[int]:
@@ -373,26 +396,15 @@ def find_rows(when: Condition | None, rows: Sequence[Mapping[str, Any]]) -> set[
     return {number for number in places if when.holds(batch, number)}
 
 
-def _find_repeated(tools: Sequence[Tool]) -> str | None:
-    """Return a name that two tools have."""
-    counts = Counter(tool.name for tool in tools)
-    return next((name for name, count in counts.items() if count > 1), None)
-
-
-def open_kind(section: str, config: KindConfig) -> Any:
-    """Validate an entry's parameters and open it: a `ToolSource` or an `EnvironmentSource`."""
-    return find_kind(section, config.kind).model_validate(config.params).open()
-
-
 @contextmanager
 def open_player(
-    recipe: Recipe, tokenizer: Any, *, stops: Sequence[int] | None = None
+    recipe: Recipe, processing_class: Any, *, stops: Sequence[int] | None = None
 ) -> Iterator[Player]:
     """Open the tools and environments of a recipe, and close them on the way out.
 
     Args:
         recipe: With `tools` or an `environment`.
-        tokenizer: With a chat template.
+        processing_class: With a chat template: the tokenizer, or the processor if the recipe has images.
         stops: Tokens that end an answer; None for the tokenizer's.
 
     Raises:
@@ -410,10 +422,10 @@ def open_player(
             source = open_kind("environment", config)
             stack.callback(source.close)
             sources.append((source, _condition(config)))
-        if name := _find_repeated([tool for tool, _ in tools]):
+        if name := find_repeated([tool for tool, _ in tools]):
             raise EpisodeError(f"two tools have the name {name!r}. Fix: rename one", "tools")
         dialogue = Dialogue(
-            tokenizer,
+            processing_class,
             has_tools=bool(tools) or any(source.has_tools for source, _ in sources),
             template_kwargs=recipe.generation.extras.get("chat_template_kwargs"),
             stops=stops,
@@ -431,7 +443,7 @@ def open_player(
 def sample_episodes(
     player: Player,
     rows: Sequence[Mapping[str, Any]],
-    draw: Callable[[list[list[int]], int], list[list[int]]],
+    draw: Callable[..., list[list[int]]],
     *,
     samples_per_prompt: int = 1,
     batch_size: int = 32,
@@ -443,7 +455,7 @@ def sample_episodes(
     Args:
         player: Of the recipe.
         rows: With `prompt` and `row_id`.
-        draw: Returns answers to prompts of token ids, each of at most so many tokens.
+        draw: Returns answers to prompts of token ids, each of at most so many tokens; `images` as for a `Sampler`.
         samples_per_prompt: Episodes of each row.
         batch_size: Episodes played side by side.
         agree: As for `Player.play`.
@@ -453,8 +465,12 @@ def sample_episodes(
     played: list[Completion] = []
     for start in range(0, len(queue), batch_size):
         episodes = player.begin(queue[start : start + batch_size])
-        player.play(episodes, lambda ids, most: Sampled(draw(ids, most)), agree)
-        played += [_as_completion(each) for each in episodes]
+
+        def sample(ids: list[list[int]], most: int, **options: Any) -> Sampled:
+            return Sampled(draw(ids, most, **options))
+
+        player.play(episodes, sample, agree)
+        played += [_as_completion(each, player.reads_images) for each in episodes]
         if on_progress is not None:
             on_progress(len(played), len(queue))
     return [
@@ -463,7 +479,7 @@ def sample_episodes(
     ]
 
 
-def _as_completion(episode: Episode) -> Completion:
+def _as_completion(episode: Episode, reads_images: bool) -> Completion:
     return Completion(
         completion_text(episode.messages),
         tuple(episode.own_ids),
@@ -472,6 +488,7 @@ def _as_completion(episode: Episode) -> Completion:
         messages=tuple(episode.messages),
         episode=episode.as_json(),
         sequence=(episode.prompt_ids, episode.token_ids, episode.mask),
+        images=tuple(episode.images) if reads_images else None,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_cli.environments.contract import EnvironmentParams, EpisodeError, ToolParams
 from grpo_cli.errors import UsageError, nearest
+from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.kinds import KindDescription, added_kinds, describe, load_kind
 
 if TYPE_CHECKING:
@@ -85,3 +86,8 @@ def _of(section: str) -> tuple[dict[str, str], Any]:
 
 def _load(entry: "EntryPoint") -> Any:
     return load_kind(entry, "kind", (ToolParams, EnvironmentParams), EpisodeError)
+
+
+def open_kind(section: str, config: KindConfig) -> Any:
+    """Validate an entry's parameters and open it: a `ToolSource` or an `EnvironmentSource`."""
+    return find_kind(section, config.kind).model_validate(config.params).open()

@@ -1,5 +1,6 @@
 """Tools and environments of a recipe tried without a model: what is wrong, and does playing right win?"""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -26,7 +27,8 @@ from grpo_cli.environments.instances import (
     try_tool,
     watch_output,
 )
-from grpo_cli.environments.player import find_rows, open_kind, open_player
+from grpo_cli.environments.player import find_rows, open_player
+from grpo_cli.environments.registry import open_kind
 from grpo_cli.errors import GrpoError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.episode import KindConfig
@@ -88,6 +90,8 @@ class EnvironmentTestResult:
     """By what was called."""
     result_tokens: ResultTokens | None
     """None without a tokenizer."""
+    images: dict[str, int]
+    """How many images were returned, by their size in pixels."""
     agents: tuple[AgentResult, ...]
     skipped: str
     """What was not tried, and why; empty if all was."""
@@ -159,6 +163,7 @@ def try_environments(
         tools=tuple(_describe(tool, entry) for entry in entries for tool in entry.tools),
         latency=_sum_up(trials),
         result_tokens=ResultTokens(len(tokens), median(tokens), max(tokens)) if tokens else None,
+        images=dict(Counter(size for trial in trials for size in trial.images)),
         agents=tuple(agents),
         skipped=skipped,
         problems=tuple(sorted(unique, key=lambda problem: _LEVELS.index(problem.level))),
@@ -185,6 +190,7 @@ def _try_entries(
             for index, config in enumerate(getattr(recipe, section)):
                 on_progress(f"trying {config.kind}")
                 trial = Trial(f"{section}.{index}", recipe.episode.tool_timeout_s)
+                trial.reads_images = recipe.has_images
                 with watch_output(trial):
                     entry = _open(trial, section, config, stack)
                     entries.append(entry)
@@ -307,7 +313,9 @@ def _play_agents(
     results: list[AgentResult] = []
     played: dict[str, list[Episode]] = {}
     try:
-        with open_player(recipe, script.tokenizer, stops=script.stops) as player:
+        with open_player(
+            recipe, script.processor or script.tokenizer, stops=script.stops
+        ) as player:
             has_gold = any(entry.trial.has_gold for entry in entries)
             agents: dict[str, Answers] = {GOLD: Gold(script)} if has_gold else {}
             agents |= make_agents(script, has_tools=any(entry.tools for entry in entries))

@@ -139,6 +139,9 @@ def make_request(source: Path, overrides: list[str] | None, options: EvalOptions
         batch_size=options.batch_size or evaluation.batch_size,
         code=_hash_code(recipe),
     )
+    if backend == "vllm" and recipe.has_images and recipe.has_episodes:
+        fix = "--backend transformers"
+        raise UsageError(f"vLLM does not sample from the images of episodes yet. Fix: {fix}")
     if backend == "vllm" and importlib.util.find_spec("vllm") is None:
         raise SetupError(
             f"vllm is not installed. Fix: {install_extra('vllm')}, or --backend transformers"

@@ -40,11 +40,11 @@ def open_sampler(request: EvalRequest, subject: Subject, device: Any) -> Iterato
         subject: The model.
         device: A `torch.device`, for transformers.
     """
-    has_images = request.recipe.dataset.has_images
+    has_images = request.recipe.has_images
     processing_class = load_processing_class(subject.model, has_images=has_images)
     tokenizer = tokenizer_of(processing_class)
     if request.recipe.has_episodes:
-        with _open_player(request, subject, tokenizer, device) as play:
+        with _open_player(request, subject, processing_class, device) as play:
             yield play
         return
     generation = request.recipe.generation
@@ -77,14 +77,14 @@ def open_sampler(request: EvalRequest, subject: Subject, device: Any) -> Iterato
 
 @contextmanager
 def _open_player(
-    request: EvalRequest, subject: Subject, tokenizer: Any, device: Any
+    request: EvalRequest, subject: Subject, processing_class: Any, device: Any
 ) -> Iterator[Sample]:
     """Load a subject, and yield the function that plays episodes with it."""
-    recipe, size = request.recipe, request.batch_size
+    recipe, size, tokenizer = request.recipe, request.batch_size, tokenizer_of(processing_class)
     stops = all_eos_token_ids(load_generation_config(subject.model), tokenizer)
     with ExitStack() as stack:
         # Before the model, which takes longer: a tool that is missing ends it at once.
-        player = stack.enter_context(open_player(recipe, tokenizer, stops=stops))
+        player = stack.enter_context(open_player(recipe, processing_class, stops=stops))
         if request.backend == "vllm":
             engine, size = stack.enter_context(_open_vllm(request, subject, tokenizer)), _EPISODES
 
@@ -98,6 +98,7 @@ def _open_player(
                 temperature=request.temperature,
                 batch_size=size,
                 fast=recipe.training.fast,
+                processor=processing_class,
             )
 
         def play(rows: Any, seed: int) -> list[list[Completion]]:

@@ -113,7 +113,7 @@ def _read_rows(request: EvalRequest, subject: Subject) -> _Plan:
     from grpo_cli.models.processor import load_processing_class
 
     recipe = request.recipe
-    processing_class = load_processing_class(subject.model, has_images=recipe.dataset.has_images)
+    processing_class = load_processing_class(subject.model, has_images=recipe.has_images)
     template = recipe.generation.extras.get("chat_template_kwargs")
     count = partial(count_prompt_tokens, processing_class, chat_template_kwargs=template)
     data = build_datasets(

@@ -76,7 +76,7 @@ def _read_head(request: ExportRequest) -> ModelCardData:
         datasets=datasets or None,
         library_name=_LIBRARIES[request.format],
         license=read_licence(recipe.model),
-        pipeline_tag="image-text-to-text" if recipe.dataset.has_images else "text-generation",
+        pipeline_tag="image-text-to-text" if recipe.has_images else "text-generation",
         tags=[*_TAGS, *(["lora"] if recipe.model.lora else [])],
     )
 
@@ -100,7 +100,7 @@ def _example(recipe: Recipe) -> list[str]:
     if system:
         messages.append({"role": "system", "content": system})
     messages.append({"role": "user", "content": "…"})
-    if recipe.dataset.has_images:
+    if recipe.has_images:
         for message in messages:
             message["content"] = [{"type": "text", "text": message["content"]}]
         messages[-1]["content"].insert(0, {"type": "image", "path": "picture.png"})

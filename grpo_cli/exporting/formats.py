@@ -54,7 +54,7 @@ def load_trained(request: ExportRequest) -> Any:
 
 def load_processing(request: ExportRequest) -> Any:
     """Load the tokenizer that training used, or the processor if it had images."""
-    has_images = request.recipe.dataset.has_images
+    has_images = request.recipe.has_images
     return load_processing_class(request.tokenizer, has_images=has_images)
 
 
@@ -73,7 +73,7 @@ def write_safetensors(request: ExportRequest, folder: Path, dtype: str) -> None:
     model.generation_config = settings
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=request.max_shard_size)
     processing_class.save_pretrained(folder)
-    if not request.recipe.dataset.has_images:
+    if not request.recipe.has_images:
         copy_processor(request.recipe.model, folder)
 
 

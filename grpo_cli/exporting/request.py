@@ -88,7 +88,7 @@ def make_request(
     folder = RunFolder(run)
     recipe = folder.read_recipe()
     name, trained = find_model(folder, checkpoint)
-    if recipe.dataset.has_images and format == "gguf":
+    if recipe.has_images and format == "gguf":
         raise UsageError(
             f"{run} was trained on images, and its GGUF file would read none. Fix: --format safetensors"
         )

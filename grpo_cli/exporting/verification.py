@@ -97,7 +97,7 @@ def verify(request: ExportRequest, folder: Path, tell: Callable[[str], None]) ->
         GrpoError: A model cannot be loaded.
     """
     processing = load_processing(request)
-    asked = _read_prompts(request, tokenizer_of(processing))
+    asked = _read_prompts(request, processing)
     tell(f"verifying: the trained model on {len(asked.prompts)} prompts (1 of 3)")
     trained = _run(request, load_trained(request), processing, asked, None)
     tell("verifying: the base model (2 of 3)")
@@ -157,25 +157,26 @@ def _summarize(
     }
 
 
-def _read_prompts(request: ExportRequest, tokenizer: Any) -> Asked:
+def _read_prompts(request: ExportRequest, processing: Any) -> Asked:
     dataset = request.recipe.dataset
     limits = {"eval_limit": PROMPTS} if has_eval(dataset) else {}
     if request.recipe.is_sampled:
         # The first rows of scored data may be those of one prompt, or of prompts with a single response.
         limits["limit"] = PROMPTS
     recipe = request.recipe.model_copy(update={"dataset": dataset.model_copy(update=limits)})
-    chat = bool(tokenizer.chat_template)
+    chat = bool(processing.chat_template)
     data = build_datasets(recipe, has_chat_template=chat, count_tokens=None)
     rows = data.train if data.eval is None or not len(data.eval) else data.eval
     rows = rows.select(range(min(PROMPTS, len(rows))))
     if not recipe.environment:
-        has_images = IMAGES in rows.column_names
-        return Asked(list(rows["prompt"]), list(rows[IMAGES]) if has_images else None)
+        images = list(rows[IMAGES]) if IMAGES in rows.column_names else [[] for _ in rows]
+        return Asked(list(rows["prompt"]), images if recipe.has_images else None)
     # What an environment says first belongs to the prompt: without it, that may be empty.
-    with open_player(recipe, tokenizer) as player:
+    with open_player(recipe, processing) as player:
         episodes = player.begin(rows.to_list())
         player.close(episodes)
-    return Asked([episode.prompt for episode in episodes], None)
+    images = [episode.images for episode in episodes]
+    return Asked([episode.prompt for episode in episodes], images if recipe.has_images else None)
 
 
 def _encode(processing: Any, asked: Asked, place: int, kwargs: dict[str, Any] | None) -> Any:

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig
 
-from grpo_cli.data.images import Image, fill_images, read_size
+from grpo_cli.data.images import Image, fill_images, in_parts, read_size
 from grpo_cli.errors import RecipeError, RunError
 from grpo_cli.fast.decoding import Decoding, decode, pad_prompts, read_decoding, unsupported_reason
 from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
 from grpo_cli.issues import Issue
 from grpo_cli.models.loading import without_wrapper
+from grpo_cli.models.processor import encode_images, tokenizer_of
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.training import FastConfig
 
@@ -55,6 +56,8 @@ class Completion:
     sequence: tuple[Sequence[int], Sequence[int], Sequence[int]] | None = None
     """Tokens of an episode's prompt and of all that followed, results included, and 1 at the model's own among
     the latter; None if there was none."""
+    images: tuple[Any, ...] | None = None
+    """The images of an episode, in their order; None if there was none, or the model reads no images."""
 
 
 def sample_completions(
@@ -137,22 +140,32 @@ def open_sampler(
     seed: int | None = None,
     options: Mapping[str, Any] | None = None,
     fast: FastConfig = _FAST,
-) -> Iterator[Callable[[list[list[int]], int], list[list[int]]]]:
+    processor: Any = None,
+) -> Iterator[Callable[..., list[list[int]]]]:
     """Yield a function that samples answers to prompts of token ids, each of at most so many tokens.
 
-    Arguments as for `sample_completions`. An answer ends with the first token that ends a completion, if there is
-    one.
+    Arguments as for `sample_completions`. With a `processor` the function takes the `images` of each prompt too.
+    An answer ends with the first token that ends a completion, if there is one.
     """
     longest = _generation_config(model, tokenizer, 1, temperature, options or {})
     ends = frozenset(declared_eos_token_ids(longest))
 
-    def sample(prompt_ids: list[list[int]], most: int) -> list[list[int]]:
+    def sample(
+        prompt_ids: list[list[int]], most: int, images: Sequence[Sequence[Any]] | None = None
+    ) -> list[list[int]]:
         config = _generation_config(model, tokenizer, most, temperature, options or {})
+        if images is not None:
+            config.suppress_tokens = [model.config.image_token_id]
         without_wrapper(model).generation_config = config
         draw = _pick_sampler(model, tokenizer, config, fast)
         rows: list[list[int]] = []
         for start in range(0, len(prompt_ids), batch_size):
-            rows += draw(prompt_ids[start : start + batch_size])
+            part = slice(start, start + batch_size)
+            if images is None:
+                rows += draw(prompt_ids[part])
+            else:
+                fields = encode_images(processor, images[part], prompt_ids[part])
+                rows += _generate(model, tokenizer, prompt_ids[part], config, fields)
         return [cut_at_end(row, ends) for row in rows]
 
     with torch.no_grad(), sampling_state(model, longest, seed):
@@ -202,15 +215,6 @@ def encode_unexpanded(
     start = processor.tokenizer.bos_token
     has_start = start is not None and text.startswith(start)
     return list(processor.tokenizer(text, add_special_tokens=not has_start)["input_ids"])
-
-
-def ban_image_token(processor: Any) -> dict[int, float]:
-    """Return vLLM's `logit_bias` under which the token that stands for images is not sampled.
-
-    The model would look for an image where it sampled its token.
-    Source: trl 1.16, `GRPOTrainer.__init__`, for transformers.
-    """
-    return {processor.image_token_id: -100.0}
 
 
 def encode_answer(tokenizer: Any, text: str) -> list[int]:
@@ -279,13 +283,14 @@ def count_prompt_tokens(
 
     Args:
         tokenizer: The tokenizer; a processor if prompts may hold images.
-        images: The prompt's images as rows hold them, each read for its size; None if no prompt may hold any.
+        images: The prompt's images as rows hold them, each read for its size; None if there are none.
 
     Raises:
         RecipeError: The prompt is a list of messages, and there is no chat template, or one that refuses them.
     """
-    if images is None:
+    if images is None and tokenizer is tokenizer_of(tokenizer):
         return len(encode_prompt(tokenizer, prompt, chat_template_kwargs))
+    images, prompt = images or (), in_parts(prompt)
     options = {"add_generation_prompt": True, **(chat_template_kwargs or {})}
     text = apply_template(tokenizer, prompt, tokenize=False, **options)
     count = _count_text_tokens(tokenizer, text)
@@ -463,14 +468,29 @@ def _generate_from_images(
 
 
 def _generate(
-    model: Any, tokenizer: Any, prompts: list[list[int]], config: GenerationConfig
+    model: Any,
+    tokenizer: Any,
+    prompts: list[list[int]],
+    config: GenerationConfig,
+    fields: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
-    """Return the tokens that plain `generate()` appends to each prompt; after the end there may be padding."""
-    longest = max(map(len, prompts))
-    ids, mask = pad_prompts(prompts, longest, config.pad_token_id, model.device)
+    """Return the tokens that plain `generate()` appends to each prompt; after the end there may be padding.
+
+    `fields` are those of the prompts' images, as `encode_images` returns them.
+    """
+    longest, device = max(map(len, prompts)), model.device
+    ids, mask = pad_prompts(prompts, longest, config.pad_token_id, device)
+    more = {
+        name: value.to(device)
+        if isinstance(value, torch.Tensor)
+        else pad_prompts(value, longest, 0, device)[0]
+        for name, value in (fields or {}).items()
+        if name != "num_tiles"
+    }
     output = model.generate(
         input_ids=ids,
         attention_mask=mask,
+        **more,
         generation_config=config,
         # `stop_strings` needs it.
         tokenizer=tokenizer if config.stop_strings else None,

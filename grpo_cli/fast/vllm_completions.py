@@ -16,11 +16,11 @@ from grpo_cli.fast.completions import (
     Completion,
     Images,
     Prompt,
-    ban_image_token,
     encode_prompt,
     encode_unexpanded,
 )
 from grpo_cli.models.folder import read_vllm_rank
+from grpo_cli.models.processor import ban_image_token
 
 _OPTIONS = ("top_p", "top_k", "min_p", "repetition_penalty")
 _APART = 1_000_003

@@ -194,7 +194,7 @@ def plan_training_server(
         "--model-impl": vllm.get("model_impl") or None,
         "--max-lora-rank": (rank := adapter_rank(recipe, device)),
         "--mm-processor-kwargs": _list_processor_settings(
-            recipe.model, has_images=recipe.dataset.has_images
+            recipe.model, has_images=recipe.has_images
         ),
     }
     if device == "cuda":
@@ -203,7 +203,7 @@ def plan_training_server(
     switches = ["--trust-remote-code"] if recipe.model.trust_remote_code else []
     switches += ["--enable-lora"] if rank else []
     # The endpoint that takes tokens with images.
-    switches += ["--enable-scale-out"] if recipe.dataset.has_images else []
+    switches += ["--enable-scale-out"] if recipe.has_images else []
     for name, value in recipe.generation.vllm.server_args.items():
         if isinstance(value, bool):
             switches.append(f"--{name}" if value else f"--no-{name}")
@@ -337,7 +337,7 @@ def _prompted(recipe: Recipe, model: str, adapter: Path | None, settings: ModelC
         recipe.dataset.fixed_system,
         template if template and template.is_file() else None,
         recipe.generation.extras.get("chat_template_kwargs"),
-        recipe.dataset.has_images,
+        recipe.has_images,
     )
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from grpo_cli.recipe.model import ModelConfig
 
 _PER_CALL = {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
 """Arguments of an image processor's calls, which are no settings."""
+_TEXT_FIELDS = {"input_ids", "attention_mask"}
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 """Where processors have their settings, beside those of the tokenizer."""
@@ -84,6 +86,60 @@ def copy_processor(model: ModelConfig, folder: Path) -> None:
         )
         if file is not None:
             shutil.copyfile(file, folder / name)
+
+
+def encode_images(
+    processor: Any, images: Sequence[Sequence[Any]], token_ids: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Return what a model reads of sequences with images besides their tokens; nothing if there are no images.
+
+    The images are those of all turns, so that the processor cannot have them with the text of a prompt.
+
+    Args:
+        processor: Of transformers, a `ProcessorMixin`.
+        images: Of each sequence, in order.
+        token_ids: With the tokens of these images.
+
+    Returns:
+        Tensors such as `pixel_values`, and lists with a number for each token, such as `mm_token_type_ids`.
+    """
+    if not any(images):
+        return {}
+    encoded = dict(_encode_marks(processor, images))
+    pixels = encoded["pixel_values"]
+    tiles_vary = pixels.ndim == 4 and len(pixels) != sum(map(len, images))
+    if "spatial_shapes" in encoded or tiles_vary:
+        # TRL's name: how many tiles images were cut into.
+        encoded["num_tiles"] = [
+            len(_encode_marks(processor, [own])["pixel_values"]) if own else 0 for own in images
+        ]
+    for name in [name for name in encoded if name.endswith("token_type_ids")]:
+        kinds = processor.create_mm_token_type_ids(token_ids)
+        encoded[name] = kinds if encoded[name].any() else [[0] * len(each) for each in kinds]
+    return encoded
+
+
+def _encode_marks(processor: Any, images: Sequence[Sequence[Any]]) -> Any:
+    """Return the fields of messages that have images, and nothing else of interest."""
+    text = {"type": "text", "text": ""}
+    contents = [[*({"type": "image", "image": each} for each in own), text] for own in images]
+    encoded = processor.apply_chat_template(
+        [[{"role": "user", "content": content}] for content in contents],
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+        processor_kwargs={"padding": True},
+    )
+    return {name: value for name, value in encoded.items() if name not in _TEXT_FIELDS}
+
+
+def ban_image_token(processor: Any) -> dict[int, float]:
+    """Return vLLM's `logit_bias` under which the token that stands for images is not sampled.
+
+    The model would look for an image where it sampled its token.
+    Source: trl 1.16, `GRPOTrainer.__init__`, for transformers.
+    """
+    return {processor.image_token_id: -100.0}
 
 
 def _check_settings(model: ModelConfig, image_processor: Any) -> None:

@@ -85,7 +85,7 @@ def _why_merged(recipe: Recipe, device: Device) -> str | None:
         "enable_lora: false": not vllm.enable_lora,
         "mode: async": recipe.training.mode == "async",
         # vLLM passes over adapters of the vision part, which modules of these names may have.
-        "target_modules": recipe.dataset.has_images and lora.target_modules != "all-linear",
+        "target_modules": recipe.has_images and lora.target_modules != "all-linear",
         **_list_features(lora.model_dump()),
         "enable_sleep_mode": vllm.extras.get("enable_sleep_mode"),
         "float32": float32,
@@ -142,7 +142,5 @@ def engine_settings(recipe: Recipe, device: Device) -> dict[str, Any]:
         "trust_remote_code": recipe.model.trust_remote_code,
         "revision": recipe.model.revision,
         "model_impl": vllm.extras.get("model_impl") or "auto",
-        "mm_processor_kwargs": processor_settings(
-            recipe.model, has_images=recipe.dataset.has_images
-        ),
+        "mm_processor_kwargs": processor_settings(recipe.model, has_images=recipe.has_images),
     }

@@ -82,7 +82,10 @@ def run_model(
     """
     disable_progress_bar()
     model, tokenizer, rows = None, tokenizer_of(processing_class), data.to_list()
-    images = Images(processing_class, data[IMAGES]) if recipe.dataset.has_images else None
+    images = None
+    if recipe.has_images:
+        own = data[IMAGES] if IMAGES in data.column_names else [[] for _ in rows]
+        images = Images(processing_class, own)
     if recipe.generation.backend == "vllm":
         tell("starting vLLM")
         with _explained("sampling", recipe):
@@ -192,8 +195,11 @@ def _sample(
     report = _report_progress(tell, recipe.generation.num_generations * len(prompts))
     if recipe.has_episodes:
         shared = {name: settings[name] for name in ("temperature", "seed", "options", "fast")}
-        with open_sampler(model, tokenizer, batch_size=batch_size, **shared) as draw:
-            return _play(recipe, tokenizer, rows, draw, batch_size, report)
+        processor = tokenizer if images is None else images.processor
+        with open_sampler(
+            model, tokenizer, batch_size=batch_size, processor=processor, **shared
+        ) as draw:
+            return _play(recipe, processor, rows, draw, batch_size, report)
     started = time.perf_counter()
     sampled = sample_completions(
         model, tokenizer, prompts, batch_size=batch_size, on_progress=report, **settings
@@ -216,15 +222,16 @@ def _report_progress(tell: Callable[[str], None], total: int) -> Callable[[int, 
 
 def _play(
     recipe: Recipe,
-    tokenizer: Any,
+    processing_class: Any,
     rows: Sequence[Mapping[str, Any]],
-    draw: Callable[[list[list[int]], int], list[list[int]]],
+    draw: Callable[..., list[list[int]]],
     batch_size: int,
     report: Callable[[int, int], None],
 ) -> _Sampled:
     """Play a group of episodes for each row."""
+    tokenizer = tokenizer_of(processing_class)
     stops = all_eos_token_ids(load_generation_config(recipe.model), tokenizer)
-    with open_player(recipe, tokenizer, stops=stops) as player:
+    with open_player(recipe, processing_class, stops=stops) as player:
         started = time.perf_counter()
         groups = sample_episodes(
             player,

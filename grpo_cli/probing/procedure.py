@@ -215,7 +215,7 @@ def _sample_and_judge(session: Session) -> None:
 
     run, scored = None, []
     fits = not memory or available is None or memory.peak_bytes <= available
-    if session.recipe.dataset.has_images:
+    if session.recipe.has_images:
         seen = "no training step was taken, so the time of the training is not estimated"
         fix, why = "see the first steps", "a step with images cannot be timed yet"
         session.add([Issue(seen, fix, level="note", subject="cost: time", why=why)])
@@ -225,7 +225,7 @@ def _sample_and_judge(session: Session) -> None:
             session.processing_class,
             rows,
             batch_size=session.sampled_at_once(),
-            takes_step=fits and not session.recipe.dataset.has_images,
+            takes_step=fits and not session.recipe.has_images,
             tell=session.tell,
         )
     if run is None:

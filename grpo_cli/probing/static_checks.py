@@ -110,9 +110,7 @@ def _load_data(session: "Session") -> None:
     # First, as these errors are clearer than those of the tokenizer.
     check_model_data(model)
     load_config(model)
-    session.processing_class = load_processing_class(
-        model, has_images=session.recipe.dataset.has_images
-    )
+    session.processing_class = load_processing_class(model, has_images=session.recipe.has_images)
     session.tokenizer = tokenizer_of(session.processing_class)
     check_teacher_tokenizer(session.recipe, session.tokenizer)
     session.tell("comparing the weights with config.json")
@@ -147,7 +145,7 @@ def _check_rows(session: "Session") -> Iterator[Issue]:
         fix = "correct the pattern, unless these rows have no answer"
         yield Issue(seen, fix, "dataset.columns", level="warning", subject=subject)
     recipe = session.recipe
-    if recipe.environment or recipe.dataset.has_images or not recipe.is_sampled:
+    if recipe.environment or recipe.has_images or not recipe.is_sampled:
         return
     # A source of a mixture may be drawn from more than once.
     texts = dict(zip(train["row_id"], map(str, train["prompt"]), strict=True))
@@ -244,7 +242,7 @@ def _check_prompts(session: "Session") -> None:
         limits=limits,
     )
     declared = declared_eos_token_ids(load_generation_config(recipe.model))
-    if not recipe.environment and not recipe.dataset.has_images:
+    if not recipe.environment and not recipe.has_images:
         session.add(prompts.check_differ(rendered))
     session.add(replace(problem, subject="batch") for problem in session.plan.problems)
     session.add(fits)
@@ -291,7 +289,10 @@ def _read_prompts(
         return chosen, rendered, count_row_tokens(session.processing_class, rows, kwargs)
     episodes: list[Episode] = []
     path = "environment" if session.recipe.environment else "tools"
-    with session.failing("episodes", path), open_player(session.recipe, tokenizer) as player:
+    with (
+        session.failing("episodes", path),
+        open_player(session.recipe, session.processing_class) as player,
+    ):
         episodes = player.begin(rows.to_list())
         player.close(episodes)
     ids = [each.prompt_ids for each in episodes]
@@ -369,7 +370,9 @@ def _score_group(session: "Session", rewards: Sequence[Reward]) -> None:
 def _trial_rows(session: "Session", places: Sequence[int] | None = None) -> Any:
     """Return rows for answers that nobody sampled; all by default."""
     train = session.data.train if places is None else session.data.train.select(places)
-    return add_empty_records(train) if session.recipe.has_episodes else train
+    if not session.recipe.has_episodes:
+        return train
+    return add_empty_records(train, has_images=session.recipe.has_images)
 
 
 def _check_opening(session: "Session") -> Iterable[Issue]:
@@ -426,7 +429,7 @@ def _estimate(session: "Session", runs: Path) -> None:
             "with long completions they are the largest part",
         )
         session.add([Issue(seen, fix, level="note", subject="cost: memory", why=why)])
-    if recipe.dataset.has_images and shape.images is None:
+    if recipe.has_images and (shape.images is None or recipe.has_episodes):
         seen = "the memory that images take while they are read is not in the estimate"
         fix = "watch the memory of the first steps; `model.processor` can make images smaller"
         why = "the weights of the vision part are counted, and images as tokens of their prompts"

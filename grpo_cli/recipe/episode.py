@@ -49,5 +49,8 @@ class EpisodeConfig(Section):
     on_malformed_call: Literal["tell", "end"] = "tell"
     """What happens if a call cannot be parsed: `tell` gives the model the parser's message, `end` ends the
     episode."""
+    images: bool = False
+    """Whether tools and environments return images, which takes a vision-language model. They may, too, if
+    `dataset.prompt.images` is set."""
     parallel: Integer = Field(default=16, ge=1)
     """Calls that run at the same time, over all episodes of a process; those of one episode run in order."""

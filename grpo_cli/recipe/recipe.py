@@ -154,6 +154,11 @@ class Recipe(Section):
         return bool(self.tools or self.environment)
 
     @property
+    def has_images(self) -> bool:
+        """Whether the model may read images: those of prompts, or what tools and environments return."""
+        return self.dataset.has_images or (self.has_episodes and self.episode.images)
+
+    @property
     def stages(self) -> dict[str, str]:
         """What comes before GRPO or beside its rewards, in words."""
         adapter, teacher, warmup = self.model.adapter, self.teacher, self.warmup

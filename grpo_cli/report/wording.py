@@ -222,13 +222,16 @@ def list_turns(messages: Any) -> list[Turn]:
 
 
 def _read_turn(message: Mapping[str, Any]) -> Turn:
+    # `grpo --help` reads no run.
+    from grpo_cli.runs.completions import show_content
+
     role, parts = str(message.get("role", "")), [message.get("content")]
     if role == "assistant":
         reasoning = message.get("reasoning_content") or message.get("thinking")
         parts = [reasoning, *parts, *map(_say_call, _calls_of(message))]
     elif message.get("name"):
         role = f"{role} {message['name']}"
-    texts = [each if isinstance(each, str) else json.dumps(each) for each in parts if each]
+    texts = [show_content(each) for each in parts if each]
     return Turn(role, "\n".join(texts), message.get("role") == "assistant")
 
 

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
 
 from grpo_cli.environments.episode import Episode, Sampled, episode_metrics
 from grpo_cli.environments.player import Player
+from grpo_cli.models.processor import encode_images
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import EPISODE
 from grpo_cli.upstream import replaced
 
@@ -35,10 +38,29 @@ class EpisodeRollouts:
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Begin an episode for each row; return the rows with the prompts that the environments add to."""
         self._episodes = self._player.begin(rows)
+        # TRL would look for a row's images in the prompt alone.
         return [
-            {**row, "prompt": episode.prompt}
+            {name: value for name, value in row.items() if name != IMAGES}
+            | {"prompt": episode.prompt}
             for row, episode in zip(rows, self._episodes, strict=True)
         ]
+
+    def encode_images(self, processor: Any, token_ids: torch.Tensor) -> dict[str, Any]:
+        """Return what TRL's batch has of the images of the episodes that were played last; nothing without any.
+
+        Args:
+            processor: The model's.
+            token_ids: Of the episodes, padded, [episodes, tokens] int64.
+        """
+        images = [each.images[: each.images_read] for each in self._episodes]
+        fields = encode_images(processor, images, token_ids.tolist())
+        tensors = {
+            name: torch.as_tensor(value).to(token_ids.device)
+            for name, value in fields.items()
+            if name != "num_tiles"
+        }
+        counts = {"num_images": [len(own) for own in images]} if fields else {}
+        return {**fields, **tensors, **counts}
 
     def close(self) -> None:
         """Close the environments that `play` did not come to."""
@@ -47,11 +69,14 @@ class EpisodeRollouts:
     def play(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Play the episodes that `begin` began, as TRL's `rollout_func`; all processes take part."""
 
-        def sample(prompt_ids: list[list[int]], most: int) -> Sampled:
-            before = len(trainer._sampled_entropies)
+        def sample(prompt_ids: list[list[int]], most: int, images: Any = None) -> Sampled:
+            before, fields = len(trainer._sampled_entropies), {}
+            if images is not None and any(images):
+                fields = encode_images(trainer.processing_class, images, prompt_ids)
+                fields.pop("num_tiles", None)
             with _longest_answer(trainer, most):
                 # Their histories differ, so no two of them are samples of the same prompt.
-                ids, logprobs = trainer._generate_single_turn(prompt_ids, None, {}, 1)
+                ids, logprobs = trainer._generate_single_turn(prompt_ids, images, fields, 1)
             entropies = trainer._sampled_entropies[before:]
             del trainer._sampled_entropies[before:]
             return Sampled(ids, logprobs, entropies if len(entropies) == len(ids) else None)
@@ -73,6 +98,9 @@ class EpisodeRollouts:
         """Return what TRL scores, with the records of the episodes and only the model's own tokens."""
         records = [episode.as_json() for episode in self._episodes]
         scored = [{**row, EPISODE: record} for row, record in zip(rows, records, strict=True)]
+        if self._player.reads_images:
+            pairs = zip(scored, self._episodes, strict=True)
+            scored = [{**row, IMAGES: episode.images} for row, episode in pairs]
         return scored, prompts, completions, [episode.own_ids for episode in self._episodes]
 
     def log_metrics(self, metrics: dict[str, list[float]]) -> None:

@@ -109,16 +109,19 @@ class Measurer:
         if not len(shard):
             return []
         scored = score_samples(self.rewards, reward_columns(shard, self.rewards), sampled, seed)
-        return self._name_images(scored, shard) if self.processor else scored
+        if not self.processor:
+            return scored
+        shown = [group[0].images for group in sampled] if self.player else shard[IMAGES]
+        return self._name_images(scored, shown)
 
     def _name_images(
-        self, scored: list[ScoredCompletion], shard: Dataset
+        self, scored: list[ScoredCompletion], images: Sequence[Any]
     ) -> list[ScoredCompletion]:
+        """Return completions whose prompts name their images; `images` are those of each row."""
+
         def name(each: ScoredCompletion) -> Any:
             key = (False, each.row)
-            return self.session.thumbnails.name_images(
-                each.prompt, key, lambda: shard[each.group][IMAGES]
-            )
+            return self.session.thumbnails.name_images(each.prompt, key, lambda: images[each.group])
 
         return [replace(each, prompt=name(each)) for each in scored]
 
@@ -172,6 +175,7 @@ class Measurer:
                 batch_size=evaluation.batch_size,
                 seed=seed,
                 fast=self.session.recipe.training.fast,
+                processor=self.processor,
             ) as draw:
                 played = play(rows.to_list(), draw, batch_size=evaluation.batch_size)
             return [group * repeats for group in played]
@@ -208,7 +212,8 @@ class Measurer:
         metrics = summarize(values, self.evaluation.samples_per_prompt, self.session.recipe.seed)
         # Environments ask by other columns than the prompt, such as `seed`.
         own = self.session.recipe.environment
-        asked = self.rows.to_list() if own else list(self.rows["prompt"])
+        rows = self.rows.select_columns([each for each in self.rows.column_names if each != IMAGES])
+        asked = rows.to_list() if own else list(rows["prompt"])
         held_out = canonical_json(asked).encode("utf-8", "surrogatepass")
         rewards = [reward.name for reward in self.rewards]
         return {

@@ -1,6 +1,6 @@
 """`GRPOTrainer` with exact resume, dynamic sampling, early scoring, and the time of each phase."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -47,14 +47,17 @@ class RunTrainer(ExactResume, FastTrainer):
         self._early = early or EarlyScoring([])
         self._unexpanded: list[list[int]] = []
         """The last prompts, with one placeholder for each image."""
+        self._add_images: Callable[[dict[str, Any], torch.Tensor], None] = _add_nothing
+        """Adds what the model reads of the images of episodes, while a batch is made of them."""
         self._given: Scored | None = None
         """Completions to make a batch of instead of sampling."""
         super().__init__(*args, **options)
         self.add_callback(self._clock)
         if self.reads_images:
-            # Not of the model itself: peft's layers call its `forward` past all hooks.
-            backbone = without_wrapper(self.model).base_model
-            backbone.register_forward_pre_hook(_leave_out_no_images, with_kwargs=True)
+            for each in filter(None, (self.model, self.ref_model)):
+                # Not of the model itself: peft's layers call its `forward` past all hooks.
+                backbone = without_wrapper(each).base_model
+                backbone.register_forward_pre_hook(_leave_out_no_images, with_kwargs=True)
         self._episodes = episodes
         if episodes is not None:
             self.rollout_func = episodes.play
@@ -150,8 +153,11 @@ class RunTrainer(ExactResume, FastTrainer):
     def make_batch(self, inputs: list[Any], given: Scored | None = None) -> dict[str, Any]:
         """Return TRL's batch of rows; completions that are `given` are not sampled and scored again."""
         self._given = given
-        with self._begun(inputs) as rows, self._early.expecting(self._early_rows(rows), self.state):
+        begun, images = self._begun(inputs), self._adding_images()
+        with begun as rows, images, self._early.expecting(self._early_rows(rows), self.state):
             batch = super()._generate_and_score_completions(rows)
+            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+            self._add_images(batch, ids)
         self._given = None
         _mark_rows_of_images(batch)
         silent = self._clear_silent_groups(batch["advantages"])
@@ -268,10 +274,28 @@ class RunTrainer(ExactResume, FastTrainer):
         **options: Any,
     ) -> Any:
         rows = input_ids, attention_mask, logits_to_keep
+        self._add_images(options, input_ids)
         _mark_rows_of_images(options)
         if isinstance(model, TeacherServer):
             return model.read(*rows), None, None
         return super()._get_per_token_logps_and_entropies(model, *rows, *args, **options)
+
+    @contextmanager
+    def _adding_images(self) -> Iterator[None]:
+        """Have `_add_images` add those of the episodes that are played inside; TRL reads the prompts' alone."""
+        episodes, encoded = self._episodes, list[dict[str, Any]]()
+
+        def add(fields: dict[str, Any], token_ids: torch.Tensor) -> None:
+            if not encoded and episodes is not None:
+                encoded.append(episodes.encode_images(self.processing_class, token_ids))
+            fields.update(encoded[0])
+
+        if episodes is not None and self.reads_images:
+            self._add_images = add
+        try:
+            yield
+        finally:
+            self._add_images = _add_nothing
 
     def _generate(self, prompts: Any) -> Any:
         if self._given is not None:
@@ -336,6 +360,10 @@ class RunTrainer(ExactResume, FastTrainer):
         if self._episodes is not None:
             self._episodes.log_metrics(self._metrics["train" if self.model.training else "eval"])
         return self._rewards
+
+
+def _add_nothing(fields: dict[str, Any], token_ids: torch.Tensor) -> None:
+    """Add no images: the recipe has no episodes, or no images, or TRL has the batch's."""
 
 
 _IMAGE_FIELDS = (

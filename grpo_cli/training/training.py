@@ -115,7 +115,7 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     check_processes(session)
     session.report("loading the tokenizer")
     with session.processes.local_main_process_first():
-        processing_class = load_processing_class(recipe.model, has_images=recipe.dataset.has_images)
+        processing_class = load_processing_class(recipe.model, has_images=recipe.has_images)
         tokenizer = tokenizer_of(processing_class)
         check_teacher_tokenizer(recipe, tokenizer)
     session.report("preparing the data")
@@ -126,7 +126,7 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
         if recipe.has_episodes:
             session.report("opening tools and environments")
             stops = all_eos_token_ids(load_generation_config(recipe.model), tokenizer)
-            player = stack.enter_context(open_player(recipe, tokenizer, stops=stops))
+            player = stack.enter_context(open_player(recipe, processing_class, stops=stops))
         _train(session, args, processing_class, data, player)
 
 
@@ -441,7 +441,7 @@ def _build_measurer(
     if shares_weights(trainer):
         # No process has a model that it could sample from.
         return None
-    processor = trainer.processing_class if session.recipe.dataset.has_images else None
+    processor = trainer.processing_class if session.recipe.has_images else None
     make = partial(Measurer, session, rewards, vllm=vllm, player=player, processor=processor)
     if evaluation.during and isinstance(trainer, RunTrainer):
         add_held_out_sets(session, trainer, data.eval, make)
@@ -491,7 +491,7 @@ def _save_model(session: Session, trainer: Any, target: Path) -> None:
         (partial_folder / "training_args.bin").unlink(missing_ok=True)
         # peft's model card is an empty form.
         (partial_folder / "README.md").unlink(missing_ok=True)
-        if not session.recipe.dataset.has_images:
+        if not session.recipe.has_images:
             copy_processor(session.recipe.model, partial_folder)
         os.replace(partial_folder, target)
     session.processes.wait_for_everyone()

@@ -21,7 +21,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from grpo_cli.errors import RunError, SetupError
-from grpo_cli.fast.completions import ban_image_token
+from grpo_cli.models.processor import ban_image_token
 from grpo_cli.models.vllm_engine import adapter_rank, processor_settings
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.metrics import append_record
@@ -72,7 +72,7 @@ def patched_vllm(session: Session, while_waiting: Callable[[], None]) -> Iterato
 
 def _engine_options(recipe: Recipe, rank: int | None) -> dict[str, Any]:
     """Return what TRL does not tell an engine: that it takes one adapter, and how images are read."""
-    processor = processor_settings(recipe.model, has_images=recipe.dataset.has_images)
+    processor = processor_settings(recipe.model, has_images=recipe.has_images)
     lora = {} if rank is None else {"enable_lora": True, "max_lora_rank": rank}
     return {"mm_processor_kwargs": processor, **lora}
 

@@ -16,6 +16,7 @@ from grpo_cli.environments.testing import (
 )
 from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.issues import Issue
+from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import EPISODE, NO_TRAINER, Batch
@@ -58,7 +59,7 @@ def try_recipe(
         recipe,
         chosen,
         script=script,
-        score=_scorer(rewards),
+        score=_scorer(rewards, reads_images=recipe.has_images),
         all_rows=rows is not None,
         on_progress=on_progress,
     )
@@ -79,17 +80,20 @@ def _choose_rows(recipe: Recipe, most: int) -> list[dict[str, Any]]:
 def _make_script(recipe: Recipe) -> Script | None:
     """Return what writes answers with the model's tokenizer; None if it is not on this machine."""
     from grpo_cli.fast.completions import all_eos_token_ids
-    from grpo_cli.models.loading import load_generation_config, load_tokenizer
+    from grpo_cli.models.loading import load_generation_config
+    from grpo_cli.models.processor import load_processing_class, tokenizer_of
 
     try:
-        tokenizer = load_tokenizer(recipe.model)
+        processing_class = load_processing_class(recipe.model, has_images=recipe.has_images)
+        tokenizer = tokenizer_of(processing_class)
         stops = all_eos_token_ids(load_generation_config(recipe.model), tokenizer)
     except SetupError:
         return None
-    return Script(tokenizer, stops, recipe.generation.extras.get("chat_template_kwargs") or {})
+    kwargs = recipe.generation.extras.get("chat_template_kwargs") or {}
+    return Script(tokenizer, stops, kwargs, processing_class)
 
 
-def _scorer(rewards: Sequence[Reward]) -> Totals:
+def _scorer(rewards: Sequence[Reward], *, reads_images: bool) -> Totals:
     """Return what gives episodes the sum of the recipe's rewards, without those that cost seconds or money."""
     cheap = [reward for reward in rewards if not reward.params.costly]
 
@@ -98,6 +102,8 @@ def _scorer(rewards: Sequence[Reward]) -> Totals:
         columns: dict[str, list[Any]] = {
             name: [episode.row[name] for episode in episodes] for name in names
         }
+        if reads_images:
+            columns[IMAGES] = [episode.images for episode in episodes]
         batch = Batch(
             [episode.prompt for episode in episodes],
             [episode.messages for episode in episodes],

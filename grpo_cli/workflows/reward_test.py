@@ -47,7 +47,7 @@ def try_recipe(
     on_progress("loading the data")
     data = read_training_rows(recipe)
     if recipe.has_episodes:
-        data = add_empty_records(data)
+        data = add_empty_records(data, has_images=recipe.has_images)
     on_progress("loading the rewards")
     with checked.loaded.placing_errors():
         rewards = build_rewards(recipe.rewards, reward_context(recipe))

@@ -82,7 +82,7 @@ generation: {num_generations: 2}
 training:
   max_step: 2
 """
-EPISODE_PAGES = ("docs/environments.md", "docs/own-environment.md")
+EPISODE_PAGES = ("docs/environments.md", "docs/own-environment.md", "docs/images.md")
 TIMEOUT_S = 240
 _SHELL = re.compile(r"[|&;<>*$`]")
 """What only a shell understands."""

@@ -112,13 +112,13 @@ class PythonEnvironment(Environment):
         """The public methods of a class without `step`."""
         return self._tools
 
-    def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
+    def reset(self, row: Mapping[str, Any], seed: int) -> Any:
         """Call `reset` with the arguments that it names."""
         return settle(call_with_known(self._instance.reset, {**row, "seed": seed}))
 
-    def step(self, text: str) -> tuple[str, bool]:
+    def step(self, text: str) -> tuple[Any, bool]:
         """Call `step`."""
-        result: tuple[str, bool] = settle(self._instance.step(text))
+        result: tuple[Any, bool] = settle(self._instance.step(text))
         return result
 
     def reward(self) -> Reward | None:

@@ -284,12 +284,20 @@ def _encode_images(batch: Batch) -> dict[int, tuple[str, ...]]:
     for row, pictures in enumerate(columns.get(IMAGES, ())):
         name = columns["row_id"][row] if "row_id" in columns else row
         if name not in known:
-            jpegs = (encode_jpeg(each, _LONGEST_SIDE, _QUALITY) for each in pictures or ())
+            # In an episode those that came back follow.
+            own = (pictures or ())[: _count_images(batch.prompts[row])]
+            jpegs = (encode_jpeg(each, _LONGEST_SIDE, _QUALITY) for each in own)
             known[name] = tuple(
                 f"data:image/jpeg;base64,{base64.b64encode(each).decode('ascii')}" for each in jpegs
             )
         encoded[row] = known[name]
     return encoded
+
+
+def _count_images(prompt: Any) -> int:
+    contents = [] if isinstance(prompt, str) else [message.get("content") for message in prompt]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return sum(part.get("type") == "image" for part in parts)
 
 
 def _mark_images(prompt: Any) -> Any:
