@@ -1,5 +1,7 @@
 """Tools and environments of real MCP servers."""
 
+import base64
+import io
 import json
 import subprocess
 import sys
@@ -8,10 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
+from mcp_types import ImageContent, TextContent
+from PIL import Image
 
+from grpo_cli.environments.calls import as_content, read_content
 from grpo_cli.environments.contract import EpisodeError
 from grpo_cli.environments.dialogue import Dialogue
 from grpo_cli.environments.instances import Trial, try_environment, watch_output
+from grpo_cli.environments.kinds.mcp import _read_part
 from grpo_cli.environments.player import Player
 from grpo_cli.environments.registry import find_kind
 from grpo_cli.recipe.episode import EpisodeConfig
@@ -351,3 +357,14 @@ def test_a_training_acts_in_mcp_servers_here_and_elsewhere(tmp_path, once):
             assert episode["reward"]["near"] == pytest.approx((start + 3 * len(calls)) / 100)
             added.add(len(calls))
     assert len(added) > 1
+
+
+def test_images_of_results_are_read_if_the_recipe_has_images():
+    file = io.BytesIO()
+    Image.new("RGBA", (5, 4), "red").save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode("ascii")
+    image = ImageContent(type="image", data=data, mime_type="image/png")
+    content = as_content(list(map(_read_part, (image, TextContent(type="text", text="a wall")))))
+    [seen, text] = read_content(content, "look()", reads_images=True)
+    assert (seen["image"].size, seen["image"].mode, text["text"]) == ((5, 4), "RGB", "a wall")
+    assert read_content(content, "look()", reads_images=False) == "[image]\na wall"

@@ -1,6 +1,7 @@
 """The tools and the environment `mcp`: those of a server of the Model Context Protocol."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import logging
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from grpo_cli.environments.calls import as_reward, settle
+from grpo_cli.environments.calls import Content, as_reward, settle
 from grpo_cli.environments.contract import (
     Environment,
     EnvironmentParams,
@@ -197,7 +198,7 @@ class McpEnvironment(Environment):
         """The server's tools."""
         return self._tools
 
-    def reset(self, row: Mapping[str, Any], seed: int) -> str | None:
+    def reset(self, row: Mapping[str, Any], seed: int) -> Content | None:
         """Connect, and call the server's tool for it, if there is one."""
         if self._begin is None:
             self._session.connect()
@@ -220,7 +221,7 @@ class McpEnvironment(Environment):
             return None
         text = self._session.call(self._reward, {})
         try:
-            return as_reward(json.loads(text))
+            return as_reward(json.loads(str(text)))
         except (TypeError, ValueError):
             raise EpisodeError(
                 f"the tool {self._reward} returned {text!r:.100}, not a number or a JSON object of numbers. "
@@ -275,10 +276,10 @@ class McpSession:
             if cursor is None:
                 return tools
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool; return the text of its result."""
-        text: str = settle(self._call(name, dict(arguments)))
-        return text
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
+        """Call a tool; return its result: text, or parts if it has images."""
+        content: Content = settle(self._call(name, dict(arguments)))
+        return content
 
     def make_tool(self, listed: Any) -> Tool:
         """Return a tool as the server lists it."""
@@ -288,17 +289,18 @@ class McpSession:
             "parameters": listed.input_schema,
         }
 
-        def call(**arguments: Any) -> str:
+        def call(**arguments: Any) -> Content:
             return self.call(listed.name, arguments)
 
         return Tool(listed.name, {"type": "function", "function": function}, call)
 
-    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
+    async def _call(self, name: str, arguments: dict[str, Any]) -> Content:
         result = await self._ask(lambda client: client.call_tool(name, arguments))
-        text = _read_content(result)
         if result.is_error:
-            raise ServerError(text or "no message")
-        return text
+            raise ServerError(_read_content(result) or "no message")
+        if any(part.type == "image" for part in result.content):
+            return [_read_part(part) for part in result.content]
+        return _read_content(result)
 
     async def _ask(self, question: "Callable[[Client], Coroutine[Any, Any, Any]]") -> Any:
         """Ask the server, which is started if it is not there."""
@@ -420,4 +422,15 @@ def _read_content(result: Any) -> str:
     """Return what a result says: its texts, with a word for everything else."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
-    return "\n".join(getattr(part, "text", f"[{part.type}]") for part in result.content)
+    return "\n".join(map(_read_text, result.content))
+
+
+def _read_text(part: Any) -> str:
+    return str(getattr(part, "text", f"[{part.type}]"))
+
+
+def _read_part(part: Any) -> dict[str, Any]:
+    """Return a part of a result with images; the word for one is read in a recipe without images."""
+    if part.type != "image":
+        return {"type": "text", "text": _read_text(part)}
+    return {"type": "image", "image": base64.b64decode(part.data), "alt": _read_text(part)}
