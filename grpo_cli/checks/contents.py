@@ -349,17 +349,22 @@ def _try_prompts(dataset: Any, rows: list[Row], names: RowNames) -> None:
 
 def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator[Issue]:
     known = columns | set(dataset.columns) | ({SOURCE} if dataset.source_name else set())
-    known |= {MARK} if dataset.prompt.images else set()
     for key, text in find_templates(dataset):
         path = f"dataset.prompt.{key}"
+        marks = {MARK} if dataset.prompt.images else set()
         try:
-            missing = sorted(template_columns(text, path) - known)
+            missing = sorted(
+                template_columns(text, path) - known - (marks if key == "user" else set())
+            )
         except ProblemsError as error:
             yield from error.problems
             continue
         for name in missing:
             issue = _missing_column(name, known, path, "the template names", split)
-            yield replace(issue, fix=_rename_fix(name, nearest(name, known), split))
+            fix = _rename_fix(name, nearest(name, known), split)
+            yield replace(
+                issue, fix="images go into `dataset.prompt.user`" if name in marks else fix
+            )
     if dataset.prompt.user is None and "prompt" not in known:
         seen = f"no `user` template is given and the {_DATA[split]} has no column `prompt` "
         fix = 'add `dataset.prompt.user`, such as `user: "{{ question }}"`'

@@ -8,10 +8,13 @@ from grpo_cli.data.images import ImageError, as_image, check_image, image_values
 from grpo_cli.data.rows import Row, RowNames
 from grpo_cli.errors import RecipeError, install_extra
 from grpo_cli.issues import Issue
+from grpo_cli.models.folder import read_settings
+from grpo_cli.models.source import find_folder, read_source_template, resolve_source
 from grpo_cli.models.vision import reads_images
 from grpo_cli.recipe.recipe import Recipe
 
 _PLACE = "dataset.prompt.images"
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _DECODED = 16
 """Images that are decoded if only that tells whether they are whole."""
 
@@ -77,12 +80,33 @@ def check_images(recipe: Recipe) -> Iterator[Issue]:
         seen = "the recipe has images, and the model reads none (by the `vision_config` of config.json)"
         fix = f"name a vision-language model, or remove `{place}`"
         yield Issue(seen, fix, "model.path")
+    elif reads:
+        yield from _check_processor(recipe)
     lora = recipe.model.lora
     if lora is not None and lora.target_modules == "all-linear":
         seen = "adapters are on the language part alone; the vision part stays as it is"
         fix = "to train it too, name the modules of both in `target_modules`"
         yield Issue(seen, fix, "model.lora.target_modules", level="note")
     yield from _find_conflicts(recipe)
+
+
+def _check_processor(recipe: Recipe) -> Iterator[Issue]:
+    """Check that the files that prepare images and place them in a prompt are there, and can be read."""
+    folder = find_folder(resolve_source(recipe.model))
+    if folder is None:
+        return
+    files = [each for name in _PROCESSOR_FILES if (each := folder / name).exists()]
+    broken = [each for each in files if read_settings(each) is None]
+    if broken:
+        yield Issue(
+            f"{broken[0]} holds no JSON object", "correct it, or fetch it anew", "model.path"
+        )
+    elif not files:
+        fix = f"put {' or '.join(_PROCESSOR_FILES)} beside config.json"
+        yield Issue(f"{folder} has no processor for images", fix, "model.path")
+    if read_source_template(recipe.model) == "" and not (folder / "chat_template.json").exists():
+        seen = "images need a chat template, which says where they are in a prompt, and the model has none"
+        yield Issue(seen, "set `model.chat_template`", "model.path")
 
 
 def _judges(recipe: Recipe, *, images: bool) -> Iterator[str]:

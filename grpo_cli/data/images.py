@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ _TURNED = range(5, 9)
 _ENDS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG": b"IEND"}
 """How JPEG and PNG begin and end."""
 _START, _TAIL = 12, 1024
+_LONGEST_PATH = 4096
 _CONVERT = "convert it to PNG or JPEG, or leave the row out"
 
 
@@ -94,6 +96,9 @@ def as_image(value: Any, folder: Path | None) -> Image:
         if "://" in value or value.startswith("data:"):
             fix = "download the pictures first, and write their paths"
             raise ImageError("address", f"is an address, which is not opened: {show(value)}", fix)
+        if "\0" in value or len(value) > _LONGEST_PATH:
+            fix = "write the path of a picture, or keep its bytes in a parquet file"
+            raise ImageError("value", f"holds {show(value)}, which is no path", fix)
         path = Path(value).expanduser()
         return {"bytes": None, "path": str(folder / path if folder else path.absolute())}
     if isinstance(value, bytes | bytearray):
@@ -183,6 +188,10 @@ def _opened(image: Image) -> Iterator[Any]:
 
     name = image["path"] or f"{len(image['bytes']):,} bytes"
     file = image["path"] or io.BytesIO(image["bytes"])
+    path = image["path"]
+    if path and os.path.exists(path) and not os.path.isfile(path):
+        # A pipe or a device might never end.
+        raise ImageError("folder", f"names {name}, which is no regular file", "name a picture")
     try:
         with warnings.catch_warnings():
             # Up to twice the limit, Pillow merely warns.
@@ -192,8 +201,6 @@ def _opened(image: Image) -> Iterator[Any]:
     except FileNotFoundError as error:
         fix = "correct the path, which is relative to the file of the row, or leave the row out"
         raise ImageError("missing", f"names {name}, which does not exist", fix) from error
-    except IsADirectoryError as error:
-        raise ImageError("folder", f"names {name}, a folder", "name a picture") from error
     except UnidentifiedImageError as error:
         seen = f"is no picture that Pillow reads: {name} begins with {_read_ends(image)[0]!r}"
         raise ImageError("format", seen, _CONVERT) from error
@@ -204,7 +211,10 @@ def _opened(image: Image) -> Iterator[Any]:
         ) from error
     except (OSError, SyntaxError, ValueError, EOFError, ArithmeticError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ImageError("damage", f"cannot be read: {name}: {reason}", _CONVERT) from error
+        fix = (
+            _CONVERT if getattr(error, "errno", None) is None else "correct the path, or its access"
+        )
+        raise ImageError("damage", f"cannot be read: {name}: {reason}", fix) from error
 
 
 def _as_rgb(picture: Any) -> Any:

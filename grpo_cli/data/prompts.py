@@ -17,8 +17,11 @@ Style = Literal["chat", "text"]
 Prompt = str | list[dict[str, Any]]
 """Plain text, or messages with `role` and `content`, which is a list of parts if prompts may hold images."""
 
+_MARK_AS_TEXT = "{{ image }}"
 _HOLE = "\0image\0"
 """What `{{ image }}` prints, until the text is cut there."""
+_INSIDE = ("image", "url", "path", "base64")
+"""Keys by which a part of a message may hold its image itself."""
 SYSTEM_ROLES = ("system", "developer")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 """Names of roles in ShareGPT's format, which chat templates print as they come, and theirs."""
@@ -191,6 +194,10 @@ class Renderer:
         self, messages: list[dict[str, Any]], row: Row, where: str
     ) -> list[dict[str, Any]]:
         """Return messages in parts, with one for each image of the row."""
+        if not self._templated and any(_MARK_AS_TEXT in str(each["content"]) for each in messages):
+            fix = "write parts: [{type: image}, {type: text, text: …}]"
+            seen = f"{where} has the mark `{_MARK_AS_TEXT}` in its messages, which are no template"
+            raise recipe_error(seen, fix, "dataset.prompt")
         messages = [{**each, "content": _as_parts(each["content"])} for each in messages]
         count = len(image_values(row, self._prompt.images))
         marks = sum(part["type"] == "image" for each in messages for part in each["content"])
@@ -200,7 +207,8 @@ class Renderer:
         elif marks != count:
             mark = "`{{ image }}` marks" if self._templated else "image parts"
             columns = show_names(self._prompt.images)
-            message = f"{where} has {count} images in {columns}, and its prompt {marks} {mark}"
+            images = "1 image" if count == 1 else f"{count} images"
+            message = f"{where} has {images} in {columns}, and its prompt {marks} {mark}"
             fix = "write one for each image; `{% if column %}{{ image }}{% endif %}` is for rows without one"
             raise recipe_error(message, fix, USER if self._templated else "dataset.prompt")
         return messages
@@ -235,7 +243,7 @@ def _are_parts(content: object) -> bool:
     return isinstance(content, list) and all(
         isinstance(part, dict)
         and (
-            part.get("type") == "image"
+            (part.get("type") == "image" and not any(map(part.get, _INSIDE)))
             or (part.get("type") == "text" and isinstance(part.get("text"), str))
         )
         for part in content
@@ -257,6 +265,8 @@ def _check_message(message: object, where: str, in_parts: bool) -> dict[str, Any
             return filled
     text = f"{where} has a prompt with the message {show(message)}"
     fix = "write messages as {role: user, content: text}"
+    if in_parts:
+        fix += ", or with parts [{type: image}, {type: text, text: …}] and images in columns of their own"
     if not in_parts and isinstance(message, dict) and _are_parts(message.get("content")):
         fix += "; if it has images, name their columns in `dataset.prompt.images`"
     raise recipe_error(text, fix, "dataset.prompt")

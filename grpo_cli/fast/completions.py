@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_cli.data.images import Image, fill_images, in_parts, read_size
-from grpo_cli.errors import RecipeError, RunError
+from grpo_cli.errors import RecipeError, RunError, recipe_error
 from grpo_cli.fast.decoding import Decoding, decode, pad_prompts, read_decoding, unsupported_reason
 from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
 from grpo_cli.issues import Issue
@@ -322,8 +322,13 @@ def _count_image_tokens(processor: Any, width: int, height: int) -> int:
     prompt = [{"role": "user", "content": [{"type": "image", "text": None}]}]
     filled = fill_images(prompt, [Pillow.new("RGB", (width, height))])
     encoded = processor.apply_chat_template([filled], tokenize=True, return_dict=True)
+    ids = encoded["input_ids"][0]
+    token = getattr(processor, "image_token_id", None)
+    if token is not None and token not in ids:
+        fix = "set `model.chat_template` to one that writes the model's image token for parts of type `image`"
+        raise recipe_error("the chat template leaves out the images of prompts", fix, "model.path")
     text = apply_template(processor, prompt, tokenize=False)
-    return len(encoded["input_ids"][0]) - _count_text_tokens(processor, text)
+    return len(ids) - _count_text_tokens(processor, text)
 
 
 def all_eos_token_ids(config: GenerationConfig, tokenizer: Any) -> list[int]:

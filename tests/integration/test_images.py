@@ -72,6 +72,7 @@ training:
   max_steps: 4
   save_steps: 3
   learning_rate: 1e-2
+  beta: 0.02
 launch: {{use_cpu: true}}
 """
 LOOKS = """\

@@ -31,11 +31,14 @@ training:
 LLAVA = {"model_type": "llava", "vision_config": {}, "text_config": {}}
 
 
-def problems_of(folder, text=TEXT, config=LLAVA, level="error"):
+def problems_of(
+    folder, text=TEXT, config=LLAVA, level="error", template="{{ messages }}", processor="{}"
+):
     (folder / "model").mkdir(exist_ok=True)
     (folder / "model" / "config.json").write_text(json.dumps(config))
     (folder / "model" / "tokenizer.json").write_text("{}")
-    (folder / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "model" / "chat_template.jinja").write_text(template)
+    (folder / "model" / "processor_config.json").write_text(processor)
     Image.new("RGB", (8, 8)).save(folder / "a.png")
     found = check_recipe(write_recipe(folder, text), hardware=Hardware(gpus=1, cpus=2)).problems
     return {problem.path: problem.seen for problem in found if problem.level == level}
@@ -50,12 +53,18 @@ def test_a_model_that_reads_no_images_is_refused(tmp_path, config):
     assert "the model reads none" in problems_of(tmp_path, config=config)["model.path"]
 
 
+def test_a_model_needs_a_processor_and_a_chat_template(tmp_path):
+    assert "no JSON object" in problems_of(tmp_path, processor="{")["model.path"]
+    assert "need a chat template" in problems_of(tmp_path, template="")["model.path"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "path", "seen"),
     [
         ("images: picture", "images: picure", "dataset.prompt.images", "there is no column `picure`"),
         ("picture: a.png, answer: \"2\"", "picture: b.png, answer: \"2\"", "dataset.prompt.images", "b.png"),
-        ("{{ image }}", "{{ image }}{{ image }}", "dataset.prompt.user", "has 1 images"),
+        ("{{ image }}", "{{ image }}{{ image }}", "dataset.prompt.user", "has 1 image in"),
+        ("user:", "system: '{{ image }}', user:", "dataset.prompt.system", "the column `image`"),
         ("user:", "style: text, user:", "dataset.prompt.images", "images need a chat template"),
         ("backend: ", "backend: transformers_continuous_batching #", "generation.backend", "does not sample"),
         ("max_steps: 2", "mode: async", "training.mode", "does not work with images yet"),

@@ -77,7 +77,7 @@ def bad(tmp_path, monkeypatch):
     ("value", "seen"),
     [
         ("gone.png", "which does not exist"),
-        ("folder.png", "a folder"),
+        ("folder.png", "no regular file"),
         ("text.png", "is no picture that Pillow reads"),
         ("vector.svg", 'begins with b"<svg'),
         ("torn.jpg", "cannot be read"),
@@ -85,6 +85,8 @@ def bad(tmp_path, monkeypatch):
         ("bomb.png", "more than 5,000 pixels"),
         ("https://example.org/a.png", "is an address, which is not opened"),
         (7, "holds 7, which is no image"),
+        ("/dev/zero", "no regular file"),
+        ("iVBORw0KGgo" * 500, "which is no path"),
     ],
 )
 def test_what_is_no_picture_is_told_once_with_its_row(bad, value, seen):
@@ -125,6 +127,19 @@ def test_messages_of_the_data_may_hold_places_of_images():
     assert shown(render(row, images="picture")) == ["what is <image>?"]
     with pytest.raises(RecipeError, match=r"name their columns in `dataset\.prompt\.images`"):
         render(row, in_parts=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "seen"),
+    [
+        ("{{ image }} what?", "has the mark"),
+        ([{"type": "image", "image": "b.png"}], "has a prompt with the message"),
+    ],
+)
+def test_messages_of_the_data_hold_neither_marks_nor_images(content, seen):
+    row = {"prompt": [{"role": "user", "content": content}], "picture": "a.png"}
+    with pytest.raises(RecipeError, match=seen):
+        render(row, images="picture")
 
 
 @pytest.mark.parametrize(
