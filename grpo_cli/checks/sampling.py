@@ -57,6 +57,8 @@ def choose_local_backend(recipe: Recipe, hardware: Hardware, vllm: str | None) -
     """
     if is_on_cpu(recipe.launch, hardware):
         return Choice("transformers", "the training is on a CPU")
+    if recipe.dataset.has_images:
+        return Choice("transformers", "prompts have images, and that has not run on GPUs with vLLM")
     if recipe.has_images and recipe.has_episodes:
         return Choice("transformers", "episodes have images")
     if recipe.model.quantization is not None:

@@ -11,7 +11,7 @@ from grpo_cli.environments.contract import Tool
 from grpo_cli.environments.episode import Episode, Sampled
 from grpo_cli.environments.instances import WRONG, Row, example_arguments
 from grpo_cli.environments.player import Player
-from grpo_cli.fast.completions import apply_template
+from grpo_cli.fast.prompts import apply_template
 
 Answers = Callable[[Episode], str | None]
 """Returns an agent's next answer; None for one that never ends."""

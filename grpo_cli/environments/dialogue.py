@@ -9,7 +9,7 @@ from typing import Any
 from grpo_cli.data.images import images_of, in_parts
 from grpo_cli.environments.calls import Content, as_text
 from grpo_cli.environments.contract import EpisodeError, Tool
-from grpo_cli.fast.completions import apply_template
+from grpo_cli.fast.prompts import apply_template
 from grpo_cli.models.processor import tokenizer_of
 from grpo_cli.rewards.answers import after_thinking
 

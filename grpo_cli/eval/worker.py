@@ -109,7 +109,7 @@ def _plan(request: EvalRequest, folder: EvalFolder) -> list[_Plan]:
 
 def _read_rows(request: EvalRequest, subject: Subject) -> _Plan:
     from grpo_cli.data.build import build_datasets
-    from grpo_cli.fast.completions import count_prompt_tokens, count_row_tokens
+    from grpo_cli.fast.prompts import count_prompt_tokens, count_row_tokens
     from grpo_cli.models.processor import load_processing_class
 
     recipe = request.recipe

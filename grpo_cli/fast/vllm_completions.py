@@ -12,13 +12,8 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
-from grpo_cli.fast.completions import (
-    Completion,
-    Images,
-    Prompt,
-    encode_prompt,
-    encode_unexpanded,
-)
+from grpo_cli.fast.completions import Completion, Images
+from grpo_cli.fast.prompts import Prompt, encode_prompt, encode_unexpanded
 from grpo_cli.models.folder import read_vllm_rank
 from grpo_cli.models.processor import ban_image_token
 

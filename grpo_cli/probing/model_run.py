@@ -18,10 +18,10 @@ from grpo_cli.fast.completions import (
     Completion,
     Images,
     all_eos_token_ids,
-    encode_prompt,
     open_sampler,
     sample_completions,
 )
+from grpo_cli.fast.prompts import encode_prompt
 from grpo_cli.machine import pick_device
 from grpo_cli.models.loading import add_adapters, load_generation_config, load_model, load_trainable
 from grpo_cli.models.processor import tokenizer_of

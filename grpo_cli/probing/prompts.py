@@ -57,7 +57,7 @@ def render(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> str:
     """Return a prompt as text, with everything the chat template adds."""
     if isinstance(prompt, str):
         return prompt
-    from grpo_cli.fast.completions import apply_template
+    from grpo_cli.fast.prompts import apply_template
 
     options = {"add_generation_prompt": True, **(kwargs or {})}
     return str(apply_template(tokenizer, prompt, tokenize=False, **options))
@@ -180,7 +180,7 @@ def _answer_to(prompt: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _end_of_turn(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> int | None:
     """Return the special token that the chat template writes right after an assistant's message."""
-    from grpo_cli.fast.completions import apply_template
+    from grpo_cli.fast.prompts import apply_template
 
     turn = [*prompt, _answer_to(prompt)]
     try:

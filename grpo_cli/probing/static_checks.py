@@ -276,7 +276,7 @@ def _read_prompts(
     All are empty if episodes cannot begin, which is a finding.
     """
     from grpo_cli.environments.player import open_player
-    from grpo_cli.fast.completions import count_row_tokens
+    from grpo_cli.fast.prompts import count_row_tokens
 
     rows, tokenizer, kwargs = (
         session.data.train.select(places),
@@ -467,7 +467,7 @@ def _process_most_images(session: "Session") -> Mapping[str, Any] | None:
 
 def _longest_answer(session: "Session") -> int:
     """Return the tokens of the longest answer of the warm-up; of a completion if the recipe does not say them."""
-    from grpo_cli.fast.completions import encode_answer
+    from grpo_cli.fast.prompts import encode_answer
 
     recipe, warmup = session.recipe, session.recipe.warmup
     if warmup is None or not warmup.answer or warmup.train or recipe.has_episodes:

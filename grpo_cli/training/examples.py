@@ -16,15 +16,8 @@ from grpo_cli.data.prompts import render_template
 from grpo_cli.environments.episode import Sampled
 from grpo_cli.environments.player import Player, sample_episodes
 from grpo_cli.errors import RunError
-from grpo_cli.fast.completions import (
-    Completion,
-    check_context,
-    count_prompt_tokens,
-    encode_answer,
-    encode_prompt,
-    open_sampler,
-    sample_completions,
-)
+from grpo_cli.fast.completions import Completion, check_context, open_sampler, sample_completions
+from grpo_cli.fast.prompts import count_prompt_tokens, encode_answer, encode_prompt
 from grpo_cli.models.loading import load_config
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.warmup import WarmupConfig

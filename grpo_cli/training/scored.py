@@ -17,13 +17,9 @@ from grpo_cli.data.build import BuiltData
 from grpo_cli.data.prompts import Prompt
 from grpo_cli.data.rows import canonical_json
 from grpo_cli.errors import RunError
-from grpo_cli.fast.completions import (
-    check_context,
-    encode_answer,
-    encode_prompt,
-    sample_completions,
-)
+from grpo_cli.fast.completions import check_context, sample_completions
 from grpo_cli.fast.log_probs import mean_log_probabilities
+from grpo_cli.fast.prompts import encode_answer, encode_prompt
 from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.session import Session
 from grpo_cli.training.trainer import RunTrainer

@@ -12,7 +12,7 @@ from transformers import ProcessorMixin
 from trl.data_utils import prepare_multimodal_messages
 
 from grpo_cli.data.mixing import SOURCE
-from grpo_cli.fast.completions import encode_unexpanded
+from grpo_cli.fast.prompts import encode_unexpanded
 from grpo_cli.fast.trainer import FastTrainer
 from grpo_cli.models.loading import without_wrapper
 from grpo_cli.models.teacher_server import TeacherServer

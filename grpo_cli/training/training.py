@@ -28,7 +28,8 @@ from grpo_cli.data.build import BuiltData, build_datasets
 from grpo_cli.data.streaming import stream_rows
 from grpo_cli.environments.player import Player, open_player
 from grpo_cli.errors import RunError
-from grpo_cli.fast.completions import all_eos_token_ids, count_prompt_tokens
+from grpo_cli.fast.completions import all_eos_token_ids
+from grpo_cli.fast.prompts import count_prompt_tokens
 from grpo_cli.fast.trainer import shares_weights
 from grpo_cli.machine import pick_device
 from grpo_cli.models.adapter import fingerprint_adapter

@@ -81,7 +81,7 @@ def _encode(processing_class: Any, messages: Sequence[Message], served: Served) 
     import torch
     from transformers import BatchEncoding
 
-    from grpo_cli.fast.completions import encode_prompt
+    from grpo_cli.fast.prompts import encode_prompt
 
     kwargs = dict(served.template_kwargs or {})
     if served.has_images:

@@ -15,13 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from grpo_cli.errors import RecipeError, RunError, SetupError, install_extra
 from grpo_cli.fast import completions as sampling
-from grpo_cli.fast.completions import (
-    Completion,
-    all_eos_token_ids,
-    count_prompt_tokens,
-    encode_prompt,
-    sample_completions,
-)
+from grpo_cli.fast.completions import Completion, all_eos_token_ids, sample_completions
+from grpo_cli.fast.prompts import count_prompt_tokens, encode_prompt
 from grpo_cli.models import loading
 from grpo_cli.models.counting import read_shape
 from grpo_cli.models.loading import (

@@ -18,8 +18,8 @@ from trl.experimental.async_grpo.vllm_client import VLLMClient
 
 from grpo_cli.errors import RunError
 from grpo_cli.fast.attention import attend_segments
-from grpo_cli.fast.completions import encode_prompt
 from grpo_cli.fast.layout import Segments
+from grpo_cli.fast.prompts import encode_prompt
 from grpo_cli.launch.server_process import answers
 from grpo_cli.models.loading import build_peft_config, check_vocabulary, without_wrapper
 from grpo_cli.models.source import model_folder_or_id

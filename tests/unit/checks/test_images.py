@@ -79,7 +79,7 @@ def test_what_does_not_fit_images_is_refused(tmp_path, old, new, path, seen):
 def test_settings_of_a_processor_without_images_are_warned_of(tmp_path):
     text = TEXT.replace("images: picture, ", "").replace("{{ image }} ", "")
     text = text.replace("./model", "./model\n  processor: {max_pixels: 100}")
-    assert "no prompt has images" in problems_of(tmp_path, text, level="warning")["model.processor"]
+    assert "no images" in problems_of(tmp_path, text, level="warning")["model.processor"]
 
 
 def test_judges_say_whether_they_see_images(tmp_path):
