@@ -114,8 +114,10 @@ def encode_images(
             len(_encode_marks(processor, [own])["pixel_values"]) if own else 0 for own in images
         ]
     for name in [name for name in encoded if name.endswith("token_type_ids")]:
+        # A token of a video, which a model may sample, stands for none.
+        kind = 1 if encoded[name].any() else 0
         kinds = processor.create_mm_token_type_ids(token_ids)
-        encoded[name] = kinds if encoded[name].any() else [[0] * len(each) for each in kinds]
+        encoded[name] = [[kind * (each == 1) for each in own] for own in kinds]
     return encoded
 
 

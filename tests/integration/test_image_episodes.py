@@ -179,7 +179,7 @@ def write(folder: Path, model: Path, recipe: str = RECIPE):
 
 
 def open_trainer(folder: Path, recipe, model: Path):
-    """A trainer of the recipe's episodes, with its player."""
+    """A trainer of the recipe, with the player of its episodes."""
     config = GRPOConfig(
         output_dir=str(folder / "trained"),
         per_device_train_batch_size=4,
@@ -194,7 +194,9 @@ def open_trainer(folder: Path, recipe, model: Path):
     )
     processor = load_processor(recipe.model)
     with ExitStack() as stack:
-        player = stack.enter_context(open_player(recipe, processor))
+        episodes = None
+        if recipe.has_episodes:
+            episodes = EpisodeRollouts(stack.enter_context(open_player(recipe, processor)))
         data = build_datasets(recipe, has_chat_template=True, count_tokens=None).train
         trainer = RunTrainer(
             model=load_model(recipe.model, device_is_cuda=False),
@@ -202,7 +204,7 @@ def open_trainer(folder: Path, recipe, model: Path):
             processing_class=processor,
             train_dataset=data,
             reward_funcs=lambda completions, **_: [float(len(each)) for each in completions],
-            episodes=EpisodeRollouts(player),
+            episodes=episodes,
         )
         yield trainer, data
 
