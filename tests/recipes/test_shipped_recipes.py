@@ -87,7 +87,8 @@ def test_a_template_passes_the_checks_once_its_data_is_there(template, tmp_path,
     monkeypatch.chdir(tmp_path)
     *_, path = write_template(template, "mine")
     (tmp_path / "data").mkdir()
-    rows = "".join(f'{{"question": "{i}", "answer": "so #### {i}"}}\n' for i in range(400))
+    row = '{{"question": "{0}", "answer": "so #### {0}", "chart": null}}\n'
+    rows = "".join(map(row.format, range(400)))
     (tmp_path / "data" / "train.jsonl").write_text(rows)
     assert check_recipe(path, hardware=CPU).errors == []
 
