@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from grpo_cli.checks.images import look_at_images
+from grpo_cli.checks.images import find_unused_images, look_at_images
 from grpo_cli.checks.rows import (
     check_empty,
     check_files,
@@ -266,6 +266,8 @@ def _check_seen(
         problems += _check_needed_columns(kinds, available | everywhere)
         problems += _check_conditions(loaded, dataset, available | everywhere, batch)
         problems += look_at_images(seen.train.rows if seen.train else (), images, names)
+        if loaded.recipe is not None and not images:
+            problems += find_unused_images(loaded.recipe, seen.sample)
         golds = list(_check_golds(loaded, params, batch, "rows"))
         problems += golds or check_empty(loaded, dataset, params, seen.train)
     if (held := seen.held) is not None:
@@ -391,6 +393,11 @@ def _check_needed_columns(kinds: Mapping[str, Any], available: frozenset[str]) -
                     # Nobody can add a column to `kind: environment`.
                     fix = f"give `{name}` a default in reset(), or draw it from the seed there"
                     issue = replace(issue, fix=fix)
+                if path.startswith("rewards") and name in (MARK, IMAGES):
+                    # TRL's names, which `dataset.columns` refuses.
+                    fix = f"name the columns with images in `dataset.prompt.images`, and the argument `{IMAGES}`"
+                    is_there = IMAGES in available
+                    issue = replace(issue, fix=f"name the argument `{IMAGES}`" if is_there else fix)
                 yield issue
 
 

@@ -4,8 +4,14 @@ import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from grpo_cli.data.images import ImageError, as_image, check_image, image_values
-from grpo_cli.data.rows import Row, RowNames
+from grpo_cli.data.images import (
+    ImageError,
+    as_image,
+    check_image,
+    image_values,
+    is_stored_image,
+)
+from grpo_cli.data.rows import Row, RowNames, columns_of
 from grpo_cli.errors import RecipeError, install_extra
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import read_settings
@@ -15,6 +21,7 @@ from grpo_cli.recipe.recipe import Recipe
 
 _PLACE = "dataset.prompt.images"
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+_PICTURE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _DECODED = 16
 """Images that are decoded if only that tells whether they are whole."""
 
@@ -43,11 +50,29 @@ def look_at_images(rows: Sequence[Row], columns: Iterable[str], names: RowNames)
         place, first = found[0]
         count = len({place for place, _ in found})
         more = f"; so it is in {count} of the {len(rows)} rows looked at" if count > 1 else ""
-        yield Issue(f"{names(place)}: `{column}` {first.seen}{more}", first.fix, _PLACE)
+        yield Issue(f"{names(place)}: `{column}` {first.seen}{more}", first.row_fix, _PLACE)
 
 
 def _check(value: object, folder: Path | None, *, decodes: bool) -> None:
     check_image(as_image(value, folder), decodes=decodes)
+
+
+def find_unused_images(recipe: Recipe, rows: Sequence[Row]) -> Iterator[Issue]:
+    """Find columns with images of a model that reads images; no prompt of the rows names any."""
+    try:
+        reads = reads_images(recipe.model)
+    except RecipeError:
+        return  # `check_model` tells
+    for name in columns_of(rows) if reads else ():
+        values = [value for row in rows for _, value in image_values(row, [name])]
+        if values and all(map(_is_picture, values)):
+            seen = f"the column `{name}` holds images, which the prompts leave out"
+            yield Issue(seen, f"set `{_PLACE}: {name}`", "dataset.prompt", level="note")
+
+
+def _is_picture(value: object) -> bool:
+    is_file = isinstance(value, str) and value.lower().endswith(_PICTURE_FILES)
+    return is_file or is_stored_image(value)
 
 
 def _has_pillow() -> bool:

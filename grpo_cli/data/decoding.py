@@ -24,4 +24,4 @@ class RgbImage(Image):
         try:
             return images.decode_image(value)
         except images.ImageError as error:
-            raise RunError(f"an image {error.seen}. Fix: {error.fix}") from error
+            raise RunError(f"an image {error.seen}. Fix: {error.row_fix}") from error

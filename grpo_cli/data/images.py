@@ -24,7 +24,7 @@ _ENDS = {b"\xff\xd8\xff": b"\xff\xd9", b"\x89PNG": b"IEND"}
 """How JPEG and PNG begin and end."""
 _START, _TAIL = 12, 1024
 _LONGEST_PATH = 4096
-_CONVERT = "convert it to PNG or JPEG, or leave the row out"
+_CONVERT = "convert it to PNG or JPEG"
 
 
 def check_image_columns(columns: Iterable[str], available: Iterable[str], rows: str) -> None:
@@ -47,6 +47,19 @@ class ImageError(Exception):
     def __init__(self, kind: str, seen: str, fix: str) -> None:
         super().__init__(seen)
         self.kind, self.seen, self.fix = kind, seen, fix
+
+    @property
+    def row_fix(self) -> str:
+        """The fix for an image of a row."""
+        if self.kind == "missing":
+            return f"{self.fix}, which is relative to the file of the row, or leave the row out"
+        return f"{self.fix}, or leave the row out" if self.fix == _CONVERT else self.fix
+
+
+def is_stored_image(value: Any) -> bool:
+    """Return whether a value is an image as `datasets` stores one: `{bytes, path}`, not both empty."""
+    is_kept = isinstance(value, dict) and value.keys() <= {"bytes", "path"}
+    return is_kept and any(value.values())
 
 
 def image_values(row: Row, columns: Iterable[str]) -> list[tuple[str, Any]]:
@@ -82,7 +95,7 @@ def read_images(row: Row, columns: Iterable[str], where: str, folder: Path | Non
             check_image(images[-1])
         except ImageError as error:
             message = f"{where}: `{column}` {error.seen}"
-            raise RecipeError([Issue(message, error.fix, _PLACE)]) from error
+            raise RecipeError([Issue(message, error.row_fix, _PLACE)]) from error
     return images
 
 
@@ -103,11 +116,10 @@ def as_image(value: Any, folder: Path | None) -> Image:
         return {"bytes": None, "path": str(folder / path if folder else path.absolute())}
     if isinstance(value, bytes | bytearray):
         return {"bytes": bytes(value), "path": None}
-    if isinstance(value, dict) and value.keys() <= {"bytes", "path"}:
+    if is_stored_image(value):
         if value.get("bytes"):
             return {"bytes": value["bytes"], "path": None}
-        if value.get("path"):
-            return as_image(value["path"], folder)
+        return as_image(value["path"], folder)
     if hasattr(value, "getexif"):
         file = io.BytesIO()
         value.save(file, format="PNG")
@@ -199,8 +211,8 @@ def _opened(image: Image) -> Iterator[Any]:
             with Pillow.open(file) as picture:
                 yield picture
     except FileNotFoundError as error:
-        fix = "correct the path, which is relative to the file of the row, or leave the row out"
-        raise ImageError("missing", f"names {name}, which does not exist", fix) from error
+        seen = f"names {name}, which does not exist"
+        raise ImageError("missing", seen, "correct the path") from error
     except UnidentifiedImageError as error:
         seen = f"is no picture that Pillow reads: {name} begins with {_read_ends(image)[0]!r}"
         raise ImageError("format", seen, _CONVERT) from error

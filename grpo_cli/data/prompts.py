@@ -4,11 +4,12 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_cli.data.images import MARK, image_values
+from grpo_cli.data.images import MARK, image_values, is_stored_image
 from grpo_cli.data.rows import Row, show, show_names, suggest
 from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.recipe.dataset import PromptConfig
 from grpo_cli.templating import environment, is_unreadable
+from grpo_cli.units import count_noun
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -205,13 +206,20 @@ class Renderer:
             first = next((each for each in messages if each["role"] == "user"), messages[-1])
             first["content"] = [*([_IMAGE] * count), *first["content"]]
         elif marks != count:
-            mark = "`{{ image }}` marks" if self._templated else "image parts"
-            columns = show_names(self._prompt.images)
-            images = "1 image" if count == 1 else f"{count} images"
-            message = f"{where} has {images} in {columns}, and its prompt {marks} {mark}"
-            fix = "write one for each image; `{% if column %}{{ image }}{% endif %}` is for rows without one"
-            raise recipe_error(message, fix, USER if self._templated else "dataset.prompt")
+            raise self._wrong_count(row, count, marks, where)
         return messages
+
+    def _wrong_count(self, row: Row, count: int, marks: int, where: str) -> RecipeError:
+        mark = f"`{_MARK_AS_TEXT}` mark" if self._templated else "image part"
+        images, columns = count_noun(count, "image"), show_names(self._prompt.images)
+        message = f"{where} has {images} in {columns}, and its prompt {count_noun(marks, mark)}"
+        fix = "write a part {type: image} for each image of the row"
+        if self._templated:
+            fix = "write one for each image; `{% if column %}{{ image }}{% endif %}` is for rows without one"
+        text = [name for name in self._prompt.images if isinstance(row.get(name), str)]
+        if self._templated and text and marks > count:
+            fix += f"; a `for` over `{text[0]}` needs a list there, and it is text"
+        return recipe_error(message, fix, USER if self._templated else "dataset.prompt")
 
     def _system(self, row: Row, where: str) -> list[dict[str, Any]]:
         text = self._prompt.system
@@ -311,7 +319,10 @@ def _explain_failure(text: str, row: Row, where: str, path: str, error: Exceptio
         return recipe_error(message, suggest(missing[0], row, "name one of these columns"), path)
     fix = "correct the template"
     bad = next((name for name in columns if is_unreadable(row.get(name, ""))), None)
-    if bad is not None and row[bad]:
+    if bad is not None and is_stored_image(row[bad]):
+        mark = "" if bad == MARK else f", and write {_MARK_AS_TEXT} where it goes"
+        fix = f"set `{IMAGES}: {bad}`{mark}"
+    elif bad is not None and row[bad]:
         fix = f"name one of its keys, such as {{{{ {bad}.{next(iter(row[bad]))} }}}}"
     elif bad is not None:
         fix = f'fill `{bad}`, or write {{{{ {bad} or "" }}}}'

@@ -40,7 +40,7 @@ def read_picture(path: str) -> Any:
     try:
         return decode_image(as_image(path, None))
     except ImageError as error:
-        raise UsageError(f"the picture {error.seen}. Fix: {error.fix}") from error
+        raise UsageError(f"--image {error.seen}. Fix: {error.fix}") from error
 
 
 def open_model(served: Served, sampling: SamplingParams) -> ChatBackend:

@@ -32,7 +32,13 @@ LLAVA = {"model_type": "llava", "vision_config": {}, "text_config": {}}
 
 
 def problems_of(
-    folder, text=TEXT, config=LLAVA, level="error", template="{{ messages }}", processor="{}"
+    folder,
+    text=TEXT,
+    config=LLAVA,
+    level="error",
+    template="{{ messages }}",
+    processor="{}",
+    part="seen",
 ):
     (folder / "model").mkdir(exist_ok=True)
     (folder / "model" / "config.json").write_text(json.dumps(config))
@@ -41,7 +47,7 @@ def problems_of(
     (folder / "model" / "processor_config.json").write_text(processor)
     Image.new("RGB", (8, 8)).save(folder / "a.png")
     found = check_recipe(write_recipe(folder, text), hardware=Hardware(gpus=1, cpus=2)).problems
-    return {problem.path: problem.seen for problem in found if problem.level == level}
+    return {problem.path: getattr(problem, part) for problem in found if problem.level == level}
 
 
 def test_paths_of_rows_in_the_recipe_are_relative_to_it(tmp_path):
@@ -80,6 +86,29 @@ def test_settings_of_a_processor_without_images_are_warned_of(tmp_path):
     text = TEXT.replace("images: picture, ", "").replace("{{ image }} ", "")
     text = text.replace("./model", "./model\n  processor: {max_pixels: 100}")
     assert "no images" in problems_of(tmp_path, text, level="warning")["model.processor"]
+
+
+def test_columns_with_images_that_no_prompt_names_are_noted(tmp_path):
+    text = TEXT.replace("images: picture, ", "").replace("{{ image }} ", "")
+    assert "`picture` holds images" in problems_of(tmp_path, text, level="note")["dataset.prompt"]
+    text_only = {"model_type": "llama"}
+    assert "dataset.prompt" not in problems_of(tmp_path, text, text_only, level="note")
+    assert "dataset.prompt" not in problems_of(tmp_path, level="note")
+
+
+@pytest.mark.parametrize(
+    ("argument", "prompt", "fix"),
+    [
+        ("image", "images: picture, ", "name the argument `images`"),
+        ("images", "", "name the columns with images in `dataset.prompt.images`"),
+    ],
+)
+def test_a_reward_gets_images_by_the_name_of_trl(tmp_path, argument, prompt, fix):
+    (tmp_path / "r.py").write_text(f"def f(completions, {argument}, **kwargs):\n    return []\n")
+    text = TEXT.replace("kind: contains, answer: answer", "kind: python, path: './r.py:f'")
+    if not prompt:
+        text = text.replace("images: picture, ", "").replace("{{ image }} ", "")
+    assert problems_of(tmp_path, text, part="fix")["rewards.0"].startswith(fix)
 
 
 def test_judges_say_whether_they_see_images(tmp_path):

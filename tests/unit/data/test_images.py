@@ -9,8 +9,9 @@ from grpo_cli.checks.images import look_at_images
 from grpo_cli.data.images import as_image, decode_image, read_size
 from grpo_cli.data.prompts import Renderer
 from grpo_cli.data.rows import RowNames
-from grpo_cli.errors import RecipeError
+from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.recipe.dataset import PromptConfig
+from grpo_cli.workflows.chat_backends import read_picture
 
 RED = (255, 0, 0)
 
@@ -98,6 +99,15 @@ def test_what_is_no_picture_is_told_once_with_its_row(bad, value, seen):
     assert issue.seen.endswith("so it is in 2 of the 3 rows looked at")
 
 
+def test_the_fix_of_a_picture_in_a_chat_speaks_of_no_row(tmp_path):
+    with pytest.raises(UsageError) as error:
+        read_picture(str(tmp_path / "gone.png"))
+    seen = f"--image names {tmp_path / 'gone.png'}, which does not exist"
+    assert str(error.value) == f"{seen}. Fix: correct the path"
+    (issue,) = look_at_images([{"picture": "gone.png"}], ["picture"], RowNames("training"))
+    assert issue.fix.endswith("relative to the file of the row, or leave the row out")
+
+
 def render(row, *, in_parts=True, **keys):
     return Renderer(PromptConfig(**keys), "chat", in_parts=in_parts).render(row, "training row 7")
 
@@ -149,3 +159,19 @@ def test_messages_of_the_data_hold_neither_marks_nor_images(content, seen):
 def test_marks_that_do_not_match_the_images_are_refused(picture, seen):
     with pytest.raises(RecipeError, match=seen):
         render({"picture": picture}, images="picture", user="{{ image }} what?")
+
+
+def test_what_mends_a_wrong_count_fits_the_prompt():
+    parts = [{"role": "user", "content": [{"type": "image"}]}]
+    with pytest.raises(RecipeError, match=r"its prompt 1 image part\. Fix: write a part"):
+        render({"prompt": parts, "picture": ["a.png", "b.png"]}, images="picture")
+    looped = "{% for each in picture %}{{ image }}{% endfor %}what?"
+    with pytest.raises(RecipeError, match="a `for` over `picture` needs a list there"):
+        render({"picture": "a.png"}, images="picture", user=looped)
+
+
+@pytest.mark.parametrize(("column", "more"), [("image", "$"), ("chart", ", and write {{ image }}")])
+def test_a_printed_image_is_to_be_named_as_one(column, more):
+    row = {column: {"bytes": b"\x89PNG", "path": None}}
+    with pytest.raises(RecipeError, match=rf"set `dataset\.prompt\.images: {column}`{more}"):
+        render(row, user=f"{{{{ {column} }}}} what?")
