@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -35,8 +34,6 @@ Step = dict[str, Any]
 """The numbers of one logged training step: `step`, `time`, `total_steps` and TRL's metrics."""
 _FINGERPRINT_BYTES = 256
 """Records bear their time, so no two of a run's files have the same bytes at the same place."""
-_END_BYTES = 2**16
-"""Read at each end of the metrics for a list of runs: about a hundred records."""
 _NOT_METRICS = frozenset({"time", "step", "total_steps"})
 _REWARD_PREFIX, _MEAN = "rewards/", "/mean"
 
@@ -173,27 +170,26 @@ class Metrics:
         return points[max(end - width, 0) : end]
 
 
-def read_reward_ends(path: Path, block: int = _END_BYTES) -> tuple[list[float], list[float]]:
+def read_reward_ends(path: Path) -> tuple[list[float], list[float]]:
     """Return the first and the last training rewards, which are compared with each other.
 
-    Reads only the ends of a long file, so that a thousand runs are listed in about a second.
+    Only the records that are averaged are parsed, so that a thousand runs are listed in about a second.
     """
     if not path.is_file():
         return [], []
-    with path.open("rb") as file:
-        head = file.read(block)
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - block, 0))
-        tail = file.read()
-    width = count_averaged(round(head.count(b'"event": "train"') * size / max(len(head), 1)))
-    first, last = head.splitlines(), reversed(tail.splitlines())
-    return list(islice(_rewards(first), width)), list(islice(_rewards(last), width))
+    data = path.read_bytes()
+    lines = [line for line in data[: data.rfind(b"\n") + 1].splitlines() if _has_reward(line)]
+    width = count_averaged(len(lines))
+    first, last = (
+        [record["reward"] for record in parse_records(part)]
+        for part in (lines[:width], lines[-width:])
+    )
+    return first, last
 
 
-def _rewards(lines: Iterable[bytes]) -> Iterator[float]:
-    for record in parse_records(lines):
-        if record.get("event") == "train" and record.get("reward") is not None:
-            yield record["reward"]
+def _has_reward(line: bytes) -> bool:
+    """Whether a line is a training record with a reward, as `append_record` writes it."""
+    return b'"event": "train"' in line and b'"reward": ' in line and b'"reward": null' not in line
 
 
 def read_numbers(record: Mapping[str, Any]) -> Step:

@@ -203,5 +203,5 @@ class Run:
         return records
 
     def reward_ends(self) -> tuple[list[float], list[float]]:
-        """Return the first and the last training rewards, read from the ends of the metrics alone."""
+        """Return the first and the last training rewards without parsing the records between them."""
         return read_reward_ends(self.folder.metrics)

@@ -152,14 +152,6 @@ def test_torn_lines_are_passed_over(tmp_path):
     assert group.texts[0].startswith("half ")
 
 
-def test_the_ends_of_long_metrics_are_enough_for_a_list(tmp_path):
-    folder = make_finished_run(tmp_path, rewards=[0.25] * 500 + [0.5] * 1000 + [0.75] * 500)
-    first, last = Run(folder).reward_ends()
-    assert folder.metrics.stat().st_size > 2 * 2**16
-    assert (set(first), set(last)) == ({0.25}, {0.75})
-    assert len(first) == len(last) == pytest.approx(200, rel=0.2)
-
-
 @pytest.mark.parametrize(
     ("records", "width"), [(1, 1), (3, 1), (6, 3), (12, 4), (40, 4), (200, 20)]
 )
