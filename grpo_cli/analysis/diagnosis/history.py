@@ -32,7 +32,10 @@ START, NOW = 5, 10
 """Records that the beginning and the present are means of; learning may begin with the first ones."""
 PEAK_WIDTH = 10
 """Records that the mean of a peak is over."""
-_FIRST, _LEVEL = 3, 0.05
+_FIRST = 3
+_ALIKE = 1 / 3
+"""Share of its rise by which a reward may deviate and still be near an unknown highest value: that of nine right
+answers in ten, sqrt(0.9 * 0.1) / 0.9."""
 _FALLING = 0.05
 """A share that falls by so much from one half of the window to the other mends itself."""
 _NEAR = 0.1
@@ -231,8 +234,8 @@ class History:
             return False
         if not isinf(near_best(self.recipe)):
             return now >= near_best(self.recipe)
-        level = spread is not None and change is not None and spread <= _LEVEL * change.difference
-        return level and self.has_risen()
+        alike = spread is not None and change is not None and spread <= _ALIKE * change.difference
+        return alike and self.has_risen()
 
 
 def score_bounds(entry: RewardConfig) -> tuple[float, float]:

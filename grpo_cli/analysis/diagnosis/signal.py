@@ -118,9 +118,9 @@ def all_solved(history: History) -> Issue | None:
         f"{MOST_SILENT:.0%}), and the reward {rose} {change.now:.3g}"
     )
     if risen:
-        fix = (
-            f"`training.max_steps: {history.metrics.step}` is enough; harder prompts to learn more"
-        )
+        step, end = history.metrics.step, history.metrics.total_steps
+        enough = "" if step == end else f"`training.max_steps: {step}` is enough; "
+        fix = f"{enough}harder prompts to learn more"
         return Issue(seen, fix, level="note")
     return Issue(seen, "harder prompts, or a reward that tells more answers apart", level="warning")
 

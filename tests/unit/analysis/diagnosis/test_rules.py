@@ -704,6 +704,36 @@ def test_a_reward_of_unknown_scale_is_solved_where_it_rose_until_all_scored_the_
     assert find("no_signal", apart).level == find("entropy_collapse", apart).level == "error"
 
 
+def test_right_answers_of_one_word_may_repeat():
+    recipe = make_recipe(rewards=OWN)
+    series = {
+        "completions/repeated_share": [0.3] * 20 + [0.98] * 20,
+        "completions/mean_length": [2] * 40,
+        "frac_reward_zero_std": [0.1] * 20 + [0.9] * 20,
+        "learning_rate": [1e-3] * 40,
+        "entropy": [1.5] * 20 + [0.1] * 20,
+    }
+    right = {"reward": [0.05] * 20 + [0.96, 0.98] * 10, "reward_std": [0.2] * 40}
+    # One word of four, whatever the prompt: it rose too.
+    blind = {"reward": [0.05] * 20 + [0.24, 0.26] * 10, "reward_std": [0.2] * 20 + [0.43] * 20}
+    solved = find_all(make_history({**series, **right}, recipe))
+    assert not {"repeated_answers", "too_high_learning_rate"} & solved.keys()
+    assert {"repeated_answers", "too_high_learning_rate"} <= find_all(
+        make_history({**series, **blind}, recipe)
+    ).keys()
+
+
+@pytest.mark.parametrize(("total", "is_early"), [(40, False), (100, True)])
+def test_the_steps_of_a_solved_run_are_enough_if_more_are_planned(total, is_early):
+    series = {
+        "frac_reward_zero_std": UP[:20] + [0.9] * 20,
+        "reward": UP,
+        "total_steps": [total] * 40,
+    }
+    fix = find("all_solved", make_history(series)).fix
+    assert ("`training.max_steps: 40` is enough" in fix) is is_early
+
+
 def test_gradients_that_fp16_skips_are_no_loss():
     half = make_recipe(training={"fp16": True})
     few = {"loss": [0.1] * 10, "grad_norm": [0.5] * 6 + [math.inf] * 4}
