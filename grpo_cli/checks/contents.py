@@ -14,9 +14,11 @@ from grpo_cli.checks.rows import (
     check_files,
     check_left_out,
     check_made_columns,
+    check_shown_golds,
     check_source,
     find_templates,
 )
+from grpo_cli.checks.settings import check_repeated
 from grpo_cli.data.columns import check_columns, keep_rows
 from grpo_cli.data.images import MARK, check_image_columns
 from grpo_cli.data.mixing import SOURCE, place_issues
@@ -130,7 +132,7 @@ def check_rewards(loaded: LoadedRecipe, problems: list[Issue]) -> dict[int, Rewa
         for index, config in enumerate(loaded.recipe.rewards):
             if index in valid:
                 problems += _check_range(config, valid[index], f"rewards.{index}")
-        problems += _check_repeated(loaded.recipe.rewards)
+        problems += check_repeated(loaded.recipe.rewards, valid)
         try:
             name_rewards(loaded.recipe.rewards)
         except RewardError as error:
@@ -158,15 +160,6 @@ def _check_range(config: RewardConfig, params: RewardParams, path: str) -> Itera
             f"{path}.weight",
             level="warning",
         )
-
-
-def _check_repeated(rewards: Sequence[RewardConfig]) -> Iterator[Issue]:
-    plain = [each.model_dump(exclude={"name"}) for each in rewards]
-    for index, each in enumerate(plain):
-        if (first := plain.index(each)) < index and rewards[index].weight:
-            seen = f"is the same as rewards.{first}, so its score counts twice"
-            fix = f"remove it, and set `weight: {2 * rewards[index].weight:g}` there if that is what you want"
-            yield Issue(seen, fix, f"rewards.{index}", level="warning")
 
 
 def reward_context(recipe: Recipe, device: str = "cpu") -> RewardContext:
@@ -232,8 +225,7 @@ def _check_seen(
     everywhere: frozenset[str] = frozenset(),
 ) -> None:
     """Check a dataset; `everywhere` are the columns of all sources if it is one of several."""
-    problems += seen.problems
-    problems += check_made_columns(dataset)
+    problems += [*seen.problems, *check_made_columns(dataset)]
     images = dataset.prompt.images
     gathered = frozenset({IMAGES} if images else ())
     own = frozenset(dataset.columns) | _ADDED | ({SOURCE} if dataset.source_name else set())
@@ -269,6 +261,7 @@ def _check_seen(
         if loaded.recipe is not None and not images:
             problems += find_unused_images(loaded.recipe, seen.sample)
         golds = list(_check_golds(loaded, params, batch, "rows"))
+        problems += check_shown_golds(dataset, params)
         problems += golds or check_empty(loaded, dataset, params, seen.train)
     if (held := seen.held) is not None:
         # A column that only one split has is empty in the other.
@@ -326,9 +319,8 @@ def _number(kept: list[tuple[int, Row]]) -> list[Row]:
 
 
 def _make_batch(rows: list[Row], columns: frozenset[str]) -> Batch:
-    empty = [""] * len(rows)
     named = {name: [row.get(name) for row in rows] for name in sorted(columns)}
-    return Batch(empty, empty, columns=named)
+    return Batch([""] * len(rows), [""] * len(rows), columns=named)
 
 
 def _try_prompts(dataset: Any, rows: list[Row], names: RowNames) -> None:
@@ -477,7 +469,8 @@ def _check_golds(
             every = len(faults) == len(rows)
             count = f"all {len(rows)}" if every else f"{len(faults)} of the {len(rows)}"
             where = f"{batch.row_name(row)}; so it is in {count} {rows_name} looked at"
-            level: Level = "error" if every else fault.level
+            # A gold that can be read after all is right if it is written alike.
+            level: Level = fault.level if not every or reward.has_gold(batch, row) else "error"
             path, seen = f"rewards.{index}.{fault.path}", f"{fault.seen} ({where})"
             yield replace(fault, seen=seen, path=path, level=level)
 

@@ -1,9 +1,10 @@
 """Evaluation, early stopping, scored data, expected bands and trackers."""
 
 import importlib.util
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from grpo_cli.recipe.expect import ExpectedMetric
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import name_rewards, right_scores
+from grpo_cli.rewards.contract import RewardParams
+from grpo_cli.rewards.scoring import clip_score
 from grpo_cli.runs.trackers import (
     ALL,
     MODULES,
@@ -92,6 +95,34 @@ def check_best(recipe: Recipe) -> Iterator[Issue]:
         seen = "early stopping reads an evaluation metric, and `eval_strategy` is `no`"
         fix = "set `training.eval_strategy: steps` and `training.eval_steps`"
         yield Issue(seen, fix, "training.early_stopping")
+
+
+def check_min_delta(recipe: Recipe, params: Mapping[int, RewardParams]) -> Iterator[Issue]:
+    """Find early stopping that asks for more improvement than there can be.
+
+    Args:
+        recipe: The recipe.
+        params: Of those of its rewards that are right, by index.
+    """
+    stopping = recipe.training.early_stopping
+    if stopping is None or not recipe.is_sampled or len(params) != len(recipe.rewards):
+        return
+    named = stopping.metric or recipe.training.extras.get("metric_for_best_model") or REWARD
+    span = 1.0 if "/accuracy/" in f"/{named}" else math.inf
+    if str(named).rpartition("/")[2].removeprefix("eval_") == REWARD:
+        span = sum(
+            abs(each.weight) * (clip_score(high, each.clip) - clip_score(low, each.clip))
+            for each, (low, high) in zip(
+                recipe.rewards,
+                (params[index].score_range() for index in range(len(params))),
+                strict=True,
+            )
+            if each.weight
+        )
+    if stopping.min_delta >= span > 0:
+        seen = f"no evaluation can improve by {stopping.min_delta:g}: `{named}` changes by {span:g} at most"
+        fix = f"write {span / 100:g}, say, or remove it"
+        yield Issue(seen, fix, "training.early_stopping.min_delta", level="warning")
 
 
 def _check_same_metric(recipe: Recipe) -> Iterator[Issue]:
@@ -247,6 +278,9 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
         for path, metric in named.items():
             name = (metric or best).removeprefix("eval_")
             close = f"eval_{nearest(name, known)}" if nearest(name, known) else best
+            # A set's name in front is easily left out.
+            ending = next((each for each in sorted(known) if each.endswith(f"/{name}")), None)
+            close = f"eval_{ending}" if ending else close
             task, _, of_task = name.partition("/")
             close = f"{of_files[task]}{of_task}" if task in of_files else close
             fix = f"set it to {close or f'{tasks[0]}acc, or to another metric of the task'}"
@@ -316,6 +350,10 @@ def _check_groups(size: int, groups: GroupReport) -> Iterator[Issue]:
         left_out = f"{groups.single} prompts have a single response and are left out"
         seen = f"{left_out}: there is nothing to compare it with; {prompts} are left"
         yield Issue(seen, "score more responses of them", "dataset", level="note")
+    if groups.empty:
+        seen = f"{groups.empty} of {groups.responses} responses are empty"
+        fix = "fill them, or leave such rows out, unless an empty answer is to be learned from"
+        yield Issue(seen, fix, "dataset.response", level="warning")
     filled = groups.responses / (prompts * size)
     if largest > size:
         seen = f"prompts have up to {largest} responses, of which each visit takes {size} by chance"

@@ -21,6 +21,7 @@ from grpo_cli.checks.evaluation import (
     check_evaluation,
     check_expect,
     check_metrics,
+    check_min_delta,
     check_scored,
     check_stop_when,
     check_trackers,
@@ -140,6 +141,7 @@ def check_recipe(
         problems += _check_sections(recipe, processes, hardware, seen, batch, kinds)
         problems += _check_evaluation(loaded, recipe, batch)
         problems += check_overlap(recipe, params, batch)
+        problems += check_min_delta(recipe, params)
         if not loaded.problems:
             unseen = tuple(_find_unseen(recipe, seen, processes, hardware))
     # The values that they are about were left out for the checks, which may miss them.

@@ -110,6 +110,19 @@ def check_empty(
                 yield Issue(seen, fix, f"rewards.{index}", level=level)
 
 
+def check_shown_golds(dataset: SingleDataset, params: dict[int, RewardParams]) -> Iterator[Issue]:
+    """Find prompts that hold the answer they ask for."""
+    for key, text in find_templates(dataset):
+        named = template_columns(text) if is_plain(text) else frozenset[str]()
+        for reward in params.values():
+            column = (reward.gold_source() or ("", ""))[1]
+            if column in named:
+                seen = f"shows the model the column `{column}`, which holds the gold of `{reward.kind}`"
+                fix = f"remove `{{{{ {column} }}}}`, unless answers are to repeat it"
+                yield Issue(seen, fix, f"dataset.prompt.{key}", level="warning")
+                break
+
+
 def check_made_columns(dataset: SingleDataset) -> Iterator[Issue]:
     """Find columns of the recipe that what `grpo` makes would replace."""
     made = {SOURCE} if dataset.source_name else set[str]()

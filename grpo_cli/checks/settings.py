@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_cli.data.sources import has_eval
@@ -11,6 +11,7 @@ from grpo_cli.recipe.explanation import Path, dotted
 from grpo_cli.recipe.grpo_fields import home_of, key_in_home, read_grpo_fields
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.recipe.training import (
     ATTENTION,
     BUDGET,
@@ -22,6 +23,7 @@ from grpo_cli.recipe.training import (
     leave_off,
 )
 from grpo_cli.recipe.yaml_tree import Node
+from grpo_cli.rewards.contract import RewardParams
 
 _SAMPLED_AS = {
     "max_new_tokens": "max_completion_length",
@@ -115,6 +117,30 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         yield from _check_beyond_the_end(recipe, steps)
 
 
+def check_repeated(
+    rewards: Sequence[RewardConfig], valid: Mapping[int, RewardParams]
+) -> Iterator[Issue]:
+    """Find rewards whose score counts twice.
+
+    Args:
+        rewards: Of the recipe.
+        valid: Parameters of those that are right, by index.
+    """
+    plain = [each.model_dump(exclude={"name"}) for each in rewards]
+    for index, each in enumerate(plain):
+        if (first := plain.index(each)) < index and rewards[index].weight:
+            seen = f"is the same as rewards.{first}, so its score counts twice"
+            fix = f"remove it, and set `weight: {2 * rewards[index].weight:g}` there if that is what you want"
+            yield Issue(seen, fix, f"rewards.{index}", level="warning")
+        nested = getattr(valid.get(index), "of", None)
+        for other, entry in enumerate(rewards if nested is not None else ()):
+            alike = valid.get(other) == nested and entry.condition == rewards[index].condition
+            if alike and entry.weight:
+                seen = f"judges answers as rewards.{other} does, so a right one counts twice"
+                fix = f"remove rewards.{other}, or give it `weight: 0` to measure its accuracy only"
+                yield Issue(seen, fix, f"rewards.{index}.of", level="warning")
+
+
 def _find_idle(recipe: Recipe) -> Iterator[Issue]:
     """Find settings that nothing reads because of another one."""
     evaluates = recipe.training.eval_strategy
@@ -183,6 +209,11 @@ def _check_optimization(recipe: Recipe) -> Iterator[Issue]:
     if not recipe.training.learning_rate:
         seen, fix = "is 0, so the weights never change", "set it to 1e-6, or 1e-5 with LoRA"
         yield Issue(seen, fix, "training.learning_rate", level="warning")
+    first, second = read_setting(recipe, "adam_beta1"), read_setting(recipe, "adam_beta2")
+    if first > second:
+        seen = f"{first:g} is above `adam_beta2` ({second:g}), the slower average"
+        fix = f"if they are swapped, set `adam_beta1: {second:g}` and `adam_beta2: {first:g}`"
+        yield Issue(seen, fix, "training.adam_beta1", level="warning")
     delta = read_setting(recipe, "delta")
     high = read_setting(recipe, "epsilon_high")
     low = read_setting(recipe, "epsilon")

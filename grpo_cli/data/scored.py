@@ -40,6 +40,8 @@ class GroupReport:
     """Responses of the smallest group; of the middle and the largest one below."""
     median: int
     largest: int
+    empty: int = 0
+    """Responses without any text."""
 
 
 def make_groups(
@@ -97,6 +99,7 @@ def report_groups(groups: Sequence[Row], single: int) -> GroupReport:
         smallest=sizes[0],
         median=median_low(sizes),
         largest=sizes[-1],
+        empty=sum(not text.strip() for group in groups for text in group["responses"]),
     )
 
 

@@ -183,9 +183,13 @@ class RewardParams(Section):
         if source is None or self.has_gold(batch, row):
             return None
         parameter, column = source
+        value = batch.columns[column][row]
+        if value is None or not str(value).strip():
+            seen = f"there is no gold, so the reward gives no score: {value!r}"
+            fix = "fill it, or leave such rows out of the data"
+            return Issue(seen, fix, parameter, level="warning")
         return Issue(
-            "the gold cannot be read, so the reward gives no score: "
-            f"{batch.columns[column][row]!r:.80}",
+            f"the gold cannot be read, so the reward gives no score: {value!r:.80}",
             f"name the column that holds it (`{parameter}: …`), or {suggest_extraction(column)}",
             parameter,
             level="warning",

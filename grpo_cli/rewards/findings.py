@@ -20,6 +20,8 @@ LONGEST_GOLD = 60
 """Characters that half of the golds may pass before they look like whole solutions."""
 MOST_UNCOVERED = 0.5
 """Share of rows to which no reward may apply before it is an error."""
+MOST_OUTWEIGHED = 10
+"""Times that another reward may change the total as much as a right answer does."""
 FEWEST_ROWS = 3
 """Rows on which it must count as right to be an error: one or two may be chance."""
 FEWEST_GOLDS = 8
@@ -52,11 +54,12 @@ def check_golds(table: "Table", index: int) -> Iterator[Issue]:
     rows, source = table.unreadable(index), table.rewards[index].params.gold_source()
     if not rows or source is None:
         return
+    fault = table.fault(index, rows[0])
     column = source[1]
     yield Issue(
         f"the gold cannot be read in {_count(len(rows), len(table.applying(index)))}, the first in "
         f"{table.row_name(rows[0])}: {table.row(rows[0]).get(column)!r:.80}; there the reward gives no score",
-        f"{suggest_extraction(column)}; or leave such rows out",
+        f"{fault.fix if fault else suggest_extraction(column)}; or leave such rows out",
         path=f"rewards.{index}",
         level="error" if unreadable_share(table, index) > MOST_UNREADABLE else "warning",
     )
@@ -159,6 +162,7 @@ def check_scores(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[Iss
         for name, each in scored.items():
             if name != "gold" and not name.startswith(("column ", "--answer")):
                 yield from _check_degenerate(table, name, each, gold)
+    yield from _check_balance(table, scored)
     for index, scores in enumerate(by_reward):
         yield from _check_variety(table, index, scores)
         yield from check_failures(table, index, scores)
@@ -215,6 +219,27 @@ def _check_degenerate(
                 "narrow what counts, as with `extract`, or use `exact` or `choice`",
                 path=f"rewards.{index}",
                 level="error" if many else "warning",
+            )
+
+
+def _check_balance(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[Issue]:
+    """Find rewards beside which a right answer hardly counts."""
+    # A repetition has as many words as there are tokens: longer than nearly all completions.
+    rows = [row for name, each in scored.items() if name != "repetition" for row in each.values()]
+    spreads: list[float] = []
+    for index, reward in enumerate(table.rewards):
+        values = [row[index].value or 0.0 for row in rows if not row[index].failed] or [0.0]
+        spreads.append(abs(reward.weight) * (max(values) - min(values)))
+    right = max((spreads[index] for index in table.judges), default=0.0)
+    for index, spread in enumerate(spreads):
+        if index not in table.judges and 0 < right < spread / MOST_OUTWEIGHED:
+            reward = table.rewards[index]
+            yield Issue(
+                f"`{reward.name}` changes the total by up to {spread:.3g} between these answers, and whether one "
+                f"is right by {right:.3g}: training would hardly heed what is right",
+                f"set `weight: {reward.weight * right / spread:.1g}`, or a smaller scale if it has one",
+                path=f"rewards.{index}",
+                level="warning",
             )
 
 

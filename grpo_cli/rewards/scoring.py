@@ -244,7 +244,8 @@ class Reward:
 
     def row_failure(self, batch: Batch, row: int, error: BaseException) -> DescribedError:
         """Return the error of a reward that failed on one row: where, on what, and why."""
-        head = f"{self} failed on {batch.row_name(row)}{self._explain(batch, row, error)}"
+        empty = "" if batch.texts[row].strip() else ", whose completion is empty"
+        head = f"{self} failed on {batch.row_name(row)}{empty}{self._explain(batch, row, error)}"
         failure = DescribedError("\n".join([head, *_inputs(batch, row), *_trace(error)]))
         failure.__cause__ = error
         return failure

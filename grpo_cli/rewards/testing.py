@@ -366,6 +366,10 @@ class Table:
         golds = self.golds(index)
         return [row for row in self.applying(index) if row not in golds]
 
+    def fault(self, index: int, row: int) -> Issue | None:
+        """Return why a row's gold cannot be read; None if only parsing it shows."""
+        return self.rewards[index].params.gold_fault(self._unanswered, row)
+
     @cached_property
     def owners(self) -> dict[int, int]:
         """For each row with a gold, the first reward that reads it."""

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from string import ascii_uppercase
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -43,6 +44,11 @@ class ChoiceParams(RewardParams):
         """Return why a row cannot be judged; an index just outside the letters is counted from elsewhere."""
         place = self._read_index(batch.cell(self.answer, row))
         other = {len(self.choices): 1, -1: 0}.get(-2 if place is None else place)
+        letter = compile_phrasings(ascii_uppercase).lone(str(batch.cell(self.answer, row)).strip())
+        if letter and letter not in self.choices:
+            seen = f"the gold {letter} is no choice of {self.choices}, so the reward gives no score"
+            fix = f"name all letters: `choices: {''.join(sorted({*self.choices, letter}))}`"
+            return Issue(seen, fix, "choices", level="warning")
         if other is None or other == self.first_index:
             return super().gold_fault(batch, row)
         return Issue(

@@ -193,6 +193,18 @@ class TagCountParams(RewardParams):
     tags: tuple[str, ...] = Field(default=_TAGS, min_length=1)
     """The tags, as they are written in completions."""
 
+    def problems(self, context: RewardContext | None = None) -> list[Issue]:
+        return [
+            Issue(
+                f"{tag!r:.60} has only one of `<` and `>`",
+                f"write `<{tag.strip('<>')}>`",
+                f"tags.{place}",
+                level="warning",
+            )
+            for place, tag in enumerate(self.tags)
+            if tag.startswith("<") != tag.endswith(">")
+        ]
+
     def score(self, batch: Batch, row: int) -> Score:
         wrong = [tag for tag in self.tags if batch.texts[row].count(tag) != 1]
         share = (len(self.tags) - len(wrong)) / len(self.tags)

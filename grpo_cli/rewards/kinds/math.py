@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.answers import (
     Place,
@@ -29,6 +30,8 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _FUNCTIONS = frozenset("sin cos tan cot sec csc sqrt log exp arcsin arccos arctan det".split())
 _SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
 """White space without meaning; between two digits it has one: `2 3` is not `23`."""
+_DECIMAL_COMMA = re.compile(r"[-+]?(?:[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]+|[0-9]+,[0-9]{1,2}\s?€)")
+"""Without points or a currency, `1,25` may be a list of answers."""
 _LETTERED = re.compile(r"\(([A-Za-z])\)\.?")
 
 
@@ -72,6 +75,21 @@ class MathParams(RewardParams):
         """Judge by the text alone, without math-verify."""
         cell = batch.cell(self.answer, row)
         return not isinstance(cell, list | dict | None) and _read_text(str(cell)) is not None
+
+    def gold_fault(self, batch: Batch, row: int) -> Issue | None:
+        """Return why a row cannot be judged, or is right only for an answer that is written alike."""
+        gold = _read_text(str(batch.cell(self.answer, row)))
+        if (fault := super().gold_fault(batch, row)) or gold is None or gold.quantity is not None:
+            return fault
+        alike = f"the gold {gold.text!r:.60} is compared as text:"
+        if _DECIMAL_COMMA.fullmatch(gold.text):
+            fix = "write it with a point, such as 1234.50"
+            return Issue(f"{alike} it has a decimal comma", fix, "answer", level="warning")
+        plain = re.sub(r"\\[{}]", "", gold.text)
+        if plain.count("{") != plain.count("}"):
+            seen = f"{alike} it has a brace without its partner"
+            return Issue(seen, "correct it in the data", "answer", level="warning")
+        return None
 
     def score_easily(self, batch: Batch, row: int) -> Score | None:
         return self._judge(batch, row, evaluate=False) if self.answer in batch.columns else None

@@ -107,7 +107,9 @@ class PythonParams(RewardParams):
         return self.path.rpartition(":")[2]
 
     def required_columns(self) -> tuple[str, ...]:
-        required = _required_names(signature_of(self._definition()))
+        definition = self._definition()
+        required = dict.fromkeys(_required_names(signature_of(definition)))
+        required |= dict.fromkeys(_keys_read_first(definition))
         return tuple(name for name in required if not self._is_passed(name))
 
     def named_columns(self) -> tuple[str, ...]:
@@ -298,6 +300,25 @@ def _required_names(signature: inspect.Signature) -> list[str]:
         for name, each in signature.parameters.items()
         if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
     ]
+
+
+def _keys_read_first(definition: ast.AST | None) -> Iterator[str]:
+    """Yield what a function reads as `kwargs["name"]` before anything may branch or change it."""
+    rest = definition.args.kwarg if isinstance(definition, Function) else None
+    for statement in definition.body if isinstance(definition, Function) and rest else ():
+        nodes = list(ast.walk(statement))
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if not (is_text or isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return)):
+            return
+        if any(isinstance(node, ast.IfExp | ast.BoolOp | ast.Lambda) for node in nodes):
+            return
+        for node in nodes:
+            match node:
+                case ast.Subscript(ast.Name(name), ast.Constant(str(key)), ast.Load()):
+                    if rest and name == rest.arg:
+                        yield key
+                case ast.Name(name, ast.Store()) if rest and name == rest.arg:
+                    return
 
 
 def _find_definition(source: str, function: str) -> ast.AST | None:

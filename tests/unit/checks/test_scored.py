@@ -54,6 +54,14 @@ def test_groups_are_looked_at(tmp_path, sizes, rewards, path, level, said):
     assert said in problem.seen
 
 
+def test_empty_responses_are_counted(tmp_path):
+    text = TEXT.format(rows="[{prompt: p, response: ' ', reward: 0}, {prompt: p, response: a, reward: 1}]",
+                       size=2, backend="transformers")  # fmt: skip
+    checked = check_recipe(write_recipe(tmp_path, text), hardware=Hardware(gpus=0, cpus=2))
+    seen = {each.path: each.seen for each in checked.problems if each.level == "warning"}
+    assert seen["dataset.response"] == "1 of 2 responses are empty"
+
+
 def test_mostly_empty_places_are_warned_of(tmp_path):
     (problem,) = check(tmp_path, (2, 2, 3), size=8)
     assert problem.level == "warning"

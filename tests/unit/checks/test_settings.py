@@ -9,6 +9,8 @@ from tests.recipe_texts import GOOD, write_recipe
 OPTIONS = "generation.generation_kwargs"
 SLURM = "launch={slurm: {partition: gpu, time: '04:00:00', gpus_per_node: 4, mem: 64G}}"
 EXPECT = "expect={metrics: [{metric: reward, step: 15, band: [0, 1]}]}"
+STOPPING = ["dataset.eval_rows=[{question: q, answer: '1'}]", "training.eval_strategy=steps",
+            "training.eval_steps=1", "training.early_stopping.patience=1"]  # fmt: skip
 LONG = ["training.max_steps=20", "logging.logging_steps=10"]
 CASES = [
     ([f"{OPTIONS}.stop_strings=[x]"], f"{OPTIONS}.stop_strings", "error", "sampling fails with it"),
@@ -28,6 +30,23 @@ CASES = [
      "warning", "rewards what it is a penalty for"),
     (["rewards=[{kind: math, answer: answer}, {kind: math, answer: answer}]"], "rewards.1", "warning",
      "is the same as rewards.0"),
+    (["rewards=[{kind: math, weight: 0.5}, {kind: cosine_length, of: {kind: math, answer: answer}}]"],
+     "rewards.1.of", "warning", "judges answers as rewards.0 does"),
+    (["rewards=[{kind: math}, {kind: tag_count, tags: [<think>, '</answer']}]"], "rewards.1.tags.1", "warning",
+     "'</answer' has only one of `<` and `>`"),
+    (["training.adam_beta1=0.999", "training.adam_beta2=0.9"], "training.adam_beta1", "warning",
+     "above `adam_beta2` (0.9)"),
+    ([*STOPPING, "training.early_stopping.min_delta=5"], "training.early_stopping.min_delta", "warning",
+     "`reward` changes by 1 at most"),
+    ([*STOPPING, "evaluation={during: [{every: 1}]}", "training.early_stopping.metric=accuracy/math"],
+     "training.early_stopping.metric", "error", "no evaluation logs `eval_accuracy/math`"),
+    (["dataset.prompt.user='{{ question }} {{ answer }}'"], "dataset.prompt.user", "warning",
+     "the column `answer`, which holds the gold of `math`"),
+    (["dataset.rows.1.answer='1.234,50'"], "rewards.0.answer", "warning", "it has a decimal comma (row 2"),
+    (["dataset.rows.0.answer='\\frac{3}{4'"], "rewards.0.answer", "warning", "a brace without its partner"),
+    (["dataset.rows.0.answer=null"], "rewards.0.answer", "warning", "there is no gold"),
+    (["rewards=[{kind: choice}]", "dataset.rows.0.answer=(E)"], "rewards.0.choices", "warning",
+     "the gold E is no choice of ABCD"),
     ([SLURM, "launch.slurm.time='04:00'"], "launch.slurm.time", "warning", "`04:00` is 4 minutes"),
     (["training.learning_rate=0"], "training.learning_rate", "warning", "the weights never change"),
     (["training.eval_steps=1"], "training.eval_steps", "warning", "`eval_strategy` is `no`"),

@@ -173,6 +173,21 @@ def test_required_columns_are_read_without_running_the_file(write, signature, co
 
 
 @pytest.mark.parametrize(
+    ("body", "columns"),
+    [
+        ("gold = kwargs['solution']\n    return gold", ("solution",)),
+        ('"a text"\n    return [g == 1 for g in kwargs["x"]]', ("x",)),
+        ("gold = kwargs['x'] if 'x' in kwargs else []\n    return gold", ()),
+        ("if 'x' not in kwargs: return []\n    return kwargs['x']", ()),
+        ("kwargs = {'x': 1}\n    return kwargs['x']", ()),
+    ],
+)
+def test_columns_that_are_read_by_their_names_are_required(write, body, columns):
+    path = write(f"def f(completions, **kwargs):\n    {body}\n")
+    assert PythonParams(path=f"{path}:f").required_columns() == columns
+
+
+@pytest.mark.parametrize(
     ("source", "function", "kwargs", "where", "message"),
     [
         ("def brevity(completions): ...", "brevty", {}, "path", "no function 'brevty'"),

@@ -144,6 +144,14 @@ def test_rewards_that_can_be_hacked_are_errors(attempt):
     assert "training will find it" in messages
 
 
+def test_a_reward_beside_which_right_answers_hardly_count_is_warned_of(attempt):
+    trial = attempt("- {kind: math}\n- {kind: length, target: 100}")
+    (problem,) = [each for each in trial.problems if "hardly" in each.seen]
+    assert (problem.path, problem.level) == ("rewards.1", "warning")
+    trial = attempt("- {kind: math}\n- {kind: length, target: 100, scale: 0.01}")
+    assert not [each for each in trial.problems if "hardly" in each.seen]
+
+
 def test_without_right_answers_there_is_only_the_table(attempt):
     trial = attempt("- {kind: length, target: 5}")
     assert trial.forms == {}
