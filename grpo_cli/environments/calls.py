@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -187,16 +187,29 @@ def as_text(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def as_content(value: Any) -> Content:
+_IMAGE_TYPES = ("image", "image_url", "input_image", "video")
+"""Types of parts that other interfaces have."""
+
+
+def as_content(value: Any, *, reads_images: bool = False) -> Content:
     """Return a result as a message holds it: text, or parts if it has images or is a list of parts.
 
+    Args:
+        value: What was returned.
+        reads_images: Whether the recipe has images; then a list of texts is one of parts too, and what seems to be
+            meant as an image is refused if it is none.
+
     Raises:
-        BrokenEnvironmentError: An image stands beside something that is neither image, text nor part.
+        BrokenEnvironmentError: An image stands beside something that is neither image, text nor part, or is none.
     """
-    values = value if isinstance(value, list | tuple) else [value]
-    if not any(_is_picture(each) or _is_part(each) for each in values):
-        return as_text(value)
-    return [_as_part(each) for each in values]
+    is_list = isinstance(value, list | tuple)
+    values = value if is_list else [value]
+    has_texts = reads_images and is_list and all(isinstance(each, str) for each in values)
+    if has_texts or any(_is_picture(each) or _is_part(each) for each in values):
+        return [_as_part(each) for each in values] or ""
+    if reads_images and (meant := next(filter(_may_be_image, _walk(value)), None)) is not None:
+        raise _no_part(meant)
+    return as_text(value)
 
 
 def read_content(content: Content, name: str, *, reads_images: bool) -> Content:
@@ -258,11 +271,31 @@ def _as_part(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         return {"type": "text", "text": as_text(value)}
     if not _is_part(value):
-        raise BrokenEnvironmentError(
-            f"{value!r:.100} was returned beside images or parts. Fix: return images, texts, or parts of the form "
-            "`{type: image, image: …}` and `{type: text, text: …}`"
-        )
+        raise _no_part(value)
     return {**value, "text": as_text(value["text"])} if value["type"] == "text" else dict(value)
+
+
+def _walk(value: Any) -> Iterator[Any]:
+    """Yield a value and all that lies in its lists and mappings."""
+    yield value
+    if isinstance(value, list | tuple | Mapping):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _walk(each)
+
+
+def _may_be_image(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return value.get("type") in _IMAGE_TYPES and value.keys() <= {"type", *_IMAGE_TYPES}
+    return (
+        _is_picture(value) or isinstance(value, bytes | bytearray) or getattr(value, "ndim", 0) >= 2
+    )
+
+
+def _no_part(value: Any) -> "BrokenEnvironmentError":
+    return BrokenEnvironmentError(
+        f"{value!r:.100} was returned where an image or text is read. Fix: return images (`PIL.Image.Image`), "
+        "texts, or a list of these or of parts of the form `{type: image, image: …}` and `{type: text, text: …}`"
+    )
 
 
 class BrokenEnvironmentError(EpisodeError):
@@ -277,13 +310,15 @@ def row_seed(row: Mapping[str, Any], seed: int) -> int:
     return int.from_bytes(digest[:4]) >> 1
 
 
-def begin_episode(environment: Environment, row: Mapping[str, Any], seed: int) -> Content:
+def begin_episode(
+    environment: Environment, row: Mapping[str, Any], seed: int, *, reads_images: bool = False
+) -> Content:
     """Reset an environment for a row of a recipe with this seed; return what it says first."""
     # A copy: other episodes of the row begin with it too, and an environment may change its lists.
     own = copy.deepcopy(dict(row))
     said = environment.reset(own, row_seed(own, seed))
-    content = as_content("" if said is None else said)
-    if said is not None and not isinstance(said, str) and isinstance(content, str):
+    content = as_content("" if said is None else said, reads_images=reads_images)
+    if said is not None and not isinstance(said, str) and isinstance(content, str) and content:
         raise BrokenEnvironmentError(
             f"reset() returned {type(said).__name__}, not text or an image. "
             "Fix: let it return the first observation, or None if the prompt says all"
@@ -291,7 +326,9 @@ def begin_episode(environment: Environment, row: Mapping[str, Any], seed: int) -
     return content
 
 
-def take_step(environment: Environment, answer: str) -> tuple[Content, bool]:
+def take_step(
+    environment: Environment, answer: str, *, reads_images: bool = False
+) -> tuple[Content, bool]:
     """Give an answer to an environment; return what it says, and whether the episode is over."""
     result = environment.step(answer)
     if not isinstance(result, tuple | list) or len(result) != 2:
@@ -300,7 +337,7 @@ def take_step(environment: Environment, answer: str) -> tuple[Content, bool]:
             "Fix: let it return a text, and whether the episode is over: `return text, done`"
         )
     said, is_done = result
-    return as_content("" if said is None else said), bool(is_done)
+    return as_content("" if said is None else said, reads_images=reads_images), bool(is_done)
 
 
 def read_reward(environment: Environment) -> Reward | None:

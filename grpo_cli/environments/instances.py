@@ -214,7 +214,7 @@ def try_tool(trial: Trial, tool: Tool) -> None:
     try:
         value = trial.run(
             name,
-            lambda: as_content(settle(tool.call(**arguments))),
+            lambda: as_content(settle(tool.call(**arguments)), reads_images=trial.reads_images),
             limit_s=trial.timeout_s,
             level="note",
         )
@@ -247,7 +247,13 @@ class _Play:
         self.taken: list[Action] = []
         self.environment: Environment = trial.run("the class", source.make, limit_s=RESET_S)
         try:
-            reset = partial(begin_episode, self.environment, decode_row(row), seed)
+            reset = partial(
+                begin_episode,
+                self.environment,
+                decode_row(row),
+                seed,
+                reads_images=self._trial.reads_images,
+            )
             said = trial.run("reset()", reset, limit_s=RESET_S)
             self.trace.first = trial.read("reset()", said)
             if not self.trace.first.strip() and not row["prompt"][-1]["content"]:
@@ -275,7 +281,9 @@ class _Play:
         self.taken.append(action)
         run, limit_s = self._trial.run, self._trial.timeout_s
         if isinstance(action, str):
-            step = partial(take_step, self.environment, action)
+            step = partial(
+                take_step, self.environment, action, reads_images=self._trial.reads_images
+            )
             said, self.trace.is_over = run("step()", step, limit_s=limit_s)
             text = self._trial.read("step()", said)
         else:
@@ -283,7 +291,9 @@ class _Play:
             tool = next(each for each in self.environment.tools if each.name == name)
 
             def call() -> Content:
-                return as_content(settle(tool.call(**arguments)))
+                return as_content(
+                    settle(tool.call(**arguments)), reads_images=self._trial.reads_images
+                )
 
             try:
                 said = run(f"{name}()", call, limit_s=limit_s, level="note")

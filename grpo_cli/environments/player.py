@@ -161,7 +161,9 @@ class Player:
     def _reset_one(self, episode: Episode, source: EnvironmentSource) -> Content:
         # Before the reset, so that it is closed if that fails.
         episode.environment = source.make()
-        return begin_episode(episode.environment, episode.row, self._seed)
+        return begin_episode(
+            episode.environment, episode.row, self._seed, reads_images=self.reads_images
+        )
 
     def close(self, episodes: Sequence[Episode]) -> None:
         """Close the environments of episodes, each once; only the first failure is printed."""
@@ -338,13 +340,15 @@ class Player:
         tool = tools[name]
         # A coroutine is cancelled once its call was given up.
         patience_s = self.config.tool_timeout_s + 1
-        outcome = yield lambda: as_content(settle(tool.call(**arguments), patience_s))
+        outcome = yield lambda: as_content(
+            settle(tool.call(**arguments), patience_s), reads_images=self.reads_images
+        )
         is_own = episode.environment is not None and tool in episode.environment.tools
         return self._read_outcome(episode, name, outcome, may_change=is_own)
 
     def _step(self, episode: Episode, environment: Environment, answer: str) -> Chain[Content]:
         """Give an answer to an environment that takes text; return what that says."""
-        outcome = yield partial(take_step, environment, answer)
+        outcome = yield partial(take_step, environment, answer, reads_images=self.reads_images)
         if not outcome.fault:
             outcome.value, is_done = outcome.value
             episode.end = "done" if is_done else None

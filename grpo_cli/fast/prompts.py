@@ -114,10 +114,23 @@ def count_prompt_tokens(
     if images is None and tokenizer is tokenizer_of(tokenizer):
         return len(encode_prompt(tokenizer, prompt, chat_template_kwargs))
     images, prompt = images or (), in_parts(prompt)
+    if (token := find_image_token(tokenizer, prompt)) is not None:
+        seen = (
+            f"the text of a prompt has `{token}`, by which the model would look for one more image"
+        )
+        fix = f"take it out, such as by {{{{ question | replace('{token}', '') }}}}; {{{{ image }}}} is for images"
+        raise recipe_error(seen, fix, "dataset.prompt")
     options = {"add_generation_prompt": True, **(chat_template_kwargs or {})}
     text = apply_template(tokenizer, prompt, tokenize=False, **options)
     count = _count_text_tokens(tokenizer, text)
     return count + sum(_count_image_tokens(tokenizer, *read_size(image)) for image in images)
+
+
+def find_image_token(processor: Any, messages: Sequence[dict[str, Any]]) -> str | None:
+    """Return the token that stands for an image if the text of messages in parts has it, as LLaVA's data does."""
+    token = getattr(processor, "image_token", None)
+    texts = (part.get("text") for each in messages for part in each["content"])
+    return token if token and any(token in text for text in texts if text) else None
 
 
 def count_row_tokens(

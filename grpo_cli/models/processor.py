@@ -56,7 +56,7 @@ def load_processor(model: ModelConfig) -> Any:
             )
         except (ImportError, ValueError) as error:
             if isinstance(error, ValueError) and "Missing optional dep" not in str(error):
-                raise
+                raise _bad_settings(model, f"the processor cannot be made: {error}") from error
             named = re.search(r"torchvision|num2words", str(error).lower())
             package = named[0] if named else "pillow"
             message = f"the processor of {model.path} needs {package}, which is not installed"
@@ -160,8 +160,15 @@ def _check_settings(model: ModelConfig, image_processor: Any) -> None:
         from PIL import Image
 
         try:
-            image_processor(images=[Image.new("RGB", (640, 480))], return_tensors="pt")
+            made = image_processor(images=[Image.new("RGB", (640, 480))], return_tensors="pt")
+            is_finite = made["pixel_values"].isfinite().all()
         except Exception as error:  # whatever a model's processor makes of a bad value
             seen = f"{type(image_processor).__name__} fails with these settings: {error}"
-            fix = "correct the values; its preprocessor_config.json shows their form"
-            raise RecipeError([Issue(seen, fix, "model.processor")]) from error
+            raise _bad_settings(model, seen) from error
+        if not is_finite:
+            raise _bad_settings(model, "with these settings, pixels are no finite numbers")
+
+
+def _bad_settings(model: ModelConfig, seen: str) -> RecipeError:
+    fix = "correct the values; preprocessor_config.json of the model shows their form"
+    return RecipeError([Issue(seen, fix, "model.processor" if model.processor else "model.path")])

@@ -80,7 +80,9 @@ class LoadedRecipe:
             return self.text
         if has_parents:
             return f"# {self.source.resolve()}, with what it extends\n{write_plain(tree.plain())}"
-        text = _replace_scalars(self.text, [each for each in written if each[0].value != each[1]])
+        text = _replace_scalars(
+            self.text, [each for each in written if each[0].value is not each[1]]
+        )
         is_same = read_text(text, str(self.source)).plain() == tree.plain()
         return text if is_same else write_plain(tree.plain())
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_cli.data.images import ImageError, as_data_url, as_image, decode_image
+from grpo_cli.data.images import ImageError, as_data_url, as_image, decode_image, in_parts
 from grpo_cli.errors import RunError, SetupError, UsageError, install_extra
 from grpo_cli.launch.server_plan import Served
 
@@ -81,11 +81,14 @@ def _encode(processing_class: Any, messages: Sequence[Message], served: Served) 
     import torch
     from transformers import BatchEncoding
 
-    from grpo_cli.fast.prompts import encode_prompt
+    from grpo_cli.fast.prompts import encode_prompt, find_image_token
 
     kwargs = dict(served.template_kwargs or {})
     if served.has_images:
-        conversation = [{**each, "content": _as_parts(each["content"])} for each in messages]
+        conversation = in_parts(messages)
+        if (token := find_image_token(processing_class, conversation)) is not None:
+            fix = "leave it out; --image shows the model a picture"
+            raise UsageError(f"`{token}` in a question would stand for a picture. Fix: {fix}")
         return processing_class.apply_chat_template(
             [conversation],
             add_generation_prompt=True,
@@ -98,10 +101,6 @@ def _encode(processing_class: Any, messages: Sequence[Message], served: Served) 
     prompt = list(messages) if processing_class.chat_template else messages[-1]["content"]
     ids = torch.tensor([encode_prompt(processing_class, prompt, kwargs)])
     return BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-
-
-def _as_parts(content: Any) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _for_server(content: Any) -> Any:

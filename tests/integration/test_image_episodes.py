@@ -293,6 +293,10 @@ def test_env_test_shows_images_and_names_those_that_cannot_be_read(tmp_path, loo
     seen = {}
     for name, value in {
         "numbers": "[[0, 0], [0, 0]]",
+        "texts": "['red', 'blue']",
+        "nested": "[[draw(1)], 'red']",
+        "bytes": "b'PNG'",
+        "url": "[{'type': 'image_url', 'image_url': {'url': 'a.png'}}]",
         "image": "[draw(1), 3]",
         "part": "{'type': 'image', 'image': [0, 0]}",
         "empty": "Image.new('RGB', (0, 3))",
@@ -303,8 +307,11 @@ def test_env_test_shows_images_and_names_those_that_cannot_be_read(tmp_path, loo
         )
         problems = json.loads(workshop.grpo("env", "test", recipe, "--json").stdout)["problems"]
         seen[name] = [each["seen"] for each in problems if each["level"] == "error"]
-    assert "numbers" not in seen["numbers"]
-    assert "3 was returned beside images or parts" in seen["image"][0]
+    assert seen["numbers"] == seen["texts"]
+    assert not any("was returned" in each for each in seen["numbers"])
+    for name in ("nested", "bytes", "url"):
+        assert "was returned where an image or text is read" in seen[name][0], seen
+    assert "3 was returned where an image or text is read" in seen["image"][0]
     assert "step() returned an image that holds [0, 0], which is no image" in seen["part"][0]
     assert "has no pixels: 0x3" in seen["empty"][0]
     assert "which does not exist" in seen["missing"][0]

@@ -24,7 +24,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_cli.data.build import build_datasets
-from grpo_cli.errors import UsageError
+from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.fast.prompts import count_prompt_tokens, count_row_tokens, encode_unexpanded
 from grpo_cli.launch.server_plan import find_served
 from grpo_cli.models.loading import (
@@ -142,6 +142,8 @@ def test_rows_of_no_one_and_three_images_train_and_resume_to_the_bit(tmp_path, m
     picture = read_picture(str(tmp_path / "run" / "red.png"))
     answers = {"".join(chat([say("colour ?", [picture] * count)])) for count in (0, 1, 3)}
     assert all(isinstance(answer, str) for answer in answers)
+    with pytest.raises(UsageError, match="`<image>` in a question"):
+        chat([say("colour <image> ?", [picture])])
     with pytest.raises(UsageError, match="which does not exist"):
         read_picture("gone.png")
     card = (tmp_path / "shipped" / "README.md").read_text()
@@ -369,10 +371,21 @@ def test_a_server_is_shown_pictures():
     assert Image.open(io.BytesIO(kept)).getpixel((0, 0)) == (255, 0, 0)
 
 
+def test_the_token_of_an_image_in_a_text_is_refused(tmp_path, made):
+    _, path = write(tmp_path, made, [1, 1])
+    path.write_text(path.read_text().replace("colour ?", "<image> colour ?"))
+    recipe = load_recipe(path)
+    data = build_datasets(recipe, has_chat_template=True, count_tokens=None).train
+    with pytest.raises(RecipeError, match="has `<image>`, by which the model would look"):
+        count_row_tokens(load_processor(recipe.model), data)
+
+
 def test_unknown_settings_of_a_processor_are_refused(tmp_path, made):
     for settings, message in (
         ({"sizes": 3}, r"has no setting of this name\. Fix: write `size`"),
         ({"size": {"shortest_edge": "many"}}, "fails with these settings"),
+        ({"size": {"foo": 3}}, "the processor cannot be made"),
+        ({"image_std": [0, 0, 0]}, "no finite numbers"),
     ):
         model = ModelConfig(path=str(made / "tiny-llava"), processor=settings)
         with pytest.raises(Exception, match=message):
