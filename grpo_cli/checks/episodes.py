@@ -17,6 +17,7 @@ from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.explanation import dotted
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.units import count_noun
 
 Kinds = Mapping[str, Any]
 """The parameters of tools and environments by their path in the recipe, such as `tools.0`."""
@@ -121,8 +122,9 @@ def _check_budget(recipe: Recipe) -> Iterator[Issue]:
         return
     needed = turns * (turn or 0) + (turns - 1) * result
     if needed > _MUCH * most:
-        own = f"{turns} turns of {turn} tokens and " if turn else ""
-        seen = f"an episode ends at {most:,} tokens; {own}{turns - 1} results of {result} tokens are {needed:,}"
+        own = f"{count_noun(turns, 'turn')} of {count_noun(turn, 'token')} and " if turn else ""
+        results = f"{count_noun(turns - 1, 'result')} of {result} tokens"
+        seen = f"an episode ends at {most:,} tokens; {own}{results} are {needed:,}"
         fix = "unless results are short, raise it, or lower `max_turns` or `max_result_tokens`"
         yield Issue(seen, fix, "generation.max_completion_length", level="note")
 

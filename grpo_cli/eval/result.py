@@ -186,8 +186,8 @@ def _newest_result(run: RunFolder) -> Path:
     finished = [path.parent for path in run.evaluations.glob("*/result.json")]
     if not finished:
         raise UsageError(
-            f"{run.path} has no finished evaluation. Fix: grpo eval {run.path}, with --resume for one that "
-            "was interrupted"
+            f"{run.path} has no finished evaluation by `grpo eval`. Fix: grpo eval {run.path}, with --resume for "
+            "one that was interrupted; `grpo runs compare RUN_A RUN_B` compares the runs' own measurements"
         )
     return max(finished)
 

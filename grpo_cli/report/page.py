@@ -178,6 +178,7 @@ def _describe(place: int, run: RunReport) -> dict[str, Any]:
         "expected": run.expected,
         "measured": measured,
         "notes": tables.gather_notes(numbers, [row["name"] for row in measured]),
+        "noted": "the change in " if held_out.change else "",
         "sampling": run.sampling,
         "rewards": tables.list_rewards(run),
         "phases": tables.list_phases(run),

@@ -23,7 +23,7 @@ from grpo_cli.report.wording import (
     telling_rewards,
 )
 from grpo_cli.runs.metrics import Step, read_rewards
-from grpo_cli.units import format_duration
+from grpo_cli.units import count_noun, format_duration
 
 if TYPE_CHECKING:
     from grpo_cli.report.live import Follower
@@ -234,7 +234,7 @@ def _say_place(group: Mapping[str, Any]) -> str:
     parts = ["newest sample", f"step {group['step']}"]
     if group.get("split") == "eval":
         parts.append("held out")
-    parts.append(f"{group['tokens'][0]} tokens")
+    parts.append(count_noun(group["tokens"][0], "token"))
     if group.get("episodes"):
         parts.append(say_episode(group["episodes"][0]))
     elif group["clipped"][0]:

@@ -24,6 +24,10 @@ function sayNumber(value) {
   return String(Number(value.toFixed(Math.abs(value) >= 100 ? 1 : 4))).replace("-", "−");
 }
 
+function countNoun(number, noun) {
+  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+}
+
 function writeMarked(element, text, pattern) {
   if (!pattern) {
     element.append(text);
@@ -272,9 +276,9 @@ class Browser {
 
   tellCount() {
     const all = this.pack.groups.length, completions = this.shown.reduce((sum, each) => sum + each.count, 0);
-    const groups = this.shown.length === all ? all.toLocaleString("en") : `${this.shown.length.toLocaleString("en")} of ${all.toLocaleString("en")}`;
-    const noun = this.kind === "held-out" ? "prompts" : "groups";
-    this.count.textContent = `${groups} ${noun}, ${completions.toLocaleString("en")} completions`;
+    const some = this.shown.length === all ? "" : `${this.shown.length.toLocaleString("en")} of `;
+    const groups = countNoun(all, this.kind === "held-out" ? "prompt" : "group");
+    this.count.textContent = `${some}${groups}, ${countNoun(completions, "completion")}`;
   }
 
   drawList(most) {
@@ -392,7 +396,7 @@ class Browser {
     const stage = this.pack.stages.length ? STAGES[this.pack.stages[at]] : `#${place + 1}`;
     head.append(make("strong", "", stage));
     if (this.pack.rewards.length) head.append(make("span", "total", sayNumber(group.totals[place])));
-    head.append(make("span", "dim", `${this.pack.tokens[at].toLocaleString("en")} tokens`));
+    head.append(make("span", "dim", countNoun(this.pack.tokens[at], "token")));
     if (texts.e) head.append(make("span", "dim", texts.e[place]));
     else if (this.pack.clipped[at]) head.append(make("span", "badge", "cut off"));
     const body = texts.m ? this.drawEpisode(texts.m[place]) : this.drawTurn(["", text]).lastChild;

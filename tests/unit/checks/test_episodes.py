@@ -46,6 +46,9 @@ def test_the_sum_of_turns_is_shown(tmp_path):
     episode = "episode: {max_turns: 3, max_turn_tokens: 8, max_result_tokens: 50}\n"
     seen = find(tmp_path, GOOD + GAME + episode)["generation.max_completion_length"].seen
     assert "3 turns of 8 tokens and 2 results of 50 tokens are 124" in seen
+    episode = "episode: {max_turns: 2, max_turn_tokens: 1, max_result_tokens: 50}\n"
+    seen = find(tmp_path, GOOD + GAME + episode)["generation.max_completion_length"].seen
+    assert "2 turns of 1 token and 1 result of 50 tokens are 52" in seen
 
 
 def test_a_prompt_of_plain_text_is_no_dialogue(tmp_path):

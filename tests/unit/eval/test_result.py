@@ -150,7 +150,7 @@ def test_a_reward_says_that_it_judges_answers_or_its_scores_do():
 
 def test_a_run_shows_its_newest_finished_evaluation(tmp_path, capsys):
     run = make_finished_run(tmp_path)
-    with pytest.raises(UsageError, match=f"Fix: grpo eval {run.path}"):
+    with pytest.raises(UsageError, match=f"Fix: grpo eval {run.path}.*grpo runs compare"):
         read_result(run.path)
     about = {"baseline": None, "data": {}, "recipe": {}, "primary": "reward", "verdicts": {}}
     for time, speed in (("1", 1.0), ("2", 234.0), ("3", None)):

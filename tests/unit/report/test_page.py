@@ -13,6 +13,7 @@ from grpo_cli.runs.status import StatusFile
 from tests.long_runs import EVIL, make_long_run
 from tests.packed_pages import unpack, visible
 from tests.run_folders import make_finished_run, write_samples
+from tests.unit.report.test_verdict import measure
 
 EXPECT = {"metrics": [{"metric": "reward", "step": 40, "band": [0.55, 0.85], "window": 4}]}
 
@@ -95,6 +96,12 @@ def test_the_band_of_the_recipe_stands_beside_the_value_and_in_the_chart(tmp_pat
     assert "reward 40 0.650 0.550 to 0.850 inside" in visible(page)
     (chart,) = [each for each in unpack(page, "chart-data")["charts"] if each["metric"] == "reward"]
     assert chart["bands"] == [{"from": 37, "to": 40, "low": 0.55, "high": 0.85}]
+
+
+def test_it_is_the_change_that_has_no_interval_if_all_prompts_changed_alike(tmp_path):
+    run = make_finished_run(tmp_path)
+    measure(run, [0.0] * 20, [1.0] * 20)
+    assert "No interval of the change in accuracy/math" in visible(write_page(run))
 
 
 def test_runs_lie_over_each_other_with_their_differences(tmp_path, monkeypatch):
