@@ -23,7 +23,7 @@ CASES = [
     ({"a.jsonl": GOOD_ROW, "b.jsonl": '{"query": "q", "answer": 1}'}, USER, "train.1",
      "b.jsonl has no column `question`"),
     ({"a.jsonl": '{"question": "q", "answer": NaN}'}, USER, "",
-     "the gold cannot be read, so the reward gives no score: None"),
+     "there is no gold, so the reward gives no score: None"),
     ({"a.jsonl": GOOD_ROW}, f"{USER}\n  eval: missing", "eval", "save_to_disk"),
 ]  # fmt: skip
 
