@@ -387,7 +387,7 @@ def _check_needed_columns(kinds: Mapping[str, Any], available: frozenset[str]) -
                     issue = replace(issue, fix=fix)
                 if path.startswith("rewards") and name in (MARK, IMAGES):
                     # TRL's names, which `dataset.columns` refuses.
-                    fix = f"name the columns with images in `dataset.prompt.images`, and the argument `{IMAGES}`"
+                    fix = "name the columns with images in `dataset.prompt.images`"
                     is_there = IMAGES in available
                     issue = replace(issue, fix=f"name the argument `{IMAGES}`" if is_there else fix)
                 yield issue

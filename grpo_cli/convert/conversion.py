@@ -240,6 +240,8 @@ def translate(
         script = read_script(text, source, folders[0])
         recognition, report = Recognition("trl", script.signs), script.report
         trl.convert_trl(report, folders, script.rewards)
+        if script.processor:
+            report.add("model.processor", script.processor, "AutoProcessor.from_pretrained")
     else:
         tree = read_text(text, str(source))
         recognition = recognise(tree, dialect, str(source))

@@ -14,6 +14,7 @@ from typing import Any
 from grpo_cli.convert.datasets import BUILDERS, NO_DATASET, PROMPT_EXAMPLE
 from grpo_cli.convert.key_report import KeyReport, read_keys
 from grpo_cli.convert.rewards import TRL_REWARDS, Reward, name_file
+from grpo_cli.convert.script_images import find_images
 from grpo_cli.convert.trl import LORA_NAMES, LORA_ONLY
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue, Location
@@ -36,6 +37,13 @@ _LORA_DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 """Of `LoraConfig`; those of `trl grpo` and of recipes are others."""
 _LOAD_DATASET = ("path", "name", "data_dir", "data_files", "split")
 _DATASET = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
+_CHANGES = ("map", "filter", "train_test_split")
+"""Methods of datasets that change rows, or which rows there are."""
+_LOADING = (
+    "use_fast padding_side truncation_side model_max_length trust_remote_code revision token cache_dir "
+    "local_files_only force_download subfolder"
+).split()
+"""Arguments of `AutoProcessor.from_pretrained` that are no settings of images."""
 _OVERLONG = ("max_completion_len", "soft_punish_cache")
 _SYMBOLS = ("torch.float32", "torch.bfloat16", "torch.float16", "TaskType.CAUSAL_LM")
 """Attributes that a config names by a text."""
@@ -128,6 +136,13 @@ def _code(node: ast.AST) -> str:
     return code if len(code) <= 60 else f"{code[:57]}…"
 
 
+def _line(node: ast.AST) -> int:
+    """Return the line of an expression; of a call, that of the function's own name, as in a chain."""
+    if isinstance(node, ast.Call):
+        return node.func.end_lineno or node.lineno
+    return int(getattr(node, "lineno", 1))
+
+
 def _bind(call: ast.Call, parameters: Sequence[str]) -> dict[str, ast.expr]:
     """Return the arguments of a call by name; `**` is a mapping of more."""
     arguments = dict(zip(parameters, call.args, strict=False))
@@ -166,6 +181,8 @@ class Script:
         self.report = KeyReport(Node({}, Location(str(source), 1, 1)), "TRL")
         self.rewards: dict[str, Reward] = {}
         """Rewards that a config cannot name."""
+        self.processor: dict[str, Any] = {}
+        """Settings of the processor for images."""
         self.signs = tuple(f"{name}(…)" for name in _CALLS if self._names.calls(name))
         self._read()
 
@@ -193,6 +210,11 @@ class Script:
             self._take_rewards(arguments["reward_funcs"])
         if "train_dataset" in arguments:
             self._take_rows(arguments["train_dataset"], arguments.get("eval_dataset"))
+        self._take_processor()
+        if images := find_images(self._names.nodes):
+            at, column = images
+            fix = f"name the column with images, as in `prompt: {{images: {column or 'image'}}}`"
+            self._leave("dataset.prompt.images", at, fix)
         self._drop_objects(arguments)
 
     def _refuse(self, message: str) -> RecipeError:
@@ -217,9 +239,9 @@ class Script:
         self._put(key, None, at)
         self.report.drop((key,), reason)
 
-    def _leave(self, target: str, value: ast.expr, fix: str = "write its value") -> None:
+    def _leave(self, target: str, value: ast.AST, fix: str = "write its value") -> None:
         """Leave a key of the recipe to a person, with the code that computes it."""
-        self._add_to_do(target, f"{self._file.name}:{value.lineno} has `{_code(value)}`; {fix}")
+        self._add_to_do(target, f"{self._file.name}:{_line(value)} has `{_code(value)}`; {fix}")
 
     def _add_to_do(self, target: str, text: str) -> None:
         before = self.report.to_do.get(target)
@@ -308,6 +330,21 @@ class Script:
                 literals["dtype" if name == "torch_dtype" else name] = literal
         self._put("model_init_kwargs", literals, call)
 
+    def _take_processor(self) -> None:
+        """Take the settings of `AutoProcessor.from_pretrained(…)`."""
+        for call in self._names.calls("from_pretrained"):
+            if not _code(call.func).endswith("AutoProcessor.from_pretrained"):
+                continue
+            for keyword in call.keywords:
+                name, literal = str(keyword.arg), self._names.literal(keyword.value)
+                if name in _LOADING:
+                    reason = "`model.processor` has the settings of images alone"
+                    self._drop(f"AutoProcessor.{name}", keyword.value, reason)
+                elif isinstance(literal, ast.expr):
+                    self._leave(f"model.processor.{name}", keyword.value)
+                else:
+                    self.processor[name] = literal
+
     def _take_rewards(self, value: ast.expr) -> None:
         names = [self._name_reward(item) for item in self._list(value)]
         self._put("reward_funcs", names, value)
@@ -350,25 +387,55 @@ class Script:
         calls = self._names.calls("load_dataset")
         if call is None and len(calls) == 1:
             # By way of a function of the script, or bound several times, as in `rows = rows.map(…)`.
-            call, changes = calls[0], [*self._names.calls("map")] or [train]
-        if call is None or isinstance(self._names.literal(call.args[0]), ast.expr):
+            call, changes = calls[0], self._find_changes() or [train]
+        arguments = _bind(call, _LOAD_DATASET) if call is not None else {}
+        arguments |= {"split": split} if split else {}
+        literals = {name: self._names.literal(value) for name, value in arguments.items()}
+        if call is None or not isinstance(literals.get("path"), str):
             self._leave("dataset", call or train, NO_DATASET)
             return
-        arguments = _bind(call, _LOAD_DATASET) | ({"split": split} if split else {})
-        literals = {name: self._names.literal(value) for name, value in arguments.items()}
+        held_split = self._find_split(held_out, call) if held_out is not None else None
         if literals["path"] in BUILDERS and "data_files" in literals:
-            entry = {"path": literals["path"], "data_files": literals["data_files"]}
-            self._put("datasets", [entry], call)
+            files = self._choose_files(literals["data_files"], literals.get("split"), held_split)
+            self._put("datasets", [{"path": literals["path"], "data_files": files}], call)
         else:
             self._take_arguments(arguments, _DATASET, "dataset")
-        if changes:
-            lines = ", ".join(dict.fromkeys(str(change.lineno) for change in changes))
-            self.report.to_do["dataset.prompt"] = (
-                f"{self._file.name} changes the rows (line {lines}: `{_code(changes[0])}`); write "
-                f"what it makes of a row, as Jinja over its columns\n{PROMPT_EXAMPLE}"
-            )
+        self._leave_changes(changes)
         if held_out is not None:
-            self._take_held_out(held_out, call)
+            self._take_held_out(held_out, held_split)
+
+    def _choose_files(self, files: Any, split: Any, held_out: str | None) -> Any:
+        """Return the files of the splits that are trained on and, if the trainer has such rows, held out."""
+        if not isinstance(files, dict) or split not in (None, *files):
+            return files
+        chosen = {"train": files[split]} if split else files
+        return {**chosen, "test": files[held_out]} if held_out in files else chosen
+
+    def _find_changes(self) -> list[ast.expr]:
+        """Return the calls of methods that change rows, by their lines."""
+        calls = [call for name in _CHANGES for call in self._names.calls(name)]
+        methods = [call for call in calls if isinstance(call.func, ast.Attribute)]
+        return [*sorted(methods, key=lambda call: (call.end_lineno or 0, call.end_col_offset or 0))]
+
+    def _leave_changes(self, changes: Sequence[ast.expr]) -> None:
+        """Leave to a person what changes the rows, leaves some out, or holds some out."""
+        made = []
+        for change in changes:
+            match _callee(change):
+                case "filter":
+                    key = "train" if "datasets" in self.report.tree.value else "path"
+                    fix = "name data without the rows that it leaves out; a recipe reads all rows"
+                    self._leave(f"dataset.{key}", change, fix)
+                case "train_test_split":
+                    fix = "write the share of the rows that is held out, such as 0.05"
+                    self._leave("dataset.eval_fraction", change, fix)
+                case _:
+                    made.append(f"line {_line(change)}: `{_code(change)}`")
+        if made:
+            self.report.to_do["dataset.prompt"] = (
+                f"{self._file.name} changes the rows ({', '.join(made)}); write what it makes of a "
+                f"row, as Jinja over its columns\n{PROMPT_EXAMPLE}"
+            )
 
     def _trace_rows(
         self, value: ast.expr
@@ -386,16 +453,31 @@ class Script:
                 return call, split, [*changes, value]
         return None, None, []
 
-    def _take_held_out(self, value: ast.expr, train: ast.Call) -> None:
+    def _take_held_out(self, value: ast.expr, split: str | None) -> None:
         """Take a split of the dataset that is trained on; leave anything else to a person."""
-        call, split, _ = self._trace_rows(value)
-        arguments = _bind(call, _LOAD_DATASET) if call is not None else {}
-        literal = self._names.literal(split or arguments.get("split"))
-        is_same = call is not None and _code(call.args[0]) == _code(train.args[0])
-        if isinstance(literal, str) and is_same and "datasets" not in self.report.tree.value:
-            self._put("dataset_test_split", literal, value)
-        else:
+        if "dataset.eval_fraction" in self.report.to_do or ast.unparse(value) == "None":
+            return
+        files = self.report.get("datasets", 0, "data_files")
+        if split is not None and files is None:
+            self._put("dataset_test_split", split, value)
+        elif split is None or not (isinstance(files, dict) and "test" in files):
             self._leave("dataset.eval_split", value, "say which rows are held out")
+
+    def _find_split(self, value: ast.expr, train: ast.Call) -> str | None:
+        """Return the split that held-out rows are; None unless they are of the dataset that is trained on."""
+        call, split, _ = self._trace_rows(value)
+        if call is None and split is not None and len(self._names.calls("load_dataset")) == 1:
+            call = train
+        if call is None:
+            return None
+        own, other = (
+            {name: ast.unparse(each) for name, each in _bind(each, _LOAD_DATASET).items()}
+            for each in (train, call)
+        )
+        own.pop("split", None)
+        other.pop("split", None)
+        literal = self._names.literal(split or _bind(call, _LOAD_DATASET).get("split"))
+        return literal if own == other and isinstance(literal, str) else None
 
 
 def _find_target(name: str) -> str | None:

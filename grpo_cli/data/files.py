@@ -97,7 +97,8 @@ def _check_file(file: RowFile) -> Issue | None:
 
 def _names_beside(path: Path) -> list[str]:
     try:
-        return sorted(child.name for child in path.parent.iterdir() if child.is_file())
+        files = (child.name for child in path.parent.iterdir() if child.is_file())
+        return sorted(name for name in files if not name.startswith("."))
     except OSError:
         return []
 

@@ -204,6 +204,76 @@ def test_held_out_rows_are_a_split_of_the_same_dataset():
     assert find(convert(text.replace("E)", "rows['b'])")).recipe, "dataset.eval_split") == "b"
     other = convert(text.replace("E)", "load_dataset('d/y', split='b'))"))
     assert "dataset.eval_split" in other.to_do
+    named = convert(
+        "GRPOTrainer('m/x', 'r/m', train_dataset=load_dataset(path='d/x'), eval_dataset=None)"
+    )
+    assert (named.recipe["dataset"]["path"], named.to_do) == ("d/x", {})
+
+
+def test_held_out_rows_may_be_a_file_of_their_own():
+    text = (
+        "rows = load_dataset('json', data_files={'train': 'a.jsonl', 'dev': 'b.jsonl', 'test': 'c.jsonl'})\n"
+        "rows = rows.map(f)\n"
+        "GRPOTrainer('m/x', 'r/m', train_dataset=rows['train'], eval_dataset=rows['dev'])\n"
+    )
+    report = convert(text)
+    rows = {"kind": "files", "train": "a.jsonl", "eval": "b.jsonl"}
+    assert (report.recipe["dataset"], set(report.to_do)) == (rows, {"dataset.prompt"})
+    other = "load_dataset('json', data_files='d.jsonl', split='train')"
+    other = text.replace("rows['dev']", other).replace("rows = rows.map(f)\n", "")
+    assert "dataset.eval_split" in convert(other).to_do
+
+
+def test_a_missing_file_is_told_without_the_files_of_the_conversion(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = "rows = load_dataset('json', data_files='gone.jsonl')"
+    script = tmp_path / "train.py"
+    script.write_text(f"{rows}\nGRPOTrainer('m/x', 'r/m', train_dataset=rows)\n")
+    (problem,) = [
+        each for each in convert_file(script, None, "recipe", None).problems if "gone" in each.seen
+    ]
+    assert problem.seen.endswith(f"{tmp_path} holds `train.py`")
+
+
+def test_every_change_of_the_rows_is_left_to_do_with_its_line():
+    report = convert(
+        "rows = load_dataset('d/x', split='train').train_test_split(0.1)\n"
+        "rows = rows.map(f)\n"
+        "rows = (\n    rows.filter(g)\n    .map(\n        h)\n)\n"
+        "print(list(map(str, [])))\n"
+        "GRPOTrainer('m/x', 'r/m', train_dataset=rows['train'], eval_dataset=rows['test'])\n"
+    )
+    assert set(report.to_do) == {"dataset.prompt", "dataset.path", "dataset.eval_fraction"}
+    assert (
+        "(line 2: `rows.map(f)`, line 5: `rows.filter(g).map(h)`)" in report.to_do["dataset.prompt"]
+    )
+    assert report.to_do["dataset.path"].startswith("train.py:4 has `rows.filter(g)`; ")
+    assert report.to_do["dataset.eval_fraction"].startswith("train.py:1 has ")
+
+
+@pytest.mark.parametrize(
+    ("lines", "column"),
+    [
+        ("def f(x):\n    return {'image': Image.open(x['chart'])}", "chart"),
+        ("def f(x):\n    return [{'type': 'image'}], {'images': [x['a'], x['b']]}", "a"),
+        ("def f(x):\n    return x['image'].convert('RGB')", "image"),
+        ("model = AutoModelForImageTextToText.from_pretrained('m/x')", "image"),
+        ("def f(x):\n    return {'type': 'text', 'text': x['q']}", None),
+    ],
+)
+def test_images_of_a_script_are_left_to_do_with_their_column(lines, column):
+    report = convert(f"{lines}\n{TAIL}")
+    left = report.to_do.get("dataset.prompt.images")
+    assert (left is None) == (column is None)
+    assert left is None or f"`prompt: {{images: {column}}}`" in left
+
+
+def test_settings_of_the_processor_are_taken():
+    call = "AutoProcessor.from_pretrained(M, max_pixels=999, min_pixels=2 * 28, use_fast=True)"
+    report = convert(f"processor = {call}\n{TAIL}")
+    assert report.recipe["model"]["processor"] == {"max_pixels": 999}
+    assert "model.processor.min_pixels" in report.to_do
+    assert "AutoProcessor.use_fast" in reasons(report)
 
 
 def test_a_model_that_the_script_loads_is_named_and_keeps_its_precision():

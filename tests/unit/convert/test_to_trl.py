@@ -33,6 +33,14 @@ def test_streamed_data_is_streamed_by_trl_too():
     assert "dataset.streaming.buffer_size" in lost
 
 
+def test_images_are_listed_as_what_the_command_line_cannot_say():
+    rows = {"kind": "hub", "path": "org/rows", "prompt": {"images": "chart", "user": "x"}}
+    model = {"path": "org/model", "processor": {"max_pixels": 9}}
+    flat, lost = flatten(dataset=rows, model=model)
+    assert {"dataset.prompt.images", "model.processor"} <= lost.keys()
+    assert "processor" not in flat
+
+
 @pytest.mark.parametrize(
     ("reward", "name"),
     [
