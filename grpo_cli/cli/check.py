@@ -92,9 +92,12 @@ def _count_rows(checked: "CheckedRecipe") -> str:
     seen, is_streamed = checked.preview, checked.recipe.dataset.streams is not None
     if seen is None or (seen.train_rows is None and not is_streamed):
         return "not checked"
-    held_out = f", {seen.eval_rows:,} held out" if seen.eval_rows else ""
+    about = "" if seen.is_exact else "about "
+    held_out = f", {about}{seen.eval_rows:,} held out" if seen.eval_rows else ""
     drawn = " an epoch" if seen.sources else ""
-    prompts = "streamed" if seen.train_rows is None else f"{seen.train_rows:,} prompts{drawn}"
+    prompts = (
+        "streamed" if seen.train_rows is None else f"{about}{seen.train_rows:,} prompts{drawn}"
+    )
     return f"{prompts}{held_out}"
 
 

@@ -20,12 +20,12 @@ from datasets import (
 
 from grpo_cli.data.columns import drop_reserved, keep_rows
 from grpo_cli.data.decoding import RgbImage
-from grpo_cli.data.images import check_image_columns, read_images
+from grpo_cli.data.images import check_image_columns, name_images, read_images
 from grpo_cli.data.mixing import SOURCE, Draw, count_draws, draw_rows, naming_source
 from grpo_cli.data.prompts import Prompt, Renderer, resolve_style
 from grpo_cli.data.rows import Row, RowNames, canonical_json, columns_of
 from grpo_cli.data.scored import GroupReport, drop_single, make_groups, report_groups
-from grpo_cli.data.sources import hold_out, read_rows
+from grpo_cli.data.sources import hold_out, identify, read_rows
 from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.dataset import (
     IMAGES,
@@ -251,7 +251,7 @@ def _read_splits(
             split.rows = drop_single(split.rows, split.names.split)
         single = total - len(train.rows)
     if dataset.eval_fraction:
-        prompts = [canonical_json([row["prompt"], _name_images(row)]) for row in train.rows]
+        prompts = [identify(row) for row in train.rows]
         train.rows, chosen = hold_out(train.rows, prompts, dataset.eval_fraction, dataset.eval_seed)
         held = _Split(chosen[: dataset.eval_limit], RowNames("evaluation"))
     if isinstance(dataset, ScoredDataset):
@@ -369,9 +369,9 @@ def _report_stream(dataset: SingleDataset, report: DataReport) -> DataReport:
 def _report(trains: list[_Split], helds: list[_Split], encoded: EncodedRows) -> DataReport:
     """Return the report on the splits of all sources."""
     splits = [*trains, *helds]
-    prompts = {_identify(row) for train in trains for row in train.rows}
+    prompts = {identify(row) for train in trains for row in train.rows}
     held_out = [row for held in helds for row in held.rows]
-    repeated = [row for row in held_out if _identify(row) in prompts]
+    repeated = [row for row in held_out if identify(row) in prompts]
     return DataReport(
         train_rows=sum(len(train.rows) for train in trains),
         eval_rows=len(held_out) if helds else None,
@@ -384,20 +384,6 @@ def _report(trains: list[_Split], helds: list[_Split], encoded: EncodedRows) -> 
         exact_duplicates_between_splits=len(repeated),
         fingerprint=_fingerprint(splits),
     )
-
-
-def _identify(row: Row) -> str:
-    """Return what makes two rows ask the same; the seed does where an environment asks."""
-    is_empty = row["prompt"][-1:] == [{"role": "user", "content": ""}]
-    asked = [row["prompt"], row.get("seed") if is_empty else None]
-    return canonical_json([*asked, _name_images(row)] if IMAGES in row else asked)
-
-
-def _name_images(row: Row) -> list[str]:
-    """Return what tells a row's images from others: their paths, or hashes of their bytes."""
-    return [
-        image["path"] or hashlib.sha256(image["bytes"]).hexdigest() for image in row.get(IMAGES, ())
-    ]
 
 
 def _percentiles(counts: list[int]) -> PromptTokens | None:
@@ -414,7 +400,7 @@ def _fingerprint(splits: list[_Split]) -> str:
         digest.update(f"{len(split.rows)} rows\n".encode())
         for row in split.rows:
             if IMAGES in row:
-                row = {**row, IMAGES: _name_images(row)}
+                row = {**row, IMAGES: name_images(row[IMAGES])}
             digest.update(f"{canonical_json(row)}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 

@@ -1,6 +1,7 @@
 """Images of rows: where they are, whether Pillow reads them, and how they are decoded."""
 
 import base64
+import hashlib
 import io
 import os
 import warnings
@@ -127,6 +128,11 @@ def as_image(value: Any, folder: Path | None) -> Image:
     raise ImageError(
         "value", f"holds {show(value)}, which is no image", "write the path of a picture"
     )
+
+
+def name_images(images: Iterable[Image]) -> list[str]:
+    """Return what tells images from others: their paths, or hashes of their bytes."""
+    return [image["path"] or hashlib.sha256(image["bytes"]).hexdigest() for image in images]
 
 
 def check_image(image: Image, *, decodes: bool = False) -> None:

@@ -7,15 +7,19 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from grpo_cli.data.columns import keep_rows
 from grpo_cli.data.files import find_files, iterate_rows, preview_file
 from grpo_cli.data.hub import check_id, load_split
+from grpo_cli.data.images import ImageError, as_image, image_values, name_images
 from grpo_cli.data.mixing import SOURCE, count_draws, place_issues
-from grpo_cli.data.rows import Row, RowNames, columns_of, fill_missing
+from grpo_cli.data.prompts import Renderer, Style
+from grpo_cli.data.rows import Row, RowNames, canonical_json, columns_of, fill_missing
 from grpo_cli.data.scored import GroupReport, look_at_groups
 from grpo_cli.data.tasks import COLUMNS, LEVEL, check_task, draw_rows
 from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import (
+    IMAGES,
     DatasetConfig,
     EnvironmentDataset,
     FilesDataset,
@@ -26,6 +30,7 @@ from grpo_cli.recipe.dataset import (
     ScoredDataset,
     SingleDataset,
 )
+from grpo_cli.units import count_noun
 
 T = TypeVar("T")
 SAMPLE_ROWS = 20
@@ -85,6 +90,8 @@ class Preview:
     """Of scored data that could be read, those held out by `eval_fraction` included."""
     problems: tuple[Issue, ...] = ()
     """What is wrong with the section, the files and their rows."""
+    is_exact: bool = True
+    """Whether the counts are certain; `eval_fraction` divides prompts, and many rows are counted as one each."""
     sources: tuple[int | None, ...] = ()
     """Of a mixture, the training rows of each source."""
 
@@ -172,6 +179,7 @@ def join_previews(dataset: MixtureDataset, seen: Sequence[Preview]) -> Preview:
             for row in each.sample
         ),
         problems=tuple(problems),
+        is_exact=all(each.is_exact for each in seen),
         sources=tuple(each.train_rows for each in seen),
     )
 
@@ -183,7 +191,8 @@ def _preview(dataset: SingleDataset, seed: int, problems: list[Issue]) -> Previe
         check_task(dataset)
         sizes = _split_sizes(dataset, dataset.size, dataset.eval_size or None)
         columns = COLUMNS | {LEVEL} if dataset.levels else COLUMNS
-        return Preview(columns, *sizes, "rows are drawn when training starts")
+        note, is_exact = "rows are drawn when training starts", not dataset.eval_fraction
+        return Preview(columns, *sizes, note, is_exact=is_exact)
     if isinstance(dataset, EnvironmentDataset):
         sizes = _split_sizes(dataset, dataset.size, dataset.eval_size or None)
         return Preview(frozenset({"prompt", "seed"}), *sizes, "the environment gives the prompts")
@@ -206,9 +215,46 @@ def _preview(dataset: SingleDataset, seed: int, problems: list[Issue]) -> Previe
     if train is None:
         note = "a file of the training rows cannot be read"
         return Preview(None, None, None, note, held=held)
-    train_rows, held_rows = _split_sizes(dataset, train.count, held.count if held else None)
-    counts = (None if dataset.streams else train_rows, held_rows)
-    return Preview(train.columns, *counts, sample=train.sample, train=train, held=held)
+    sizes = _split_sizes(dataset, train.count, held.count if held else None)
+    divided = _count_divided(dataset, train)
+    train_rows, held_rows = divided or sizes
+    return Preview(
+        train.columns,
+        None if dataset.streams else train_rows,
+        held_rows,
+        sample=train.sample,
+        train=train,
+        held=held,
+        is_exact=divided is not None or not dataset.eval_fraction,
+    )
+
+
+def _count_divided(dataset: SingleDataset, train: SplitPreview) -> tuple[int, int] | None:
+    """Return the rows of both splits as `eval_fraction` divides their prompts.
+
+    None if there is no such fraction, if not all rows were looked at, or if one of them is wrong, which the checks
+    of the first rows tell.
+    """
+    if not dataset.eval_fraction or len(train.rows) < train.count:
+        return None
+    try:
+        prompts = _identify_rows(dataset, train)
+    except (RecipeError, ImageError):
+        return None
+    rest, held = hold_out(prompts, prompts, dataset.eval_fraction, dataset.eval_seed)
+    return len(rest[: dataset.limit]), len(held[: dataset.eval_limit])
+
+
+def _identify_rows(dataset: SingleDataset, train: SplitPreview) -> list[str]:
+    images, names = dataset.prompt.images, train.names
+    style: Style = "text" if dataset.prompt.style == "text" else "chat"
+    renderer = Renderer(dataset.prompt, style, may_be_empty=True, in_parts=bool(images))
+    made = []
+    for place, row in keep_rows(dataset, fill_missing(list(train.rows)), names):
+        values, folder = image_values(row, images), names.folder(place)
+        pictures = [as_image(value, folder) for _, value in values]
+        made.append({**row, "prompt": renderer.render(row, names(place)), IMAGES: pictures})
+    return [identify(row) for row in made]
 
 
 def _preview_files(
@@ -269,7 +315,7 @@ def _preview_scored(dataset: ScoredDataset, seed: int) -> Preview:
 
 
 def _split_sizes(dataset: SingleDataset, train: int, held: int | None) -> tuple[int, int | None]:
-    """Return the rows of both splits as `read_rows` will give them, from the rows there are in the sources."""
+    """Return the rows of both splits, from the rows there are in the sources, if no two have the same prompt."""
     if dataset.eval_fraction:
         held = held_out_count(train, dataset.eval_fraction)
         train -= held
@@ -277,16 +323,23 @@ def _split_sizes(dataset: SingleDataset, train: int, held: int | None) -> tuple[
     return train, None if held is None else min(held, dataset.eval_limit or held)
 
 
-def held_out_count(rows: int, fraction: float) -> int:
-    """Return how many of `rows` `eval_fraction` holds out: at least one, and one stays for training.
+def held_out_count(prompts: int, fraction: float) -> int:
+    """Return how many of so many prompts `eval_fraction` holds out: at least one, and one stays for training.
 
     Raises:
-        RecipeError: There are fewer than two rows.
+        RecipeError: There are fewer than two.
     """
-    if rows < 2:
-        message = f"there is {rows} row; {fraction:g} of it cannot be held out"
-        raise recipe_error(message, "name more rows, or remove it", "dataset.eval_fraction")
-    return min(max(1, round(rows * fraction)), rows - 1)
+    if prompts < 2:
+        message = f"the rows have {count_noun(prompts, 'prompt')}; {fraction:g} of that cannot be held out"
+        raise recipe_error(message, "add others, or remove it", "dataset.eval_fraction")
+    return min(max(1, round(prompts * fraction)), prompts - 1)
+
+
+def identify(row: Row) -> str:
+    """Return what makes two rows ask the same: prompt and images; the seed does where an environment asks."""
+    is_empty = row["prompt"][-1:] == [{"role": "user", "content": ""}]
+    asked = [row["prompt"], row.get("seed") if is_empty else None]
+    return canonical_json([*asked, name_images(row[IMAGES])] if IMAGES in row else asked)
 
 
 def hold_out(
@@ -296,7 +349,7 @@ def hold_out(
 
     Args:
         rows: All of them, so that limits do not change what is held out.
-        prompts: The prompt of each of them; rows with the same prompt stay together.
+        prompts: What `identify` gives for each of them; rows with the same prompt stay together.
         fraction: `dataset.eval_fraction`, a share of the distinct prompts.
         seed: `dataset.eval_seed`.
 

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("datasets")
 
 from grpo_cli.data.build import build_datasets, encode_rows
+from grpo_cli.data.sources import preview
 from grpo_cli.errors import RecipeError
 
 ROWS = [{"q": "one"}, {"q": "two two"}, {"q": "three three three"}]
@@ -65,6 +66,29 @@ def test_row_ids_are_places_in_the_source(recipe) -> None:
         assert all(split[at]["q"] == rows[split[at]["row_id"]]["q"] for at in range(len(split)))
         assert all(place % 2 == 0 for place in split["row_id"])
     assert built.report.dropped_too_long == 20
+
+
+@pytest.mark.parametrize("images", [None, "image"])
+def test_a_check_counts_the_prompts_that_a_fraction_divides(recipe, tmp_path, images) -> None:
+    pytest.importorskip("PIL")
+    from PIL import Image
+
+    for number in range(3):
+        Image.new("RGB", (2, 2), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    paths = [str(tmp_path / f"{number}.png") for number in range(3)]
+    # 40 rows of 5 questions; 20 of them show one of 3 pictures, and the other 20 none.
+    rows = [
+        {"q": f"q{number % 5}", "image": paths[number % 3] if number < 20 else None}
+        for number in range(40)
+    ]
+    prompt = {**PROMPT, "images": images} if images else PROMPT
+    made = recipe(kind="inline", rows=[*rows, {"q": "q0"}], prompt=prompt, eval_fraction=0.2)
+    report = build(made, count_tokens=None).report
+    seen = preview(made.dataset, 1)
+    assert (seen.train_rows, seen.eval_rows) == (report.train_rows, report.eval_rows)
+    assert report.eval_rows < 9 if images else report.eval_rows in (8, 9)
+    assert report.exact_duplicates_between_splits == 0
+    assert seen.is_exact
 
 
 def test_without_a_counter_nothing_is_dropped_for_its_length(recipe) -> None:

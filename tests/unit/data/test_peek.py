@@ -55,6 +55,15 @@ def test_counts_are_those_read_rows_gives(section, rows_file, limits) -> None:
         assert seen.columns == read.train[0].keys()
 
 
+def test_many_rows_are_counted_as_a_prompt_each(section, tmp_path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "same"}\n{"question": "other"}\n' * 1000)
+    source = {"kind": "files", "train": str(path), "prompt": {"user": "{{ question }}"}}
+    seen = preview(section(**source, eval_fraction=0.1), 0)
+    assert (seen.train_rows, seen.eval_rows, seen.is_exact) == (1800, 200, False)
+    assert preview(section(**source), 0).is_exact
+
+
 def test_the_sample_is_the_first_rows(section, rows_file) -> None:
     dataset = section(kind="files", train=rows_file)
     assert preview(dataset, 0).sample == tuple(ROWS[:20])
