@@ -69,7 +69,7 @@ def spread(completion_ids, trainer_state, **kwargs):
     if step == 5:
         planned.add("engine")
     if step % 2:
-        reaper = find("grpo_cli.processes")
+        reaper = find("processes.py")
         family = [(each.pid, each.create_time()) for each in reaper.children(recursive=True)]
         Path(__file__).with_name(f"family_{step}.json").write_text(json.dumps(family))
         if step == 3:

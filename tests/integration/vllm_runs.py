@@ -316,7 +316,9 @@ def assert_episodes_run(folder: Path, vllm: str, **environment: str) -> None:
     steps = workshop.records("train")
     assert len(steps) == 3
     assert max(differences(workshop)) < AGREEMENT
-    assert all(step["episode/turns"] > 1 and step["grad_norm"] > 0 for step in steps)
+    # Any one step may have no signal, by what was sampled.
+    assert max(step["episode/turns"] for step in steps) > 1
+    assert max(step["grad_norm"] for step in steps) > 0
     lines = (folder / "others.jsonl").read_text().splitlines()
     for log_probs, ratios, own in map(json.loads, lines):
         assert len(log_probs) > 0
