@@ -241,7 +241,7 @@ def _check_seen(
         problems += collect(lambda: check_columns(dataset.columns, None))
         problems += _check_conditions(loaded, dataset, None, _make_batch([], frozenset()))
     else:
-        available = (seen.columns | own).difference(images) | gathered
+        available = (seen.columns | own).difference(images, (MARK, IMAGES)) | gathered
         names = seen.train.names if seen.train else RowNames("training")
         batch = _check_split(
             dataset, seen.columns, seen.sample, names, available | everywhere, problems
@@ -385,11 +385,13 @@ def _check_needed_columns(kinds: Mapping[str, Any], available: frozenset[str]) -
                     # Nobody can add a column to `kind: environment`.
                     fix = f"give `{name}` a default in reset(), or draw it from the seed there"
                     issue = replace(issue, fix=fix)
-                if path.startswith("rewards") and name in (MARK, IMAGES):
+                if name in (MARK, IMAGES):
                     # TRL's names, which `dataset.columns` refuses.
+                    seen = f"{who} `{name}`, and prompts have no images"
                     fix = "name the columns with images in `dataset.prompt.images`"
-                    is_there = IMAGES in available
-                    issue = replace(issue, fix=f"name the argument `{IMAGES}`" if is_there else fix)
+                    if IMAGES in available:
+                        seen, fix = issue.seen, f"name the argument `{IMAGES}`"
+                    issue = replace(issue, seen=seen, fix=fix)
                 yield issue
 
 

@@ -101,13 +101,16 @@ def test_columns_with_images_that_no_prompt_names_are_noted(tmp_path):
     [
         ("image", "images: picture, ", "name the argument `images`"),
         ("images", "", "name the columns with images in `dataset.prompt.images`"),
+        ("image", "", "name the columns with images in `dataset.prompt.images`"),
     ],
 )
 def test_a_reward_gets_images_by_the_name_of_trl(tmp_path, argument, prompt, fix):
     (tmp_path / "r.py").write_text(f"def f(completions, {argument}, **kwargs):\n    return []\n")
     text = TEXT.replace("kind: contains, answer: answer", "kind: python, path: './r.py:f'")
     if not prompt:
+        # A column of that name does not reach rewards.
         text = text.replace("images: picture, ", "").replace("{{ image }} ", "")
+        text = text.replace("picture: a", "image: a")
     assert problems_of(tmp_path, text, part="fix")["rewards.0"].startswith(fix)
 
 
