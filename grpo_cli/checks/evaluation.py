@@ -279,7 +279,8 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
             name = (metric or best).removeprefix("eval_")
             close = f"eval_{nearest(name, known)}" if nearest(name, known) else best
             # A set's name in front is easily left out.
-            ending = next((each for each in sorted(known) if each.endswith(f"/{name}")), None)
+            sets = sorted(each for each in known if not f"eval_{each}".startswith(tasks))
+            ending = next((each for each in sets if each.endswith(f"/{name}")), None)
             close = f"eval_{ending}" if ending else close
             task, _, of_task = name.partition("/")
             close = f"{of_files[task]}{of_task}" if task in of_files else close
