@@ -292,8 +292,9 @@ def _may_be_image(value: Any) -> bool:
 
 
 def _no_part(value: Any) -> "BrokenEnvironmentError":
+    shown = " ".join(repr(value).split())
     return BrokenEnvironmentError(
-        f"{value!r:.100} was returned where an image or text is read. Fix: return images (`PIL.Image.Image`), "
+        f"{shown:.100} was returned where an image or text is read. Fix: return images (`PIL.Image.Image`), "
         "texts, or a list of these or of parts of the form `{type: image, image: …}` and `{type: text, text: …}`"
     )
 
