@@ -127,11 +127,13 @@ class Trial:
         except BrokenEnvironmentError as error:
             self._report_fault(name, Outcome(error=error), level)
             raise _FaultError from error
+        if name != "reset()":
+            # What begins an episode is no result, and not shortened.
+            text = content if isinstance(content, str) else text_of([{"content": content}])
+            self.results.append(text)
         if isinstance(content, str):
-            self.results.append(content)
             return content
         pictures = images_of([{"content": content}])
-        self.results.append(text_of([{"content": content}]))
         self.images += [f"{each.width}x{each.height}" for each in pictures]
         digests = (hashlib.sha256(each.tobytes()).hexdigest() for each in pictures)
         return str([part.get("text") or f"[image {next(digests)[:8]}]" for part in content])
