@@ -9,7 +9,7 @@ from typing import Any
 from grpo_cli.data.images import images_of, in_parts
 from grpo_cli.environments.calls import Content, as_text
 from grpo_cli.environments.contract import EpisodeError, Tool
-from grpo_cli.fast.prompts import apply_template
+from grpo_cli.fast.prompts import apply_template, begins_itself
 from grpo_cli.models.processor import tokenizer_of
 from grpo_cli.rewards.answers import after_thinking
 
@@ -182,10 +182,8 @@ class Dialogue:
             options |= {"tokenize": True, "return_dict": True}
             return list(apply_template(self.tokenizer, list(messages), **options)["input_ids"])
         text = apply_template(self.processor, in_parts(messages), tokenize=False, **options)
-        bos = self.tokenizer.bos_token
-        # As transformers does it: templates may write it, or leave it to the tokenizer.
-        own = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
-        return self._encode(text, images_of(messages), **own)
+        adds = not begins_itself(self.tokenizer, text)
+        return self._encode(text, images_of(messages), add_special_tokens=adds)
 
     def _encode(self, text: str, images: Sequence[Any], **options: Any) -> list[int]:
         """Return the tokens of a text in which images have their places.

@@ -49,9 +49,13 @@ def encode_unexpanded(
     """
     options = {"add_generation_prompt": True, **(kwargs or {})}
     text = apply_template(processor, prompt, tokenize=False, **options)
-    start = processor.tokenizer.bos_token
-    has_start = start is not None and text.startswith(start)
-    return list(processor.tokenizer(text, add_special_tokens=not has_start)["input_ids"])
+    adds = not begins_itself(processor.tokenizer, text)
+    return list(processor.tokenizer(text, add_special_tokens=adds)["input_ids"])
+
+
+def begins_itself(tokenizer: Any, text: str) -> bool:
+    """Return whether a filled template begins with the token that the tokenizer would put there."""
+    return bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
 
 
 def encode_answer(tokenizer: Any, text: str) -> list[int]:

@@ -63,11 +63,11 @@ _NAMES = {
 }
 """Fields of `LoraConfig` that name parts of a model."""
 _TEXTS_AS_PARTS = (
-    "{%- set told = namespace(messages=[]) -%}{%- for message in messages -%}"
+    "{%- set ns = namespace(messages=[]) -%}{%- for message in messages -%}"
     "{%- if message.content is string -%}"
     "{%- set message = dict(message, content=[{'type': 'text', 'text': message.content}]) -%}"
-    "{%- endif -%}{%- set told.messages = told.messages + [message] -%}"
-    "{%- endfor -%}{%- set messages = told.messages -%}"
+    "{%- endif -%}{%- set ns.messages = ns.messages + [message] -%}"
+    "{%- endfor -%}{%- set messages = ns.messages -%}"
 )
 """Begins a chat template that shows the parts of messages alone, as those of some models with images do."""
 _LENGTH_WARNING = "sequence-length-is-longer-than-the-specified-maximum"

@@ -17,6 +17,7 @@ from tests.integration.vllm_runs import (
     ENVIRONMENT,
     LORA,
     NEEDS_VLLM,
+    SKIP_LATER_SYNCS,
     SPREAD,
     assert_dynamic_adapter_run,
     assert_episodes_run,
@@ -28,20 +29,6 @@ from tests.integration.vllm_runs import (
 )
 
 pytestmark = NEEDS_VLLM
-# vLLM is given the weights of the first steps, and of no later one.
-SKIP_LATER_SYNCS = """\
-from grpo_cli.training.vllm_generation import RunGeneration
-
-sync_weights, calls = RunGeneration.sync_weights, []
-
-def sync_first_steps(self):
-    calls.append(self)
-    if len(calls) <= 4:
-        sync_weights(self)
-
-RunGeneration.sync_weights = sync_first_steps
-
-"""
 VLLM = {"gpu_memory_utilization": 0.1, "max_model_length": 512}
 
 

@@ -17,6 +17,7 @@ from tests.integration.vllm_runs import (
     ENVIRONMENT,
     LORA,
     NEEDS_VLLM,
+    SKIP_LATER_SYNCS,
     SPREAD,
     differences,
     sets,
@@ -53,19 +54,6 @@ ONE_PROCESS = """\
 from transformers.models.llama.modeling_llama import LlamaModel
 
 LlamaModel.do_not_compile = True
-"""
-SKIP_LATER_SYNCS = """\
-from grpo_cli.training.vllm_generation import RunGeneration
-
-sync_weights, calls = RunGeneration.sync_weights, []
-
-def sync_first_steps(self):
-    calls.append(self)
-    if len(calls) <= 4:
-        sync_weights(self)
-
-RunGeneration.sync_weights = sync_first_steps
-
 """
 
 

@@ -37,6 +37,20 @@ ASYNC = ("--set", "training.mode=async", "--set", "training.asynchronous.max_sta
 AGREEMENT = 0.06
 """Mean absolute difference between vLLM's and the trainer's log-probabilities, in bf16."""
 # Every group has a signal, so that every step moves the weights.
+# vLLM is given the weights of the first steps, and of no later one.
+SKIP_LATER_SYNCS = """\
+from grpo_cli.training.vllm_generation import RunGeneration
+
+sync_weights, calls = RunGeneration.sync_weights, []
+
+def sync_first_steps(self):
+    calls.append(self)
+    if len(calls) <= 4:
+        sync_weights(self)
+
+RunGeneration.sync_weights = sync_first_steps
+
+"""
 SPREAD = """\
 def spread(completion_ids, **kwargs):
     return [sum(ids) / 1000 for ids in completion_ids]
