@@ -1,5 +1,6 @@
 """This machine: GPUs, cores, memory and free ports, found without importing torch."""
 
+import ctypes
 import os
 import socket
 import sys
@@ -88,6 +89,9 @@ def _count_nvidia() -> int:
     Source: NVIDIA's MIG user guide, "CUDA Device Enumeration": where GPUs are divided into instances, a process
     sees one of these, however many it names, and no whole GPU.
     """
+    # Without a driver, pynvml's thousands of definitions would be loaded for nothing.
+    if sys.platform.startswith("linux") and not _has_library("libnvidia-ml.so.1"):
+        return 0
     import pynvml
 
     try:
@@ -104,6 +108,14 @@ def _count_nvidia() -> int:
         return 0
     finally:
         pynvml.nvmlShutdown()
+
+
+def _has_library(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
 
 
 def _is_divided(index: int, names: list[str] | None) -> bool:

@@ -72,7 +72,7 @@ def check_episodes(recipe: Recipe, kinds: Kinds, preview: Preview | None) -> Ite
     yield from _check_rewards(recipe, kinds)
     if not recipe.has_episodes:
         # A resolved recipe holds the defaults too.
-        if recipe.episode != EpisodeConfig():
+        if recipe.episode != EpisodeConfig.model_construct():
             seen = "has no effect: the recipe has neither tools nor an environment"
             yield Issue(seen, f"{_ADD}, or remove it", "episode", level="warning")
         return

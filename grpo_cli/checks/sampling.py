@@ -3,7 +3,6 @@
 import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib import metadata
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -97,6 +96,8 @@ def read_vllm_version() -> str | None:
     """Return the version of the installed vLLM for GPUs, without importing it."""
     if importlib.util.find_spec("vllm") is None:
         return None
+    from importlib import metadata
+
     try:
         return metadata.version("vllm")
     except metadata.PackageNotFoundError:
@@ -310,7 +311,7 @@ def check_async(recipe: Recipe) -> Iterator[Issue]:
     """Find what keeps an asynchronous training from being launched, and note that it is one."""
     training, ahead = recipe.training, recipe.training.asynchronous
     if training.mode == "sync":
-        if ahead != AsyncConfig():
+        if ahead != AsyncConfig.model_construct():
             seen = "is read only if `mode` is `async`, and it is `sync`"
             fix = "set `training.mode: async`, or remove it"
             yield Issue(seen, fix, "training.asynchronous", level="warning")
@@ -331,8 +332,8 @@ def _unread_keys(recipe: Recipe) -> Iterator[str]:
     """Return the keys that change something in a synchronous training, and would not be read."""
     known = read_async_fields() - _UNREAD
     for section, values, defaults in (
-        ("training", recipe.training, TrainingConfig()),
-        ("generation", recipe.generation, GenerationConfig()),
+        ("training", recipe.training, TrainingConfig.model_construct()),
+        ("generation", recipe.generation, GenerationConfig.model_construct()),
     ):
         for name in type(values).model_fields:
             changed = getattr(values, name) != getattr(defaults, name)

@@ -8,6 +8,7 @@ from typing import Any
 from grpo_cli.data.sources import has_eval
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.explanation import Path, dotted
+from grpo_cli.recipe.generation import VllmConfig
 from grpo_cli.recipe.grpo_fields import home_of, key_in_home, read_grpo_fields
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
@@ -85,7 +86,7 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         seen = "TRL cannot do this with LoRA: the reference is the model without its adapter"
         yield Issue(seen, "remove it, or `model.lora`", "training.sync_ref_model")
     # A resolved recipe holds the defaults too.
-    is_set = generation.vllm != type(generation.vllm)()
+    is_set = generation.vllm != VllmConfig.model_construct()
     if recipe.is_sampled and generation.backend != "vllm" and is_set:
         seen = f"has no effect: completions are sampled by {generation.backend}"
         fix = "set `generation.backend: vllm`, or remove it"
@@ -126,7 +127,7 @@ def check_repeated(
         rewards: Of the recipe.
         valid: Parameters of those that are right, by index.
     """
-    plain = [each.model_dump(exclude={"name"}) for each in rewards]
+    plain = [each.model_copy(update={"name": None}) for each in rewards]
     for index, each in enumerate(plain):
         if (first := plain.index(each)) < index and rewards[index].weight:
             seen = f"is the same as rewards.{first}, so its score counts twice"

@@ -1,39 +1,57 @@
 """The `grpo` command: registers the subcommands, which import what they need in function bodies."""
 
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from grpo_cli import __version__
-from grpo_cli.cli import (
-    check,
-    convert,
-    diagnose,
-    doctor,
-    env,
-    eval,
-    expect,
-    export,
-    probe,
-    report,
-    rewards,
-    runs,
-    serve,
-    sweep,
-    train,
-    watch,
-)
 from grpo_cli.cli.errors import run_guarded
 
-app = typer.Typer(
-    help="Train, measure and ship language models with GRPO, from YAML recipes.",
-    no_args_is_help=True,
-    add_completion=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS = {
+    "init": "init",
+    "check": "check",
+    "check-batch": "check",
+    "probe": "probe",
+    "train": "train",
+    "sweep": "sweep",
+    "schema": "check",
+    "doctor": "doctor",
+    "eval": "eval",
+    "expect": "expect",
+    "export": "export",
+    "convert": "convert",
+    "diagnose": "diagnose",
+    "report": "report",
+    "watch": "watch",
+    "serve": "serve",
+    "chat": "serve",
+    "runs": "runs",
+    "rewards": "rewards",
+    "env": "env",
+}
+"""The module of each command, or group of commands, in the order of `grpo --help`."""
+
+
+def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the command line with these commands."""
+    app = typer.Typer(
+        callback=_root,
+        no_args_is_help=True,
+        add_completion=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name in names:
+        module = import_module(f"grpo_cli.cli.{COMMANDS[name]}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name.replace("-", "_")))
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -42,7 +60,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool,
@@ -52,48 +69,8 @@ def _root(
     """Train, measure and ship language models with GRPO, from YAML recipes."""
 
 
-@app.command()
-def init(
-    name: Annotated[str, typer.Argument(help="Name of the recipe; writes NAME.yaml.")] = "recipe",
-    template: Annotated[
-        str,
-        typer.Option(
-            "--template",
-            "-t",
-            help="quickstart, math, code, tools, environment, format, judge, length or problem.",
-        ),
-    ] = "quickstart",
-) -> None:
-    """Write a commented recipe to start from."""
-    from grpo_cli.cli.output import stdout
-    from grpo_cli.recipe.templates import write_template
-
-    *more, path = write_template(template, name)
-    names = " and ".join(map(str, (path, *more)))
-    stdout().print(f"wrote {names}; next: grpo check {path}", markup=False)
-
-
-app.command()(check.check)
-app.command("check-batch")(check.check_batch)
-app.command()(probe.probe)
-app.command()(train.train)
-app.command()(sweep.sweep)
-app.command()(check.schema)
-app.command()(doctor.doctor)
-app.add_typer(eval.app, name="eval")
-app.command()(expect.expect)
-app.command()(export.export)
-app.command()(convert.convert)
-app.command()(diagnose.diagnose)
-app.command()(report.report)
-app.command()(watch.watch)
-app.command()(serve.serve)
-app.command()(serve.chat)
-app.add_typer(runs.app, name="runs")
-app.add_typer(rewards.app, name="rewards")
-app.add_typer(env.app, name="env")
-
-
 def main() -> None:
-    """Entry point of the `grpo` command."""
+    """Entry point of the `grpo` command; loads the command that is meant, or all for help."""
+    first = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    app = make_app([first] if first in COMMANDS else COMMANDS)
     sys.exit(run_guarded(lambda: app(prog_name="grpo", standalone_mode=False)))

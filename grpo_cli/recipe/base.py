@@ -32,6 +32,9 @@ class Section(BaseModel):
         hide_input_in_errors=True,
         protected_namespaces=(),
         serialize_by_alias=True,
+        # Only the validator of the whole recipe is needed. Building one for each section as well takes 40 ms at
+        # every start; that is also why defaults are made with `model_construct`.
+        defer_build=True,
     )
 
     @classmethod

@@ -77,7 +77,7 @@ _EVAL_KEYS = ("eval", "eval_split", "eval_size", "eval_rows")
 
 
 class _DatasetBase(Section):
-    prompt: PromptConfig = PromptConfig()
+    prompt: PromptConfig = PromptConfig.model_construct()
     """How a row becomes a prompt."""
     columns: dict[str, Column] = Field(default_factory=dict)
     """New name → source column (or `{from, regex}`); the other columns keep their own names."""

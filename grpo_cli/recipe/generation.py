@@ -135,7 +135,7 @@ class GenerationConfig(OpenSection):
     that is `async` or has a `timeout_s`) about as long as sampling takes, and sampling half a batch takes about
     half as long; rewards that do not wait are scored afterwards. 1 samples everything at once; scoring then
     overlaps only with the computation of the log-probabilities of vLLM's samples and of the reference model."""
-    vllm: VllmConfig = VllmConfig()
+    vllm: VllmConfig = VllmConfig.model_construct()
     """vLLM's settings, used if `backend` is `vllm`."""
     OURS: ClassVar[frozenset[str]] = frozenset(
         {"backend", "dynamic_sampling", "sampling_parts", "vllm"}

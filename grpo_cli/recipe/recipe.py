@@ -80,19 +80,19 @@ class Recipe(Section):
     """Tools without a state that the model may call."""
     environment: OneOrManyKinds = Field(default=(), validate_default=True)
     """What the model acts in: one entry, or a list in which each row takes the first entry whose `when` holds."""
-    episode: EpisodeConfig = EpisodeConfig()
+    episode: EpisodeConfig = EpisodeConfig.model_construct()
     """Limits of an episode, and what happens to calls that fail."""
-    generation: GenerationConfig = GenerationConfig()
+    generation: GenerationConfig = GenerationConfig.model_construct()
     """How completions are sampled."""
-    training: TrainingConfig = TrainingConfig()
+    training: TrainingConfig = TrainingConfig.model_construct()
     """How the model is trained."""
     warmup: WarmupConfig | None = None
     """Supervised steps before GRPO; leave out for none."""
-    launch: LaunchConfig = LaunchConfig()
+    launch: LaunchConfig = LaunchConfig.model_construct()
     """The devices to train on."""
-    logging: LoggingConfig = LoggingConfig()
+    logging: LoggingConfig = LoggingConfig.model_construct()
     """What is logged, and where."""
-    evaluation: EvaluationConfig = EvaluationConfig()
+    evaluation: EvaluationConfig = EvaluationConfig.model_construct()
     """How the model is evaluated before, during and after training."""
     expect: ExpectConfig | None = None
     """The expected ranges of metrics, and the runs that they come from."""

@@ -168,14 +168,14 @@ class TrainingConfig(OpenSection):
     stop_when: OneOrMany[Annotated[StoppingRule, BeforeValidator(_check_rule)]] = ()
     """Rules of `grpo diagnose` that stop the run if they apply, such as `[nan_loss, entropy_collapse]`; a
     checkpoint of that step is saved. `grpo diagnose --rules` lists them."""
-    fast: FastSwitch = FastConfig()
+    fast: FastSwitch = FastConfig.model_construct()
     """Less work for the same gradient: `false` trains as TRL does, a mapping switches individual parts. Parts that
     would not be exact for the recipe are turned off with a note."""
     mode: Literal["sync", "async"] = "sync"
     """`sync` samples a batch, then trains on it. With `async` (experimental), a vLLM server samples continuously,
     with weights that are some steps old, through TRL's `AsyncGRPOTrainer`; it supports fewer settings, and
     `grpo check` reports unsupported ones."""
-    asynchronous: AsyncConfig = AsyncConfig()
+    asynchronous: AsyncConfig = AsyncConfig.model_construct()
     """How far sampling may run ahead if `mode` is `async`."""
     OURS: ClassVar[frozenset[str]] = frozenset(
         {"early_stopping", "stop_when", "fast", "mode", "asynchronous"}

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -18,7 +18,6 @@ from grpo_cli.rewards.contract import (
     Score,
     TimeLimit,
 )
-from grpo_cli.rewards.pool import WorkerPool
 from grpo_cli.rewards.registry import find_kind, kind_names
 from grpo_cli.rewards.scoring import (
     Condition,
@@ -27,6 +26,9 @@ from grpo_cli.rewards.scoring import (
     has_state,
     right_score,
 )
+
+if TYPE_CHECKING:
+    from grpo_cli.rewards.pool import WorkerPool
 
 UNDECIDED = ("python", "environment")
 """Kinds of which only the scores tell whether they judge answers."""
@@ -54,6 +56,8 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
             lines), names repeat, or a user's module cannot be imported.
         SetupError: A kind's library is not installed.
     """
+    from grpo_cli.rewards.pool import WorkerPool
+
     limited: list[_RewardSource] = []
     pool = WorkerPool(_prepare_worker, (limited,))
     rewards = []
@@ -197,7 +201,7 @@ class _LimitedScorer:
     reward: Reward
     source: _RewardSource
     limit: TimeLimit
-    pool: WorkerPool
+    pool: "WorkerPool"
 
     def __call__(self, batch: Batch) -> list[Score | Exception]:
         easy = self.reward.params.score_easily

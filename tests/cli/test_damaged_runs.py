@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from grpo_cli.cli.app import app
+from grpo_cli.cli.app import make_app
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.errors import RunError
 from grpo_cli.report.live import Follower, ProgressView, watch_run
@@ -61,7 +61,7 @@ def test_no_command_breaks_on_a_damaged_file(file, runs, capsys):
         else:
             path.write_text((whole or "") + damage if path.suffix == ".jsonl" else damage)
         for command in COMMANDS:
-            code = run_guarded(lambda given=command: app(list(given), standalone_mode=False))
+            code = run_guarded(lambda given=command: make_app()(list(given), standalone_mode=False))
             said = capsys.readouterr()
             assert code in (0, 1, 2), (command, damage, said.err)
             if "--json" in command and said.out:

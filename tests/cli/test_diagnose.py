@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from grpo_cli.analysis.diagnosis.diagnosis import RULES
-from grpo_cli.cli.app import app
+from grpo_cli.cli.app import make_app
 from grpo_cli.cli.errors import run_guarded
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
@@ -19,7 +19,7 @@ from tests.run_folders import make_finished_run
 def diagnose(capsys):
     def run(*arguments):
         words = ["diagnose", *map(str, arguments)]
-        code = run_guarded(lambda: app(words, standalone_mode=False))
+        code = run_guarded(lambda: make_app()(words, standalone_mode=False))
         told = capsys.readouterr()
         return code, told.out, told.err
 
