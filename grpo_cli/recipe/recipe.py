@@ -184,13 +184,14 @@ class Recipe(Section):
 
     @property
     def best_metric(self) -> str | None:
-        """The metric that decides on the best checkpoint and on early stopping; None if nothing does."""
+        """The logged metric that decides on the best checkpoint and on early stopping; None if nothing does."""
         training, during = self.training, self.evaluation.during
         stopping = training.early_stopping
+        named = training.extras.get("metric_for_best_model")
         if stopping is not None and stopping.metric is not None:
-            return stopping.metric
-        if (named := training.extras.get("metric_for_best_model")) is not None:
-            return str(named)
+            named = stopping.metric
+        if named is not None:
+            return f"eval_{str(named).removeprefix('eval_')}"
         if training.eval_strategy != "no":
             if not self.is_sampled:
                 return "eval_ranking"
@@ -202,7 +203,7 @@ class Recipe(Section):
     @property
     def is_best_of_held_out_set(self) -> bool:
         """Whether `best_metric` is of a set of `evaluation.during`."""
-        metric = f"eval_{(self.best_metric or '').removeprefix('eval_')}"
+        metric = self.best_metric or ""
         return any(metric.startswith(each.prefix) for each in self.evaluation.during)
 
     @property

@@ -226,9 +226,7 @@ class RunReport(Run):
             recipe = self.recipe
         except GrpoError:
             return EvaluationConfig(), "", None
-        best = (
-            f"eval_{(recipe.best_metric or '').removeprefix('eval_')}" if recipe.loads_best else ""
-        )
+        best = (recipe.best_metric or "") if recipe.loads_best else ""
         return recipe.evaluation, best, recipe.training.extras.get("greater_is_better")
 
     @property

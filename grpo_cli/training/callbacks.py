@@ -106,8 +106,7 @@ class RunCallback(TrainerCallback):
     ) -> None:
         """Obey a request to stop, and save a model that is better than all before, also between checkpoints."""
         self._obey_request(control)
-        name = (args.metric_for_best_model or "").removeprefix("eval_")
-        value, best = (metrics or {}).get(f"eval_{name}"), state.best_metric
+        value, best = (metrics or {}).get(args.metric_for_best_model), state.best_metric
         if value is None or args.save_strategy == SaveStrategy.NO:
             return
         better = best is None or (value > best if args.greater_is_better else value < best)
@@ -202,7 +201,7 @@ class EarlyStoppingCallback(transformers.EarlyStoppingCallback):
         self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any
     ) -> None:
         """Compare the metric with the best so far, if it was evaluated."""
-        if f"eval_{args.metric_for_best_model.removeprefix('eval_')}" in (metrics or {}):
+        if args.metric_for_best_model in (metrics or {}):
             super().on_evaluate(args, state, control, metrics)
 
 

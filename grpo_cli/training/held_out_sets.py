@@ -4,11 +4,10 @@ import copy
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from grpo_cli.analysis.metrics import Metric
@@ -20,7 +19,7 @@ from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.metrics import DURING, LOWER
 from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import load_reward_states, save_reward_states
-from grpo_cli.training.measurement import INTERVALS, Measurer, select_rows
+from grpo_cli.training.measurement import INTERVALS, Measurer, measure_together, select_rows
 from grpo_cli.training.session import Session, Stopped
 
 _QUANTILE = 1.96
@@ -49,16 +48,14 @@ class TaskMeasurer:
         Raises:
             Stopped: A stop was requested; nothing was written.
         """
-        result = None
-        if self.session.processes.is_main_process:
-            with suppress(Stopped):
-                result = self._measure(phase, model, tokenizer)
-                path = self.session.folder.evaluations / f"{name}.json"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(path, result)
-        result = broadcast_object_list([result])[0]
-        if result is None:
-            raise Stopped(f"stopped while {phase}; no step was cut short")
+        is_main = self.session.processes.is_main_process
+        [result, *_] = measure_together(
+            phase, lambda: self._measure(phase, model, tokenizer) if is_main else {}
+        )
+        if is_main:
+            path = self.session.folder.evaluations / f"{name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, result)
         return result
 
     def _measure(self, phase: str, model: Any, tokenizer: Any) -> dict[str, Any]:
@@ -191,7 +188,7 @@ class HeldOutSets(TrainerCallback):
     ) -> None:
         """Check the metric that is to decide, if it is of a task, and in which direction: only lm-eval knows."""
         recipe = self._session.recipe
-        best = f"eval_{(recipe.best_metric or '').removeprefix('eval_')}"
+        best = recipe.best_metric or ""
         if not best.startswith(config.prefix):
             return
         name = best.removeprefix(config.prefix)

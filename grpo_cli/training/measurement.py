@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -79,12 +79,9 @@ class Measurer:
         processes, folder = self.session.processes, self.session.folder
         places = range(processes.process_index, len(self.rows), processes.num_processes)
         shard = self.rows.select(places)
-        scored: list[ScoredCompletion] | None = None
-        with suppress(Stopped):
-            scored = self._sample_and_score(phase, shard, model, tokenizer)
-        shares = gather_object([scored])
-        if None in shares:
-            raise Stopped(f"stopped while {phase}; no step was cut short")
+        shares = measure_together(
+            phase, lambda: self._sample_and_score(phase, shard, model, tokenizer)
+        )
         everyone = sorted((each for share in shares for each in share), key=lambda each: each.row)
         more = self._measure_more(name, phase, model)
         result = self._summarize(everyone, time.monotonic() - started) | more
@@ -233,6 +230,21 @@ class Measurer:
             "backend": "transformers" if self.vllm is None else "vllm",
             "seconds": round(seconds, 2),
         }
+
+
+def measure_together(phase: str, measure: Callable[[], Any]) -> list[Any]:
+    """Return what each process measured.
+
+    Raises:
+        Stopped: One of them was stopped meanwhile.
+    """
+    share = None
+    with suppress(Stopped):
+        share = measure()
+    shares: list[Any] = gather_object([share])
+    if None in shares:
+        raise Stopped(f"stopped while {phase}; no step was cut short")
+    return shares
 
 
 def _by_source(

@@ -123,9 +123,8 @@ class RunTrainer(ExactResume, FastTrainer):
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         # With `save_strategy: best` the result decides on saving, which a requested stop does too.
         stops = self.control.should_training_stop and self.control.should_save
-        name = f"eval_{(self.args.metric_for_best_model or '').removeprefix('eval_')}"
         # At a step, only some sets may be due.
-        if self.held_out_sets is not None and name not in metrics:
+        if self.held_out_sets is not None and self.args.metric_for_best_model not in metrics:
             return stops
         return super()._determine_best_metric(metrics, trial) or stops
 

@@ -129,8 +129,6 @@ def _best_model(recipe: Recipe) -> dict[str, Any]:
     training, metric = recipe.training, recipe.best_metric
     if metric is None:
         return {}
-    if recipe.is_best_of_held_out_set:
-        metric = f"eval_{metric.removeprefix('eval_')}"
     greater = training.extras.get("greater_is_better")
     if greater is None:
         greater = not metric.endswith(("loss", "kl"))

@@ -47,7 +47,7 @@ def test_the_first_set_decides_on_the_best_checkpoint_unless_another_metric_is_n
         return recipe.best_metric, recipe.is_best_of_held_out_set
 
     assert decides() == ("eval_held_out/reward", True)
-    assert decides(metric_for_best_model="few/accuracy/math") == ("few/accuracy/math", True)
+    assert decides(metric_for_best_model="few/accuracy/math") == ("eval_few/accuracy/math", True)
     assert decides(early_stopping={"metric": "eval_few/reward"}) == ("eval_few/reward", True)
     assert decides(eval_strategy="steps") == ("eval_reward", False)
 
