@@ -78,6 +78,7 @@ def sweep(
 
     Every value is checked before the first run starts. A run that fails is a result, not an end.
     """
+    from grpo_cli.cli.reporter import TerminalReporter
     from grpo_cli.recipe.loading import load_recipe
     from grpo_cli.workflows.sweep import check_sweep
     from grpo_cli.workflows.sweep_plan import find_sweep
@@ -97,7 +98,9 @@ def sweep(
         _submit(request, runs, parallel, old, quiet=quiet, dry_run=dry_run, as_json=json)
         return
     if dry_run:
-        _print_plan(request, len(check_sweep(request, parallel)[1]), as_json=json)
+        checked, slots = check_sweep(request, parallel)
+        TerminalReporter(quiet=quiet).issues(checked.problems)
+        _print_plan(request, len(slots), as_json=json)
         return
     result = _run(request, runs, parallel, old, quiet=quiet)
     if json:

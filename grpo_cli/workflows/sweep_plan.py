@@ -3,13 +3,14 @@
 import contextlib
 import re
 import shlex
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from grpo_cli.checks.recipe_checks import CheckedRecipe
+from grpo_cli.data.sources import has_eval
 from grpo_cli.errors import ProblemsError, RecipeError, UsageError
 from grpo_cli.issues import Issue, Location
 from grpo_cli.machine import Hardware, is_on_cpu
@@ -275,7 +276,7 @@ def check_points(
     points: Sequence[Settings],
     check: Callable[[Path, list[str]], CheckedRecipe],
 ) -> CheckedRecipe:
-    """Check the recipe with every point's settings; return the first.
+    """Check the recipe with every point's settings; return the first, with what it says of the comparison.
 
     Args:
         request: The sweep.
@@ -305,7 +306,18 @@ def check_points(
     if seen or first is None:
         limits = request.limits()
         raise ProblemsError(_place(issue, where, points, limits) for issue, where in seen.values())
-    return first
+    problems = map(first.loaded.place, _check_ranking(first.recipe))
+    return replace(first, problems=(*first.problems, *problems))
+
+
+def _check_ranking(recipe: Recipe) -> Iterator[Issue]:
+    """Find cells that are not measured on held-out rows."""
+    fix, path = "hold rows out, such as `dataset.eval_fraction: 0.1`", "dataset"
+    if has_eval(recipe.dataset):
+        fix, path = "remove it, or set it to the number of prompts", "evaluation.limit"
+    if path == "dataset" or recipe.evaluation.limit == 0:
+        seen = "nothing is held out, so cells are ranked by the reward of the last steps, on trained prompts"
+        yield Issue(seen, fix, path, level="warning")
 
 
 def _refuse_equal(recipe: Recipe, before: Sequence[Recipe], points: Sequence[Settings]) -> None:

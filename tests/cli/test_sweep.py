@@ -91,10 +91,13 @@ def test_a_dry_run_lists_the_cells_and_leaves_nothing(tmp_path):
     told = json.loads(done.stdout)
     rates = [each["training.learning_rate"] for each in told["settings"]]
     assert (told["cells"], rates, len(told["seeds"])) == (2, ["1e-6", "1e-5"], 2)
-    assert (
-        "2 cells × 2 seeds = 4 runs, 1 at a time"
-        in grpo("sweep", recipe, *flags, cwd=tmp_path).stdout
-    )
+    assert "recipe.yaml:5:3: dataset: nothing is held out, so cells are ranked by" in done.stderr
+    held_out = "--set", "dataset.eval_fraction=0.5"
+    done = grpo("sweep", recipe, *flags, *held_out, cwd=tmp_path)
+    assert "2 cells × 2 seeds = 4 runs, 1 at a time" in done.stdout
+    assert "ranked by" not in done.stderr
+    done = grpo("sweep", recipe, *flags, *held_out, "--set", "evaluation.limit=0", cwd=tmp_path)
+    assert "evaluation.limit: nothing is held out" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
