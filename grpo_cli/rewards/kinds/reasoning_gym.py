@@ -38,6 +38,7 @@ _FUNCTIONS = frozenset(
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt abs Abs pi".split()
 )
 _LONGEST_ARITHMETIC = 2000
+_FIX = "Fix: take the rows from `dataset: {kind: reasoning_gym}`, or use another kind of reward"
 _TUPLES = {"arc_agi": "output", "rearc": "output"}
 """Metadata that scorers compare as nested tuples, which JSON turns into lists."""
 
@@ -73,7 +74,15 @@ class ReasoningGymParams(RewardParams):
         return TimeLimit(5.0, late_score=0.0)
 
     def gold(self, batch: Batch, row: int) -> str | None:
-        return _read_entry(batch, row)["answer"]
+        answer: str | None = batch.cell("answer", row)
+        return answer
+
+    def gold_fault(self, batch: Batch, row: int) -> Issue | None:
+        try:
+            self._task(_read_entry(batch, row))
+        except RewardError as error:
+            return error.as_issue("task")
+        return None
 
     def score_easily(self, batch: Batch, row: int) -> Score | None:
         from reasoning_gym.dataset import ProceduralDataset
@@ -110,7 +119,9 @@ class ReasoningGymParams(RewardParams):
     def _task(self, entry: dict[str, Any]) -> str:
         task = self.task or entry["metadata"].get("source_dataset")
         if task is None:
-            raise RewardError("metadata names no source_dataset; set the parameter task")
+            raise RewardError(
+                "metadata names no source_dataset. Fix: name the task: task: chain_sum"
+            )
         return task
 
 
@@ -144,9 +155,9 @@ def _read_entry(batch: Batch, row: int) -> dict[str, Any]:
         # A copy, since scorers may write to it and the completions of a group share the row.
         metadata = json.loads(cell) if isinstance(cell, str) else copy.deepcopy(cell)
     except json.JSONDecodeError as error:
-        raise RewardError(f"metadata is not JSON ({error}): {cell[:80]!r}") from error
+        raise RewardError(f"metadata is not JSON ({error}): {cell[:80]!r}. {_FIX}") from error
     if not isinstance(metadata, dict):
-        raise RewardError(f"metadata should be a mapping, not {metadata!r:.80}")
+        raise RewardError(f"metadata should be a mapping, not {metadata!r:.80}. {_FIX}")
     field = _TUPLES.get(metadata.get("source_dataset", ""))
     if field in metadata:
         metadata[field] = _as_tuples(metadata[field])

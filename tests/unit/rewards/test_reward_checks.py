@@ -55,6 +55,18 @@ def check(tmp_path):
             "tests",
         ),
         ({"kind": "code"}, {"tests": "assert f(1) == 1"}, {"tests": "f(1) ="}, "tests"),
+        (
+            {"kind": "reasoning_gym"},
+            {"answer": "3", "metadata": {"source_dataset": "chain_sum"}},
+            {"answer": "3", "metadata": {"level": "easy"}},
+            "task",
+        ),
+        (
+            {"kind": "reasoning_gym", "task": "chain_sum"},
+            {"answer": "3", "metadata": "{}"},
+            {"answer": "3", "metadata": "gsm8k"},
+            "task",
+        ),
     ],
 )
 def test_golds_and_tests_of_the_first_rows_are_read(check, reward, good, bad, path):
@@ -64,7 +76,7 @@ def test_golds_and_tests_of_the_first_rows_are_read(check, reward, good, bad, pa
     assert "(row 1; so it is in all 4 rows looked at)" in problem.seen
     assert problem.location is not None
     (problem,) = check(reward, [good, good, bad, good])
-    level = "error" if reward["kind"] == "code" else "warning"
+    level = "error" if reward["kind"] in ("code", "reasoning_gym") else "warning"
     assert (problem.level, problem.path) == (level, f"rewards.0.{path}")
     assert "(row 3; so it is in 1 of the 4 rows looked at)" in problem.seen
 
