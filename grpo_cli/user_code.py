@@ -1,4 +1,4 @@
-"""Files and modules of the user's: found and read without importing them, then imported once."""
+"""Files and modules of the user's: found and read without importing them, imported once, limited in time."""
 
 import ast
 import copy
@@ -6,10 +6,13 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from grpo_cli.errors import RunError, nearest
@@ -149,3 +152,32 @@ def find_name(path: str) -> ast.AST | None:
         fix = f"name {close}" if close else f"define it in {file}"
         raise SourceError(f"there is no {name!r} in {file}", fix)
     return bound.get(name)
+
+
+@contextmanager
+def time_limit(
+    error: Callable[[FrameType | None], BaseException], timer: int = signal.ITIMER_REAL
+) -> Iterator[Callable[[float], object]]:
+    """Limit what is done in the main thread; in others there are no signals, and no limit.
+
+    Args:
+        error: Makes the exception that is raised when the time is over, from the frame that it interrupts.
+        timer: `ITIMER_VIRTUAL` for seconds of computing.
+
+    Yields:
+        A function that starts the next so many seconds. `re` looks for signals while it searches.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda seconds: None
+        return
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        raise error(frame)
+
+    number = signal.SIGVTALRM if timer == signal.ITIMER_VIRTUAL else signal.SIGALRM
+    before = signal.signal(number, give_up)
+    try:
+        yield lambda seconds: signal.setitimer(timer, seconds)
+    finally:
+        signal.setitimer(timer, 0)
+        signal.signal(number, before)

@@ -2,15 +2,14 @@
 
 import re
 import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import Row, RowNames, columns_of, show, show_names, suggest
 from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import ColumnConfig, SingleDataset
+from grpo_cli.user_code import time_limit
 
 RESERVED = frozenset(
     "prompts completions completion_ids completion trainer_state log_extra log_metric environments image "
@@ -144,9 +143,9 @@ def _extract(
         return values
     extracted: list[object] = []
     try:
-        with _time_limit() as restart:
+        with time_limit(lambda frame: TimeoutError(), signal.ITIMER_VIRTUAL) as restart:
             for value in values:
-                restart()
+                restart(LIMIT_S)
                 match = None if value is None else pattern.search(str(value))
                 text = (match[1] if pattern.groups else match[0]) if match else None
                 extracted.append((text or "").strip() or None)
@@ -159,28 +158,3 @@ def _extract(
         fix = "simplify the pattern: a repetition inside a repetition, such as (a+)+, may take for ever"
         raise recipe_error(message, fix, f"dataset.columns.{name}.regex") from error
     return extracted
-
-
-@contextmanager
-def _time_limit() -> Iterator[Callable[[], object]]:
-    """Limit what is done in the main thread; in others there are no signals, and no limit.
-
-    Yields:
-        A function that starts the next `LIMIT_S` seconds of computing.
-
-    Raises:
-        TimeoutError: They are over; `re` looks for signals while it searches.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-
-    def give_up(number: int, frame: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGVTALRM, give_up)
-    try:
-        yield lambda: signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)

@@ -31,7 +31,7 @@ from grpo_cli.probing.signal import (
     read_lengths,
     read_signal,
 )
-from grpo_cli.probing.static_checks import check_statically
+from grpo_cli.probing.static_checks import HangError, check_statically
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward, reward_columns
@@ -150,6 +150,9 @@ class Session:
             why = why or "the same error would end the training"
             seen = first if last in first else f"{first} {last}"
             self.add([replace(issue, seen=seen, fix=fix, why=why)])
+        except HangError as error:
+            why = "a training would wait for it"
+            self.add([replace(error.issue, level=level, subject=subject, why=why)])
 
     @property
     def prompt_limit(self) -> int | None:

@@ -15,7 +15,7 @@ from grpo_cli.errors import GrpoError
 from grpo_cli.fast.completions import sample_completions
 from grpo_cli.models import counting, loading
 from grpo_cli.probing import memory as memory_module
-from grpo_cli.probing import model_run
+from grpo_cli.probing import model_run, static_checks
 from grpo_cli.probing.procedure import probe_recipe
 from grpo_cli.user_code import load_file
 from tests.nightly import nightly
@@ -270,6 +270,21 @@ def test_a_reward_that_raises_is_found(probe, tmp_path):
     recipe["dataset"]["columns"] = {"answers": "answer"}
     found = probe(recipe, quick=True)
     assert ("rewards: failure", "error") in seen(found)
+
+
+def test_a_reward_that_never_ends_is_found(probe, tmp_path, monkeypatch):
+    monkeypatch.setattr(static_checks, "_BATCH_S", 0.2)
+    monkeypatch.setattr(static_checks, "_COMPLETION_S", 0.0)
+    (tmp_path / "mine.py").write_text(
+        "def mine(completions, **kwargs):\n"
+        "    while True:\n        try:\n            len(completions)\n"
+        "        except Exception:\n            pass\n"
+    )
+    reward = {"kind": "python", "path": "./mine.py:mine", "on_error": "skip"}
+    (finding,) = probe(changed(rewards=[reward]), quick=True).errors
+    assert (finding.path, finding.subject) == ("rewards.0", "rewards: failure")
+    assert "`mine` has not scored 8 completions in 0.2 s; it was at mine.py:" in finding.seen
+    assert "set `timeout_s`" in finding.fix
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_found(probe, tmp_path):
