@@ -1,5 +1,6 @@
 """`grpo eval`: measure models, show a result again, compare two results."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.core import TyperGroup
 from grpo_cli.cli.arguments import AsJson, Overrides, RunOrRecipe, RunOrResult
 from grpo_cli.cli.output import print_json, progress, stderr, stdout, stdout_to_stderr
 from grpo_cli.errors import ExitCode
+from grpo_cli.units import format_duration
 
 
 class _MeasuresByDefault(TyperGroup):
@@ -177,12 +179,13 @@ def _show_result(result: Any, folder: Path, floors: list[str] | None, *, as_json
 
 @contextmanager
 def _progress(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
-    """Show on stderr how far an evaluation is, with the time left on a terminal."""
+    """Show on stderr how far an evaluation is, with the time left."""
     console = stderr()
     console.print(f"evaluation: {folder}", markup=False)
     if not console.is_terminal:
+        begun: dict[str, tuple[float, int]] = {}
         with progress("measuring") as show:
-            yield lambda subject, done, total: show(_say_progress(subject, done, total))
+            yield lambda subject, done, total: show(_say_progress(subject, done, total, begun))
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -203,8 +206,15 @@ def _progress(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
         yield tell
 
 
-def _say_progress(subject: str, done: int, total: int) -> str:
-    return f"{subject}: {done}/{total} completions" if total else f"{subject}: loading the model"
+def _say_progress(subject: str, done: int, total: int, begun: dict[str, tuple[float, int]]) -> str:
+    """Return how far a model is; `begun` keeps when each began, and what was done by then."""
+    if not total:
+        return f"{subject}: loading the model"
+    now = time.monotonic()
+    then, first = begun.setdefault(subject, (now, done))
+    pace = (now - then) / (done - first) if done > first else None
+    left = f"  left {format_duration(pace * (total - done))}" if pace is not None else ""
+    return f"{subject}: {done}/{total} completions{left}"
 
 
 def print_result(result: Mapping[str, Any], folder: Path) -> None:

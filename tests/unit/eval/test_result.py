@@ -5,7 +5,8 @@ import json
 import pytest
 
 from grpo_cli.analysis.metrics import Metric, primary_metric, say_difference
-from grpo_cli.cli.eval import print_result
+from grpo_cli.cli import output
+from grpo_cli.cli.eval import _progress, print_result
 from grpo_cli.errors import UsageError
 from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.result import falls_short, read_result
@@ -170,3 +171,16 @@ def test_a_run_shows_its_newest_finished_evaluation(tmp_path, capsys):
     assert newest.path == run.evaluations / "2"
     print_result(result, newest.path)
     assert "234" in capsys.readouterr().out
+
+
+def test_progress_in_a_file_says_the_time_left(monkeypatch, tmp_path, capsys):
+    clock = iter(range(0, 10**6, 30))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(output, "_QUIET_S", 0)
+    with _progress(tmp_path) as tell:
+        for done, total in ((0, 0), (32, 256), (64, 256)):
+            tell("base", done, total)
+    _, loading, first, second = capsys.readouterr().err.splitlines()
+    assert loading.endswith("base: loading the model")
+    assert first.endswith("base: 32/256 completions")
+    assert second.endswith("base: 64/256 completions  left 6m00s")
