@@ -1,7 +1,7 @@
 """`grpo export` from a request to a folder under its final name, and to the hub.
 
-The order: refusals, weights, verification, card, and only then the name. A failure leaves nothing
-behind, and an export that was there before stays as it was.
+The order: refusals, the prompts of the verification, weights, verification, card, and only then the
+name. A failure leaves nothing behind, and an export that was there before stays as it was.
 """
 
 import json
@@ -21,7 +21,7 @@ from grpo_cli.errors import RunError, SetupError, UsageError
 from grpo_cli.exporting.request import ExportRequest
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import is_sharded, read_adapter_base
-from grpo_cli.models.source import read_licence
+from grpo_cli.models.source import read_licence, read_source_template
 from grpo_cli.processes import child, run_module
 from grpo_cli.recipe.yaml_tree import write_yaml
 from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json, write_text
@@ -78,6 +78,13 @@ def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
         GrpoError: It cannot be written, or is not what was trained; nothing is left then.
     """
     check_free(plan.target, force=plan.force)
+    if plan.verify:
+        from grpo_cli.exporting.verification import read_rows
+
+        # Writing the weights may take hours.
+        tell("reading the prompts of the verification")
+        has_template = read_source_template(plan.request.tokenizer) != ""
+        read_rows(plan.request, has_chat_template=has_template)
     try:
         plan.target.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(

@@ -153,17 +153,26 @@ def _summarize(
     }
 
 
-def _read_prompts(request: ExportRequest, processing: Any) -> Asked:
+def read_rows(request: ExportRequest, *, has_chat_template: bool) -> Any:
+    """Return the rows whose prompts the models are asked.
+
+    Raises:
+        GrpoError: They, or their images, cannot be read.
+    """
     dataset = request.recipe.dataset
     limits = {"eval_limit": PROMPTS} if has_eval(dataset) else {}
     if request.recipe.is_sampled:
         # The first rows of scored data may be those of one prompt, or of prompts with a single response.
         limits["limit"] = PROMPTS
     recipe = request.recipe.model_copy(update={"dataset": dataset.model_copy(update=limits)})
-    chat = bool(processing.chat_template)
-    data = build_datasets(recipe, has_chat_template=chat, count_tokens=None)
+    data = build_datasets(recipe, has_chat_template=has_chat_template, count_tokens=None)
     rows = data.train if data.eval is None or not len(data.eval) else data.eval
-    rows = rows.select(range(min(PROMPTS, len(rows))))
+    return rows.select(range(min(PROMPTS, len(rows))))
+
+
+def _read_prompts(request: ExportRequest, processing: Any) -> Asked:
+    recipe = request.recipe
+    rows = read_rows(request, has_chat_template=bool(processing.chat_template))
     if not recipe.environment:
         images = list(rows[IMAGES]) if IMAGES in rows.column_names else [[] for _ in rows]
         return Asked(list(rows["prompt"]), images if recipe.has_images else None)

@@ -38,6 +38,7 @@ from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 from grpo_cli.runs.run import Run
 from grpo_cli.training.trainer import RunTrainer
+from grpo_cli.workflows.api import export
 from grpo_cli.workflows.chat_backends import (
     SamplingParams,
     open_model,
@@ -146,6 +147,11 @@ def test_rows_of_no_one_and_three_images_train_and_resume_to_the_bit(tmp_path, m
         chat([say("colour <image> ?", [picture])])
     with pytest.raises(UsageError, match="which does not exist"):
         read_picture("gone.png")
+    (tmp_path / "run" / "blue.png").rename(tmp_path / "run" / "gone.png")
+    phases: list[str] = []
+    with pytest.raises(RecipeError, match=r"blue\.png, which does not"):
+        export(run, tmp_path / "again", on_progress=phases.append)
+    assert phases == ["reading the prompts of the verification"]
     card = (tmp_path / "shipped" / "README.md").read_text()
     assert "pipeline_tag: image-text-to-text" in card
     (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
