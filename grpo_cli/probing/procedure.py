@@ -31,11 +31,11 @@ from grpo_cli.probing.signal import (
     read_lengths,
     read_signal,
 )
-from grpo_cli.probing.static_checks import HangError, check_statically
+from grpo_cli.probing.static_checks import check_statically
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward, reward_columns
-from grpo_cli.rewards.testing import RewardTestResult
+from grpo_cli.rewards.testing import HangError, RewardTestResult
 from grpo_cli.runs.files import finite
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.units import spread

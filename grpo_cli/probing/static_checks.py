@@ -3,9 +3,8 @@
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.analysis.samples import score_samples
@@ -36,11 +35,10 @@ from grpo_cli.recipe.evaluation import is_task_file
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import build_rewards, right_answers
-from grpo_cli.rewards.contract import NO_TRAINER, Batch, Score, text_of
+from grpo_cli.rewards.contract import NO_TRAINER, Batch, text_of
 from grpo_cli.rewards.scoring import Reward, has_state, read_state, reward_columns
-from grpo_cli.rewards.testing import try_rewards
-from grpo_cli.units import count_noun, spread
-from grpo_cli.user_code import time_limit
+from grpo_cli.rewards.testing import limit_time, try_rewards
+from grpo_cli.units import spread
 
 if TYPE_CHECKING:
     from grpo_cli.probing.procedure import Session
@@ -51,24 +49,12 @@ _LONGEST = 8
 """Prompts with the most characters, which are looked at besides."""
 _QUICK_S = 10.0
 """Seconds that rewards may take in the quick probe, which every training waits for."""
-_BATCH_S = 60.0
-"""Seconds after which a function of the user's hangs that has no `timeout_s`."""
-_COMPLETION_S = 5.0
-"""The same for each completion, if there are many."""
 _ENDPOINT_S = 5.0
 """Seconds that a judge's endpoint gets to answer."""
 _EPISODE_ROWS = 2
 """Rows whose episodes are played by wrong answers; state that two of them share shows."""
 _SHOWN_LENGTH = 10_000
 """Characters of a rendered prompt that are kept."""
-
-
-class HangError(BaseException):
-    """A function of the user's hangs; no `except Exception` or `on_error` takes it for a failed completion."""
-
-    def __init__(self, issue: Issue) -> None:
-        self.issue = issue
-        super().__init__(str(issue))
 
 
 def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
@@ -326,7 +312,7 @@ def _check_rewards(session: "Session", *, costly: bool) -> None:
     recipe, failure = session.recipe, "rewards: failure"
     built = build_rewards(recipe.rewards, reward_context(recipe, pick_device(recipe.launch)))
     rewards = session.rewards = tuple(
-        _limit_time(reward) if reward.kind == "python" and config.timeout_s is None else reward
+        limit_time(reward) if reward.kind == "python" and config.timeout_s is None else reward
         for reward, config in zip(built, recipe.rewards, strict=True)
     )
     for index, reward in enumerate(rewards):
@@ -344,28 +330,6 @@ def _check_rewards(session: "Session", *, costly: bool) -> None:
             session.add(_check_opening(session))
             if costly or not any(reward.params.costly for reward in rewards):
                 _try_rewards(session, None if costly else _QUICK_S)
-
-
-def _limit_time(reward: Reward) -> Reward:
-    """Return the reward; a call of it that does not end in time raises `HangError`."""
-
-    @wraps(reward.scorer)
-    def score(batch: Batch) -> Sequence[Score | Exception]:
-        count = len(batch.completions)
-        seconds = max(_BATCH_S, _COMPLETION_S * count)
-
-        def describe(frame: FrameType | None) -> HangError:
-            at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
-            scored = f"{count_noun(count, 'completion')} in {seconds:g} s"
-            seen = f"`{reward.name}` has not scored {scored}; it was at {at}"
-            fix = "end its loops and waiting, or set `timeout_s`: what takes longer is then ended"
-            return HangError(Issue(seen, fix, reward.path))
-
-        with time_limit(describe) as start:
-            start(seconds)
-            return reward.scorer(batch)
-
-    return replace(reward, scorer=score)
 
 
 def _check_endpoint(reward: Reward, path: str) -> Iterator[Issue]:

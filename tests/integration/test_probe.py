@@ -15,8 +15,9 @@ from grpo_cli.errors import GrpoError
 from grpo_cli.fast.completions import sample_completions
 from grpo_cli.models import counting, loading
 from grpo_cli.probing import memory as memory_module
-from grpo_cli.probing import model_run, static_checks
+from grpo_cli.probing import model_run
 from grpo_cli.probing.procedure import probe_recipe
+from grpo_cli.rewards import testing
 from grpo_cli.user_code import load_file
 from tests.nightly import nightly
 from tests.tiny_models import CHAT_TEMPLATE, END_OF_TEXT, make_tiny_model
@@ -273,8 +274,8 @@ def test_a_reward_that_raises_is_found(probe, tmp_path):
 
 
 def test_a_reward_that_never_ends_is_found(probe, tmp_path, monkeypatch):
-    monkeypatch.setattr(static_checks, "_BATCH_S", 0.2)
-    monkeypatch.setattr(static_checks, "_COMPLETION_S", 0.0)
+    monkeypatch.setattr(testing, "_BATCH_S", 0.2)
+    monkeypatch.setattr(testing, "_COMPLETION_S", 0.0)
     (tmp_path / "mine.py").write_text(
         "def mine(completions, **kwargs):\n"
         "    while True:\n        try:\n            len(completions)\n"
