@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from grpo_cli.cli.arguments import AsJson, Gpus, Overrides, RecipePath
-from grpo_cli.cli.output import print_json, print_problems, stderr, stdout
+from grpo_cli.cli.output import marked, print_json, print_problems, stderr, stdout
 from grpo_cli.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -53,18 +53,18 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
     console, recipe, seen = stdout(), checked.recipe, checked.preview
     table = Table.grid(padding=(0, 2))
     trained = "LoRA" if recipe.model.lora else "all weights"
-    table.add_row("model", Text(f"{recipe.model.path} ({trained})"))
+    table.add_row("model", f"{recipe.model.path} ({trained})")
     for name, told in recipe.stages.items():
-        table.add_row(name, Text(told))
+        table.add_row(name, told)
     table.add_row("dataset", f"{recipe.dataset.kind}: {_count_rows(checked)}")
     if seen is not None and seen.sources:
-        table.add_row("sources", Text(_describe_sources(recipe.dataset, seen)))
+        table.add_row("sources", _describe_sources(recipe.dataset, seen))
     if (difficulty := recipe.dataset.difficulty) is not None:
         where = " (the shares and draws above are where it begins)" if recipe.dataset.shares else ""
         table.add_row("difficulty", f"{difficulty.kind}{where}")
     if seen is not None and seen.columns is not None:
         columns = seen.columns.union(*(each.columns for each in recipe.dataset.parts))
-        table.add_row("columns", Text(", ".join(sorted(columns))))
+        table.add_row("columns", ", ".join(sorted(columns)))
     rewards = ", ".join(
         f"{reward.name or reward.kind} × {reward.weight:g}" for reward in recipe.rewards
     )
@@ -80,12 +80,12 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
     console.print(table)
     path, where = checked.loaded.source, " there" if there else ""
     if not checked.unseen:
-        console.print(Text.assemble(("✓ ", "green"), f"{path} is ready: grpo train {path}{where}"))
+        console.print(marked("ok", f"{path} is ready: grpo train {path}{where}"))
         return
-    console.print(Text.assemble(("✓ ", "green"), f"{path} passes the checks; not checked:"))
+    console.print(marked("ok", f"{path} passes the checks; not checked:"))
     for each in checked.unseen:
-        console.print(f"  {each}", markup=False)
-    console.print(f"next{where}: grpo probe --quick {path}, or grpo train {path}", markup=False)
+        console.print(f"  {each}")
+    console.print(f"next{where}: grpo probe --quick {path}, or grpo train {path}")
 
 
 def _count_rows(checked: "CheckedRecipe") -> str:
@@ -177,25 +177,21 @@ def _print_batch(plan: "BatchPlan") -> None:
     from grpo_cli.batch import derive
 
     console = stdout()
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid("", Column(style="dim"), "", Column(style="dim"), padding=(0, 2))
     for line in derive(plan):
-        table.add_row(
-            line.label,
-            f"[dim]{line.formula}[/]",
-            f"= [bold]{line.result}[/]",
-            f"[dim]{line.note}[/]",
-        )
+        result = Text.assemble("= ", (line.result, "bold"))
+        table.add_row(line.label, line.formula, result, line.note)
     console.print(table)
     for suggestion in plan.suggestions:
         values = " or ".join(map(str, suggestion.nearest))
         rest = "" if suggestion.complete else " (fixes this, but not everything)"
         console.print(f"  {suggestion.knob}: {suggestion.value} → {values}{rest}")
     if plan.valid:
-        console.print("[green]✓[/] the batch sizes fit together")
+        console.print(marked("ok", "the batch sizes fit together"))
     # The table above already shows every fix for these.
     for problem in plan.problems:
         if plan.suggestions:
-            stderr().print(f"error: {problem.path}: {problem.seen}", style="red", markup=False)
+            stderr().print(f"error: {problem.path}: {problem.seen}", style="red")
         else:
             print_problems([problem])
 

@@ -57,7 +57,7 @@ def _print_conversion(converted: "Conversion") -> None:
     if converted.lost:
         stderr().print("what TRL's command line cannot express:")
     for key, reason in converted.lost:
-        stderr().print(f"  {key}: {reason}", markup=False)
+        stderr().print(f"  {key}: {reason}")
     if converted.to != "trl":
         _print_keys(converted)
     print_problems(converted.problems)
@@ -73,7 +73,7 @@ def _print_keys(converted: "Conversion") -> None:
     console, known = stderr(), converted.recognition
     if known is not None:
         how = f"recognised by {', '.join(known.signs)}" if known.signs else "as --from says"
-        console.print(f"{converted.source}: a config of {known.tool} ({how})", markup=False)
+        console.print(f"{converted.source}: a config of {known.tool} ({how})")
     moved = [
         entry
         for entry in converted.mapped
@@ -83,36 +83,34 @@ def _print_keys(converted: "Conversion") -> None:
         console.print(f"{count_noun(len(moved), 'key')} with another name or place:")
     for entry in moved:
         note = f" ({entry.note})" if entry.note else ""
-        console.print(f"  {entry.key} → {entry.target}{note}", markup=False)
+        console.print(f"  {entry.key} → {entry.target}{note}")
     if converted.dropped:
         console.print(f"{count_noun(len(converted.dropped), 'key')} dropped:")
     for entry in converted.dropped:
-        console.print(f"  {entry.location}: {entry.key}: {entry.note}", markup=False)
+        console.print(f"  {entry.location}: {entry.key}: {entry.note}")
     for target, text in converted.to_do.items():
         first_line = text.partition("\n")[0]
         console.print(Text.assemble(("to do: ", "yellow"), f"{target}: {first_line}"))
 
 
 def _print_verdict(converted: "Conversion") -> None:
-    from rich.markup import escape
-
-    from grpo_cli.cli.output import stderr
+    from grpo_cli.cli.output import marked, stderr
     from grpo_cli.units import count_noun
 
     console = stderr()
-    where = escape(str(converted.output or "-o FILE writes it"))
+    where = converted.output or "-o FILE writes it"
     errors = sum(problem.level == "error" for problem in converted.problems)
     if converted.to == "trl":
         if not errors:
-            shown = escape(str(converted.output or "FILE"))
-            console.print(f"[green]✓[/] run it with: trl grpo --config {shown}")
+            command = f"trl grpo --config {converted.output or 'FILE'}"
+            console.print(marked("ok", f"run it with: {command}"))
     elif errors:
         problems = count_noun(errors, "problem")
-        console.print(
-            f"[red]✗[/] {problems} to fix before the recipe passes `grpo check` ({where})"
-        )
+        text = f"{problems} to fix before the recipe passes `grpo check` ({where})"
+        console.print(marked("error", text))
     elif converted.to_do:
         lines = count_noun(len(converted.to_do), "TO DO line")
-        console.print(f"[yellow]![/] {lines} to write before the recipe can be used ({where})")
+        text = f"{lines} to write before the recipe can be used ({where})"
+        console.print(marked("warning", text))
     else:
-        console.print(f"[green]✓[/] the recipe passes `grpo check` ({where})")
+        console.print(marked("ok", f"the recipe passes `grpo check` ({where})"))

@@ -10,6 +10,7 @@ from rich.text import Text
 from grpo_cli.cli.arguments import RUNS, AsJson, NewestRun, RunsRoot
 from grpo_cli.cli.output import (
     LEVEL_MARKS,
+    marked,
     print_indented,
     print_json,
     print_marked,
@@ -63,8 +64,8 @@ def diagnose(
 def _print_diagnosis(found: "Diagnosis", failure: str | None) -> None:
     console = stdout()
     if failure:
-        mark, style = LEVEL_MARKS["error"]
-        print_words(console, Text.assemble((f"{mark} failed: ", style), failure))
+        style = LEVEL_MARKS["error"][1]
+        print_words(console, marked("error", ("failed: ", style), failure))
     if found.symptoms or not failure:
         console.print(_say_verdict(found))
     for symptom in found.symptoms:
@@ -73,7 +74,7 @@ def _print_diagnosis(found: "Diagnosis", failure: str | None) -> None:
     if found.skipped:
         console.print()
     for why, names in found.skipped_by_reason().items():
-        console.print(Text(f"skipped: {', '.join(names)} ({why})", style="dim"))
+        console.print(f"skipped: {', '.join(names)} ({why})", style="dim")
 
 
 def _say_verdict(found: "Diagnosis") -> Text:
@@ -84,16 +85,13 @@ def _say_verdict(found: "Diagnosis") -> Text:
         notes = len(found.symptoms)
         more = f"; {count_noun(notes, 'note')}" if notes else ""
         few = 2 * found.checked < found.rules
-        dot = ("·", "cyan") if few else ("✓", "green")
-        return Text.assemble(dot, f" no problems found ({found.coverage}){more}")
+        return marked("note" if few else "ok", f"no problems found ({found.coverage}){more}")
     mark, style = LEVEL_MARKS["error" if found.errors else "warning"]
     return Text(f"{mark} {count_noun(len(serious), 'problem')}", style=style)
 
 
 def _print_symptom(console: Console, symptom: "Symptom") -> None:
-    mark, style = LEVEL_MARKS[symptom.level]
-    head = Text.assemble((f"{mark} ", style), (symptom.rule, "bold"), f"  at step {symptom.step}")
-    console.print(head)
+    console.print(marked(symptom.level, (symptom.rule, "bold"), f"  at step {symptom.step}"))
     fix = Text.assemble(("Fix: ", "bold"), symptom.fix)
     for line in (Text(symptom.seen), Text(symptom.why, style="dim"), fix):
         print_indented(console, line)
@@ -124,4 +122,4 @@ def print_symptoms(symptoms: "Sequence[Symptom]", run: str) -> None:
     ]
     print_marked(console, lines)
     if symptoms:
-        console.print(f"more: grpo diagnose {run}", markup=False, soft_wrap=True, style="dim")
+        console.print(f"more: grpo diagnose {run}", style="dim")

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, RunsRoot
 from grpo_cli.cli.output import print_counts, print_findings, print_json, progress, stdout
@@ -32,6 +33,6 @@ def doctor(
 
 
 def _print_report(report: "MachineReport") -> None:
-    console, took = stdout(), f"[dim]({report.seconds:.1f} s)[/]"
+    console, took = stdout(), Text(f"({report.seconds:.1f} s)", style="dim")
     print_findings(console, report.issues)
-    print_counts(console, report.issues, took, f"no problems found {took}")
+    print_counts(console, report.issues, took, Text("no problems found ").append(took))

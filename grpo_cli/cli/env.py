@@ -8,6 +8,7 @@ from rich.text import Text
 
 from grpo_cli.cli.arguments import AsJson, Overrides, RecipePath
 from grpo_cli.cli.output import (
+    marked,
     print_json,
     print_kind,
     print_kinds,
@@ -118,7 +119,7 @@ def _print_result(result: "EnvironmentTestResult") -> None:
         has_gold = any(agent.name == "gold" for agent in result.agents)
         no_gold = "no errors, but see above" if result.problems else "nothing is wrong"
         verdict = "the gold wins, and nothing else does" if has_gold else no_gold
-        console.print(f"[green]✓[/] {verdict}")
+        console.print(marked("ok", verdict))
 
 
 def _agents_table(agents: "tuple[AgentResult, ...]") -> Table:
@@ -136,7 +137,7 @@ def _agents_table(agents: "tuple[AgentResult, ...]") -> Table:
             f"{agent.turns:.1f}",
             _counts(agent.ends),
             _counts(agent.failures),
-            Text(" ".join(agent.answer.split())[:60]),
+            " ".join(agent.answer.split())[:60],
         )
     return table
 

@@ -70,7 +70,7 @@ def run_guarded(command: Callable[[], int | None]) -> int:
             if len(error.problems) > 1:
                 stderr().print(f"{len(error.problems)} problems; nothing was started")
         else:
-            stderr().print(f"error: {error}", style="red", markup=False)
+            stderr().print(f"error: {error}", style="red")
         return error.exit_code
     except TyperException as error:
         return _explain_usage(error)
@@ -88,7 +88,7 @@ def run_guarded(command: Callable[[], int | None]) -> int:
             raise
         name = "" if error.filename is None else f"{error.filename}: "
         text = f"error: {name}{(error.strerror or '').lower()}. Fix: {_OF_THE_MACHINE[error.errno]}"
-        stderr().print(text, style="red", markup=False)
+        stderr().print(text, style="red")
         return ExitCode.ENVIRONMENT
     except Exception:
         # Libraries that import lazily turn a signal during an import into errors of their own.
@@ -134,5 +134,5 @@ def _explain_usage(error: TyperException) -> int:
     for pattern, hint in _USAGE_FIXES.items():
         fix = match.expand(hint) if (match := re.search(pattern, message)) else fix
     if message:
-        stderr().print(f"error: {message.rstrip('.')}. Fix: {fix}", style="red", markup=False)
+        stderr().print(f"error: {message.rstrip('.')}. Fix: {fix}", style="red")
     return ExitCode.USAGE

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from typer.core import TyperGroup
 
 from grpo_cli.cli.arguments import AsJson, Overrides, RunOrRecipe, RunOrResult
-from grpo_cli.cli.output import print_json, progress, stderr, stdout, stdout_to_stderr
+from grpo_cli.cli.output import number_table, print_json, progress, stderr, stdout, stdout_to_stderr
 from grpo_cli.errors import ExitCode
 from grpo_cli.units import format_duration
 
@@ -172,7 +172,7 @@ def _show_result(result: Any, folder: Path, floors: list[str] | None, *, as_json
     else:
         print_result(result, folder)
     for each in short:
-        stderr().print(f"error: {each}", style="red", markup=False)
+        stderr().print(f"error: {each}", style="red")
     if short:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -181,7 +181,7 @@ def _show_result(result: Any, folder: Path, floors: list[str] | None, *, as_json
 def _progress(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
     """Show on stderr how far an evaluation is, with the time left."""
     console = stderr()
-    console.print(f"evaluation: {folder}", markup=False)
+    console.print(f"evaluation: {folder}")
     if not console.is_terminal:
         begun: dict[str, tuple[float, int]] = {}
         with progress("measuring") as show:
@@ -240,7 +240,7 @@ def print_result(result: Mapping[str, Any], folder: Path) -> None:
     for name, verdict in result["verdicts"].items():
         several = f"{name}: " if len(result["verdicts"]) > 1 else ""
         console.print(Text(several + verdict, style="bold"))
-    console.print(f"result  {folder / 'result.json'}", markup=False)
+    console.print(f"result  {folder / 'result.json'}")
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:
@@ -258,13 +258,9 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def _result_table(result: Mapping[str, Any]) -> Table:
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    table.add_column("", no_wrap=True)
     subjects = result["subjects"]
-    for name in subjects:
-        table.add_column(name, justify="right")
-    for name in result["differences"]:
-        table.add_column(f"gain of {name}", justify="right")
+    gained = [f"gain of {name}" for name in result["differences"]]
+    table = number_table(Column(no_wrap=True), [*subjects, *gained])
     first = next(iter(subjects.values()))
     for metric, found in first["metrics"].items():
         name = Text(metric)
@@ -279,15 +275,12 @@ def _result_table(result: Mapping[str, Any]) -> Table:
 
 
 def _harness_table(harness: Mapping[str, Any]) -> Table:
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    table.add_column(f"{harness['name']} {harness['version']}")
-    for name in harness["subjects"]:
-        table.add_column(name, justify="right")
+    table = number_table(f"{harness['name']} {harness['version']}", harness["subjects"])
     first = next(iter(harness["subjects"].values()))
     for task, metrics in first.items():
         for metric in metrics:
             cells = [_with_error(tasks[task][metric]) for tasks in harness["subjects"].values()]
-            table.add_row(Text(f"{task} {metric.removesuffix(',none')}"), *cells)
+            table.add_row(f"{task} {metric.removesuffix(',none')}", *cells)
     return table
 
 
@@ -300,17 +293,15 @@ def _with_error(score: Mapping[str, Any]) -> Text:
 
 def _print_comparison(compared: Mapping[str, Any]) -> None:
     console = stdout()
-    console.print(f"before  {compared['before']}", markup=False)
-    console.print(f"after   {compared['after']}", markup=False)
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    table.add_column("")
-    table.add_column("difference", justify="right")
+    console.print(f"before  {compared['before']}")
+    console.print(f"after   {compared['after']}")
+    table = number_table("", ["difference"])
     for name, metric in compared["differences"].items():
-        table.add_row(Text(name), _cell(metric, "+"))
+        table.add_row(name, _cell(metric, "+"))
     console.print(table)
     for name, (before, after) in compared["settings"].items():
         change = "" if name == "rewards" else f": {before} → {after}"
-        console.print(f"note: {name} of the two differ{change}", style="yellow", markup=False)
+        console.print(f"note: {name} of the two differ{change}", style="yellow")
     console.print(Text(compared["verdict"], style="bold"))
 
 

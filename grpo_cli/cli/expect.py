@@ -107,7 +107,7 @@ def _print_written(written: "Written") -> None:
     # A line apart from whatever stands before it.
     sys.stdout.write(f"\n{write_expect(written.expect)}")
     for note in written.notes:
-        stderr().print(f"note: {note}", style="cyan", markup=False)
+        stderr().print(f"note: {note}", style="cyan")
 
 
 def print_verdicts(comparison: "Comparison", indent: str) -> None:

@@ -70,25 +70,23 @@ def export(
 
 
 def _print_result(result: Mapping[str, Any]) -> None:
-    from rich.text import Text
-
-    from grpo_cli.cli.output import stdout
+    from grpo_cli.cli.output import marked, stdout
     from grpo_cli.units import count_noun, format_bytes
 
     console, verification = stdout(), result["verification"]
     precision = f", {result['precision']}" if result["precision"] else ""
     size = f"{count_noun(len(result['files']), 'file')}, {format_bytes(result['bytes'])}"
     text = f"exported {result['model']} as {result['format']}{precision}: {size}"
-    console.print(Text.assemble(("✓ ", "green"), text))
+    console.print(marked("ok", text))
     if verification is None:
         _print_line("not verified", style="yellow")
     else:
         _print_verification(verification, result["precision"])
     for each in result["warnings"]:
         _print_line(f"warning: {each['seen']}. Fix: {each['fix']}", style="yellow")
-    console.print(f"  folder  {result['path']}", markup=False)
+    console.print(f"  folder  {result['path']}")
     if result.get("pushed"):
-        console.print(f"  pushed  {result['pushed']}", markup=False)
+        console.print(f"  pushed  {result['pushed']}")
 
 
 def _print_verification(verification: Mapping[str, Any], precision: str | None) -> None:

@@ -22,4 +22,4 @@ def init(
 
     *more, path = write_template(template, name)
     names = " and ".join(map(str, (path, *more)))
-    stdout().print(f"wrote {names}; next: grpo check {path}", markup=False)
+    stdout().print(f"wrote {names}; next: grpo check {path}")

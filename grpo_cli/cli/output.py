@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from grpo_cli.issues import Issue, Level
@@ -66,8 +66,10 @@ def stderr() -> Console:
 
 def _console(terminal: bool, *, stderr: bool = False) -> Console:
     width = None if terminal else _PIPE_WIDTH
-    # No emoji: `:100:` in `recipe.yaml:100:1` is a line number.
-    return _Console(stderr=stderr, highlight=False, soft_wrap=True, width=width, emoji=False)
+    # Neither `[x]` in a path nor `:100:` in `recipe.yaml:100:1` means anything to rich.
+    return _Console(
+        stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False
+    )
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
@@ -88,7 +90,7 @@ class _PlainProgress:
         now = time.monotonic()
         if what != self._said and now - self._said_at >= _QUIET_S:
             self._said, self._said_at = what, now
-            stderr().print(f"· {what}", markup=False)
+            stderr().print(f"· {what}")
 
 
 @contextmanager
@@ -159,21 +161,33 @@ def print_problems(problems: Iterable[Issue]) -> None:
         console.print(line.append(Text(str(problem), style="default not bold")))
 
 
-def print_marked(console: Console, lines: Sequence[tuple[str, Text]]) -> None:
+def marked(level: Level, *parts: str | Text | tuple[str, str]) -> Text:
+    """Return text behind the mark of a level; parts are texts, or texts with their styles."""
+    mark, style = LEVEL_MARKS[level]
+    return Text.assemble((f"{mark} ", style), *parts)
+
+
+def print_marked(console: Console, lines: Sequence[tuple[Level, Text]]) -> None:
     """Print issues, each under the mark of its level; lines are wrapped at words on a terminal only."""
     if not console.is_terminal:
         for level, text in lines:
-            mark, style = LEVEL_MARKS[level]
-            console.print(Text(f"{mark} ", style=style).append(text))
+            console.print(marked(level, text))
         return
     table = Table.grid(padding=(0, 1))
     table.add_column()
     table.add_column(overflow="fold")
     for level, text in lines:
-        mark, style = LEVEL_MARKS[level]
-        table.add_row(Text(mark, style=style), text)
+        table.add_row(Text(*LEVEL_MARKS[level]), text)
     if lines:
         console.print(table)
+
+
+def number_table(first: str | Column, numbers: Iterable[str]) -> Table:
+    """Return a table of a column of names and columns of numbers."""
+    table = Table(first, box=None, padding=(0, 2), pad_edge=False)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
 
 
 def print_kinds(kinds: "Sequence[KindDescription]") -> None:
@@ -198,15 +212,16 @@ def print_kind(kind: "KindDescription", section: str = "") -> None:
         console.print(table)
 
 
-def print_counts(console: Console, issues: Sequence[Issue], took: str, fine: str) -> None:
+def print_counts(console: Console, issues: Sequence[Issue], took: Text, fine: Text) -> None:
     """Print how many errors and warnings there are, or that all is fine."""
     errors, warnings = (
         sum(each.level == level for each in issues) for level in ("error", "warning")
     )
     if errors or warnings:
-        console.print(f"{count_noun(errors, 'error')}, {count_noun(warnings, 'warning')} {took}")
+        counts = f"{count_noun(errors, 'error')}, {count_noun(warnings, 'warning')} "
+        console.print(Text.assemble(counts, took))
     else:
-        console.print(f"[green]✓[/] {fine}")
+        console.print(marked("ok", fine))
 
 
 def print_findings(console: Console, findings: Sequence[Issue]) -> None:

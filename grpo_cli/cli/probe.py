@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, Overrides, RecipePath, RunsRoot
 from grpo_cli.cli.output import (
+    number_table,
     print_counts,
     print_findings,
     print_json,
@@ -102,8 +102,8 @@ def _print_probe(probe: "Probe") -> None:
 def _print_verdict(console: Console, probe: "Probe") -> None:
     looked = "the model can learn from these rewards" if probe.signal else "nothing is wrong so far"
     command = "grpo probe" if probe.quick else "grpo train"
-    took = f"[dim]({format_duration(probe.seconds)})[/]"
-    fine = f"{looked} {took}; next: {command} {escape(probe.recipe)}"
+    took = Text(f"({format_duration(probe.seconds)})", style="dim")
+    fine = Text.assemble(f"{looked} ", took, f"; next: {command} {probe.recipe}")
     print_counts(console, probe.findings, took, fine)
 
 
@@ -161,13 +161,11 @@ def _signal(probe: "Probe") -> Iterator[Table | Text]:
     signal = probe.signal
     if signal is None:
         return
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    for name in ("reward", "mean", "spread", "within a group"):
-        table.add_column(name, justify="left" if name == "reward" else "right", style="none")
+    table = number_table("reward", ("mean", "spread", "within a group"))
     total = {"total": signal.total} if len(signal.rewards) > 1 else {}
     for name, spread in (signal.rewards | total).items():
         mean = "–" if spread.mean is None else f"{spread.mean:.3f}"
-        table.add_row(Text(name), mean, f"{spread.std:.3f}", f"{spread.within:.3f}")
+        table.add_row(name, mean, f"{spread.std:.3f}", f"{spread.within:.3f}")
     yield table
     yield Text(
         f"{signal.prompts} prompts × {signal.completions // signal.prompts} completions; "
@@ -249,10 +247,7 @@ def _rewards(probe: "Probe") -> Iterator[Text]:
 
 
 def _table(rows: Iterator[tuple[str, str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
+    table = Table.grid("", Column(justify="right"), Column(style="dim"), padding=(0, 2))
     for name, value, formula in rows:
-        table.add_row(Text(f"  {name}"), Text(value), Text(formula))
+        table.add_row(f"  {name}", value, formula)
     return table

@@ -41,6 +41,6 @@ def report(
     if json:
         print_json({"page": str(page), "bytes": size})
     else:
-        stdout().print(f"wrote {page} ({format_bytes(size)})", markup=False, soft_wrap=True)
+        stdout().print(f"wrote {page} ({format_bytes(size)})")
     if show and not webbrowser.open(page.absolute().as_uri()):
-        stderr().print(f"note: no browser could be started. Fix: open {page} in one", markup=False)
+        stderr().print(f"note: no browser could be started. Fix: open {page} in one")

@@ -73,5 +73,5 @@ class TerminalReporter(Reporter):
         if self._quiet:
             return ProgressView()
         console = stderr()
-        console.print(f"run folder: {folder.path}", markup=False)
+        console.print(f"run folder: {folder.path}")
         return choose_view(Follower(folder, from_now=from_now), console)

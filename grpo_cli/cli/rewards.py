@@ -3,11 +3,13 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from grpo_cli.cli.arguments import AsJson, Overrides, RecipePath
 from grpo_cli.cli.output import (
+    marked,
+    number_table,
     print_json,
     print_kind,
     print_kinds,
@@ -82,17 +84,15 @@ def score_answers(
 
 def _print_trial(trial: "RewardTestResult") -> None:
     console = stdout()
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    table.add_column("answer", style="bold")
     names = list(trial.seconds)
-    for name in [*names, "total"] if len(names) > 1 else names:
-        table.add_column(name, justify="right")
+    columns = [*names, "total"] if len(names) > 1 else names
+    table = number_table(Column("answer", style="bold"), columns)
     table.add_column("example", no_wrap=True, overflow="ellipsis", style="dim")
     for result in trial.results:
         scores = [format_value(result.rewards[name]) for name in names]
         total = [format_value(result.total)] if len(names) > 1 else []
         example = " ".join(result.example.split())
-        table.add_row(Text(result.name), *scores, *total, Text(example[:60]))
+        table.add_row(result.name, *scores, *total, example[:60])
     console.print(table)
     console.print(f"\n{trial.rows} rows; means over the rows a reward applies to", style="dim")
     for name, form in trial.forms.items():
@@ -102,4 +102,4 @@ def _print_trial(trial: "RewardTestResult") -> None:
         console.print(Text(f"time for a completion: {', '.join(slow)}", style="dim"))
     print_problems(trial.problems)
     if trial.forms and all(problem.level == "note" for problem in trial.problems):
-        console.print("[green]✓[/] right answers win, and nothing else does")
+        console.print(marked("ok", "right answers win, and nothing else does"))

@@ -137,7 +137,7 @@ def remove(
     if json:
         output.print_json({"removed": [each.as_json() for each in planned], "freed": freed})
     elif freed is not None:
-        output.stdout().print(f"freed {format_bytes(freed)}", markup=False)
+        output.stdout().print(f"freed {format_bytes(freed)}")
 
 
 def _remove(planned: "list[Removal]", *, confirm: bool) -> int:

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.output import print_words, stderr, stdout
-from grpo_cli.cli.summary import STATE_MARKS, overrule, print_summary
+from grpo_cli.cli.summary import STATE_MARKS, overrule, print_summary, say_change
 from grpo_cli.report.tables import list_overrides
 from grpo_cli.report.wording import clean_text, short_path
-from grpo_cli.units import count_noun, format_bytes, format_duration, format_value, say_number
+from grpo_cli.units import count_noun, format_bytes, format_duration, say_number
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.held_out import HeldOutDifference
@@ -36,7 +36,7 @@ def print_runs(runs: Sequence[Row], root: Path, *, filtered: bool) -> None:
     """Print a line for each run; columns that do not fit are left out."""
     if not runs:
         hint = "none is like this" if filtered else "grpo train RECIPE makes one"
-        stderr().print(f"no runs in {root}: {hint}", markup=False)
+        stderr().print(f"no runs in {root}: {hint}")
         return
     console = stdout()
     columns = {name: [cell(run) for run in runs] for name, cell in _COLUMNS.items()}
@@ -62,7 +62,7 @@ def print_runs(runs: Sequence[Row], root: Path, *, filtered: bool) -> None:
     for run in runs:
         if run["state"] == "damaged":
             line = f"damaged: {run['run']}: {clean_text(run['reason'])}"
-            stderr().print(line, markup=False, style="yellow")
+            stderr().print(line, style="yellow")
 
 
 def print_held_out_sets(runs: Sequence[Row]) -> None:
@@ -73,7 +73,7 @@ def print_held_out_sets(runs: Sequence[Row]) -> None:
             f"measured on {len(sets)} different sets of held-out prompts: the order says little. Fix: the same "
             "`dataset.eval_seed` and data, or `grpo eval` of all models on one recipe"
         )
-        stderr().print(warning, markup=False, style="yellow")
+        stderr().print(warning, style="yellow")
 
 
 def _say_steps(run: Row) -> Text:
@@ -102,9 +102,7 @@ def _say_held_out(run: Row) -> Text:
 
 
 def _say_change(first: float | None, last: float | None, sign: str = "→") -> Text:
-    if first is None and last is None:
-        return Text("–")
-    return Text(f"{format_value(first)} {sign} ").append(format_value(last), style="bold")
+    return Text("–") if first is last is None else say_change(first, last, sign=sign)
 
 
 _COLUMNS: dict[str, Callable[[Row], Text]] = {
@@ -230,7 +228,7 @@ def print_comparison(compared: "RunsComparison") -> None:
     rows = [(name, [_say_trend(each.get(name)) for each in trends]) for name in names]
     _print_table("training: first → last (best)", letters, rows, "no metrics to compare")
     if rows:
-        console.print(Text(f"  {_say_widths(trends)}", style="dim"), soft_wrap=False)
+        console.print(f"  {_say_widths(trends)}", style="dim", soft_wrap=False)
     warmed = drop_scored_apart(compared.runs, [run.held_out.warmup for run in compared.runs])
     if any(warmed):
         title = "held-out prompts after the warm-up (95 % interval)"
@@ -341,10 +339,10 @@ def print_planned(planned: "Sequence[Removal]") -> None:
     console = stderr()
     for each in planned:
         if not each.paths:
-            console.print(f"{each.run.path}: nothing to remove", markup=False)
+            console.print(f"{each.run.path}: nothing to remove")
         for path in each.paths:
             console.print(Text.assemble("remove ", (str(path), "bold")))
         for path in each.kept:
             console.print(Text(f"keep   {path}", style="dim"))
     count = count_noun(sum(len(each.paths) for each in planned), "folder")
-    console.print(f"{count}, {format_bytes(sum(each.bytes for each in planned))}", markup=False)
+    console.print(f"{count}, {format_bytes(sum(each.bytes for each in planned))}")

@@ -60,19 +60,19 @@ def serve(
 def _run(plan: "ServerPlan", timeout_s: float, hint: str, *, dry_run: bool) -> None:
     """Start a server, say how to reach it, and stay until Ctrl-C; or print its command."""
     if dry_run:
-        stdout().print(plan.command_line(), markup=False, soft_wrap=True)
+        stdout().print(plan.command_line())
         return
     from grpo_cli.launch.server_process import read_end, running
 
     console = stderr()
     log = Path(tempfile.mkstemp(prefix="grpo-serve-", suffix=".log")[1])
-    console.print(f"log  {log}", markup=False)
+    console.print(f"log  {log}")
     with contextlib.ExitStack() as stack:
         with console.status("starting") as status:
             process = stack.enter_context(
                 running(plan, log, timeout_s, lambda line: status.update(Text(line)))
             )
-        stdout().print(hint, markup=False)
+        stdout().print(hint)
         with contextlib.suppress(KeyboardInterrupt):
             code = process.wait()
             raise RunError(f"the server ended with {code}:\n{read_end(log)}\nFix: see {log}")
@@ -133,16 +133,16 @@ def _converse(
         # Importing it gives `input` its history and arrow keys.
         with contextlib.suppress(ImportError):
             importlib.import_module("readline")
-        stderr().print(f"{name} · {_COMMANDS}", markup=False)
+        stderr().print(f"{name} · {_COMMANDS}")
         if system:
-            stderr().print(f"system: {system}", markup=False, style="dim")
+            stderr().print(f"system: {system}", style="dim")
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
     while (line := _read_line(typed)) is not None:
         if line == "/new":
             messages = list(opening)
         elif typed and re.fullmatch(r"/\w+", line):
-            stderr().print(f"there is no {line}; {_COMMANDS}", markup=False, style="yellow")
+            stderr().print(f"there is no {line}; {_COMMANDS}", style="yellow")
         elif line:
             messages.append(say(line, pictures if len(messages) == len(opening) else ()))
             messages.append({"role": "assistant", "content": _answer(backend, messages)})

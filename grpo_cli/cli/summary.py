@@ -1,9 +1,9 @@
 """How the end of a run looks in a terminal."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from grpo_cli.cli.diagnose import print_symptoms
@@ -32,14 +32,13 @@ def print_summary(run: "RunReport") -> None:
     """Print how a run ended and what to do next."""
     console, status, folder = stdout(), run.status, run.folder
     console.print(_say_end(run))
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid("", "", Column(style="dim"), padding=(0, 2))
     metric, name = run.learned
     trend, answers = run.trend(metric), run.answers()
     if trend and not answers:
-        values = f"{format_value(trend.first)} → [bold]{format_value(trend.last)}[/]"
-        table.add_row(f"  {name}", values, f"[dim]{trend.describe()}[/]")
+        table.add_row(f"  {name}", say_change(trend.first, trend.last), trend.describe())
     for name, values, note in (*_list_measured(run), *_list_held_out_sets(run)):
-        table.add_row(Text(f"  {clean_text(name)}"), values, f"[dim]{note}[/]")
+        table.add_row(f"  {clean_text(name)}", say_change(*values), note)
     console.print(table)
     for question, answer in answers[:2]:
         for line, style in (
@@ -50,16 +49,16 @@ def print_summary(run: "RunReport") -> None:
     if run.expected:
         print_verdicts(run.expected, indent="  ")
     if status.state == "completed" and status.reason:
-        console.print(f"  {status.reason}", markup=False)
+        console.print(f"  {status.reason}")
     # Outside the table, which would cut long paths short.
     if folder.model.is_dir():
         chosen = f" ({run.chosen})" if run.chosen else ""
-        console.print(f"  model  {folder.model}{chosen}", markup=False)
+        console.print(f"  model  {folder.model}{chosen}")
     if folder.report.is_file():
-        console.print(f"  report {folder.report}", markup=False)
+        console.print(f"  report {folder.report}")
     for tracker, where in run.tracker_runs().items():
-        console.print(f"  {tracker} {clean_text(where)}", markup=False)
-    console.print(f"  run    {folder.path}", markup=False)
+        console.print(f"  {tracker} {clean_text(where)}")
+    console.print(f"  run    {folder.path}")
     print_symptoms(run.problems(), str(folder.path))
     lost = run.lost()
     if lost:
@@ -68,7 +67,13 @@ def print_summary(run: "RunReport") -> None:
         _print_failure(run)
 
 
-def _list_measured(run: "RunReport") -> Iterator[tuple[str, str, str]]:
+def say_change(*values: float | None, sign: str = "→") -> Text:
+    """Return what a number was, and is now, in bold."""
+    *earlier, last = map(format_value, values)
+    return Text(f" {sign} ".join([*earlier, ""])).append(last, style="bold")
+
+
+def _list_measured(run: "RunReport") -> Iterator[tuple[str, Sequence[float | None], str]]:
     """Yield the name and the values of each metric before and after training, and how it was measured."""
     warmup = run.measured("warmup")
     repeated = [each for each in run.held_out_sets.values() if _is_told_by_ends(run, each)]
@@ -77,19 +82,19 @@ def _list_measured(run: "RunReport") -> Iterator[tuple[str, str, str]]:
         for each in repeated
         for metric in {each.primary, *each.shown}
     }
-    for metric, name, *between, after in _compare(
-        run.before, *([warmup] if warmup else []), run.after
-    ):
+    stages = (run.before, *([warmup] if warmup else []), run.after)
+    for metric, name, *values in _compare(*stages):
         notes = [
             _say_measured(run.before, metric, "held-out "),
             "before, after the warm-up, at the end" if warmup else "",
             best.get(metric, ""),
         ]
-        values = f"{' → '.join(map(format_value, between))} → [bold]{format_value(after)}[/]"
         yield name, values, ", ".join(filter(None, notes))
 
 
-def _list_held_out_sets(run: "RunReport") -> Iterator[tuple[str, str, str]]:
+def _list_held_out_sets(
+    run: "RunReport",
+) -> Iterator[tuple[str, Sequence[float | None], str]]:
     """Yield the same of each set that was evaluated during training, if the lines before do not tell it."""
     for name, series in run.held_out_sets.items():
         for metric in () if _is_told_by_ends(run, series) else series.shown:
@@ -98,7 +103,7 @@ def _list_held_out_sets(run: "RunReport") -> Iterator[tuple[str, str, str]]:
             if len(values) > 1:
                 yield (
                     f"{name} {kind}{f' ({reward})' if reward else ''}",
-                    f"{format_value(values[0])} → [bold]{format_value(values[-1])}[/]",
+                    (values[0], values[-1]),
                     f"{_say_measured(series.newest, metric)}, {_say_best(series, metric)}",
                 )
 
@@ -181,14 +186,14 @@ def _compare_sources(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 def _print_failure(run: "RunReport") -> None:
     console, status, folder = stderr(), run.status, run.folder
     if status.traceback and "Fix: " not in (status.reason or ""):
-        console.print(status.traceback.rstrip(), markup=False, style="dim")
+        console.print(status.traceback.rstrip(), style="dim")
     style = "bold red" if status.state == "failed" else "yellow"
     print_words(console, Text(status.reason or "no reason was recorded", style=style))
     if status.state == "failed":
-        console.print(f"The worker's log: {folder.log}", markup=False)
+        console.print(f"The worker's log: {folder.log}")
     if run.can_resume:
         resume = f"grpo train {folder.resolved} --resume-from {folder.path}{overrule(status)}"
-        console.print(f"To resume: {resume}", markup=False, soft_wrap=True)
+        console.print(f"To resume: {resume}")
         if status.stopped_by:
             note = (
                 f"Without --set, the rule {status.stopped_by} stops it again if it finds the same."

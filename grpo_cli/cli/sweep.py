@@ -131,7 +131,7 @@ def _run(
     except BaseException as error:
         if not isinstance(error, GrpoError):
             resume_it = f"grpo sweep --resume {prepared.sweep.folder}"
-            stderr().print(f"To resume: {resume_it}", markup=False)
+            stderr().print(f"To resume: {resume_it}")
         raise
 
 
@@ -161,10 +161,10 @@ def _submit(
 
 def _print_submitted(job: "SubmittedSweep") -> None:
     console, sweep = stdout(), job.sweep
-    console.print(f"job     {sweep.job}, an array of {job.tasks} tasks", markup=False)
-    console.print(f"sweep   {sweep.folder}", markup=False)
-    console.print(f"logs    {job.log}", markup=False)
-    console.print(f"result  grpo sweep --resume {sweep.folder}", markup=False)
+    console.print(f"job     {sweep.job}, an array of {job.tasks} tasks")
+    console.print(f"sweep   {sweep.folder}")
+    console.print(f"logs    {job.log}")
+    console.print(f"result  grpo sweep --resume {sweep.folder}")
 
 
 def _read_request(
@@ -215,14 +215,12 @@ def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
     from grpo_cli.workflows.sweep_plan import say_settings
 
     console = stdout()
-    console.print(_say_size(request, slots), markup=False)
+    console.print(_say_size(request, slots))
     for number, settings in enumerate(points, start=1):
-        console.print(f"  {number}  {say_settings(settings)}", markup=False)
+        console.print(f"  {number}  {say_settings(settings)}")
     for text in (*request.grid, *request.ranges) if request.search else ():
-        console.print(f"  {text}", markup=False)
-    console.print(
-        f"seeds {', '.join(map(str, request.seeds))}; every value passes the checks", markup=False
-    )
+        console.print(f"  {text}")
+    console.print(f"seeds {', '.join(map(str, request.seeds))}; every value passes the checks")
 
 
 def _print_result(result: "SweepResult") -> None:
@@ -258,5 +256,5 @@ def _print_result(result: "SweepResult") -> None:
     if progress := say_progress(result_json):
         print_words(console, Text(f"{progress}."))
     if result.page:
-        console.print(f"page   {result.page}", markup=False)
-    console.print(f"sweep  {result.sweep.folder}", markup=False)
+        console.print(f"page   {result.page}")
+    console.print(f"sweep  {result.sweep.folder}")

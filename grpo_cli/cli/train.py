@@ -115,20 +115,17 @@ def _print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> No
         print_json({"run": str(folder.path), **plan.as_json()})
         return
     console = stdout()
-    console.print(f"run folder  {folder.path}", markup=False)
-    console.print(
-        f"processes   {plan.num_processes} ({plan.strategy}, {plan.device})", markup=False
-    )
+    console.print(f"run folder  {folder.path}")
+    console.print(f"processes   {plan.num_processes} ({plan.strategy}, {plan.device})")
     effective = plan.add_environment(os.environ)
     for name in plan.environment:
-        console.print(f"environment {name}={effective[name]}", markup=False)
-    console.print(f"command     {plan.command_line()}", markup=False)
+        console.print(f"environment {name}={effective[name]}")
+    console.print(f"command     {plan.command_line()}")
     if plan.server:
-        console.print(f"server      {plan.server.command_line()}", markup=False)
+        console.print(f"server      {plan.server.command_line()}")
         address = f"{plan.server.root}, weights by port {plan.server.group_port}"
         console.print(
             f"            {address}, at most {plan.server.max_restarts} restarts, log {folder.server_log}",
-            markup=False,
         )
 
 
@@ -139,6 +136,6 @@ def _print_job(job: "SubmittedJob", *, as_json: bool) -> None:
         sys.stdout.write(job.plan.script)
     else:
         console = stdout()
-        console.print(f"job         {job.number}", markup=False)
-        console.print(f"run folder  {job.run}", markup=False)
-        console.print(f"log         {job.log}", markup=False)
+        console.print(f"job         {job.number}")
+        console.print(f"run folder  {job.run}")
+        console.print(f"log         {job.log}")

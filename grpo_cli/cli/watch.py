@@ -34,7 +34,7 @@ def watch(
     folder = find_run(runs, run).main
     follower, console = Follower(folder), stdout()
     if not as_json:
-        stderr().print(f"run folder: {folder.path}", markup=False)
+        stderr().print(f"run folder: {folder.path}")
     # Elsewhere than on a terminal, the last 20 records are printed first.
     view = _json_view(follower) if as_json else choose_view(follower, console, history=20)
     try:
@@ -42,7 +42,7 @@ def watch(
         watch_run(follower, view, lambda: not console.quiet)
     except KeyboardInterrupt:
         view.close()
-        stderr().print("stopped watching; the run continues", markup=False)
+        stderr().print("stopped watching; the run continues")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finally:
         view.close()
@@ -61,7 +61,7 @@ def _json_view(follower: "Follower") -> "ProgressView":
                     raise BrokenPipeError
 
         def tell(self, text: str) -> None:
-            stderr().print(text, markup=False)
+            stderr().print(text)
 
     return JsonView()
 
