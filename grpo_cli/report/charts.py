@@ -23,11 +23,15 @@ _OPEN = ("Reward", "Evaluation during training", "Signal", "Stability")
 """Headings whose charts are not folded away."""
 
 
+def read_asset(name: str) -> str:
+    """Return a file of `assets/`."""
+    return resources.files("grpo_cli.report").joinpath("assets", name).read_text("utf-8")
+
+
 @cache
 def _read_patterns(name: str) -> list[list[str]]:
     """Return the headings with their metrics, or the metrics with their notes; metrics are patterns."""
-    text = resources.files("grpo_cli.report").joinpath("assets", "charts.json").read_text("utf-8")
-    return list(json.loads(text)[name])
+    return list(json.loads(read_asset("charts.json"))[name])
 
 
 def build_charts(runs: Sequence[RunReport]) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from grpo_cli.batch import derive
 from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.report import packing, tables
-from grpo_cli.report.charts import build_charts
+from grpo_cli.report.charts import build_charts, read_asset
 from grpo_cli.report.comparison import (
     RunsComparison,
     compare_runs,
@@ -43,7 +42,8 @@ def write_report(runs: Sequence[Path], output: Path | None, *, force: bool = Fal
     target = output or (own if len(opened) == 1 else Path("report.html"))
     if target.exists() and target.resolve() != own.resolve() and not force:
         raise UsageError(f"{target} exists. Fix: another --output, or --force to replace it")
-    page = _render(opened, read_plotly())
+    plotly = read_plotly()
+    page = _render(opened, plotly)
     try:
         write_text(target, page)
     except OSError as error:
@@ -66,19 +66,41 @@ def read_plotly() -> str:
     return str(get_plotlyjs())
 
 
-def _render(runs: Sequence[RunReport], plotly: str) -> str:
-    from jinja2 import Environment, StrictUndefined
+def render_page(
+    kind: str, scripts: Sequence[str], plotly: str, chart_data: Any, **values: Any
+) -> str:
+    """Return a page by its template in `assets/`, `page` or `sweep`, with what this needs."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    environment = Environment(
+        loader=PackageLoader("grpo_cli.report", "assets"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["metric"] = tables.format_metric
+    return environment.get_template(f"{kind}.html.jinja").render(
+        **values,
+        written=time.strftime("%Y-%m-%d %H:%M"),
+        style=read_asset("page.css"),
+        scripts="\n".join(map(read_asset, scripts)),
+        chart_data=packing.pack_json(chart_data),
+        plotly=packing.pack_text(plotly),
+    )
+
+
+def _render(runs: Sequence[RunReport], plotly: str) -> str:
     described = [_describe(place, run) for place, run in enumerate(runs)]
     charts = build_charts(runs)
     comparison = compare_runs(runs) if len(runs) > 1 else None
-    environment = Environment(
-        undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["metric"] = tables.format_metric
-    return environment.from_string(read_asset("page.html.jinja")).render(
+    return render_page(
+        "page",
+        _SCRIPTS,
+        plotly,
+        charts["data"],
+        command="grpo report",
         title=", ".join(run.name for run in runs),
-        written=time.strftime("%Y-%m-%d %H:%M"),
         runs=described,
         ranking=_rank(runs, comparison) if comparison else None,
         comparison=comparison,
@@ -90,16 +112,7 @@ def _render(runs: Sequence[RunReport], plotly: str) -> str:
         tell_settings=tell_settings,
         charts=charts,
         browsers=_build_browsers(runs),
-        style=read_asset("page.css"),
-        scripts="\n".join(map(read_asset, _SCRIPTS)),
-        chart_data=packing.pack_json(charts["data"]),
-        plotly=packing.pack_text(plotly),
     )
-
-
-def read_asset(name: str) -> str:
-    """Return a file of `assets/`."""
-    return resources.files("grpo_cli.report").joinpath("assets", name).read_text("utf-8")
 
 
 def _show_apart(values: Sequence[Any]) -> list[str]:

@@ -1,6 +1,5 @@
 """The page of a sweep: its cells, the best first, and their learning curves; each curve is the mean over seeds."""
 
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,9 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from grpo_cli.analysis.metrics import Metric
-from grpo_cli.report import packing
 from grpo_cli.report.charts import make_line
-from grpo_cli.report.page import read_asset, read_plotly
+from grpo_cli.report.page import read_plotly, render_page
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.tables import format_metric
 from grpo_cli.runs.files import write_text
@@ -102,14 +100,14 @@ def write_sweep_page(
     Raises:
         SetupError: plotly is not installed.
     """
-    from jinja2 import Environment, StrictUndefined
-
     ranked = rank_cells(result)
     charts = _build_charts(ranked, runs, result["metric"])
-    environment = Environment(
-        undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.from_string(read_asset("sweep.html.jinja")).render(
+    page = render_page(
+        "sweep",
+        _SCRIPTS,
+        read_plotly(),
+        charts,
+        command="grpo sweep",
         name=Path(result["sweep"]).parent.parent.name,
         result=result,
         progress=say_progress(result),
@@ -120,11 +118,6 @@ def write_sweep_page(
         keys=list(dict.fromkeys(key for cell in ranked for key in cell["settings"])),
         charts=charts["charts"],
         link=_link_report,
-        written=time.strftime("%Y-%m-%d %H:%M"),
-        style=read_asset("page.css"),
-        scripts="\n".join(map(read_asset, _SCRIPTS)),
-        chart_data=packing.pack_json(charts),
-        plotly=packing.pack_text(read_plotly()),
     )
     write_text(path, page)
     return path
