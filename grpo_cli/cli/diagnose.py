@@ -7,17 +7,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from grpo_cli.cli import output
 from grpo_cli.cli.arguments import RUNS, AsJson, NewestRun, RunsRoot
-from grpo_cli.cli.output import (
-    LEVEL_MARKS,
-    marked,
-    print_indented,
-    print_json,
-    print_marked,
-    print_words,
-    stderr,
-    stdout,
-)
 from grpo_cli.errors import ExitCode
 from grpo_cli.units import count_noun
 
@@ -43,7 +34,7 @@ def diagnose(
         from grpo_cli.analysis.diagnosis.diagnosis import RULES
 
         if json:
-            print_json([rule.as_json() for rule in RULES])
+            output.print_json([rule.as_json() for rule in RULES])
         else:
             _print_rules(RULES)
         return
@@ -55,17 +46,17 @@ def diagnose(
     read = Run(find_run(runs, run))
     found, failure = examine(read_history(read)), read.failure
     if json:
-        print_json({"run": str(read.folder.path), "failure": failure, **found.as_json()})
+        output.print_json({"run": str(read.folder.path), "failure": failure, **found.as_json()})
     else:
         _print_diagnosis(found, failure)
     raise typer.Exit(ExitCode.FAILED if found.errors or failure else ExitCode.OK)
 
 
 def _print_diagnosis(found: "Diagnosis", failure: str | None) -> None:
-    console = stdout()
+    console = output.stdout()
     if failure:
-        style = LEVEL_MARKS["error"][1]
-        print_words(console, marked("error", ("failed: ", style), failure))
+        style = output.LEVEL_MARKS["error"][1]
+        output.print_words(console, output.marked("error", ("failed: ", style), failure))
     if found.symptoms or not failure:
         console.print(_say_verdict(found))
     for symptom in found.symptoms:
@@ -85,20 +76,20 @@ def _say_verdict(found: "Diagnosis") -> Text:
         notes = len(found.symptoms)
         more = f"; {count_noun(notes, 'note')}" if notes else ""
         few = 2 * found.checked < found.rules
-        return marked("note" if few else "ok", f"no problems found ({found.coverage}){more}")
-    mark, style = LEVEL_MARKS["error" if found.errors else "warning"]
+        return output.marked("note" if few else "ok", f"no problems found ({found.coverage}){more}")
+    mark, style = output.LEVEL_MARKS["error" if found.errors else "warning"]
     return Text(f"{mark} {count_noun(len(serious), 'problem')}", style=style)
 
 
 def _print_symptom(console: Console, symptom: "Symptom") -> None:
-    console.print(marked(symptom.level, (symptom.rule, "bold"), f"  at step {symptom.step}"))
+    console.print(output.marked(symptom.level, (symptom.rule, "bold"), f"  at step {symptom.step}"))
     fix = Text.assemble(("Fix: ", "bold"), symptom.fix)
     for line in (Text(symptom.seen), Text(symptom.why, style="dim"), fix):
-        print_indented(console, line)
+        output.print_indented(console, line)
 
 
 def _print_rules(rules: "Iterable[Rule]") -> None:
-    console = stdout()
+    console = output.stdout()
     for rule in rules:
         console.print(Text.assemble((rule.name, "bold"), f"  {rule.title}"))
         # What looks at no records looks at the measurements before and after.
@@ -115,11 +106,11 @@ def _print_rules(rules: "Iterable[Rule]") -> None:
 
 def print_symptoms(symptoms: "Sequence[Symptom]", run: str) -> None:
     """Print the three worst symptoms of a finished run to stderr, and the command that shows all."""
-    console = stderr()
+    console = output.stderr()
     lines = [
         (each.level, Text.assemble((f"{each.rule}: ", "bold"), f"{each.seen}. Fix: {each.fix}"))
         for each in symptoms[:3]
     ]
-    print_marked(console, lines)
+    output.print_marked(console, lines)
     if symptoms:
         console.print(f"more: grpo diagnose {run}", style="dim")

@@ -6,17 +6,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from grpo_cli.cli import output
 from grpo_cli.cli.arguments import AsJson, Overrides, RecipePath
-from grpo_cli.cli.output import (
-    marked,
-    print_json,
-    print_kind,
-    print_kinds,
-    print_problems,
-    progress,
-    stdout,
-    stdout_to_stderr,
-)
 from grpo_cli.errors import ExitCode
 from grpo_cli.units import count_noun, format_value
 
@@ -41,11 +32,11 @@ def list_environments(json: AsJson = False) -> None:
 
     kinds = {section: list_kinds(section) for section in _TITLES}
     if json:
-        print_json({name: [kind.as_json() for kind in kinds[name]] for name in kinds})
+        output.print_json({name: [kind.as_json() for kind in kinds[name]] for name in kinds})
         return
     for section, title in _TITLES.items():
-        stdout().print(title)
-        print_kinds(kinds[section])
+        output.stdout().print(title)
+        output.print_kinds(kinds[section])
 
 
 @app.command("show")
@@ -58,10 +49,10 @@ def show_environment(
 
     described = describe_kind(kind)
     if json:
-        print_json([{"section": name, **each.as_json()} for name, each in described.items()])
+        output.print_json([{"section": name, **each.as_json()} for name, each in described.items()])
         return
     for section, each in described.items():
-        print_kind(each, section)
+        output.print_kind(each, section)
 
 
 @app.command("test")
@@ -78,18 +69,18 @@ def try_environments(
     from grpo_cli.checks.recipe_checks import check_recipe
     from grpo_cli.workflows.env_test import try_recipe
 
-    with stdout_to_stderr(), progress("checking the recipe") as report:
+    with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)
         result = try_recipe(checked, rows=rows, on_progress=report)
     if json:
-        print_json(result.as_json())
+        output.print_json(result.as_json())
     else:
         _print_result(result)
     raise typer.Exit(ExitCode.FAILED if result.failed else ExitCode.OK)
 
 
 def _print_result(result: "EnvironmentTestResult") -> None:
-    console = stdout()
+    console = output.stdout()
     for tool in result.tools:
         arguments = ", ".join(f"{name}: {kind}" for name, kind in tool.arguments.items())
         line = Text(f"{tool.name}({arguments})", style="bold")
@@ -114,12 +105,12 @@ def _print_result(result: "EnvironmentTestResult") -> None:
         console.print(Text(f"images returned: {sizes} pixels", style="dim"))
     rows = f"{count_noun(result.rows, 'row')}, an episode of each"
     console.print(Text(result.skipped or rows, style="dim"))
-    print_problems(result.problems)
+    output.print_problems(result.problems)
     if result.agents and not result.failed:
         has_gold = any(agent.name == "gold" for agent in result.agents)
         no_gold = "no errors, but see above" if result.problems else "nothing is wrong"
         verdict = "the gold wins, and nothing else does" if has_gold else no_gold
-        console.print(marked("ok", verdict))
+        console.print(output.marked("ok", verdict))
 
 
 def _agents_table(agents: "tuple[AgentResult, ...]") -> Table:

@@ -33,7 +33,6 @@ app = typer.Typer(
     cls=_MeasuresByDefault,
 )
 
-
 FailUnder = Annotated[
     list[str] | None,
     typer.Option(
@@ -41,23 +40,15 @@ FailUnder = Annotated[
         help="Exit with 1 below it: accuracy=0.5, gain/accuracy=0. May be repeated.",
     ),
 ]
-
-
 Harness = Annotated[
     str | None, typer.Option(help="lm-eval: run standard benchmarks on the same models too.")
 ]
-
-
 Tasks = Annotated[
     str | None, typer.Option(help="The harness's tasks, with commas, or YAML files of tasks.")
 ]
-
-
 BatchSize = Annotated[
     int | None, typer.Option(min=1, help="Completions sampled at a time on each device.")
 ]
-
-
 NumProcesses = Annotated[
     int | None, typer.Option(min=1, help="By default one for each GPU; 1 on a CPU.")
 ]

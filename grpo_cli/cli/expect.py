@@ -15,7 +15,6 @@ from grpo_cli.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from grpo_cli.analysis.expectations import Comparison, Verdict, Written
 
-
 Metrics = Annotated[
     list[str] | None,
     typer.Option(

@@ -8,17 +8,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from grpo_cli.cli import output
 from grpo_cli.cli.arguments import RUNS, AsJson, Overrides, RecipePath, RunsRoot
-from grpo_cli.cli.output import (
-    number_table,
-    print_counts,
-    print_findings,
-    print_json,
-    print_problems,
-    progress,
-    stdout,
-    stdout_to_stderr,
-)
 from grpo_cli.errors import ExitCode
 from grpo_cli.units import count_noun, format_bytes, format_duration
 
@@ -51,7 +42,7 @@ def probe(
     from grpo_cli.machine import is_on_cpu, read_hardware
     from grpo_cli.probing.procedure import probe_recipe
 
-    with stdout_to_stderr(), progress("checking the recipe") as report:
+    with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         hardware = read_hardware()
         checked = check_recipe(recipe, set_, hardware)
         launch = checked.recipe.launch
@@ -67,9 +58,9 @@ def probe(
                 on_progress=report,
             )
         found.findings = [checked.loaded.place(issue) for issue in found.findings]
-    print_problems(checked.notes_of("generation.backend"))
+    output.print_problems(checked.notes_of("generation.backend"))
     if json:
-        print_json(found.as_json())
+        output.print_json(found.as_json())
     else:
         _print_probe(found)
     raise typer.Exit(ExitCode.FAILED if found.errors else ExitCode.OK)
@@ -79,7 +70,7 @@ _SHOWN_PROMPT, _SHOWN_COMPLETION, _LEAST_SHOWN = 1200, 400, 2**20
 
 
 def _print_probe(probe: "Probe") -> None:
-    console = stdout()
+    console = output.stdout()
     for title, lines in (
         ("prompt", _prompt(probe)),
         ("rewards", _rewards(probe)),
@@ -95,7 +86,7 @@ def _print_probe(probe: "Probe") -> None:
             for line in shown:
                 console.print(line)
             console.print()
-    print_findings(console, probe.sorted_findings)
+    output.print_findings(console, probe.sorted_findings)
     _print_verdict(console, probe)
 
 
@@ -104,7 +95,7 @@ def _print_verdict(console: Console, probe: "Probe") -> None:
     command = "grpo probe" if probe.quick else "grpo train"
     took = Text(f"({format_duration(probe.seconds)})", style="dim")
     fine = Text.assemble(f"{looked} ", took, f"; next: {command} {probe.recipe}")
-    print_counts(console, probe.findings, took, fine)
+    output.print_counts(console, probe.findings, took, fine)
 
 
 def _prompt(probe: "Probe") -> Iterator[Text]:
@@ -161,7 +152,7 @@ def _signal(probe: "Probe") -> Iterator[Table | Text]:
     signal = probe.signal
     if signal is None:
         return
-    table = number_table("reward", ("mean", "spread", "within a group"))
+    table = output.number_table("reward", ("mean", "spread", "within a group"))
     total = {"total": signal.total} if len(signal.rewards) > 1 else {}
     for name, spread in (signal.rewards | total).items():
         mean = "–" if spread.mean is None else f"{spread.mean:.3f}"

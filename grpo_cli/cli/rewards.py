@@ -6,18 +6,8 @@ import typer
 from rich.table import Column
 from rich.text import Text
 
+from grpo_cli.cli import output
 from grpo_cli.cli.arguments import AsJson, Overrides, RecipePath
-from grpo_cli.cli.output import (
-    marked,
-    number_table,
-    print_json,
-    print_kind,
-    print_kinds,
-    print_problems,
-    progress,
-    stdout,
-    stdout_to_stderr,
-)
 from grpo_cli.errors import ExitCode
 from grpo_cli.units import format_value
 
@@ -34,9 +24,9 @@ def list_rewards(json: AsJson = False) -> None:
 
     kinds = list_kinds()
     if json:
-        print_json([kind.as_json() for kind in kinds])
+        output.print_json([kind.as_json() for kind in kinds])
     else:
-        print_kinds(kinds)
+        output.print_kinds(kinds)
 
 
 @app.command("show")
@@ -49,9 +39,9 @@ def show_reward(
 
     described = describe_kind(kind)
     if json:
-        print_json(described.as_json())
+        output.print_json(described.as_json())
     else:
-        print_kind(described)
+        output.print_kind(described)
 
 
 @app.command("test")
@@ -72,21 +62,21 @@ def score_answers(
     from grpo_cli.checks.recipe_checks import check_recipe
     from grpo_cli.workflows.reward_test import try_recipe
 
-    with stdout_to_stderr(), progress("checking the recipe") as report:
+    with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)
         trial = try_recipe(checked, rows=rows, answers=answer or (), on_progress=report)
     if json:
-        print_json(trial.as_json())
+        output.print_json(trial.as_json())
     else:
         _print_trial(trial)
     raise typer.Exit(ExitCode.FAILED if trial.failed else ExitCode.OK)
 
 
 def _print_trial(trial: "RewardTestResult") -> None:
-    console = stdout()
+    console = output.stdout()
     names = list(trial.seconds)
     columns = [*names, "total"] if len(names) > 1 else names
-    table = number_table(Column("answer", style="bold"), columns)
+    table = output.number_table(Column("answer", style="bold"), columns)
     table.add_column("example", no_wrap=True, overflow="ellipsis", style="dim")
     for result in trial.results:
         scores = [format_value(result.rewards[name]) for name in names]
@@ -100,6 +90,6 @@ def _print_trial(trial: "RewardTestResult") -> None:
     slow = [f"{name} {spent:.2g} s" for name, spent in trial.seconds.items() if spent >= 0.05]
     if slow:
         console.print(Text(f"time for a completion: {', '.join(slow)}", style="dim"))
-    print_problems(trial.problems)
+    output.print_problems(trial.problems)
     if trial.forms and all(problem.level == "note" for problem in trial.problems):
-        console.print(marked("ok", "right answers win, and nothing else does"))
+        console.print(output.marked("ok", "right answers win, and nothing else does"))

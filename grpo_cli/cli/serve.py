@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from grpo_cli.launch.server_plan import ServerPlan
     from grpo_cli.workflows.chat_backends import ChatBackend, Message
 
-
 Checkpoint = Annotated[str | None, typer.Option(help="A step of the run, or best.")]
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from grpo_cli.workflows.sweep_job import SubmittedSweep
     from grpo_cli.workflows.sweep_plan import Sweep, SweepRequest
 
-
 RecipeOrNone = Annotated[
     Path | None, typer.Argument(metavar="RECIPE", help="The recipe (YAML); not needed to resume.")
 ]

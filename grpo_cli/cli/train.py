@@ -26,13 +26,10 @@ if TYPE_CHECKING:
     from grpo_cli.workflows.prepare import PreparedRun
     from grpo_cli.workflows.submit import SubmittedJob
 
-
 RunId = Annotated[
     str | None,
     typer.Option(metavar="ID", help="Name the run folder; with --resume, resume it if it exists."),
 ]
-
-
 WithDashboard = Annotated[
     bool, typer.Option("--dashboard", help="Also report to Trackio, and serve its dashboard.")
 ]

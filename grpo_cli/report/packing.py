@@ -196,9 +196,11 @@ def _held_out_entries(run: RunReport) -> list[_Entry]:
                 {name: [value] for name, value in sample.get(part, {}).items()}
                 for part in ("rewards", "reasons")
             )
-            lists = [sample["text"]], [sample["tokens"]], [sample["clipped"]]
-            episode = ([sample[part]] for part in ("messages", "episode") if sample.get(part))
-            entry.group.add(*lists, rewards, reasons, *episode)
+            part = {"completions": [sample["text"]], "rewards": rewards, "reasons": reasons}
+            part |= {name: [sample[name]] for name in ("tokens", "clipped")}
+            if sample.get("messages"):
+                part |= {"messages": [sample["messages"]], "episodes": [sample["episode"]]}
+            entry.group.add(part)
             entry.stages.append("after" if when == "answers" else when)
     primary = {
         stage: each.get(run.held_out.primary, {}) for stage, each in run.held_out.values.items()

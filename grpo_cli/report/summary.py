@@ -19,7 +19,7 @@ from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.runs.completions import show_content
 from grpo_cli.runs.files import measure_bytes
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import LOWER, count_averaged
+from grpo_cli.runs.metrics import LOWER, count_averaged, read_reward_ends
 from grpo_cli.runs.run import Run
 from grpo_cli.runs.selection import list_folders
 from grpo_cli.runs.status import State
@@ -448,7 +448,7 @@ def _list(folder: RunFolder) -> dict[str, Any]:
     # The first accuracy, else the total.
     names = (f"accuracy/{name}" for name in measured.get("accuracy", {}))
     metric = next(names, "reward" if measured else None)
-    reward = find_trend(*run.reward_ends())
+    reward = find_trend(*read_reward_ends(folder.metrics))
     return {
         **row,
         "state": run.life.state,

@@ -1,7 +1,7 @@
 """`completions/rank_N.jsonl`: the groups sampled in training, found first and loaded one by one."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,24 +33,16 @@ class Group:
     episodes: list[dict[str, Any]] = field(default_factory=list)
     """The record of each episode, as `messages`."""
 
-    def add(
-        self,
-        texts: list[str],
-        tokens: list[int],
-        clipped: list[bool],
-        rewards: Mapping[str, list[float | None]],
-        reasons: Mapping[str, list[str | None]],
-        messages: Sequence[list[dict[str, Any]]] = (),
-        episodes: Sequence[dict[str, Any]] = (),
-    ) -> None:
-        """Add completions; a reward that has no score for some of them has None there."""
-        before, count = len(self.texts), len(texts)
-        self.texts += texts
-        self.tokens += tokens
-        self.clipped += clipped
-        self.messages += messages
-        self.episodes += episodes
-        for kept, new in ((self.rewards, rewards), (self.reasons, reasons)):
+    def add(self, part: Mapping[str, Any]) -> None:
+        """Add completions as a process records them; a reward without a score for some has None there."""
+        before, count = len(self.texts), len(part["completions"])
+        self.texts += part["completions"]
+        self.tokens += part["tokens"]
+        self.clipped += part["clipped"]
+        self.messages += part.get("messages", ())
+        self.episodes += part.get("episodes", ())
+        scores = (self.rewards, part["rewards"]), (self.reasons, part.get("reasons", {}))
+        for kept, new in scores:
             for name in {**kept, **new}:
                 values: list[Any] = kept.setdefault(name, [None] * before)
                 values += new.get(name, [None] * count)
@@ -78,11 +70,8 @@ def show_part(part: Mapping[str, Any]) -> str:
     """Return a part of a message's content as text; of an image the end of its path, if it is known."""
     if part.get("text"):
         return str(part["text"])
-    names = [
-        str(part["type"]),
-        *(["/".join(Path(part["path"]).parts[-2:])] if part.get("path") else []),
-    ]
-    return f"[{' '.join(names)}]"
+    path = f" {'/'.join(Path(part['path']).parts[-2:])}" if part.get("path") else ""
+    return f"[{part['type']}{path}]"
 
 
 def find_groups(run: RunFolder) -> list[GroupPlace]:
@@ -110,12 +99,6 @@ def load_groups(places: Iterable[GroupPlace]) -> Iterator[Group]:
                 (part,) = parse_records([file.read(length)])
             split = part.get("split", "train")
             group = group or Group(split, part["step"], part["row"], part["prompt"])
-            group.add(*_columns(part))
+            group.add(part)
         if group:
             yield group
-
-
-def _columns(part: Mapping[str, Any]) -> tuple[Any, ...]:
-    names = ("completions", "tokens", "clipped", "rewards")
-    episodes = part.get("messages", []), part.get("episodes", [])
-    return (*(part[name] for name in names), part.get("reasons", {}), *episodes)

@@ -4,7 +4,7 @@ import json
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +51,15 @@ def parse_records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         with suppress(ValueError):
             yield parse_json(line)
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file; none if it is not there."""
+    if not path.is_file():
+        return []
+    # A file's lines end at line ends alone; `splitlines` also breaks at U+2028 and its kin inside a text.
+    with path.open("rb") as lines:
+        return list(parse_records(lines))
 
 
 class RecordTail:
@@ -105,8 +114,6 @@ class RecordTail:
 class Metrics:
     """The records of `metrics.jsonl`; grows record by record."""
 
-    records: list[Mapping[str, Any]] = field(default_factory=list)
-    """All of them, in order."""
     steps: list[Step] = field(default_factory=list)
     """Each logged training step."""
     attempt: int = 0
@@ -121,8 +128,7 @@ class Metrics:
     total_steps: int | None = None
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add one record; those that are no training, evaluation, warm-up or measurement are only kept."""
-        self.records.append(record)
+        """Add one record; those that are no training, evaluation, warm-up or measurement are passed over."""
         event, step = record.get("event"), record.get("step")
         if event == "measure":
             self.measured[str(record.get("when"))] = record
@@ -153,15 +159,7 @@ class Metrics:
 
     def values(self, metric: str) -> list[float]:
         """Return the values of a metric that are numbers, in order."""
-        return _numbers(self.series.get(metric, ()))
-
-    def first(self, metric: str, width: int) -> list[float]:
-        """Return the numbers among the first `width` values of a metric."""
-        return _numbers(self.series.get(metric, ())[:width])
-
-    def last(self, metric: str, width: int) -> list[float]:
-        """Return the numbers among the last `width` values of a metric."""
-        return _numbers(self.series.get(metric, ())[-width:])
+        return numbers_of(self.series.get(metric, ()))
 
     def window(self, metric: str, step: int, width: int) -> list[Point]:
         """Return the last `width` points of a metric at or before a step."""
@@ -218,7 +216,8 @@ def count_averaged(records: int) -> int:
     return max(records // 10, min(4, records // 2), 1)
 
 
-def _numbers(points: Sequence[Point]) -> list[float]:
+def numbers_of(points: Iterable[Point]) -> list[float]:
+    """Return the values of points that are numbers, in order."""
     return [value for _, value in points if value is not None]
 
 

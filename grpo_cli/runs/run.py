@@ -17,8 +17,7 @@ from grpo_cli.runs.metrics import (
     RecordTail,
     Step,
     When,
-    parse_records,
-    read_reward_ends,
+    read_records,
 )
 from grpo_cli.runs.status import Life, Status, StatusFile, look_at_life
 from grpo_cli.runs.thumbnails import read_thumbnails
@@ -144,10 +143,7 @@ class Run:
             when: `before` or `after` training; `answers` are those of a model trained on scored data.
         """
         if when not in self._samples:
-            path = self.folder.evaluations / f"{when}.jsonl"
-            # Not `splitlines`, which also breaks at U+2028 and its kin inside a text.
-            lines = path.read_bytes().split(b"\n") if path.is_file() else []
-            self._samples[when] = list(parse_records(lines))
+            self._samples[when] = read_records(self.folder.evaluations / f"{when}.jsonl")
         return self._samples[when]
 
     def completions(self) -> Iterator[Group]:
@@ -201,7 +197,3 @@ class Run:
             resumed = [at for at, each in enumerate(records) if each.get("event") == "resume"]
             return records[resumed[-1] :] if resumed else records
         return records
-
-    def reward_ends(self) -> tuple[list[float], list[float]]:
-        """Return the first and the last training rewards without parsing the records between them."""
-        return read_reward_ends(self.folder.metrics)

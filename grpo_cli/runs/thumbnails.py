@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import append_record, parse_records
+from grpo_cli.runs.metrics import append_record, read_records
 
 LONGEST_SIDE = 128
 """Of a copy, in pixels."""
@@ -85,7 +85,4 @@ def read_thumbnails(run: RunFolder) -> dict[str, str]:
 
 
 def _read_file(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    with path.open("rb") as lines:
-        return {each["thumbnail"]: each["jpeg"] for each in parse_records(lines)}
+    return {each["thumbnail"]: each["jpeg"] for each in read_records(path)}

@@ -18,7 +18,7 @@ from grpo_cli.errors import RewardError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.registry import find_kind
-from grpo_cli.runs.metrics import PHASES, Metrics, Point, When, read_rewards
+from grpo_cli.runs.metrics import PHASES, Metrics, Point, When, numbers_of, read_rewards
 from grpo_cli.runs.run import Run
 
 if TYPE_CHECKING:
@@ -156,16 +156,15 @@ class History:
 
     def first(self, metric: str, width: int) -> list[float]:
         """Return the numbers among the first `width` values of a metric."""
-        return self.metrics.first(metric, width)
+        return numbers_of(self.points(metric)[:width])
 
     def last(self, metric: str, width: int = NOW) -> list[float]:
         """Return the numbers among the last `width` values of a metric."""
-        return self.metrics.last(metric, width)
+        return numbers_of(self.points(metric)[-width:])
 
     def up_to(self, metric: str, step: int, width: int) -> list[float]:
         """Return the numbers among the last `width` values of a metric at or before a step."""
-        window = self.metrics.window(metric, step, width)
-        return [value for _, value in window if value is not None]
+        return numbers_of(self.metrics.window(metric, step, width))
 
     def mean(self, metric: str) -> float | None:
         """Return the mean of the last 10 records of a metric; None if they hold no number."""
