@@ -13,7 +13,7 @@ from rich.text import Text
 from grpo_cli.analysis.diagnosis.diagnosis import diagnose
 from grpo_cli.analysis.diagnosis.history import History
 from grpo_cli.analysis.diagnosis.rule import Symptom
-from grpo_cli.errors import GrpoError, RunError
+from grpo_cli.errors import RunError
 from grpo_cli.report.panel import PanelView
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.wording import (
@@ -74,10 +74,8 @@ class Follower:
     @property
     def temperature(self) -> float | None:
         """What training samples at; None if the recipe cannot be read."""
-        try:
-            return self.run.recipe.generation.temperature
-        except GrpoError:
-            return None
+        recipe = self.run.known_recipe
+        return recipe.generation.temperature if recipe else None
 
     def seconds_left(self) -> float | None:
         """Return the time left, by the pace of the last records and the measurement still to come."""
@@ -128,11 +126,9 @@ class Follower:
         if self._metrics is not metrics:
             # The first records, or those of a file that was cut when the run resumed.
             self._metrics, self.symptoms = metrics, {}
-        try:
-            history = History(self.run.recipe, metrics, source=str(self.run.folder.resolved))
-        except GrpoError:
+        if (recipe := self.run.known_recipe) is None:
             return []
-        symptoms = diagnose(history)
+        symptoms = diagnose(History(recipe, metrics, source=str(self.run.folder.resolved)))
         self.symptoms |= {each.rule: each for each in symptoms}
         return symptoms
 

@@ -8,14 +8,19 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from grpo_cli.analysis.diagnosis.diagnosis import RULES, Diagnosis, examine
 from grpo_cli.analysis.diagnosis.history import LIKELY, change_between, read_history
 from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.analysis.expectations import Comparison, compare_with_own
+from grpo_cli.analysis.held_out import HeldOut, find_primary, read_held_out
+from grpo_cli.analysis.metrics import Metric
 from grpo_cli.errors import GrpoError, UsageError, nearest
 from grpo_cli.recipe.evaluation import EvaluationConfig
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.report.wording import say_sampling
+from grpo_cli.rewards.building import name_rewards
 from grpo_cli.runs.completions import show_content
 from grpo_cli.runs.files import measure_bytes
 from grpo_cli.runs.folder import RunFolder
@@ -25,10 +30,6 @@ from grpo_cli.runs.selection import list_folders
 from grpo_cli.runs.status import State
 from grpo_cli.runs.trackers import read_trackers
 from grpo_cli.units import format_duration
-
-if TYPE_CHECKING:
-    from grpo_cli.analysis.held_out import HeldOut
-    from grpo_cli.analysis.metrics import Metric
 
 _PARTS = ("checkpoints", "warmup", "model", "completions", "eval", "logs", "tensorboard")
 """Folders whose sizes are listed one by one."""
@@ -87,7 +88,7 @@ class Trend:
 class HeldOutSetSeries:
     """What a set of `evaluation.during` came to."""
 
-    points: Mapping[int, Mapping[str, "Metric"]]
+    points: Mapping[int, Mapping[str, Metric]]
     """Step → every metric with its interval, in order."""
     newest: Mapping[str, Any]
     """Its last measurement during training, as recorded."""
@@ -101,13 +102,11 @@ class HeldOutSetSeries:
     @property
     def sampling(self) -> str:
         """How its prompts were answered."""
-        return _say_sampling(self.newest)
+        return say_sampling(self.newest.get("temperature"), "greedily")
 
     @property
     def primary(self) -> str:
         """The metric that tells most; empty if there is none."""
-        from grpo_cli.analysis.held_out import find_primary
-
         # A task of lm-eval has other metrics, of which the first is the main one.
         return find_primary(self._names) or next(iter(self._names), "")
 
@@ -148,13 +147,6 @@ class HeldOutSetSeries:
         ]
 
 
-def _say_sampling(measured: Mapping[str, Any]) -> str:
-    temperature = measured.get("temperature")
-    if temperature is None:
-        return ""
-    return f"at temperature {temperature:g}" if temperature else "greedily"
-
-
 def find_trend(first: Sequence[float], last: Sequence[float]) -> Trend | None:
     """Return the trend from the first records to the last; None if there are none."""
     if not first or not last:
@@ -167,14 +159,20 @@ def find_trend(first: Sequence[float], last: Sequence[float]) -> Trend | None:
 class RunReport(Run):
     """A run with the numbers that are reported of it, each computed when first asked for."""
 
+    @property
+    def known_recipe(self) -> Recipe | None:
+        """The resolved recipe; None if it cannot be read, as that of another version."""
+        try:
+            return self.recipe
+        except GrpoError:
+            return None
+
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """What `grpo diagnose` finds; no rule is checked if the recipe cannot be read."""
-        try:
+        if self.known_recipe:
             return examine(read_history(self))
-        except UsageError:
-            reason = "the recipe cannot be read"
-            return Diagnosis(skipped={rule.name: reason for rule in RULES})
+        return Diagnosis(skipped={rule.name: "the recipe cannot be read" for rule in RULES})
 
     @property
     def symptoms(self) -> tuple[Symptom, ...]:
@@ -187,22 +185,18 @@ class RunReport(Run):
         return compare_with_own(self)
 
     @cached_property
-    def held_out(self) -> "HeldOut":
+    def held_out(self) -> HeldOut:
         """The held-out measurements before and after, with intervals."""
-        from grpo_cli.analysis.held_out import read_held_out
-
         return read_held_out(self)
 
     @property
     def sampling(self) -> str:
         """How held-out prompts were answered; empty if that was not recorded."""
-        return _say_sampling({**self.before, **self.after})
+        return say_sampling({**self.before, **self.after}.get("temperature"), "greedily")
 
     @cached_property
-    def held_out_sets(self) -> dict[str, "HeldOutSetSeries"]:
+    def held_out_sets(self) -> dict[str, HeldOutSetSeries]:
         """Each set of `evaluation.during` by its name, with its metrics before, during and after training."""
-        from grpo_cli.analysis.metrics import Metric
-
         evaluation, best, greater = self._held_out_settings()
         series = {}
         for name, measured in self.during.items():
@@ -222,9 +216,7 @@ class RunReport(Run):
 
     def _held_out_settings(self) -> tuple[EvaluationConfig, str, bool | None]:
         """Return how held-out rows are evaluated, what decides on the final model, and `greater_is_better`."""
-        try:
-            recipe = self.recipe
-        except GrpoError:
+        if (recipe := self.known_recipe) is None:
             return EvaluationConfig(), "", None
         best = (recipe.best_metric or "") if recipe.loads_best else ""
         return recipe.evaluation, best, recipe.training.extras.get("greater_is_better")
@@ -241,7 +233,7 @@ class RunReport(Run):
         """The step that the final model is of."""
         return (self.best_checkpoint if self.chosen else None) or self.step
 
-    def _add_ends(self, points: dict[int, dict[str, "Metric"]]) -> dict[int, dict[str, "Metric"]]:
+    def _add_ends(self, points: dict[int, dict[str, Metric]]) -> dict[int, dict[str, Metric]]:
         """Add the measurements before and after training, which are of the same set."""
         held_out = self.held_out
         first = {0: held_out.warmup or held_out.before}
@@ -252,23 +244,15 @@ class RunReport(Run):
     @cached_property
     def weights(self) -> Mapping[str, float]:
         """Each reward's weight by its name; empty if the recipe cannot be read."""
-        # It imports every reward kind, which views that show no sample need not wait for.
-        from grpo_cli.rewards.building import name_rewards
-
-        try:
-            configs = self.recipe.rewards
-            return dict(zip(name_rewards(configs), (each.weight for each in configs), strict=True))
-        except GrpoError:
-            return {}
+        rewards = self.known_recipe.rewards if self.known_recipe else ()
+        return dict(zip(name_rewards(rewards), (each.weight for each in rewards), strict=True))
 
     @property
     def learned(self) -> tuple[str, str]:
         """The metric that training is to improve, and its name in words."""
-        try:
-            alone = not self.recipe.learns_from_rewards
-        except GrpoError:
-            alone = False
-        return ("kl", "KL to the teacher") if alone else ("reward", "reward")
+        if self.known_recipe and not self.known_recipe.learns_from_rewards:
+            return "kl", "KL to the teacher"
+        return "reward", "reward"
 
     @property
     def is_over(self) -> bool:

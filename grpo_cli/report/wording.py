@@ -108,11 +108,11 @@ def telling_rewards(step: Step) -> dict[str, float]:
     return {} if alone else rewards
 
 
-def say_sampling(temperature: Any) -> str:
+def say_sampling(temperature: Any, greedy: str = "greedy") -> str:
     """Return how answers were sampled; empty if that was not recorded."""
     if not isinstance(temperature, int | float):
         return ""
-    return "greedy" if temperature == 0 else f"at temperature {temperature:g}"
+    return f"at temperature {temperature:g}" if temperature else greedy
 
 
 def format_symptom(symptom: "Symptom") -> Text:
