@@ -8,19 +8,17 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from grpo_cli.analysis.diagnosis.diagnosis import RULES, Diagnosis, examine
 from grpo_cli.analysis.diagnosis.history import LIKELY, change_between, read_history
 from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.analysis.expectations import Comparison, compare_with_own
-from grpo_cli.analysis.held_out import HeldOut, find_primary, read_held_out
 from grpo_cli.analysis.metrics import Metric
 from grpo_cli.errors import GrpoError, UsageError, nearest
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.wording import say_sampling
-from grpo_cli.rewards.building import name_rewards
 from grpo_cli.runs.completions import show_content
 from grpo_cli.runs.files import measure_bytes
 from grpo_cli.runs.folder import RunFolder
@@ -30,6 +28,9 @@ from grpo_cli.runs.selection import list_folders
 from grpo_cli.runs.status import State
 from grpo_cli.runs.trackers import read_trackers
 from grpo_cli.units import format_duration
+
+if TYPE_CHECKING:
+    from grpo_cli.analysis.held_out import HeldOut
 
 _PARTS = ("checkpoints", "warmup", "model", "completions", "eval", "logs", "tensorboard")
 """Folders whose sizes are listed one by one."""
@@ -107,6 +108,8 @@ class HeldOutSetSeries:
     @property
     def primary(self) -> str:
         """The metric that tells most; empty if there is none."""
+        from grpo_cli.analysis.held_out import find_primary
+
         # A task of lm-eval has other metrics, of which the first is the main one.
         return find_primary(self._names) or next(iter(self._names), "")
 
@@ -185,8 +188,10 @@ class RunReport(Run):
         return compare_with_own(self)
 
     @cached_property
-    def held_out(self) -> HeldOut:
+    def held_out(self) -> "HeldOut":
         """The held-out measurements before and after, with intervals."""
+        from grpo_cli.analysis.held_out import read_held_out
+
         return read_held_out(self)
 
     @property
@@ -244,6 +249,9 @@ class RunReport(Run):
     @cached_property
     def weights(self) -> Mapping[str, float]:
         """Each reward's weight by its name; empty if the recipe cannot be read."""
+        # It imports what scores completions, which views that show no sample need not wait for.
+        from grpo_cli.rewards.building import name_rewards
+
         rewards = self.known_recipe.rewards if self.known_recipe else ()
         return dict(zip(name_rewards(rewards), (each.weight for each in rewards), strict=True))
 
