@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from grpo_cli.data.images import ImageError, as_picture
-from grpo_cli.environments.contract import Environment, EpisodeError, Reward
+from grpo_cli.environments.contract import Environment, EpisodeError, Reward, Tool
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.scoring import as_float
 
@@ -187,52 +187,93 @@ def as_text(value: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+class BrokenEnvironmentError(EpisodeError):
+    """A method of an environment returned what it may not: no failed call, but a mistake in its code."""
+
+
 _IMAGE_TYPES = ("image", "image_url", "input_image", "video")
 """Types of parts that other interfaces have."""
 
 
-def as_content(value: Any, *, reads_images: bool = False) -> Content:
-    """Return a result as a message holds it: text, or parts if it has images or is a list of parts.
-
-    Args:
-        value: What was returned.
-        reads_images: Whether the recipe has images; then a list of texts is one of parts too, and what seems to be
-            meant as an image is refused if it is none.
+@dataclass(frozen=True)
+class Caller:
+    """Calls tools and environments, and reads what they return as the model does.
 
     Raises:
-        BrokenEnvironmentError: An image stands beside something that is neither image, text nor part, or is none.
+        BrokenEnvironmentError: They returned what they may not, such as an image that the model cannot read.
     """
-    is_list = isinstance(value, list | tuple)
-    values = value if is_list else [value]
-    has_texts = reads_images and is_list and all(isinstance(each, str) for each in values)
-    if has_texts or any(_is_picture(each) or _is_part(each) for each in values):
-        return [_as_part(each) for each in values] or ""
-    if reads_images and (meant := next(filter(_may_be_image, _walk(value)), None)) is not None:
-        raise _no_part(meant)
-    return as_text(value)
+
+    reads_images: bool = False
+    """Whether the recipe has images; without, an image part may have a text `alt` in its place."""
+
+    def call(
+        self, tool: Tool, arguments: Mapping[str, Any], timeout_s: float | None = None
+    ) -> Content:
+        """Return the result of a tool; a coroutine is cancelled after `timeout_s`."""
+        result = settle(tool.call(**arguments), timeout_s)
+        return self._decode(self._as_content(result), f"{tool.name}()")
+
+    def reset(self, environment: Environment, row: Mapping[str, Any], seed: int) -> Content:
+        """Reset an environment for a row of a recipe with this seed; return what it says first."""
+        # A copy: other episodes of the row begin with it too, and an environment may change its lists.
+        own = copy.deepcopy(dict(row))
+        said = environment.reset(own, _row_seed(own, seed))
+        content = self._as_content("" if said is None else said)
+        if said is not None and not isinstance(said, str) and isinstance(content, str) and content:
+            raise BrokenEnvironmentError(
+                f"reset() returned {type(said).__name__}, not text or an image. "
+                "Fix: let it return the first observation, or None if the prompt says all"
+            )
+        return self._decode(content, "reset()")
+
+    def step(self, environment: Environment, answer: str) -> tuple[Content, bool]:
+        """Give an answer to an environment; return what it says, and whether the episode is over."""
+        result = environment.step(answer)
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise BrokenEnvironmentError(
+                f"step() returned {result!r:.100}, not (text, done). "
+                "Fix: let it return a text, and whether the episode is over: `return text, done`"
+            )
+        said, is_done = result
+        content = self._as_content("" if said is None else said)
+        return self._decode(content, "step()"), bool(is_done)
+
+    def _as_content(self, value: Any) -> Content:
+        """Return a result as a message holds it: text, or parts if it has images or is a list of parts.
+
+        In a recipe with images a list of texts is one of parts too, and what seems to be meant as an image is
+        refused if it is none.
+        """
+        is_list = isinstance(value, list | tuple)
+        values = value if is_list else [value]
+        has_texts = self.reads_images and is_list and all(isinstance(each, str) for each in values)
+        if has_texts or any(_is_picture(each) or _is_part(each) for each in values):
+            return [_as_part(each) for each in values] or ""
+        meant = filter(_may_be_image, _walk(value)) if self.reads_images else ()
+        for each in meant:
+            raise _no_part(each)
+        return as_text(value)
+
+    def _decode(self, content: Content, name: str) -> Content:
+        """Return what a method returned with its images decoded, to RGB."""
+        if isinstance(content, str):
+            return content
+        if self.reads_images:
+            return [_decode_part(part, name) for part in content]
+        if any(part["type"] == "image" and "alt" not in part for part in content):
+            raise BrokenEnvironmentError(
+                f"{name} returned an image, and the recipe has none. Fix: set `episode.images: true`, with a "
+                "vision-language model, or return text"
+            )
+        return "\n".join(part.get("text") or part.get("alt", "") for part in content)
 
 
-def read_content(content: Content, name: str, *, reads_images: bool) -> Content:
-    """Return what a call returned as the model reads it: its images decoded, to RGB.
-
-    Args:
-        content: As `as_content` returns it.
-        name: Of the call, in messages.
-        reads_images: Whether the recipe has images; without, an image part may have a text `alt` in its place.
-
-    Raises:
-        BrokenEnvironmentError: It has an image that the model cannot read.
-    """
-    if isinstance(content, str):
-        return content
-    if reads_images:
-        return [_decode_part(part, name) for part in content]
-    if any(part["type"] == "image" and "alt" not in part for part in content):
-        raise BrokenEnvironmentError(
-            f"{name} returned an image, and the recipe has none. Fix: set `episode.images: true`, with a "
-            "vision-language model, or return text"
-        )
-    return "\n".join(part.get("text") or part.get("alt", "") for part in content)
+def _row_seed(row: Mapping[str, Any], seed: int) -> int:
+    """Return the seed of a row's environment, the same for all completions of the row."""
+    if isinstance(row.get("seed"), int):
+        return int(row["seed"])
+    digest = hashlib.sha256(f"{seed}:{row.get('row_id', 0)}".encode()).digest()
+    return int.from_bytes(digest[:4]) >> 1
 
 
 def decode_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -291,54 +332,12 @@ def _may_be_image(value: Any) -> bool:
     )
 
 
-def _no_part(value: Any) -> "BrokenEnvironmentError":
+def _no_part(value: Any) -> BrokenEnvironmentError:
     shown = " ".join(repr(value).split())
     return BrokenEnvironmentError(
         f"{shown:.100} was returned where an image or text is read. Fix: return images (`PIL.Image.Image`), "
         "texts, or a list of these or of parts of the form `{type: image, image: …}` and `{type: text, text: …}`"
     )
-
-
-class BrokenEnvironmentError(EpisodeError):
-    """A method of an environment returned what it may not: no failed call, but a mistake in its code."""
-
-
-def row_seed(row: Mapping[str, Any], seed: int) -> int:
-    """Return the seed of a row's environment, the same for all completions of the row."""
-    if isinstance(row.get("seed"), int):
-        return int(row["seed"])
-    digest = hashlib.sha256(f"{seed}:{row.get('row_id', 0)}".encode()).digest()
-    return int.from_bytes(digest[:4]) >> 1
-
-
-def begin_episode(
-    environment: Environment, row: Mapping[str, Any], seed: int, *, reads_images: bool = False
-) -> Content:
-    """Reset an environment for a row of a recipe with this seed; return what it says first."""
-    # A copy: other episodes of the row begin with it too, and an environment may change its lists.
-    own = copy.deepcopy(dict(row))
-    said = environment.reset(own, row_seed(own, seed))
-    content = as_content("" if said is None else said, reads_images=reads_images)
-    if said is not None and not isinstance(said, str) and isinstance(content, str) and content:
-        raise BrokenEnvironmentError(
-            f"reset() returned {type(said).__name__}, not text or an image. "
-            "Fix: let it return the first observation, or None if the prompt says all"
-        )
-    return content
-
-
-def take_step(
-    environment: Environment, answer: str, *, reads_images: bool = False
-) -> tuple[Content, bool]:
-    """Give an answer to an environment; return what it says, and whether the episode is over."""
-    result = environment.step(answer)
-    if not isinstance(result, tuple | list) or len(result) != 2:
-        raise BrokenEnvironmentError(
-            f"step() returned {result!r:.100}, not (text, done). "
-            "Fix: let it return a text, and whether the episode is over: `return text, done`"
-        )
-    said, is_done = result
-    return as_content("" if said is None else said, reads_images=reads_images), bool(is_done)
 
 
 def read_reward(environment: Environment) -> Reward | None:

@@ -17,16 +17,13 @@ from typing import Any
 from grpo_cli.data.images import images_of
 from grpo_cli.environments.calls import (
     BrokenEnvironmentError,
+    Caller,
     Content,
     Outcome,
-    as_content,
-    begin_episode,
     decode_row,
-    read_content,
     read_reward,
     run_calls,
     settle,
-    take_step,
 )
 from grpo_cli.environments.contract import (
     Environment,
@@ -77,12 +74,13 @@ class Trial:
     """Its place in the recipe."""
     timeout_s: float
     """Time limit of a call."""
+    caller: Caller = field(default_factory=Caller)
+    tools: Sequence[Tool] = ()
+    """Those that it offers; of environments, those of the first episode."""
     issues: dict[str, Issue] = field(default_factory=dict)
     """By what was seen, so that each is reported once."""
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """By what was called."""
-    reads_images: bool = False
-    """Whether the recipe has images."""
     results: list[str] = field(default_factory=list)
     """Texts that the model would read."""
     images: list[str] = field(default_factory=list)
@@ -116,17 +114,22 @@ class Trial:
         self.seconds[name].append(outcome.seconds)
         return outcome.value
 
-    def read(self, name: str, content: Content, level: Level = "error") -> str:
-        """Keep what a call returned; return it as a text that is the same for the same images.
+    def run_tool(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        """Call a tool with arguments that are made up, so that it may refuse them; return what it says.
 
         Raises:
-            _FaultError: It has an image that cannot be read.
+            _FaultError: Its process has ended.
         """
+        name, call = f"{tool.name}()", partial(self.caller.call, tool, arguments)
         try:
-            content = read_content(content, name, reads_images=self.reads_images)
-        except BrokenEnvironmentError as error:
-            self._report_fault(name, Outcome(error=error), level)
-            raise _FaultError from error
+            return self.keep(name, self.run(name, call, limit_s=self.timeout_s, level="note"))
+        except _FaultError as fault:
+            if isinstance(fault.__cause__, ProcessEndedError):
+                raise
+            return ""
+
+    def keep(self, name: str, content: Content) -> str:
+        """Keep what a call returned; return it as a text that is the same for the same images."""
         if name != "reset()":
             # What begins an episode is no result, and not shortened.
             text = content if isinstance(content, str) else text_of([{"content": content}])
@@ -150,7 +153,7 @@ class Trial:
             self.report(f"{name} calls exit(){at}", fix, why=why)
         else:
             fix = f"correct {where or name}"
-            if isinstance(outcome.error, ProcessEndedError):
+            if isinstance(outcome.error, ProcessEndedError | BrokenEnvironmentError):
                 level = "error"
             elif level == "note":
                 fix += ", if it should take the arguments, which are made up from its schema"
@@ -211,19 +214,8 @@ def _example(schema: Mapping[str, Any]) -> Any:
 
 def try_tool(trial: Trial, tool: Tool) -> None:
     """Call a tool once, with arguments made from its schema; that it refuses them is only noted."""
-    arguments = example_arguments(tool.schema)
-    name = f"{tool.name}()"
-    try:
-        value = trial.run(
-            name,
-            lambda: as_content(settle(tool.call(**arguments)), reads_images=trial.reads_images),
-            limit_s=trial.timeout_s,
-            level="note",
-        )
-    except _FaultError:
-        return
     with suppress(_FaultError):
-        trial.read(name, value)
+        trial.run_tool(tool, example_arguments(tool.schema))
 
 
 # --- environments ------------------------------------------------------------------------------
@@ -249,15 +241,9 @@ class _Play:
         self.taken: list[Action] = []
         self.environment: Environment = trial.run("the class", source.make, limit_s=RESET_S)
         try:
-            reset = partial(
-                begin_episode,
-                self.environment,
-                decode_row(row),
-                seed,
-                reads_images=self._trial.reads_images,
-            )
+            reset = partial(trial.caller.reset, self.environment, decode_row(row), seed)
             said = trial.run("reset()", reset, limit_s=RESET_S)
-            self.trace.first = trial.read("reset()", said)
+            self.trace.first = trial.keep("reset()", said)
             if not self.trace.first.strip() and not row["prompt"][-1]["content"]:
                 seen = "reset() returns no text, and the dataset has no prompt: the model is asked nothing"
                 trial.report(seen, "let it return what the model is to answer")
@@ -281,39 +267,24 @@ class _Play:
         if self.trace.is_over:
             return
         self.taken.append(action)
-        run, limit_s = self._trial.run, self._trial.timeout_s
         if isinstance(action, str):
-            step = partial(
-                take_step, self.environment, action, reads_images=self._trial.reads_images
-            )
-            said, self.trace.is_over = run("step()", step, limit_s=limit_s)
-            text = self._trial.read("step()", said)
+            step = partial(self._trial.caller.step, self.environment, action)
+            said, is_over = self._trial.run("step()", step, limit_s=self._trial.timeout_s)
+            text = self._trial.keep("step()", said)
         else:
             name, arguments = action
             tool = next(each for each in self.environment.tools if each.name == name)
-
-            def call() -> Content:
-                return as_content(
-                    settle(tool.call(**arguments)), reads_images=self._trial.reads_images
-                )
-
-            try:
-                said = run(f"{name}()", call, limit_s=limit_s, level="note")
-                text = self._trial.read(f"{name}()", said)
-            except _FaultError as fault:
-                if isinstance(fault.__cause__, ProcessEndedError):
-                    raise
-                text = ""
-            self.trace.is_over = bool(self.environment.is_done)
+            text = self._trial.run_tool(tool, arguments)
+            is_over = bool(self.environment.is_done)
+        self.trace.is_over = is_over
         self.trace.replies.append(text)
 
-    def finish(self) -> _Trace:
+    def finish(self) -> None:
         """Read the reward, and close the instance."""
         try:
             read = partial(read_reward, self.environment)
             self.trace.reward = self._trial.run("reward()", read, limit_s=RESET_S)
             self._trial.rewards.append(self.trace.reward)
-            return self.trace
         finally:
             self.close("close()")
 
@@ -325,52 +296,55 @@ class _Play:
 
 def try_environment(
     trial: Trial, source: EnvironmentSource, rows: Sequence[Row], *, seed: int, max_turns: int
-) -> Sequence[Tool]:
-    """Play episodes of the rows twice, and beside one another; return the tools of the first."""
+) -> None:
+    """Play episodes of the rows twice, and beside one another."""
     few = list(rows[:_ROWS])
-    tools: Sequence[Tool] = ()
-    try:
+    play = partial(_play, trial, source, seed=seed, max_turns=max_turns)
+    with suppress(_FaultError):
         # The first instance loads what all use.
-        first = _play(trial, source, few[0], seed, max_turns)
-        tools = first.environment.tools
+        first = play(few[:1])
+        trial.tools = first.environment.tools
         few = few if sum(map(sum, trial.seconds.values())) < _SLOW_S else few[:1]
         threads, before = set(threading.enumerate()), trial.episodes
-        once = [_play(trial, source, row, seed, max_turns) for row in few]
-        twice = [
-            _play(trial, source, row, seed, max_turns, play.taken)
-            for row, play in zip(few, once, strict=True)
-        ]
+        once = [play([row]) for row in few]
+        twice = [play([row], alone.taken) for row, alone in zip(few, once, strict=True)]
         if all(_compare(trial, one.trace, two.trace) for one, two in zip(once, twice, strict=True)):
-            others = [*rows[1:], rows[0]]
-            for row, other, play in zip(few, others, once, strict=False):
-                _play_beside(trial, source, (row, other), seed, play)
+            for row, other, alone in zip(few, [*rows[1:], rows[0]], once, strict=False):
+                if repr(play([row, other], alone.taken).trace) != repr(alone.trace):
+                    seen = "instances share state: an episode goes another way while a second one is played"
+                    trial.report(
+                        seen, "keep all state in the instance: set it in reset(), on `self`"
+                    )
         _check_end(trial, [each.trace for each in (*once, *twice)], first, max_turns)
         _check_threads(trial, threads, trial.episodes - before)
         if first.environment.takes_text:
             _try_odd_answers(trial, source, few[0], seed)
-    except _FaultError:
-        pass
-    return tools
 
 
 def _play(
     trial: Trial,
     source: EnvironmentSource,
-    row: Row,
+    rows: Sequence[Row],
+    taken: Sequence[Action] = (),
+    *,
     seed: int,
     max_turns: int,
-    taken: Sequence[Action] = (),
 ) -> _Play:
-    """Play an episode, with the actions that another one took if they are given."""
-    play = _Play(trial, source, row, seed)
+    """Play episodes side by side, with the actions that another one took if they are given; return the first."""
+    plays: list[_Play] = []
     try:
-        for action in taken or play.actions(max_turns):
-            play.act(action)
+        # One by one, so that those before one that fails are closed.
+        plays.extend(_Play(trial, source, row, seed) for row in rows)
+        for action in taken or plays[0].actions(max_turns):
+            for play in reversed(plays):
+                play.act(action)
     except _FaultError:
-        play.close("close() after an error")
+        for play in plays:
+            play.close("close() after an error")
         raise
-    play.finish()
-    return play
+    for play in reversed(plays):
+        play.finish()
+    return plays[0]
 
 
 def _compare(trial: Trial, once: _Trace, twice: _Trace) -> bool:
@@ -388,20 +362,6 @@ def _compare(trial: Trial, once: _Trace, twice: _Trace) -> bool:
         seen = "what an environment says to the same answers does not follow from the seed"
         trial.report(seen, f"if it should, {_SEED_FIX}", "note")
     return False
-
-
-def _play_beside(
-    trial: Trial, source: EnvironmentSource, rows: tuple[Row, Row], seed: int, alone: _Play
-) -> None:
-    """Play an episode again, as it was played alone, while another one is played."""
-    play, other = _Play(trial, source, rows[0], seed), _Play(trial, source, rows[1], seed)
-    for action in alone.taken:
-        other.act(action)
-        play.act(action)
-    other.finish()
-    if repr(play.finish()) != repr(alone.trace):
-        seen = "instances share state: an episode goes another way while a second one is played"
-        trial.report(seen, "keep all state in the instance: set it in reset(), on `self`")
 
 
 def _check_end(trial: Trial, traces: Sequence[_Trace], first: _Play, max_turns: int) -> None:

@@ -18,18 +18,14 @@ from grpo_cli.data.images import (
 )
 from grpo_cli.environments.calls import (
     BrokenEnvironmentError,
+    Caller,
     Chain,
     Content,
     Outcome,
-    as_content,
-    begin_episode,
     decode_row,
-    read_content,
     read_reward,
     run_calls,
     run_chains,
-    settle,
-    take_step,
 )
 from grpo_cli.environments.contract import (
     Environment,
@@ -43,7 +39,7 @@ from grpo_cli.environments.episode import Episode, Failure, Sampled, Sampler
 from grpo_cli.environments.registry import open_kind
 from grpo_cli.fast.completions import Completion
 from grpo_cli.recipe.dataset import IMAGES
-from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
+from grpo_cli.recipe.episode import EpisodeConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.contract import Batch, completion_text
 from grpo_cli.rewards.scoring import Condition
@@ -71,8 +67,8 @@ class Player:
         self,
         config: EpisodeConfig,
         dialogue: Dialogue,
-        tools: Sequence[tuple[Tool, Condition | None]],
-        sources: Sequence[tuple[EnvironmentSource, Condition | None]],
+        tools: Sequence[tuple[Tool, str | None]],
+        sources: Sequence[tuple[EnvironmentSource, str | None]],
         *,
         max_tokens: int,
         seed: int,
@@ -82,13 +78,14 @@ class Player:
         Args:
             config: The section of the recipe.
             dialogue: Renders and parses.
-            tools: Tools without a state, each with the rows that it is for.
+            tools: Tools without a state, each with the condition of the rows that it is for.
             sources: Environments, as `tools`.
             max_tokens: Most tokens of an episode, results included.
             seed: Of the recipe; with a row's number it seeds the row's environment.
         """
         self.config = config
         self._dialogue = dialogue
+        self._caller = Caller(dialogue.reads_images)
         self._tools = tools
         self._sources = sources
         self._max_tokens = max_tokens
@@ -142,14 +139,15 @@ class Player:
         pairs = [(episodes[number], chosen[number]) for number in sorted(chosen)]
         outcomes = self._run([partial(self._reset_one, *pair) for pair in pairs])
         if faults := [outcome for outcome in outcomes if outcome.fault]:
+            if isinstance(faults[0].error, BrokenEnvironmentError):
+                raise faults[0].error
             raise EpisodeError(
                 f"the environment cannot be reset for {len(faults)} of {len(episodes)} episodes: "
                 f"{_add_fix(faults[0].fault)}"
             ) from faults[0].error
         for (episode, _), outcome in zip(pairs, outcomes, strict=True):
             own = episode.environment.tools if episode.environment else ()
-            said = self._read(outcome.value, "reset()")
-            episode.prompt = append_content(episode.prompt, said)
+            episode.prompt = append_content(episode.prompt, outcome.value)
             if not str(episode.prompt[-1]["content"]).strip():
                 raise EpisodeError(f"reset() returned no text, so the prompt is empty. {_TRY}")
             episode.tools = [*episode.tools, *own]
@@ -161,9 +159,7 @@ class Player:
     def _reset_one(self, episode: Episode, source: EnvironmentSource) -> Content:
         # Before the reset, so that it is closed if that fails.
         episode.environment = source.make()
-        return begin_episode(
-            episode.environment, episode.row, self._seed, reads_images=self.reads_images
-        )
+        return self._caller.reset(episode.environment, episode.row, self._seed)
 
     def close(self, episodes: Sequence[Episode]) -> None:
         """Close the environments of episodes, each once; only the first failure is printed."""
@@ -340,15 +336,13 @@ class Player:
         tool = tools[name]
         # A coroutine is cancelled once its call was given up.
         patience_s = self.config.tool_timeout_s + 1
-        outcome = yield lambda: as_content(
-            settle(tool.call(**arguments), patience_s), reads_images=self.reads_images
-        )
+        outcome = yield partial(self._caller.call, tool, arguments, patience_s)
         is_own = episode.environment is not None and tool in episode.environment.tools
         return self._read_outcome(episode, name, outcome, may_change=is_own)
 
     def _step(self, episode: Episode, environment: Environment, answer: str) -> Chain[Content]:
         """Give an answer to an environment that takes text; return what that says."""
-        outcome = yield partial(take_step, environment, answer, reads_images=self.reads_images)
+        outcome = yield partial(self._caller.step, environment, answer)
         if not outcome.fault:
             outcome.value, is_done = outcome.value
             episode.end = "done" if is_done else None
@@ -373,12 +367,7 @@ class Player:
             episode.end = "failed"
         elif episode.environment is not None and episode.environment.is_done:
             episode.end = "done"
-        if failure:
-            return self._shorten(episode, f"Error: {outcome.fault}")
-        return self._shorten(episode, self._read(outcome.value, f"{name}()"))
-
-    def _read(self, content: Content, name: str) -> Content:
-        return read_content(content, name, reads_images=self.reads_images)
+        return self._shorten(episode, f"Error: {outcome.fault}" if failure else outcome.value)
 
     def _shorten(self, episode: Episode, content: Content) -> Content:
         shortened, was_long = self._dialogue.shorten(content, self.config.max_result_tokens)
@@ -390,14 +379,15 @@ def _failure(outcome: Outcome) -> Failure:
     return "late" if outcome.is_late else "failed" if outcome.error is not None else ""
 
 
-def find_rows(when: Condition | None, rows: Sequence[Mapping[str, Any]]) -> set[int]:
+def find_rows(when: str | None, rows: Sequence[Mapping[str, Any]]) -> set[int]:
     """Return the places of the rows for which a condition holds; all of them without one."""
     places = set(range(len(rows)))
     if when is None or not rows:
         return places
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     batch = Batch([""] * len(rows), [""] * len(rows), columns=columns)
-    return {number for number in places if when.holds(batch, number)}
+    condition = Condition(when)
+    return {number for number in places if condition.holds(batch, number)}
 
 
 @contextmanager
@@ -416,16 +406,16 @@ def open_player(
         SetupError: A package is missing.
     """
     with ExitStack() as stack:
-        tools: list[tuple[Tool, Condition | None]] = []
+        tools: list[tuple[Tool, str | None]] = []
         sources = []
         for config in recipe.tools:
             source = open_kind("tools", config)
             stack.callback(source.close)
-            tools += [(tool, _condition(config)) for tool in source.tools]
+            tools += [(tool, config.when) for tool in source.tools]
         for config in recipe.environment:
             source = open_kind("environment", config)
             stack.callback(source.close)
-            sources.append((source, _condition(config)))
+            sources.append((source, config.when))
         if name := find_repeated([tool for tool, _ in tools]):
             raise EpisodeError(f"two tools have the name {name!r}. Fix: rename one", "tools")
         dialogue = Dialogue(
@@ -494,7 +484,3 @@ def _as_completion(episode: Episode, reads_images: bool) -> Completion:
         sequence=(episode.prompt_ids, episode.token_ids, episode.mask),
         images=tuple(episode.images) if reads_images else None,
     )
-
-
-def _condition(config: KindConfig) -> Condition | None:
-    return Condition(config.when) if config.when else None

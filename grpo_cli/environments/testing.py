@@ -17,6 +17,7 @@ from grpo_cli.environments.agents import (
     make_agents,
     play_agent,
 )
+from grpo_cli.environments.calls import Caller
 from grpo_cli.environments.contract import EnvironmentSource, Tool, ToolSource
 from grpo_cli.environments.episode import Episode
 from grpo_cli.environments.instances import (
@@ -33,7 +34,6 @@ from grpo_cli.errors import GrpoError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.scoring import Condition
 from grpo_cli.units import spread
 
 Progress = Callable[[str], None]
@@ -108,16 +108,6 @@ class EnvironmentTestResult:
         return {**asdict(self), "problems": [problem.as_json() for problem in self.problems]}
 
 
-@dataclass
-class _Entry:
-    """An entry of `tools` or `environment`, opened."""
-
-    trial: Trial
-    condition: Condition | None
-    tools: Sequence[Tool] = ()
-    source: EnvironmentSource | None = None
-
-
 def try_environments(
     recipe: Recipe,
     rows: Sequence[Row],
@@ -137,8 +127,8 @@ def try_environments(
         all_rows: Play all rows, even if it takes long to reset an environment.
         on_progress: Called with a description of each part before it begins.
     """
-    entries, problems = _try_entries(recipe, rows, on_progress)
-    trials = [entry.trial for entry in entries]
+    trials, problems = _try_entries(recipe, rows, on_progress)
+    tools = tuple(_describe(tool, trial.path) for trial in trials for tool in trial.tools)
     agents: list[AgentResult] = []
     skipped = ""
     if any(problem.level == "error" for problem in problems):
@@ -151,7 +141,7 @@ def try_environments(
         trial = Trial("environment" if recipe.environment else "tools", 0.0)
         rows = rows if all_rows else _limit_rows(trial, rows, trials)
         with watch_output(trial):
-            agents, found = _play_agents(recipe, rows, script, score, trial, entries, on_progress)
+            agents, found = _play_agents(recipe, rows, script, score, trial, trials, on_progress)
         trials.append(trial)
         problems += [*found, *trial.issues.values()]
     texts = [text for trial in trials for text in trial.results]
@@ -160,7 +150,7 @@ def try_environments(
     unique = list({problem.seen: problem for problem in reversed(problems)}.values())[::-1]
     return EnvironmentTestResult(
         rows=len(rows),
-        tools=tuple(_describe(tool, entry) for entry in entries for tool in entry.tools),
+        tools=tools,
         latency=_sum_up(trials),
         result_tokens=ResultTokens(len(tokens), median(tokens), max(tokens)) if tokens else None,
         images=dict(Counter(size for trial in trials for size in trial.images)),
@@ -181,27 +171,27 @@ def try_instances(recipe: Recipe, rows: Sequence[Row]) -> list[Issue]:
 
 def _try_entries(
     recipe: Recipe, rows: Sequence[Row], on_progress: Progress
-) -> tuple[list[_Entry], list[Issue]]:
+) -> tuple[list[Trial], list[Issue]]:
     """Open all entries, try what each gives, and close them; return what is wrong too."""
-    entries = []
+    trials = []
     left = list(rows)
     with ExitStack() as stack:
         for section in ("tools", "environment"):
             for index, config in enumerate(getattr(recipe, section)):
                 on_progress(f"trying {config.kind}")
-                trial = Trial(f"{section}.{index}", recipe.episode.tool_timeout_s)
-                trial.reads_images = recipe.has_images
+                caller = Caller(recipe.has_images)
+                trial = Trial(f"{section}.{index}", recipe.episode.tool_timeout_s, caller)
+                trials.append(trial)
+                # A row takes the first environment whose condition holds.
+                places = find_rows(config.when, left)
+                own = [row for number, row in enumerate(left) if number in places]
+                if section == "environment":
+                    left = [row for row in left if row not in own]
                 with watch_output(trial):
-                    entry = _open(trial, section, config, stack)
-                    entries.append(entry)
-                    # A row takes the first environment whose condition holds.
-                    places = find_rows(entry.condition, left)
-                    own = [row for number, row in enumerate(left) if number in places]
-                    if section == "environment":
-                        left = [row for row in left if row not in own]
-                    _try_entry(entry, own, recipe, len(rows))
-    problems = [issue for entry in entries for issue in entry.trial.issues.values()]
-    rewards = [reward for entry in entries for reward in entry.trial.rewards]
+                    source = _open(trial, section, config, stack)
+                    _try_entry(trial, source, own, recipe, len(rows))
+    problems = [issue for trial in trials for issue in trial.issues.values()]
+    rewards = [reward for trial in trials for reward in trial.rewards]
     is_scored = any(reward.kind == "environment" for reward in recipe.rewards)
     if is_scored and rewards and all(reward is None for reward in rewards):
         seen = "the environment has no reward(), or it returns None, so the reward `environment` never applies"
@@ -212,45 +202,48 @@ def _try_entries(
         seen = f"no `when` holds for {len(empty)} of the {len(rows)} rows that were tried: they have no prompt"
         fix = "widen a `when`, or leave it out of the last environment"
         problems.append(Issue(seen, fix, "environment"))
-    return entries, problems
+    return trials, problems
 
 
-def _open(trial: Trial, section: str, config: KindConfig, stack: ExitStack) -> _Entry:
-    entry = _Entry(trial, Condition(config.when) if config.when else None)
+def _open(
+    trial: Trial, section: str, config: KindConfig, stack: ExitStack
+) -> ToolSource | EnvironmentSource | None:
+    """Open an entry; return None if that fails, which is reported."""
     try:
-        source = open_kind(section, config)
+        source: ToolSource | EnvironmentSource = open_kind(section, config)
     except GrpoError as error:
         issue = error.as_issue(f"{trial.path}.{error.path}".rstrip("."))
         trial.issues[issue.seen] = issue
-        return entry
+        return None
     except (Exception, SystemExit) as error:  # a user's module raises anything
         where = find_place(error) or "what it imports"
         what = "calls exit()" if isinstance(error, SystemExit) else f"raised {error!r:.200}"
         trial.report(f"the import {what} ({where})", f"correct {where}")
-        return entry
+        return None
     stack.callback(source.close)
+    return source
+
+
+def _try_entry(
+    trial: Trial,
+    source: ToolSource | EnvironmentSource | None,
+    rows: Sequence[Row],
+    recipe: Recipe,
+    tried: int,
+) -> None:
     if isinstance(source, ToolSource):
-        entry.tools = source.tools
-    else:
-        entry.source = source
-    return entry
-
-
-def _try_entry(entry: _Entry, rows: Sequence[Row], recipe: Recipe, tried: int) -> None:
-    if entry.source is None:
-        for tool in entry.tools:
-            try_tool(entry.trial, tool)
-    elif rows:
+        trial.tools = source.tools
+        for tool in trial.tools:
+            try_tool(trial, tool)
+    elif source is not None and rows:
         turns = recipe.episode.max_turns
-        entry.tools = try_environment(
-            entry.trial, entry.source, rows, seed=recipe.seed, max_turns=turns
-        )
-    else:
+        try_environment(trial, source, rows, seed=recipe.seed, max_turns=turns)
+    elif source is not None:
         seen = f"none of the {tried} rows that were tried is for it"
-        entry.trial.report(seen, "correct `when`, or try more rows: `--rows`", "note")
+        trial.report(seen, "correct `when`, or try more rows: `--rows`", "note")
 
 
-def _describe(tool: Tool, entry: _Entry) -> ToolResult:
+def _describe(tool: Tool, path: str) -> ToolResult:
     function = tool.schema["function"]
     parameters = function.get("parameters") or {}
     required = parameters.get("required") or ()
@@ -259,7 +252,7 @@ def _describe(tool: Tool, entry: _Entry) -> ToolResult:
         for name, schema in (parameters.get("properties") or {}).items()
     }
     text = " ".join(str(function.get("description") or "").split())
-    return ToolResult(tool.name, arguments, text, entry.trial.path)
+    return ToolResult(tool.name, arguments, text, path)
 
 
 def _name_type(schema: Mapping[str, Any]) -> str:
@@ -306,7 +299,7 @@ def _play_agents(
     script: Script,
     score: Totals,
     trial: Trial,
-    entries: Sequence[_Entry],
+    trials: Sequence[Trial],
     on_progress: Progress,
 ) -> tuple[list[AgentResult], list[Issue]]:
     """Play the episodes of the rows with each agent; return what became of them, and what is wrong."""
@@ -316,9 +309,9 @@ def _play_agents(
         with open_player(
             recipe, script.processor or script.tokenizer, stops=script.stops
         ) as player:
-            has_gold = any(entry.trial.has_gold for entry in entries)
+            has_gold = any(each.has_gold for each in trials)
             agents: dict[str, Answers] = {GOLD: Gold(script)} if has_gold else {}
-            agents |= make_agents(script, has_tools=any(entry.tools for entry in entries))
+            agents |= make_agents(script, has_tools=any(each.tools for each in trials))
             for name, answers in agents.items():
                 on_progress(f"playing the agent {name}")
                 result, episodes = play_agent(player, rows, script, name, answers, score)

@@ -13,8 +13,8 @@ import pytest
 from mcp_types import ImageContent, TextContent
 from PIL import Image
 
-from grpo_cli.environments.calls import as_content, read_content
-from grpo_cli.environments.contract import EpisodeError
+from grpo_cli.environments.calls import Caller
+from grpo_cli.environments.contract import EpisodeError, Tool
 from grpo_cli.environments.dialogue import Dialogue
 from grpo_cli.environments.instances import Trial, try_environment, watch_output
 from grpo_cli.environments.kinds.mcp import _read_part
@@ -364,7 +364,8 @@ def test_images_of_results_are_read_if_the_recipe_has_images():
     Image.new("RGBA", (5, 4), "red").save(file, "PNG")
     data = base64.b64encode(file.getvalue()).decode("ascii")
     image = ImageContent(type="image", data=data, mime_type="image/png")
-    content = as_content(list(map(_read_part, (image, TextContent(type="text", text="a wall")))))
-    [seen, text] = read_content(content, "look()", reads_images=True)
+    parts = list(map(_read_part, (image, TextContent(type="text", text="a wall"))))
+    look = Tool("look", {}, lambda: parts)
+    [seen, text] = Caller(reads_images=True).call(look, {})
     assert (seen["image"].size, seen["image"].mode, text["text"]) == ((5, 4), "RGB", "a wall")
-    assert read_content(content, "look()", reads_images=False) == "[image]\na wall"
+    assert Caller().call(look, {}) == "[image]\na wall"
