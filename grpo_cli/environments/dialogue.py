@@ -66,13 +66,15 @@ class Dialogue:
         self.tokenizer = tokenizer = copy.copy(tokenizer_of(processing_class))
         self.reads_images = processing_class is not tokenizer_of(processing_class)
         """Whether messages may hold images."""
-        self.processor = copy.copy(processing_class) if self.reads_images else None
+        self._renderer = tokenizer
+        """What renders messages: the processor, or the tokenizer."""
         self._image_marks: set[str] = set()
         """What stands for an image in a text."""
-        if self.processor is not None:
-            self.processor.tokenizer = tokenizer
-            tokens = tokenizer.convert_ids_to_tokens(self.processor.image_token_ids)
-            self._image_marks = {self.processor.image_token, *tokens}
+        if self.reads_images:
+            self._renderer = processor = copy.copy(processing_class)
+            processor.tokenizer = tokenizer
+            tokens = tokenizer.convert_ids_to_tokens(processor.image_token_ids)
+            self._image_marks = {processor.image_token, *tokens}
         self.has_tools = has_tools
         self._kwargs = dict(template_kwargs or {})
         self.stops = frozenset(stops if stops is not None else [tokenizer.eos_token_id])
@@ -82,11 +84,6 @@ class Dialogue:
             )
         if has_tools:
             self._prepare_tools()
-
-    @property
-    def _renderer(self) -> Any:
-        """What renders messages: the processor, or the tokenizer."""
-        return self.processor or self.tokenizer
 
     def _prepare_tools(self) -> None:
         from trl.chat_template_utils import (
@@ -141,9 +138,7 @@ class Dialogue:
         return ids[1:] if ids and ids[0] in self.stops else ids
 
     def _encode_results(self, replies: Sequence[Message]) -> list[int]:
-        call = {"name": replies[0]["name"], "arguments": {}}
-        calls = [{"type": "function", "function": call}]
-        before = [_QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}]
+        before = [_QUESTION, _make_call(replies[0]["name"], {})]
         start = self._render(before, add_generation_prompt=False)
         whole = self._render([*before, *replies], add_generation_prompt=True)
         # Templates may write a line break after the end of an answer, which the model does not.
@@ -162,38 +157,41 @@ class Dialogue:
     def _encode_texts(self, replies: Sequence[Message]) -> list[int]:
         # Templates may render an earlier answer in another way than the last one: only what follows it counts.
         messages = [_QUESTION, {"role": "assistant", "content": _MARK}, *replies]
-        options = {**self._kwargs, "tokenize": False, "add_generation_prompt": True}
-        text = apply_template(self._renderer, self._prepare(messages), **options)
+        text = self._fill_template(messages, add_generation_prompt=True)
         _, mark, after = text.partition(_MARK)
         if not mark:
             raise EpisodeError(
                 "the chat template leaves out the model's answers. Fix: set `model.chat_template` to another"
             )
-        if self.processor is None:
-            return list(self.tokenizer(after, add_special_tokens=False)["input_ids"])
-        return self._encode(after, images_of(replies), add_special_tokens=False)
+        return self._encode(after, images_of(replies))
 
-    def _prepare(self, messages: Sequence[Message]) -> list[Message]:
-        return list(messages) if self.processor is None else in_parts(messages)
+    def _fill_template(self, messages: Sequence[Message], **options: Any) -> str:
+        options = {**self._kwargs, "tokenize": False, **options}
+        messages = in_parts(messages) if self.reads_images else list(messages)
+        return str(apply_template(self._renderer, messages, **options))
 
     def _render(self, messages: Sequence[Message], **options: Any) -> list[int]:
-        options = {**self._kwargs, **options}
-        if self.processor is None:
-            options |= {"tokenize": True, "return_dict": True}
-            return list(apply_template(self.tokenizer, list(messages), **options)["input_ids"])
-        text = apply_template(self.processor, in_parts(messages), tokenize=False, **options)
-        adds = not begins_itself(self.tokenizer, text)
+        text = self._fill_template(messages, **options)
+        # As `apply_chat_template` of processors does, and not that of tokenizers.
+        adds = self.reads_images and not begins_itself(self.tokenizer, text)
         return self._encode(text, images_of(messages), add_special_tokens=adds)
 
-    def _encode(self, text: str, images: Sequence[Any], **options: Any) -> list[int]:
+    def _encode(
+        self, text: str, images: Sequence[Any], *, add_special_tokens: bool = False
+    ) -> list[int]:
         """Return the tokens of a text in which images have their places.
 
         Raises:
             EpisodeError: The processor refuses them.
         """
-        processor: Any = self.processor
+        if not self.reads_images:
+            return self.encode_text(text)
         try:
-            encoded = processor(text=[text], images=[list(images)] if images else None, **options)
+            encoded = self._renderer(
+                text=[text],
+                images=[list(images)] if images else None,
+                add_special_tokens=add_special_tokens,
+            )
         except Exception as error:  # processors raise what they meet in images
             sizes = ", ".join(f"{each.width}x{each.height}" for each in images)
             raise EpisodeError(
@@ -201,6 +199,20 @@ class Dialogue:
                 "Fix: return images of another size, or change `model.processor`"
             ) from error
         return list(encoded["input_ids"][0])
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the tokens of a text, without any that the tokenizer would add."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Return a call as the chat template writes it; None if it cannot be cut out of the dialogue."""
+        messages = [_QUESTION, _make_call(name, dict(arguments))]
+        start = self._fill_template(messages[:1], add_generation_prompt=True)
+        whole = self._fill_template(messages, add_generation_prompt=False)
+        if not whole.startswith(start):
+            return None
+        text = whole[len(start) :]
+        return text.rpartition(self.tokenizer.eos_token)[0] or text
 
     def read_answer(
         self, token_ids: Sequence[int], context: Sequence[int], tools: Sequence[Tool]
@@ -250,12 +262,18 @@ class Dialogue:
             text = text.replace(mark, "[image]")
         # A text that is far too long would take long to tokenize.
         parts = [text] if len(text) <= 64 * most else [text[: 32 * most], text[-32 * most :]]
-        ids = [self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts]
+        ids = list(map(self.encode_text, parts))
         if len(parts) == 1 and len(ids[0]) <= most:
             return text, False
-        mark = self.tokenizer(_LEFT_OUT, add_special_tokens=False)["input_ids"]
-        half = max((most - len(mark)) // 2, 1)
-        return self.tokenizer.decode([*ids[0][:half], *mark, *ids[-1][-half:]]), True
+        middle = self.encode_text(_LEFT_OUT)
+        half = max((most - len(middle)) // 2, 1)
+        return self.tokenizer.decode([*ids[0][:half], *middle, *ids[-1][-half:]]), True
+
+
+def _make_call(name: str, arguments: dict[str, Any]) -> Message:
+    """Return the message of a call."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def _repair(value: Any) -> Any:

@@ -84,8 +84,10 @@ class Player:
             seed: Of the recipe; with a row's number it seeds the row's environment.
         """
         self.config = config
-        self._dialogue = dialogue
+        self.dialogue = dialogue
         self._caller = Caller(dialogue.reads_images)
+        self.reads_images = dialogue.reads_images
+        """Whether messages may hold images."""
         self._tools = tools
         self._sources = sources
         self._max_tokens = max_tokens
@@ -93,11 +95,6 @@ class Player:
         self._has_warned = False
         self.waited_s = 0.0
         """Seconds spent so far on waiting for tools and environments."""
-
-    @property
-    def reads_images(self) -> bool:
-        """Whether messages may hold images."""
-        return self._dialogue.reads_images
 
     @property
     def tool_names(self) -> list[str]:
@@ -123,7 +120,7 @@ class Player:
             self._reset(episodes, rows)
             for episode in episodes:
                 filled = episode.prompt
-                episode.prompt_ids = self._dialogue.encode_prompt(filled, episode.tools)
+                episode.prompt_ids = self.dialogue.encode_prompt(filled, episode.tools)
                 episode.prompt, episode.images = without_images(filled), images_of(filled)
                 episode.images_read = episode.prompt_images = len(episode.images)
         except BaseException:
@@ -273,10 +270,10 @@ class Player:
             episode.logprobs = [*(episode.logprobs or []), *sampled.logprobs[number][: len(ids)]]
         if sampled.entropies is not None:
             episode.entropies += sampled.entropies[number][: len(ids)]
-        is_complete = bool(ids) and ids[-1] in self._dialogue.stops
+        is_complete = bool(ids) and ids[-1] in self.dialogue.stops
         if not is_complete:
             episode.end = "tokens" if len(episode.token_ids) >= self._max_tokens else "cut_off"
-        answer = self._dialogue.read_answer(ids, context, episode.tools if is_complete else ())
+        answer = self.dialogue.read_answer(ids, context, episode.tools if is_complete else ())
         episode.messages.append(answer.message)
         return answer
 
@@ -288,7 +285,7 @@ class Player:
             episode.end = "turns"
         if episode.end is not None:
             return
-        ids = self._dialogue.encode_replies(messages)
+        ids = self.dialogue.encode_replies(messages)
         # At least one token of an answer has to fit.
         if len(episode.token_ids) + len(ids) >= self._max_tokens:
             episode.end = "tokens"
@@ -370,7 +367,7 @@ class Player:
         return self._shorten(episode, f"Error: {outcome.fault}" if failure else outcome.value)
 
     def _shorten(self, episode: Episode, content: Content) -> Content:
-        shortened, was_long = self._dialogue.shorten(content, self.config.max_result_tokens)
+        shortened, was_long = self.dialogue.shorten(content, self.config.max_result_tokens)
         episode.shortened += was_long
         return shortened
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -10,9 +10,6 @@ from typing import Any
 from grpo_cli.environments.agents import (
     GOLD,
     AgentResult,
-    Answers,
-    Gold,
-    Script,
     Totals,
     make_agents,
     play_agent,
@@ -28,10 +25,11 @@ from grpo_cli.environments.instances import (
     try_tool,
     watch_output,
 )
-from grpo_cli.environments.player import find_rows, open_player
+from grpo_cli.environments.player import Player, find_rows, open_player
 from grpo_cli.environments.registry import open_kind
 from grpo_cli.errors import GrpoError
 from grpo_cli.issues import Issue
+from grpo_cli.models.processor import tokenizer_of
 from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import spread
@@ -112,7 +110,8 @@ def try_environments(
     recipe: Recipe,
     rows: Sequence[Row],
     *,
-    script: Script | None,
+    processing_class: Any,
+    stops: Sequence[int],
     score: Totals,
     all_rows: bool = False,
     on_progress: Progress = lambda what: None,
@@ -122,7 +121,8 @@ def try_environments(
     Args:
         recipe: With tools or an environment.
         rows: With `prompt` and `row_id`; none if the data is not at hand.
-        script: Writes what agents answer; None if there is no tokenizer, so that no agent plays.
+        processing_class: As for `open_player`; None if there is none, so that no agent plays.
+        stops: Tokens that end an answer.
         score: Gives the recipe's rewards for episodes.
         all_rows: Play all rows, even if it takes long to reset an environment.
         on_progress: Called with a description of each part before it begins.
@@ -135,17 +135,18 @@ def try_environments(
         skipped = "no agent played: there are errors to correct first"
     elif not rows:
         skipped = "no agent played: the rows of the dataset are not on this machine"
-    elif script is None:
+    elif processing_class is None:
         skipped = "no agent played, and no tokens were counted: the model's tokenizer is not on this machine"
     else:
         trial = Trial("environment" if recipe.environment else "tools", 0.0)
         rows = rows if all_rows else _limit_rows(trial, rows, trials)
         with watch_output(trial):
-            agents, found = _play_agents(recipe, rows, script, score, trial, trials, on_progress)
+            player = open_player(recipe, processing_class, stops=stops)
+            agents, found = _play_agents(recipe, rows, player, score, trial, trials, on_progress)
         trials.append(trial)
         problems += [*found, *trial.issues.values()]
     texts = [text for trial in trials for text in trial.results]
-    tokens = [script.count(text) for text in texts] if script is not None else []
+    tokens = _count_tokens(texts, processing_class)
     problems += _check_lengths(tokens, recipe)
     unique = list({problem.seen: problem for problem in reversed(problems)}.values())[::-1]
     return EnvironmentTestResult(
@@ -270,6 +271,14 @@ def _sum_up(trials: Iterable[Trial]) -> dict[str, Latency]:
     return {name: Latency(len(spent), median(spent), max(spent)) for name, spent in seconds.items()}
 
 
+def _count_tokens(texts: Sequence[str], processing_class: Any) -> list[int]:
+    """Return how many tokens each text is; none without a tokenizer."""
+    if processing_class is None:
+        return []
+    tokenizer = tokenizer_of(processing_class)
+    return [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+
+
 def _check_lengths(tokens: Sequence[int], recipe: Recipe) -> Iterator[Issue]:
     """Find results that are shortened."""
     most = recipe.episode.max_result_tokens
@@ -296,7 +305,7 @@ def _limit_rows(trial: Trial, rows: Sequence[Row], tried: Iterable[Trial]) -> Se
 def _play_agents(
     recipe: Recipe,
     rows: Sequence[Row],
-    script: Script,
+    opening: AbstractContextManager[Player],
     score: Totals,
     trial: Trial,
     trials: Sequence[Trial],
@@ -306,15 +315,13 @@ def _play_agents(
     results: list[AgentResult] = []
     played: dict[str, list[Episode]] = {}
     try:
-        with open_player(
-            recipe, script.processor or script.tokenizer, stops=script.stops
-        ) as player:
+        with opening as player:
             has_gold = any(each.has_gold for each in trials)
-            agents: dict[str, Answers] = {GOLD: Gold(script)} if has_gold else {}
-            agents |= make_agents(script, has_tools=any(each.tools for each in trials))
+            has_tools = any(each.tools for each in trials)
+            agents = make_agents(player.dialogue, has_gold=has_gold, has_tools=has_tools)
             for name, answers in agents.items():
                 on_progress(f"playing the agent {name}")
-                result, episodes = play_agent(player, rows, script, name, answers, score)
+                result, episodes = play_agent(player, rows, name, answers, score)
                 results.append(result)
                 played[name] = episodes
     except GrpoError as error:

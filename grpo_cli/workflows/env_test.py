@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_cli.checks.contents import reward_context
 from grpo_cli.checks.recipe_checks import CheckedRecipe
-from grpo_cli.environments.agents import Script, Totals
+from grpo_cli.environments.agents import Totals
 from grpo_cli.environments.episode import Episode
 from grpo_cli.environments.testing import (
     ROWS,
@@ -54,11 +54,12 @@ def try_recipe(
     with checked.loaded.placing_errors():
         rewards = build_rewards(recipe.rewards, reward_context(recipe))
     on_progress("loading the tokenizer")
-    script = _make_script(recipe)
+    processing_class, stops = _load_tokenizer(recipe)
     result = try_environments(
         recipe,
         chosen,
-        script=script,
+        processing_class=processing_class,
+        stops=stops,
         score=_scorer(rewards, reads_images=recipe.has_images),
         all_rows=rows is not None,
         on_progress=on_progress,
@@ -77,20 +78,18 @@ def _choose_rows(recipe: Recipe, most: int) -> list[dict[str, Any]]:
     return list(data.select(spread(len(data), most)))
 
 
-def _make_script(recipe: Recipe) -> Script | None:
-    """Return what writes answers with the model's tokenizer; None if it is not on this machine."""
+def _load_tokenizer(recipe: Recipe) -> tuple[Any, Sequence[int]]:
+    """Return the model's tokenizer or processor, None if it is not on this machine; and what ends its answers."""
     from grpo_cli.fast.completions import all_eos_token_ids
     from grpo_cli.models.loading import load_generation_config
     from grpo_cli.models.processor import load_processing_class, tokenizer_of
 
     try:
         processing_class = load_processing_class(recipe.model, has_images=recipe.has_images)
-        tokenizer = tokenizer_of(processing_class)
-        stops = all_eos_token_ids(load_generation_config(recipe.model), tokenizer)
+        generation_config = load_generation_config(recipe.model)
     except SetupError:
-        return None
-    kwargs = recipe.generation.extras.get("chat_template_kwargs") or {}
-    return Script(tokenizer, stops, kwargs, processing_class)
+        return None, ()
+    return processing_class, all_eos_token_ids(generation_config, tokenizer_of(processing_class))
 
 
 def _scorer(rewards: Sequence[Reward], *, reads_images: bool) -> Totals:
