@@ -2,33 +2,22 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from grpo_cli.environments.contract import (
-    Environment,
-    EnvironmentParams,
-    EnvironmentSource,
-    EpisodeError,
-    Reward,
-)
+from grpo_cli.environments.contract import EpisodeError, Reward
 from grpo_cli.environments.kinds.function import find_path_faults
 from grpo_cli.environments.kinds.remote import (
+    RemoteEnvironment,
+    RemoteEnvironmentParams,
     RemoteHost,
-    RemoteSession,
-    find_interpreter_faults,
-    open_host,
 )
 from grpo_cli.issues import Issue
-from grpo_cli.recipe.base import Number
 from grpo_cli.user_code import is_file
 
-_CHILD = Path(__file__).with_name("openenv_child.py")
 
-
-class OpenEnvEnvironmentParams(EnvironmentParams):
+class OpenEnvEnvironmentParams(RemoteEnvironmentParams):
     """Acts in an environment of OpenEnv: a class of yours or a package's, or a server that runs.
 
     OpenEnv's dependencies clash with this package's, so it has an interpreter of its own: make one by
@@ -43,9 +32,8 @@ class OpenEnvEnvironmentParams(EnvironmentParams):
     """
 
     kind: ClassVar[str] = "openenv"
+    script: ClassVar[str] = "openenv_child.py"
 
-    python: str
-    """The interpreter with OpenEnv, such as `openenv/bin/python`, relative to the recipe."""
     path: str | None = None
     """`file.py:Class`, relative to the recipe, or `package.module:Class`: an `Environment` of OpenEnv."""
     url: str | None = None
@@ -58,20 +46,16 @@ class OpenEnvEnvironmentParams(EnvironmentParams):
     """The field of an observation that the model reads; leave out for all, as JSON if there are several."""
     columns: tuple[str, ...] = ()
     """Columns of the row that `reset` gets beside `seed`."""
-    timeout_s: Number = Field(default=120.0, gt=0)
-    """Longest that the process may take to start, or to answer, in seconds; `episode.tool_timeout_s` limits a step
-    too."""
 
     def problems(self) -> list[Issue]:
         """Report an interpreter or a class that is not there; starts nothing."""
-        return list(self._find_faults())
+        return [*super().problems(), *self._find_faults()]
 
     def _find_faults(self) -> Iterator[Issue]:
-        yield from find_interpreter_faults(self.python, "openenv")
         if bool(self.path) == bool(self.url):
             seen = "both `path` and `url` are set" if self.url else "there is no environment"
             fix = "set `path: file.py:Class`, or `url`, not both"
-            yield Issue(seen, fix, "url" if self.url else "path")
+            yield Issue(seen, fix, self.named_by)
         elif self.path and is_file(self.path.rpartition(":")[0]):
             yield from find_path_faults(self.path)
 
@@ -79,38 +63,32 @@ class OpenEnvEnvironmentParams(EnvironmentParams):
         """Return `columns`."""
         return self.columns
 
-    def open(self) -> EnvironmentSource:
-        """Start the process, and make an environment as a trial."""
-        if faults := self.problems():
-            raise EpisodeError(str(faults[0]), faults[0].path)
-        host = RemoteHost(self.python, _CHILD, self.timeout_s)
+    @property
+    def named_by(self) -> str:
+        """The parameter that names the environment."""
+        return "url" if self.url else "path"
 
-        def make() -> OpenEnvEnvironment:
-            session = host.open(path=self.path, url=self.url, kwargs=self.kwargs)
-            return OpenEnvEnvironment(self, session)
-
-        open_host(host, make, "openenv", self.python, "path" if self.path else "url")
-        return EnvironmentSource(make, close=host.close)
+    def make(self, host: RemoteHost) -> "OpenEnvEnvironment":
+        """Make the environment of an episode."""
+        return OpenEnvEnvironment(self, host)
 
 
-class OpenEnvEnvironment(Environment):
+class OpenEnvEnvironment(RemoteEnvironment):
     """A session of the process."""
 
-    takes_text = True
-
-    def __init__(self, params: OpenEnvEnvironmentParams, session: RemoteSession) -> None:
-        self._params, self._session = params, session
+    def __init__(self, params: OpenEnvEnvironmentParams, host: RemoteHost) -> None:
+        super().__init__(host, path=params.path, url=params.url, kwargs=params.kwargs)
+        self._params = params
         self._rewards: list[float] = []
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str:
         """Reset it; return its first observation."""
         arguments = {"seed": seed, **{name: row[name] for name in self._params.columns}}
-        result = self._session.ask("reset", arguments=arguments)
-        return self._read(result)
+        return self._read(self.ask("reset", arguments=arguments))
 
     def step(self, text: str) -> tuple[str, bool]:
         """Take an action."""
-        result = self._session.ask("step", action=self._make_action(text))
+        result = self.ask("step", action=self._make_action(text))
         return self._read(result), bool(result["done"])
 
     def _make_action(self, text: str) -> Mapping[str, Any]:
@@ -139,7 +117,3 @@ class OpenEnvEnvironment(Environment):
     def reward(self) -> Reward | None:
         """Return the sum of all rewards; None if there were none."""
         return sum(self._rewards) if self._rewards else None
-
-    def close(self) -> None:
-        """Close the session."""
-        self._session.close()

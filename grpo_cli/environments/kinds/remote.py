@@ -7,15 +7,23 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from grpo_cli.environments.contract import Environment, EpisodeError, ProcessEndedError
+from pydantic import Field
+
+from grpo_cli.environments.contract import (
+    Environment,
+    EnvironmentParams,
+    EnvironmentSource,
+    EpisodeError,
+    ProcessEndedError,
+)
 from grpo_cli.issues import Issue
 from grpo_cli.processes import reaped_stdio
+from grpo_cli.recipe.base import Number
 
 _CHILD = Path(__file__).with_name("remote_child.py")
 _LONGEST_LINE = 4096
@@ -105,25 +113,22 @@ class RemoteProcess:
     def _read(self) -> None:
         with self._stdout:
             for line in self._stdout:
-                with self._lock:
-                    reply, waiting = self._match(line)
-                if waiting is None:
-                    continue
-                if "error" in reply:
-                    waiting.set_exception(EpisodeError(reply["error"]))
-                else:
-                    waiting.set_result(reply["result"])
+                self._take_reply(line)
         self._has_ended = True
         self._process.wait()
         self._fail_all()
 
-    def _match(self, line: str) -> tuple[Any, Future[Any] | None]:
-        """Return a reply and who waits for it; nobody for what another program or the interpreter prints."""
+    def _take_reply(self, line: str) -> None:
         try:
             reply = json.loads(line)
-            return reply, self._waiting.pop(reply["id"])
+            with self._lock:
+                waiting = self._waiting.pop(reply["id"])
         except (ValueError, TypeError, KeyError):
-            return None, None
+            return  # printed by another program or the interpreter
+        if "error" in reply:
+            waiting.set_exception(EpisodeError(reply["error"]))
+        else:
+            waiting.set_result(reply["result"])
 
     def _fail_all(self) -> None:
         why = self._stderr.get() or f"exit code {self._process.poll()}"
@@ -152,14 +157,14 @@ class RemoteHost:
         self._process: RemoteProcess | None = None
         self._sessions = itertools.count()
 
-    def open(self, **arguments: Any) -> "RemoteSession":
-        """Open a session with the arguments of the script's `open_session`."""
+    def open(self, **arguments: Any) -> tuple[RemoteProcess, int]:
+        """Open a session with the arguments of the script's `open_session`; return the process and its number."""
         with self._lock:
             if self._process is None or self._process.has_ended:
                 self._process = self._start()
             process, number = self._process, next(self._sessions)
         process.ask(number, "open", **arguments)
-        return RemoteSession(process, number)
+        return process, number
 
     def close(self) -> None:
         """End the process."""
@@ -167,50 +172,75 @@ class RemoteHost:
             self._process.close()
 
 
-class RemoteSession:
+class RemoteEnvironment(Environment):
     """A session of the process."""
 
-    def __init__(self, process: RemoteProcess, number: int) -> None:
-        self._process, self._number = process, number
+    takes_text = True
+
+    def __init__(self, host: RemoteHost, **arguments: Any) -> None:
+        """Open a session with the arguments of the script's `open_session`."""
+        self._process, self._number = host.open(**arguments)
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """Call a method of the session, and return its result."""
         return self._process.ask(self._number, do, **arguments)
 
     def close(self) -> None:
-        """Close it, unless the process has ended."""
+        """Close the session, unless the process has ended."""
         if not self._process.has_ended:
-            self.ask("close")
+            self._process.ask(self._number, "close")
 
 
-def open_host(
-    host: RemoteHost, make: Callable[[], Environment], package: str, python: str, path: str
-) -> None:
-    """Make an environment of `package` as a trial; close the process if that fails.
+class RemoteEnvironmentParams(EnvironmentParams):
+    """An environment of a package that has an interpreter of its own, in which a script opens its sessions."""
 
-    Raises:
-        EpisodeError: It cannot be made; `path` is the parameter that names it.
-    """
-    try:
-        make().close()
-    except EpisodeError as error:
-        host.close()
-        issue = error.as_issue()
-        if f"No module named '{package}" in str(error):
-            fix, path = f"{python} -m pip install {package}", "python"
+    script: ClassVar[str]
+    """The name of the script, which lies beside this file."""
+
+    python: str
+    """The interpreter that has the package, such as `venv/bin/python`, relative to the recipe."""
+    timeout_s: Number = Field(default=120.0, gt=0)
+    """Longest that the process may take to start, or to answer, in seconds; `episode.tool_timeout_s` limits a step
+    too."""
+
+    def problems(self) -> list[Issue]:
+        """Report an interpreter that is not there; starts nothing."""
+        if shutil.which(self.python) is not None:
+            return []
+        name = self.kind
+        fix = f"make it by `python3 -m venv {name} && {name}/bin/pip install {name}`"
+        return [Issue(f"there is no interpreter {self.python}", fix, "python")]
+
+    def make(self, host: RemoteHost) -> Environment:
+        """Make the environment of an episode."""
+        raise NotImplementedError
+
+    def open(self) -> EnvironmentSource:
+        """Start the process, and make an environment as a trial."""
+        if faults := self.problems():
+            raise EpisodeError(str(faults[0]), faults[0].path)
+        host = RemoteHost(self.python, Path(__file__).with_name(self.script), self.timeout_s)
+        try:
+            self.make(host).close()
+        except EpisodeError as error:
+            host.close()
+            raise self._explain(error) from error
+        return EnvironmentSource(partial(self.make, host), close=host.close)
+
+    def _explain(self, error: EpisodeError) -> EpisodeError:
+        """Return why no environment can be made, and what to do about it."""
+        issue, path = error.as_issue(), "python"
+        if f"No module named '{self.kind}" in str(error):
+            fix = f"{self.python} -m pip install {self.kind}"
         elif isinstance(error, ProcessEndedError):
-            fix, path = f"name the interpreter of an environment with {package}", "python"
+            fix = f"name the interpreter of an environment with {self.kind}"
         else:
-            fix, path = issue.fix or f"correct `{path}`", issue.path or path
-        raise EpisodeError(
-            f"the environment of {package} cannot be made: {issue.seen.rstrip('.')}. Fix: {fix}",
-            path,
-        ) from error
+            path = issue.path or self.named_by
+            fix = issue.fix or f"correct `{path}`"
+        seen = f"the environment of {self.kind} cannot be made: {issue.seen.rstrip('.')}"
+        return EpisodeError(f"{seen}. Fix: {fix}", path)
 
-
-def find_interpreter_faults(python: str, package: str) -> list[Issue]:
-    """Report an interpreter that is not there."""
-    if shutil.which(python) is not None:
-        return []
-    fix = f"make it by `python3 -m venv {package} && {package}/bin/pip install {package}`"
-    return [Issue(f"there is no interpreter {python}", fix, "python")]
+    @property
+    def named_by(self) -> str:
+        """The parameter that names the environment."""
+        raise NotImplementedError
