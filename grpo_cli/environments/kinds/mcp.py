@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -263,18 +262,19 @@ class McpSession:
 
     def connect(self) -> None:
         """Start the server, or connect to it."""
-        settle(self._ask(_wait_for_nothing))
+        settle(self._ask(lambda client: asyncio.sleep(0)))
 
     def list_tools(self) -> list[Any]:
         """Return all tools of the server."""
-        tools: list[Any] = []
-        cursor = None
-        while True:
-            page = settle(self._ask(partial(_list_page, cursor=cursor)))
-            tools += page.tools
-            cursor = page.next_cursor
-            if cursor is None:
-                return tools
+        tools, cursor = self._list_page(None)
+        while cursor is not None:
+            more, cursor = self._list_page(cursor)
+            tools += more
+        return tools
+
+    def _list_page(self, cursor: str | None) -> tuple[list[Any], str | None]:
+        page = settle(self._ask(lambda client: client.list_tools(cursor=cursor)))
+        return list(page.tools), page.next_cursor
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Call a tool; return its result: text, or parts if it has images."""
@@ -328,7 +328,7 @@ class McpSession:
     async def _connect(self) -> "_Connection":
         connection = _Connection(self._server)
         try:
-            await asyncio.wait_for(connection.start(), self._server.timeout_s)
+            await connection.ready
         except Exception as error:  # of the server, or of the way to it
             await connection.stop()
             reason = connection.describe(error)
@@ -358,19 +358,13 @@ class _Connection:
         self._server = server
         self._stderr = LastLine()
         self._stopping = asyncio.Event()
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once it is connected, or cannot be."""
         self._task = asyncio.create_task(self._serve())
-
-    async def start(self) -> None:
-        """Wait until it is connected."""
-        await asyncio.shield(self._ready)
 
     async def stop(self) -> None:
         """Leave the client, and wait until the server has ended."""
         self._stopping.set()
-        if not self._ready.done():
-            self._ready.cancel()
-            self._task.cancel()
         await asyncio.wait([self._task])
 
     def describe(self, error: BaseException) -> str:
@@ -385,12 +379,16 @@ class _Connection:
 
     async def _serve(self) -> None:
         try:
-            async with self._make_client() as self.client:
-                self._ready.set_result(None)
+            async with (
+                asyncio.timeout(self._server.timeout_s) as limit,
+                self._make_client() as self.client,
+            ):
+                limit.reschedule(None)
+                self.ready.set_result(None)
                 await self._stopping.wait()
         except Exception as error:  # once it was ready, calls have failed of the same
-            if not self._ready.done():
-                self._ready.set_exception(error)
+            if not self.ready.done():
+                self.ready.set_exception(error)
         finally:
             self._stderr.file.close()
 
@@ -408,14 +406,6 @@ class _Connection:
         process = StdioServerParameters(command=first, args=others, env=dict(server.env))
         transport = stdio_client(process, self._stderr.file)
         return Client(transport, read_timeout_seconds=server.timeout_s)
-
-
-async def _wait_for_nothing(client: "Client") -> None:
-    """Ask nothing: the client is connected by then."""
-
-
-async def _list_page(client: "Client", cursor: str | None) -> Any:
-    return await client.list_tools(cursor=cursor)
 
 
 def _read_content(result: Any) -> str:
