@@ -16,20 +16,23 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "grpo.environments"
-TOOLS = {
-    "function": "function.FunctionToolParams",
-    "python_code": "python_code.PythonCodeToolParams",
-    "mcp": "mcp.McpToolParams",
+KINDS = {
+    "tools": {
+        "function": "function.FunctionToolParams",
+        "python_code": "python_code.PythonCodeToolParams",
+        "mcp": "mcp.McpToolParams",
+    },
+    "environment": {
+        "python": "python.PythonEnvironmentParams",
+        "reasoning_gym": "reasoning_gym.ReasoningGymEnvironmentParams",
+        "textarena": "textarena.TextArenaEnvironmentParams",
+        "mcp": "mcp.McpEnvironmentParams",
+        "openenv": "openenv.OpenEnvEnvironmentParams",
+        "verifiers": "verifiers.VerifiersEnvironmentParams",
+    },
 }
-"""The kinds of tools of this package, each with its module in `kinds/` and its class."""
-ENVIRONMENTS = {
-    "python": "python.PythonEnvironmentParams",
-    "reasoning_gym": "reasoning_gym.ReasoningGymEnvironmentParams",
-    "textarena": "textarena.TextArenaEnvironmentParams",
-    "mcp": "mcp.McpEnvironmentParams",
-    "openenv": "openenv.OpenEnvEnvironmentParams",
-    "verifiers": "verifiers.VerifiersEnvironmentParams",
-}
+"""The kinds of this package by section of the recipe, each with its module in `kinds/` and its class."""
+_BASES: dict[str, Any] = {"tools": ToolParams, "environment": EnvironmentParams}
 
 
 def find_kind(section: str, name: str) -> Any:
@@ -38,24 +41,19 @@ def find_kind(section: str, name: str) -> Any:
     Raises:
         EpisodeError: The package that adds the kind cannot be imported, or adds something else.
     """
-    built_in, base = _of(section)
-    if name in built_in:
-        module, _, owner = built_in[name].partition(".")
+    if name in KINDS[section]:
+        module, _, owner = KINDS[section][name].partition(".")
         return getattr(importlib.import_module(f"grpo_cli.environments.kinds.{module}"), owner)
     entry = added_kinds(ENTRY_POINT_GROUP).get(name)
     params = _load(entry) if entry is not None else None
-    return params if params is not None and issubclass(params, base) else None
+    return params if params is not None and issubclass(params, _BASES[section]) else None
 
 
 def kind_names(section: str) -> list[str]:
     """Return the names of all kinds of a section; imports none that is built in."""
-    built_in, base = _of(section)
-    added = [
-        name
-        for name, entry in added_kinds(ENTRY_POINT_GROUP).items()
-        if issubclass(_load(entry), base)
-    ]
-    return [*built_in, *added]
+    added = added_kinds(ENTRY_POINT_GROUP).items()
+    own = [name for name, entry in added if issubclass(_load(entry), _BASES[section])]
+    return [*KINDS[section], *own]
 
 
 def list_kinds(section: str) -> list[KindDescription]:
@@ -69,19 +67,14 @@ def describe_kind(kind: str) -> dict[str, KindDescription]:
     Raises:
         UsageError: There is no such kind.
     """
-    sections = ("tools", "environment")
-    found = {each: find_kind(each, kind) for each in sections}
+    found = {section: find_kind(section, kind) for section in KINDS}
     described = {each: describe(kind, params) for each, params in found.items() if params}
     if not described:
-        names = list(dict.fromkeys(name for each in sections for name in kind_names(each)))
+        names = list(dict.fromkeys(name for each in KINDS for name in kind_names(each)))
         close = nearest(kind, names)
         fix = f"grpo env show {close}" if close else f"choose one of {', '.join(names)}"
         raise UsageError(f"there is no kind of tool or environment `{kind}`. Fix: {fix}")
     return described
-
-
-def _of(section: str) -> tuple[dict[str, str], Any]:
-    return (TOOLS, ToolParams) if section == "tools" else (ENVIRONMENTS, EnvironmentParams)
 
 
 def _load(entry: "EntryPoint") -> Any:

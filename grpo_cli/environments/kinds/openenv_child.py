@@ -4,7 +4,6 @@ Imports nothing of `grpo_cli`.
 """
 
 import importlib
-import importlib.util
 import os
 import sys
 import typing
@@ -64,10 +63,4 @@ def _load(path: str) -> Any:
     if not source.endswith(".py"):
         return getattr(importlib.import_module(source), name)
     sys.path.append(os.path.dirname(os.path.abspath(source)))
-    module_name = os.path.basename(source)[:-3]
-    if module_name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module_name, source)
-        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-        sys.modules[module_name] = module
-        spec.loader.exec_module(module)  # type: ignore[union-attr]
-    return getattr(sys.modules[module_name], name)
+    return getattr(sys.modules["__main__"].load_file(source), name)

@@ -25,21 +25,24 @@ _sessions: "dict[int, Any]" = {}
 def _answer(request: "dict[str, Any]") -> Any:
     session, do, arguments = request["session"], request["do"], request["arguments"]
     if do == "open":
-        _sessions[session] = _load(sys.argv[1]).open_session(**arguments)
+        _sessions[session] = load_file(sys.argv[1]).open_session(**arguments)
         return None
     if do == "close":
         return _sessions.pop(session).close()
     return getattr(_sessions[session], do)(**arguments)
 
 
-def _load(path: str) -> Any:
-    """Import the file, unless it was."""
+def load_file(path: str) -> Any:
+    """Import a file, unless it was."""
     name = os.path.basename(path)[:-3]
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-        spec.loader.exec_module(module)  # type: ignore[union-attr]
-        sys.modules[name] = module
+        sys.modules[name] = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+        try:
+            spec.loader.exec_module(sys.modules[name])  # type: ignore[union-attr]
+        except BaseException:
+            del sys.modules[name]
+            raise
     return sys.modules[name]
 
 
