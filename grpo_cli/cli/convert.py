@@ -11,6 +11,7 @@ from grpo_cli.errors import ExitCode
 
 if TYPE_CHECKING:
     from grpo_cli.convert.conversion import Conversion
+    from grpo_cli.convert.key_report import KeyReport
 
 
 def convert(
@@ -58,37 +59,36 @@ def _print_conversion(converted: "Conversion") -> None:
         stderr().print("what TRL's command line cannot express:")
     for key, reason in converted.lost:
         stderr().print(f"  {key}: {reason}")
-    if converted.to != "trl":
-        _print_keys(converted)
+    if converted.report is not None:
+        _print_keys(converted.source, converted.report)
     print_problems(converted.problems)
     _print_verdict(converted)
 
 
-def _print_keys(converted: "Conversion") -> None:
+def _print_keys(source: Path, report: "KeyReport") -> None:
     from rich.text import Text
 
     from grpo_cli.cli.output import stderr
     from grpo_cli.units import count_noun
 
-    console, known = stderr(), converted.recognition
-    if known is not None:
-        how = f"recognised by {', '.join(known.signs)}" if known.signs else "as --from says"
-        console.print(f"{converted.source}: a config of {known.tool} ({how})")
+    console = stderr()
+    how = f"recognised by {', '.join(report.signs)}" if report.signs else "as --from says"
+    console.print(f"{source}: a config of {report.tool} ({how})")
     moved = [
         entry
-        for entry in converted.mapped
-        if (entry.target or "").rpartition(".")[2] != entry.key.rpartition(".")[2]
+        for entry in report.entries
+        if entry.target and entry.target.rpartition(".")[2] != entry.key.rpartition(".")[2]
     ]
     if moved:
         console.print(f"{count_noun(len(moved), 'key')} with another name or place:")
     for entry in moved:
         note = f" ({entry.note})" if entry.note else ""
         console.print(f"  {entry.key} → {entry.target}{note}")
-    if converted.dropped:
-        console.print(f"{count_noun(len(converted.dropped), 'key')} dropped:")
-    for entry in converted.dropped:
+    if report.dropped:
+        console.print(f"{count_noun(len(report.dropped), 'key')} dropped:")
+    for entry in report.dropped:
         console.print(f"  {entry.location}: {entry.key}: {entry.note}")
-    for target, text in converted.to_do.items():
+    for target, text in report.to_do.items():
         first_line = text.partition("\n")[0]
         console.print(Text.assemble(("to do: ", "yellow"), f"{target}: {first_line}"))
 
@@ -108,8 +108,8 @@ def _print_verdict(converted: "Conversion") -> None:
         problems = count_noun(errors, "problem")
         text = f"{problems} to fix before the recipe passes `grpo check` ({where})"
         console.print(marked("error", text))
-    elif converted.to_do:
-        lines = count_noun(len(converted.to_do), "TO DO line")
+    elif converted.report is not None and converted.report.to_do:
+        lines = count_noun(len(converted.report.to_do), "TO DO line")
         text = f"{lines} to write before the recipe can be used ({where})"
         console.print(marked("warning", text))
     else:

@@ -3,8 +3,8 @@
 import os
 import re
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,7 +12,7 @@ from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.convert import trl
 from grpo_cli.convert.axolotl import convert_axolotl
 from grpo_cli.convert.datasets import PROMPT_EXAMPLE
-from grpo_cli.convert.key_report import Entry, KeyReport, find, put, write_recipe
+from grpo_cli.convert.key_report import Dialect, KeyReport, find, put, write_recipe
 from grpo_cli.convert.rewards import name_file
 from grpo_cli.convert.script import read_script
 from grpo_cli.convert.to_trl import flatten_recipe
@@ -21,9 +21,7 @@ from grpo_cli.issues import Issue
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.yaml_tree import Node, read_source, read_text
 
-Dialect = Literal["trl", "open-r1", "axolotl"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
-_TOOLS: dict[Dialect, str] = {"trl": "TRL", "open-r1": "open-r1", "axolotl": "axolotl"}
 _CONVERTERS = {
     "trl": trl.convert_trl,
     "open-r1": trl.convert_open_r1,
@@ -48,20 +46,6 @@ _PATHS = ("model.path", "dataset.train", "dataset.eval", "launch.accelerate_conf
 
 
 @dataclass(frozen=True)
-class Recognition:
-    """Which tool a config is for, and the keys by which that was recognised."""
-
-    dialect: Dialect
-    signs: tuple[str, ...]
-    """Empty if the dialect was given."""
-
-    @property
-    def tool(self) -> str:
-        """The tool's name."""
-        return _TOOLS[self.dialect]
-
-
-@dataclass(frozen=True)
 class Conversion:
     """A converted config, and what became of each key."""
 
@@ -75,51 +59,38 @@ class Conversion:
     """What `grpo check` reports on the recipe, or what TRL's script lacks."""
     output: Path | None
     """The file that was written."""
-    recognition: Recognition | None = None
-    """Whose config it was; None for a recipe."""
-    entries: tuple[Entry, ...] = ()
-    """What became of every key of another tool's config."""
-    to_do: dict[str, str] = field(default_factory=dict)
-    """Dotted key of the recipe → what a person has to write there."""
+    report: KeyReport | None = None
+    """What became of every key of another tool's config; None for a recipe."""
     lost: tuple[tuple[str, str], ...] = ()
     """What TRL's command line cannot express of a recipe."""
 
     @property
-    def mapped(self) -> list[Entry]:
-        """The keys that have their effect in the recipe."""
-        return [entry for entry in self.entries if entry.target is not None]
-
-    @property
-    def dropped(self) -> list[Entry]:
-        """The keys that have none, with the reasons."""
-        return [entry for entry in self.entries if entry.target is None]
-
-    @property
     def valid(self) -> bool:
         """Whether what was written can be used as it is: without errors, and nothing is to do."""
-        return not self.to_do and not any(problem.level == "error" for problem in self.problems)
+        is_done = self.report is None or not self.report.to_do
+        return is_done and not any(problem.level == "error" for problem in self.problems)
 
     def as_json(self) -> dict[str, Any]:
         """Return the conversion as plain values, for `--json`."""
-        known = self.recognition
+        report = self.report
         result: dict[str, Any] = {
             "source": str(self.source),
-            "dialect": known.dialect if known else None,
-            "recognised_by": list(known.signs) if known else [],
+            "dialect": report.dialect if report else None,
+            "recognised_by": list(report.signs) if report else [],
             "to": self.to,
             "output": str(self.output) if self.output else None,
             "recipe" if self.to == "recipe" else "config": self.plain,
             "valid": self.valid,
             "problems": [problem.as_json() for problem in self.problems],
         }
-        if self.to == "trl":
+        if report is None:
             return {**result, "lost": [{"key": key, "reason": why} for key, why in self.lost]}
+        mapped = [entry.as_json() for entry in report.entries if entry.target is not None]
         dropped = [
             {"key": entry.key, "line": entry.location.line, "reason": entry.note}
-            for entry in self.dropped
+            for entry in report.dropped
         ]
-        mapped = [entry.as_json() for entry in self.mapped]
-        return {**result, "mapped": mapped, "dropped": dropped, "to_do": self.to_do}
+        return {**result, "mapped": mapped, "dropped": dropped, "to_do": report.to_do}
 
 
 def convert_file(source: Path, dialect: str | None, to: str, output: Path | None) -> Conversion:
@@ -156,7 +127,7 @@ def convert_file(source: Path, dialect: str | None, to: str, output: Path | None
 
 
 def _convert_to_recipe(source: Path, dialect: str | None, output: Path | None) -> Conversion:
-    recognition, report = translate(read_source(source), source, dialect, output)
+    report = translate(read_source(source), source, dialect, output)
     problems, columns = _check(report, source, output)
     is_prompt_made = find(report.recipe, "dataset.prompt.user") or find(
         report.recipe, "dataset.columns.prompt"
@@ -168,9 +139,8 @@ def _convert_to_recipe(source: Path, dialect: str | None, output: Path | None) -
             f"prompt as Jinja over their columns\n{PROMPT_EXAMPLE}",
         )
         problems = tuple(each for each in problems if each.path != "dataset.prompt")
-    text, entries = write_recipe(report, source.name), tuple(report.entries)
-    rest = (recognition, entries, report.to_do)
-    return Conversion(source, "recipe", text, report.recipe, problems, output, *rest)
+    text = write_recipe(report, source.name)
+    return Conversion(source, "recipe", text, report.recipe, problems, output, report)
 
 
 def _convert_to_trl(source: Path, _: str | None, output: Path | None) -> Conversion:
@@ -222,7 +192,7 @@ def _check(
 
 def translate(
     text: str, source: Path, dialect: str | None = None, output: Path | None = None
-) -> tuple[Recognition, KeyReport]:
+) -> KeyReport:
     """Translate a config's text into a recipe, without writing or checking it.
 
     Args:
@@ -238,15 +208,14 @@ def translate(
             cause = f"{source} is a Python script, which only TRL has"
             raise UsageError(f"{cause}. Fix: leave --from out")
         script = read_script(text, source, folders[0])
-        recognition, report = Recognition("trl", script.signs), script.report
+        report = script.report
         trl.convert_trl(report, folders, script.rewards)
         if script.processor:
             report.add("model.processor", script.processor, "AutoProcessor.from_pretrained")
     else:
         tree = read_text(text, str(source))
-        recognition = recognise(tree, dialect, str(source))
-        report = KeyReport(tree, recognition.tool)
-        _CONVERTERS[recognition.dialect](report, folders)
+        report = KeyReport(tree, *recognise(tree, dialect, str(source)))
+        _CONVERTERS[report.dialect](report, folders)
     report.recipe["name"] = _name(report, source)
     if find(report.recipe, "model.path") is None:
         report.to_do.setdefault("model.path", "name the model: a hub id or a folder")
@@ -255,11 +224,11 @@ def translate(
         report.add("model.dtype", "float32", "was bfloat16, which rounds most updates away")
     for target in _PATHS:
         _anchor(report, target, here, folders[0])
-    return recognition, report
+    return report
 
 
-def recognise(tree: Node, dialect: str | None, source: str) -> Recognition:
-    """Return the dialect of a config; `dialect` is the value of `--from`."""
+def recognise(tree: Node, dialect: str | None, source: str) -> tuple[Dialect, Sequence[str]]:
+    """Return the dialect of a config, and the keys that tell it; none if `dialect`, of `--from`, does."""
     if dialect is not None and dialect not in DIALECTS:
         fix = f"--from {nearest(dialect, DIALECTS) or ', '.join(DIALECTS)}"
         raise UsageError(f"there is no dialect `{dialect}`. Fix: use {fix}")
@@ -267,13 +236,13 @@ def recognise(tree: Node, dialect: str | None, source: str) -> Recognition:
         message = "is no config: the top level must be `key: value` lines"
         raise _refuse(tree, message, "name the YAML file that the other tool reads")
     if dialect is not None:
-        return Recognition(dialect, ())
+        return dialect, ()
     if tree.value.keys() & _RECIPE_SIGNS:
         fix = f"check it with `grpo check {source}`, or convert it with `--to trl`"
         raise _refuse(tree, "is a recipe of grpo already", fix)
     for name, signs in _find_signs(tree):
         if signs:
-            return Recognition(name, tuple(signs[:4]))
+            return name, signs[:4]
     listed = ", ".join(["base_model", *_TRL_SIGNS])
     message = f"is no config of TRL, open-r1 or axolotl: it has none of {listed}"
     raise _refuse(tree, message, "say whose it is with --from trl|open-r1|axolotl")

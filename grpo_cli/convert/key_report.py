@@ -1,12 +1,12 @@
 """What became of every key of a config, the recipe built from them, and the YAML that is written."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import yaml
 
@@ -16,6 +16,8 @@ from grpo_cli.recipe.explanation import Path, dotted, locate
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.yaml_tree import Node, write_plain
 
+Dialect = Literal["trl", "open-r1", "axolotl"]
+_TOOLS: dict[Dialect, str] = {"trl": "TRL", "open-r1": "open-r1", "axolotl": "axolotl"}
 EMPTY = "empty, so the default holds"
 
 
@@ -43,10 +45,11 @@ class KeyReport:
     Keys are those of `tree`; entries and comments name the keys of `source`.
     """
 
-    def __init__(self, tree: Node, tool: str) -> None:
-        """Start with an empty recipe for a config; `tool` is named in messages."""
+    def __init__(self, tree: Node, dialect: Dialect, signs: Sequence[str] = ()) -> None:
+        """Start with an empty recipe for a config; `signs` are the keys by which its tool was recognised."""
         self.source = self.tree = tree
-        self.tool = tool
+        self.dialect, self.signs = dialect, signs
+        self.tool = _TOOLS[dialect]
         self.recipe: dict[str, Any] = {}
         self.comments: dict[str, str] = {}
         """Dotted key of the recipe → where its value came from."""
@@ -59,6 +62,11 @@ class KeyReport:
     def entries(self) -> list[Entry]:
         """Every key that was decided, in the order of the source."""
         return sorted(self._entries.values(), key=lambda entry: entry.location)
+
+    @property
+    def dropped(self) -> list[Entry]:
+        """The keys that have no effect in the recipe, with the reasons."""
+        return [entry for entry in self.entries if entry.target is None]
 
     def rename(self, prefixes: Mapping[str, str], names: Mapping[str, str]) -> None:
         """Bring the source to one level, under TRL's names.
@@ -274,7 +282,7 @@ def write_recipe(report: KeyReport, source: str) -> str:
             if f"{target}.".startswith(f"{key}."):
                 lines += _write_to_do(target, text, "  " if lines and target != key else "")
         parts.append(lines)
-    dropped = [(entry.key, entry.note) for entry in report.entries if entry.target is None]
+    dropped = [(entry.key, entry.note) for entry in report.dropped]
     return join_parts([*parts, list_lines("Not taken over:", dropped)])
 
 

@@ -178,12 +178,12 @@ class Script:
         self._path = name_file(source.resolve(), folder)
         self._body = module.body
         self._names = _Names(module)
-        self.report = KeyReport(Node({}, Location(str(source), 1, 1)), "TRL")
+        signs = [f"{name}(…)" for name in _CALLS if self._names.calls(name)]
+        self.report = KeyReport(Node({}, Location(str(source), 1, 1)), "trl", signs)
         self.rewards: dict[str, Reward] = {}
         """Rewards that a config cannot name."""
         self.processor: dict[str, Any] = {}
         """Settings of the processor for images."""
-        self.signs = tuple(f"{name}(…)" for name in _CALLS if self._names.calls(name))
         self._read()
 
     def _read(self) -> None:

@@ -210,21 +210,20 @@ class Caller:
         self, tool: Tool, arguments: Mapping[str, Any], timeout_s: float | None = None
     ) -> Content:
         """Return the result of a tool; a coroutine is cancelled after `timeout_s`."""
-        result = settle(tool.call(**arguments), timeout_s)
-        return self._decode(self._as_content(result), f"{tool.name}()")
+        return self._read(settle(tool.call(**arguments), timeout_s), f"{tool.name}()")
 
     def reset(self, environment: Environment, row: Mapping[str, Any], seed: int) -> Content:
         """Reset an environment for a row of a recipe with this seed; return what it says first."""
         # A copy: other episodes of the row begin with it too, and an environment may change its lists.
         own = copy.deepcopy(dict(row))
         said = environment.reset(own, _row_seed(own, seed))
-        content = self._as_content("" if said is None else said)
-        if said is not None and not isinstance(said, str) and isinstance(content, str) and content:
+        content = self._read("" if said is None else said, "reset()")
+        if said is not None and not isinstance(said, str) and not self._are_parts(said):
             raise BrokenEnvironmentError(
                 f"reset() returned {type(said).__name__}, not text or an image. "
                 "Fix: let it return the first observation, or None if the prompt says all"
             )
-        return self._decode(content, "reset()")
+        return content
 
     def step(self, environment: Environment, answer: str) -> tuple[Content, bool]:
         """Give an answer to an environment; return what it says, and whether the episode is over."""
@@ -235,37 +234,44 @@ class Caller:
                 "Fix: let it return a text, and whether the episode is over: `return text, done`"
             )
         said, is_done = result
-        content = self._as_content("" if said is None else said)
-        return self._decode(content, "step()"), bool(is_done)
+        return self._read("" if said is None else said, "step()"), bool(is_done)
 
-    def _as_content(self, value: Any) -> Content:
-        """Return a result as a message holds it: text, or parts if it has images or is a list of parts.
+    def _read(self, value: Any, name: str) -> Content:
+        """Return what a method returned as a message holds it: text, or parts; images are decoded, to RGB.
 
-        In a recipe with images a list of texts is one of parts too, and what seems to be meant as an image is
-        refused if it is none.
+        In a recipe with images, what seems to be meant as an image is refused if it is none.
         """
-        is_list = isinstance(value, list | tuple)
-        values = value if is_list else [value]
-        has_texts = self.reads_images and is_list and all(isinstance(each, str) for each in values)
-        if has_texts or any(_is_picture(each) or _is_part(each) for each in values):
-            return [_as_part(each) for each in values] or ""
-        meant = filter(_may_be_image, _walk(value)) if self.reads_images else ()
-        for each in meant:
+        if self._are_parts(value):
+            values = value if isinstance(value, list | tuple) else [value]
+            parts = [self._read_part(each, name) for each in values]
+            return (parts or "") if self.reads_images else "\n".join(each["text"] for each in parts)
+        for each in filter(_may_be_image, _walk(value)) if self.reads_images else ():
             raise _no_part(each)
         return as_text(value)
 
-    def _decode(self, content: Content, name: str) -> Content:
-        """Return what a method returned with its images decoded, to RGB."""
-        if isinstance(content, str):
-            return content
+    def _are_parts(self, value: Any) -> bool:
+        """Return whether a value is a part, a list with some or, in a recipe with images, one of texts."""
+        is_list = isinstance(value, list | tuple)
+        values = value if is_list else [value]
+        has_texts = self.reads_images and is_list and all(isinstance(each, str) for each in values)
+        return has_texts or any(_is_picture(each) or _is_part(each) for each in values)
+
+    def _read_part(self, value: Any, name: str) -> dict[str, Any]:
+        if isinstance(value, str):
+            return {"type": "text", "text": as_text(value)}
+        part = {"type": "image", "image": value} if _is_picture(value) else value
+        if not _is_part(part):
+            raise _no_part(part)
+        if part["type"] == "text":
+            return {**part, "text": as_text(part["text"])}
         if self.reads_images:
-            return [_decode_part(part, name) for part in content]
-        if any(part["type"] == "image" and "alt" not in part for part in content):
+            return {"type": "image", "image": _decode(part["image"], name)}
+        if "alt" not in part:
             raise BrokenEnvironmentError(
                 f"{name} returned an image, and the recipe has none. Fix: set `episode.images: true`, with a "
                 "vision-language model, or return text"
             )
-        return "\n".join(part.get("text") or part.get("alt", "") for part in content)
+        return {"type": "text", "text": part["alt"]}
 
 
 def _row_seed(row: Mapping[str, Any], seed: int) -> int:
@@ -281,11 +287,9 @@ def decode_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**row, IMAGES: list(map(as_picture, row[IMAGES]))} if IMAGES in row else row
 
 
-def _decode_part(part: dict[str, Any], name: str) -> dict[str, Any]:
-    if part["type"] == "text":
-        return part
+def _decode(image: Any, name: str) -> Any:
     try:
-        return {"type": "image", "image": as_picture(part["image"])}
+        return as_picture(image)
     except ImageError as error:
         fix = "return a `PIL.Image.Image`; `Image.fromarray(array)` makes one of an array"
         raise BrokenEnvironmentError(
@@ -304,16 +308,6 @@ def _is_part(value: Any) -> bool:
     if value.get("type") == "text":
         return value.keys() == {"type", "text"}
     return value.get("type") == "image" and "image" in value
-
-
-def _as_part(value: Any) -> dict[str, Any]:
-    if _is_picture(value):
-        return {"type": "image", "image": value}
-    if isinstance(value, str):
-        return {"type": "text", "text": as_text(value)}
-    if not _is_part(value):
-        raise _no_part(value)
-    return {**value, "text": as_text(value["text"])} if value["type"] == "text" else dict(value)
 
 
 def _walk(value: Any) -> Iterator[Any]:

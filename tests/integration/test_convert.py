@@ -135,7 +135,7 @@ def test_trls_parser_takes_what_other_tools_configs_became(name, tmp_path):
     from grpo_cli.convert.to_trl import flatten_recipe
     from grpo_cli.recipe.recipe import Recipe
 
-    tree = read(name)[1].recipe
+    tree = read(name).recipe
     # A machine without GPUs cannot even hold these settings otherwise.
     tree.setdefault("launch", {})["use_cpu"] = True
     for key in ("bf16", "tf32"):

@@ -16,7 +16,7 @@ def read(name):
 
 
 def convert(text, dialect=None):
-    return translate(text, Path("config.yaml"), dialect)[1]
+    return translate(text, Path("config.yaml"), dialect)
 
 
 def write(report, folder):

@@ -26,14 +26,14 @@ def list_unmentioned(report):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_key_is_mapped_or_dropped_with_a_reason(name):
-    _, report = read(name)
+    report = read(name)
     assert list_unmentioned(report) == []
     assert all(note for note in reasons(report).values())
 
 
 def test_the_search_for_unmentioned_keys_finds_one():
     tree = read_text("model_name_or_path: m\nfresh: {inner: 1}\n", "x")
-    report = KeyReport(tree, "TRL")
+    report = KeyReport(tree, "trl")
     assert list_unmentioned(report) == ["model_name_or_path", "fresh.inner"]
     report.drop(("fresh",), "why not")
     assert list_unmentioned(report) == ["model_name_or_path"]
@@ -41,7 +41,7 @@ def test_the_search_for_unmentioned_keys_finds_one():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_written_fits_the_schema_and_reads_as_what_was_decided(name, tmp_path):
-    _, report = read(name)
+    report = read(name)
     loaded = write(report, tmp_path)
     assert [str(problem) for problem in loaded.problems] == []
     text = write_recipe(report, "config.yaml")
@@ -50,7 +50,7 @@ def test_what_is_written_fits_the_schema_and_reads_as_what_was_decided(name, tmp
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dropped_key_stands_in_a_comment(name):
-    _, report = read(name)
+    report = read(name)
     _, _, end = write_recipe(report, "c").partition("# Not taken over:")
     for key in reasons(report):
         assert f"#   {key}: " in end

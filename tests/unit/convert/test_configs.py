@@ -12,8 +12,8 @@ def check(report, expected):
 
 
 def test_trl_math():
-    recognition, report = read("trl_math")
-    assert recognition.dialect == "trl"
+    report = read("trl_math")
+    assert report.dialect == "trl"
     check(
         report,
         {
@@ -60,7 +60,7 @@ def test_trl_math():
 
 
 def test_trl_old_lora():
-    _, report = read("trl_old_lora")
+    report = read("trl_old_lora")
     check(
         report,
         {
@@ -96,8 +96,8 @@ def test_trl_old_lora():
 
 
 def test_open_r1_math():
-    recognition, report = read("open_r1_math")
-    assert recognition.dialect == "open-r1"
+    report = read("open_r1_math")
+    assert report.dialect == "open-r1"
     check(
         report,
         {
@@ -135,7 +135,7 @@ def test_open_r1_math():
 
 
 def test_open_r1s_format_is_its_very_pattern():
-    _, report = read("open_r1_math")
+    report = read("open_r1_math")
     reward = report.recipe["rewards"][1]
     pattern = re.compile(reward["pattern"], re.DOTALL | re.MULTILINE)
     assert reward["flags"] == ["dotall", "multiline"]
@@ -145,7 +145,7 @@ def test_open_r1s_format_is_its_very_pattern():
 
 
 def test_open_r1_code():
-    _, report = read("open_r1_code")
+    report = read("open_r1_code")
     check(
         report,
         {
@@ -168,8 +168,8 @@ def test_open_r1_code():
 
 
 def test_axolotl_lora_server():
-    recognition, report = read("axolotl_lora_server")
-    assert recognition.dialect == "axolotl"
+    report = read("axolotl_lora_server")
+    assert report.dialect == "axolotl"
     check(
         report,
         {
@@ -219,7 +219,7 @@ def test_axolotl_lora_server():
 
 
 def test_axolotl_full():
-    _, report = read("axolotl_full")
+    report = read("axolotl_full")
     check(
         report,
         {

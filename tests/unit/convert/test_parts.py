@@ -186,10 +186,10 @@ def test_a_function_is_named_by_its_file_where_that_is_at_hand(tmp_path):
     ],
 )
 def test_a_dialect_is_told_by_its_keys(text, dialect):
-    recognition = recognise(read_text(text, "c.yaml"), None, "c.yaml")
-    assert recognition.dialect == dialect
-    assert recognition.signs
-    assert recognise(read_text(text, "c.yaml"), "trl", "c.yaml").signs == ()
+    recognised, signs = recognise(read_text(text, "c.yaml"), None, "c.yaml")
+    assert recognised == dialect
+    assert signs
+    assert recognise(read_text(text, "c.yaml"), "trl", "c.yaml") == ("trl", ())
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def value_for(name):
 def reload(flat):
     """The recipe that a flat config becomes, by way of the YAML that would lie on a disk."""
     text = FlatConfig({"all": flat}).write("recipe.yaml")
-    report = translate(text, Path("config.yaml"), "trl")[1]
+    report = translate(text, Path("config.yaml"), "trl")
     return Recipe.model_validate(report.recipe), report
 
 
@@ -167,7 +167,7 @@ def test_the_moved_fields_are_those_that_the_schema_says():
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_config_was_converted_to_goes_to_trl_and_back_unchanged(name):
     """Every value of a section that is TRL's, for each of the written configs."""
-    report = read(name)[1]
+    report = read(name)
     recipe = Recipe.model_validate(report.recipe)
     flat = {"reward_funcs": ["think_format_reward"], **flatten_recipe(recipe, Path.cwd()).flat}
     if recipe.dataset.shares:

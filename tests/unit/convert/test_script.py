@@ -61,7 +61,7 @@ TAIL = (
 
 
 def convert(text):
-    return translate(text, Path("train.py"))[1]
+    return translate(text, Path("train.py"))
 
 
 def value_of(lines, expression):
@@ -77,14 +77,14 @@ def test_a_script_is_read_and_what_it_computes_is_left_to_do(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "train.py"
     path.write_text(SCRIPT, encoding="utf-8")
-    recognition, report = translate(SCRIPT, path, None, tmp_path / "recipes" / "new.yaml")
+    report = translate(SCRIPT, path, None, tmp_path / "recipes" / "new.yaml")
     recipe = report.recipe
-    assert recognition.signs == (
+    assert report.signs == [
         "GRPOConfig(…)",
         "LoraConfig(…)",
         "GRPOTrainer(…)",
         "load_dataset(…)",
-    )
+    ]
     assert recipe["model"] == {
         "path": "org/model",
         "attn_implementation": "sdpa",

@@ -33,7 +33,7 @@ WILD = st.recursive(
 
 def keys_of(name):
     """Every key of a config, those of its inner mappings too."""
-    plain = read(name)[1].source.plain()
+    plain = read(name).source.plain()
     inner = [
         (key, each) for key, value in plain.items() if isinstance(value, dict) for each in value
     ]
@@ -44,7 +44,7 @@ def keys_of(name):
 @settings(max_examples=scale(20, 200), deadline=None)
 @given(data=st.data())
 def test_any_value_at_any_key_is_answered(name, data):
-    recognition, before = read(name)
+    before = read(name)
     tree = before.source.plain()
     for _ in range(data.draw(st.integers(1, 3))):
         path = data.draw(st.sampled_from(keys_of(name)))
@@ -53,7 +53,7 @@ def test_any_value_at_any_key_is_answered(name, data):
             place = place[step] if isinstance(place.get(step), dict) else place
         place[path[-1]] = data.draw(WILD)
     try:
-        _, report = translate(yaml.safe_dump(tree), Path("c.yaml"), recognition.dialect)
+        report = translate(yaml.safe_dump(tree), Path("c.yaml"), before.dialect)
     except ProblemsError:
         return
     text = write_recipe(report, "c.yaml")
