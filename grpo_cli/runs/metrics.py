@@ -47,10 +47,11 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def parse_records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the records of some lines; passes over those that a killed process left torn."""
+    """Yield the records of some lines; passes over what is none, such as lines that a killed process left torn."""
     for line in lines:
         with suppress(ValueError):
-            yield parse_json(line)
+            if isinstance(record := parse_json(line), dict):
+                yield record
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -85,4 +85,5 @@ def read_thumbnails(run: RunFolder) -> dict[str, str]:
 
 
 def _read_file(path: Path) -> dict[str, str]:
-    return {each["thumbnail"]: each["jpeg"] for each in read_records(path)}
+    records = [each for each in read_records(path) if {"thumbnail", "jpeg"} <= each.keys()]
+    return {each["thumbnail"]: each["jpeg"] for each in records}

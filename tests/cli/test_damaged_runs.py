@@ -19,11 +19,12 @@ DAMAGES = {
     "status.json": ["", "{"],
     "resolved.json": ["", "{"],
     "manifest.json": ["", "{"],
-    "metrics.jsonl": ['{"event": "train", "step": 41, "rew'],
+    "metrics.jsonl": ['{"event": "train", "step": 41, "rew', "[1]\n"],
     "eval/before.json": ["", "{"],
     "eval/after.json": ["", "{"],
     "eval/after.jsonl": ['{"row": 0, "tok'],
-    "completions/rank_0.jsonl": ['{"step": 1, "compl'],
+    "completions/rank_0.jsonl": ['{"step": 1, "compl', "[1]\n"],
+    "thumbnails/rank_0.jsonl": ['{"thumbnail": "ab", "jp', '{"name": "ab"}\n', "[1]\n"],
 }
 COMMANDS = (
     ("runs", "list", "--json"),
@@ -45,6 +46,7 @@ def runs(tmp_path, monkeypatch):
         run = make_finished_run(tmp_path / "runs", seed, rewards=[0.1] * 40)
         write_samples(run, {f"sum {n}": [1.0] for n in range(10)})
         run.completions.mkdir()
+        run.thumbnails.mkdir()
         run.launch.mkdir()
     return run
 
