@@ -102,7 +102,8 @@ def _print_result(result: "EnvironmentTestResult") -> None:
         console.print(Text(lengths, style="dim"))
     if result.images:
         sizes = ", ".join(f"{count} of {size}" for size, count in result.images.items())
-        console.print(Text(f"images returned: {sizes} pixels", style="dim"))
+        shown = f"images returned as each was tried by itself, before agents played: {sizes} pixels"
+        console.print(Text(shown, style="dim"))
     rows = f"{count_noun(result.rows, 'row')}, an episode of each"
     console.print(Text(result.skipped or rows, style="dim"))
     output.print_problems(result.problems)

@@ -89,7 +89,7 @@ class EnvironmentTestResult:
     result_tokens: ResultTokens | None
     """None without a tokenizer."""
     images: dict[str, int]
-    """How many images were returned, by their size in pixels."""
+    """How many images were returned before agents played, by their size in pixels."""
     agents: tuple[AgentResult, ...]
     skipped: str
     """What was not tried, and why; empty if all was."""

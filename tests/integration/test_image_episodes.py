@@ -289,6 +289,9 @@ def test_env_test_shows_images_and_names_those_that_cannot_be_read(tmp_path, loo
     assert done.returncode == 1, "all agents look as often"
     assert result["images"] == {"20x12": sum(result["images"].values())}
     assert result["images"]["20x12"] > 4
+    printed = " ".join(workshop.grpo("env", "test", recipe).stdout.split())
+    count = result["images"]["20x12"]
+    assert f"tried by itself, before agents played: {count} of 20x12 pixels" in printed
     assert {agent["name"] for agent in result["agents"]} >= {"gold", "repeating"}
     seen = {}
     for name, value in {
