@@ -22,6 +22,7 @@ from grpo_cli.issues import Issue, Level
 from grpo_cli.probing.cost import DiskEstimate, TimeEstimate, estimate_time, judge_time
 from grpo_cli.probing.memory import MemoryEstimate
 from grpo_cli.probing.prompts import PromptSample
+from grpo_cli.probing.rewards import HangError
 from grpo_cli.probing.signal import (
     Lengths,
     Signal,
@@ -35,7 +36,7 @@ from grpo_cli.probing.static_checks import check_statically
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward, reward_columns
-from grpo_cli.rewards.testing import HangError, RewardTestResult
+from grpo_cli.rewards.testing import RewardTestResult
 from grpo_cli.runs.files import finite
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.units import spread
@@ -163,6 +164,10 @@ class Session:
     def chat_kwargs(self) -> dict[str, Any] | None:
         """The recipe's variables for the chat template."""
         return self.recipe.generation.extras.get("chat_template_kwargs")
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special ones."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def sampled_at_once(self) -> int:
         """Return the completions one process samples at a time: its share of a generation batch."""

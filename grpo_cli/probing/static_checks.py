@@ -1,21 +1,18 @@
 """The cheap part of a probe: everything that needs no weights. Loads tokenizer, data and rewards once."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_cli.analysis.samples import score_samples
 from grpo_cli.batch import plan_batch
 from grpo_cli.checks.arithmetic import batch_inputs
-from grpo_cli.checks.contents import reward_context
 from grpo_cli.checks.settings import read_setting
 from grpo_cli.data.prompts import render_template
 from grpo_cli.data.rows import suggest
 from grpo_cli.data.solve_rates import find_matches, read_solve_rates
-from grpo_cli.environments.episode import Episode, add_empty_records
+from grpo_cli.environments.episode import Episode
 from grpo_cli.environments.testing import try_instances
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import pick_device, read_hardware
@@ -29,15 +26,14 @@ from grpo_cli.probing.memory import (
     memory_inputs,
     warmup_inputs,
 )
+from grpo_cli.probing.rewards import check_rewards
 from grpo_cli.probing.signal import CLIPPED, DEAD, WEAK
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.evaluation import is_task_file
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.building import build_rewards, right_answers
-from grpo_cli.rewards.contract import NO_TRAINER, Batch, text_of
-from grpo_cli.rewards.scoring import Reward, has_state, read_state, reward_columns
-from grpo_cli.rewards.testing import limit_time, try_rewards
+from grpo_cli.rewards.building import right_answers
+from grpo_cli.rewards.contract import text_of
 from grpo_cli.units import spread
 
 if TYPE_CHECKING:
@@ -47,10 +43,6 @@ _ROWS = 1000
 """Prompts whose tokens are counted, spread evenly over the data."""
 _LONGEST = 8
 """Prompts with the most characters, which are looked at besides."""
-_QUICK_S = 10.0
-"""Seconds that rewards may take in the quick probe, which every training waits for."""
-_ENDPOINT_S = 5.0
-"""Seconds that a judge's endpoint gets to answer."""
 _EPISODE_ROWS = 2
 """Rows whose episodes are played by wrong answers; state that two of them share shows."""
 _SHOWN_LENGTH = 10_000
@@ -72,7 +64,7 @@ def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
     _load_data(session)
     _check_prompts(session)
     if recipe.rewards:
-        _check_rewards(session, costly=costly)
+        check_rewards(session, costly=costly)
     elif not recipe.is_sampled:
         session.add(_check_scored(session))
     _estimate(session, runs)
@@ -192,7 +184,7 @@ def _check_scored(session: "Session") -> Iterator[Issue]:
         )
     limit, train = session.recipe.generation.max_completion_length, session.data.train
     rows = train.select(spread(len(train), _ROWS))
-    lengths = [len(_encode(session, text)) + 1 for row in rows for text in row["responses"]]
+    lengths = [len(session.encode(text)) + 1 for row in rows for text in row["responses"]]
     cut = sum(length > limit for length in lengths) / len(lengths)
     if cut:
         yield Issue(
@@ -297,109 +289,6 @@ def _read_prompts(
         player.close(episodes)
     ids = [each.prompt_ids for each in episodes]
     return [each.prompt for each in episodes], list(map(tokenizer.decode, ids)), list(map(len, ids))
-
-
-def _encode(session: "Session", text: str) -> list[int]:
-    return list(session.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-# --- rewards -----------------------------------------------------------------------------------
-
-
-def _check_rewards(session: "Session", *, costly: bool) -> None:
-    """Try the rewards on answers nobody sampled; a reward that fails is a finding, not the end."""
-    session.tell("loading the rewards")
-    recipe, failure = session.recipe, "rewards: failure"
-    built = build_rewards(recipe.rewards, reward_context(recipe, pick_device(recipe.launch)))
-    rewards = session.rewards = tuple(
-        limit_time(reward) if reward.kind == "python" and config.timeout_s is None else reward
-        for reward, config in zip(built, recipe.rewards, strict=True)
-    )
-    for index, reward in enumerate(rewards):
-        path, why = f"rewards.{index}", "the first checkpoint would end the training"
-        with session.failing("rewards: state", path, why=why):
-            if has_state(reward):
-                read_state(reward)
-        session.add(_check_endpoint(reward, path))
-    why = "it met answers that nobody sampled, one for each row; in training it would end the run"
-    # A function of the user's may want whole groups, which the trial does not give it.
-    own = [reward for reward in rewards if reward.kind == "python"]
-    with session.failing(failure, "rewards"):
-        _score_group(session, own)
-        with session.failing(failure, "rewards", "warning" if own else "error", why):
-            session.add(_check_opening(session))
-            if costly or not any(reward.params.costly for reward in rewards):
-                _try_rewards(session, None if costly else _QUICK_S)
-
-
-def _check_endpoint(reward: Reward, path: str) -> Iterator[Issue]:
-    """Find a judge whose `base_url` does not answer; any answer of a server will do."""
-    import httpx
-
-    url = getattr(reward.params, "base_url", None)
-    if not url:
-        return
-    address = f"{url.rstrip('/')}/models"
-    try:
-        status = httpx.get(address, timeout=_ENDPOINT_S).status_code
-        failure = f"{address} answers 404" if status == httpx.codes.NOT_FOUND else ""
-        fix = "correct `base_url` (it usually ends in /v1)"
-    except httpx.HTTPError as error:
-        failure = f"{url} does not answer ({error or type(error).__name__})"
-        fix = "start the server, or correct `base_url`"
-    if failure:
-        silent = "404" not in failure and reward.on_error == "raise"
-        yield Issue(
-            f"`{reward.name}`: {failure}",
-            fix,
-            f"{path}.base_url",
-            level="error" if silent else "warning",
-            subject="rewards: endpoint",
-            why="the judge would fail on the first completions",
-        )
-
-
-def _score_group(session: "Session", rewards: Sequence[Reward]) -> None:
-    """Score one group of plain answers, as training will call a reward."""
-    from grpo_cli.fast.completions import Completion
-
-    texts = [f"The answer is {n}." for n in range(session.recipe.generation.num_generations)]
-    group = [Completion(text, tuple(_encode(session, text)), clipped=False) for text in texts]
-    score_samples(rewards, reward_columns(_trial_rows(session, [0]), rewards), [group])
-
-
-def _trial_rows(session: "Session", places: Sequence[int] | None = None) -> Any:
-    """Return rows for answers that nobody sampled; all by default."""
-    train = session.data.train if places is None else session.data.train.select(places)
-    if not session.recipe.has_episodes:
-        return train
-    return add_empty_records(train, has_images=session.recipe.has_images)
-
-
-def _check_opening(session: "Session") -> Iterable[Issue]:
-    if session.probe.prompts is None:
-        return []
-    first = reward_columns(_trial_rows(session, [0]), session.rewards)
-    state = {"trainer_state": NO_TRAINER}
-    row = Batch([first.pop("prompt")[0]], [""], columns=first, extra=state)
-    rendered = session.probe.prompts.rendered
-    return prompts.check_opening(rendered, session.rewards, row, partial(_encode, session))
-
-
-def _try_rewards(session: "Session", budget_s: float | None) -> None:
-    if all(reward.params.needs_episode for reward in session.rewards):
-        return
-    trial = try_rewards(
-        session.rewards,
-        _trial_rows(session),
-        longest=session.recipe.generation.max_completion_length,
-        encode=partial(_encode, session),
-        budget_s=budget_s,
-        recipe=session.probe.recipe,
-        on_progress=session.tell,
-    )
-    session.probe.trial = trial
-    session.add(replace(problem, subject="rewards") for problem in trial.problems)
 
 
 # --- memory and disk ---------------------------------------------------------------------------

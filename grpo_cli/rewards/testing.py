@@ -4,9 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal, InvalidOperation
-from functools import cached_property, wraps
-from pathlib import Path
-from types import FrameType
+from functools import cached_property
 from typing import Any
 
 from grpo_cli.errors import UsageError
@@ -15,8 +13,7 @@ from grpo_cli.rewards import findings
 from grpo_cli.rewards.contract import NO_TRAINER, Batch, RewardParams, Score, text_of
 from grpo_cli.rewards.scoring import Reward, clip_score, reward_columns, weighted_sum
 from grpo_cli.templating import environment
-from grpo_cli.units import count_noun, spread
-from grpo_cli.user_code import time_limit
+from grpo_cli.units import spread
 
 Progress = Callable[[str], None]
 Encode = Callable[[str], Sequence[int]]
@@ -34,10 +31,6 @@ QUICK_ROWS = 16
 """The same if time is limited."""
 FORM_ROWS = 4
 """Rows on which a form is chosen."""
-_BATCH_S = 60.0
-"""Seconds after which a function of the user's hangs that has no `timeout_s`."""
-_COMPLETION_S = 5.0
-"""The same for each completion, if there are many."""
 _LEVELS = ("error", "warning", "note")
 
 _REASONING = (
@@ -447,33 +440,3 @@ class Table:
             if score.value < clip_score(best, reward.clip):
                 return False
         return True
-
-
-class HangError(BaseException):
-    """A function of the user's hangs; no `except Exception` or `on_error` takes it for a failed completion."""
-
-    def __init__(self, issue: Issue) -> None:
-        self.issue = issue
-        super().__init__(str(issue))
-
-
-def limit_time(reward: Reward) -> Reward:
-    """Return the reward; a call of it that does not end in time raises `HangError`."""
-
-    @wraps(reward.scorer)
-    def score(batch: Batch) -> Sequence[Score | Exception]:
-        count = len(batch.completions)
-        seconds = max(_BATCH_S, _COMPLETION_S * count)
-
-        def describe(frame: FrameType | None) -> HangError:
-            at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
-            scored = f"{count_noun(count, 'completion')} in {seconds:g} s"
-            seen = f"`{reward.name}` has not scored {scored}; it was at {at}"
-            fix = "end its loops and waiting, or set `timeout_s`: what takes longer is then ended"
-            return HangError(Issue(seen, fix, reward.path))
-
-        with time_limit(describe) as start:
-            start(seconds)
-            return reward.scorer(batch)
-
-    return replace(reward, scorer=score)

@@ -16,8 +16,8 @@ from grpo_cli.fast.completions import sample_completions
 from grpo_cli.models import counting, loading
 from grpo_cli.probing import memory as memory_module
 from grpo_cli.probing import model_run
+from grpo_cli.probing import rewards as probed_rewards
 from grpo_cli.probing.procedure import probe_recipe
-from grpo_cli.rewards import testing
 from grpo_cli.user_code import load_file
 from tests.nightly import nightly
 from tests.tiny_models import CHAT_TEMPLATE, END_OF_TEXT, make_tiny_model
@@ -273,9 +273,28 @@ def test_a_reward_that_raises_is_found(probe, tmp_path):
     assert ("rewards: failure", "error") in seen(found)
 
 
+def test_a_reward_that_other_prompts_change_is_noted(probe, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def over_all(completions, **kwargs):\n"
+        "    sizes = [len(each[0]['content']) for each in completions]\n"
+        "    return [size / max(sizes) for size in sizes]\n"
+        "def in_group(completions, prompts, **kwargs):\n"
+        "    sizes = [len(each[0]['content']) for each in completions]\n"
+        "    most = [max(s for s, p in zip(sizes, prompts) if p == own) for own in prompts]\n"
+        "    return [size / own for size, own in zip(sizes, most)]\n"
+        "from random import random\n"
+        "def at_random(completions, **kwargs):\n    return [random() for _ in completions]\n"
+    )
+    names = ("over_all", "in_group", "at_random")
+    rewards = [{"kind": "python", "path": f"./mine.py:{name}"} for name in names]
+    found = probe(changed(rewards=rewards), quick=True)
+    (finding,) = [each for each in found.findings if each.subject == "rewards: batch"]
+    assert (finding.path, finding.level) == ("rewards.0", "note")
+
+
 def test_a_reward_that_never_ends_is_found(probe, tmp_path, monkeypatch):
-    monkeypatch.setattr(testing, "_BATCH_S", 0.2)
-    monkeypatch.setattr(testing, "_COMPLETION_S", 0.0)
+    monkeypatch.setattr(probed_rewards, "_BATCH_S", 0.2)
+    monkeypatch.setattr(probed_rewards, "_COMPLETION_S", 0.0)
     (tmp_path / "mine.py").write_text(
         "def mine(completions, **kwargs):\n"
         "    while True:\n        try:\n            len(completions)\n"

@@ -1,0 +1,191 @@
+"""Rewards in the cheap part of a probe: loaded, called as training calls them, and tried on made-up answers."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from grpo_cli.analysis.samples import score_samples
+from grpo_cli.checks.contents import reward_context
+from grpo_cli.environments.episode import add_empty_records
+from grpo_cli.issues import Issue
+from grpo_cli.machine import pick_device
+from grpo_cli.probing import prompts
+from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.contract import NO_TRAINER, Batch, Score
+from grpo_cli.rewards.scoring import Reward, has_state, read_state, reward_columns
+from grpo_cli.rewards.testing import try_rewards
+from grpo_cli.units import count_noun
+from grpo_cli.user_code import time_limit
+
+if TYPE_CHECKING:
+    from grpo_cli.probing.procedure import Session
+
+_QUICK_S = 10.0
+"""Seconds that rewards may take in the quick probe, which every training waits for."""
+_BATCH_S = 60.0
+"""Seconds after which a function of the user's hangs that has no `timeout_s`."""
+_COMPLETION_S = 5.0
+"""The same for each completion, if there are many."""
+_GROUP_S = 1.0
+"""Seconds of scoring a group, beyond which it is not scored again beside another."""
+_ENDPOINT_S = 5.0
+"""Seconds that a judge's endpoint gets to answer."""
+
+
+class HangError(BaseException):
+    """A function of the user's hangs; no `except Exception` or `on_error` takes it for a failed completion."""
+
+    def __init__(self, issue: Issue) -> None:
+        self.issue = issue
+        super().__init__(str(issue))
+
+
+def check_rewards(session: "Session", *, costly: bool) -> None:
+    """Try the rewards on answers nobody sampled; a reward that fails is a finding, not the end."""
+    session.tell("loading the rewards")
+    recipe, failure = session.recipe, "rewards: failure"
+    built = build_rewards(recipe.rewards, reward_context(recipe, pick_device(recipe.launch)))
+    rewards = session.rewards = tuple(
+        _limit_time(reward) if reward.kind == "python" and config.timeout_s is None else reward
+        for reward, config in zip(built, recipe.rewards, strict=True)
+    )
+    for index, reward in enumerate(rewards):
+        path, why = f"rewards.{index}", "the first checkpoint would end the training"
+        with session.failing("rewards: state", path, why=why):
+            if has_state(reward):
+                read_state(reward)
+        session.add(_check_endpoint(reward, path))
+    why = "it met answers that nobody sampled, one for each row; in training it would end the run"
+    # A function of the user's may want whole groups, which the trial does not give it.
+    own = [reward for reward in rewards if reward.kind == "python"]
+    with session.failing(failure, "rewards"):
+        session.add(_score_group(session, own))
+        with session.failing(failure, "rewards", "warning" if own else "error", why):
+            session.add(_check_opening(session))
+            if costly or not any(reward.params.costly for reward in rewards):
+                _try_rewards(session, None if costly else _QUICK_S)
+
+
+def _limit_time(reward: Reward) -> Reward:
+    """Return the reward; a call of it that does not end in time raises `HangError`."""
+
+    @wraps(reward.scorer)
+    def score(batch: Batch) -> Sequence[Score | Exception]:
+        count = len(batch.completions)
+        seconds = max(_BATCH_S, _COMPLETION_S * count)
+
+        def describe(frame: FrameType | None) -> HangError:
+            at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+            scored = f"{count_noun(count, 'completion')} in {seconds:g} s"
+            seen = f"`{reward.name}` has not scored {scored}; it was at {at}"
+            fix = "end its loops and waiting, or set `timeout_s`: what takes longer is then ended"
+            return HangError(Issue(seen, fix, reward.path))
+
+        with time_limit(describe) as start:
+            start(seconds)
+            return reward.scorer(batch)
+
+    return replace(reward, scorer=score)
+
+
+def _check_endpoint(reward: Reward, path: str) -> Iterator[Issue]:
+    """Find a judge whose `base_url` does not answer; any answer of a server will do."""
+    import httpx
+
+    url = getattr(reward.params, "base_url", None)
+    if not url:
+        return
+    address = f"{url.rstrip('/')}/models"
+    try:
+        status = httpx.get(address, timeout=_ENDPOINT_S).status_code
+        failure = f"{address} answers 404" if status == httpx.codes.NOT_FOUND else ""
+        fix = "correct `base_url` (it usually ends in /v1)"
+    except httpx.HTTPError as error:
+        failure = f"{url} does not answer ({error or type(error).__name__})"
+        fix = "start the server, or correct `base_url`"
+    if failure:
+        silent = "404" not in failure and reward.on_error == "raise"
+        yield Issue(
+            f"`{reward.name}`: {failure}",
+            fix,
+            f"{path}.base_url",
+            level="error" if silent else "warning",
+            subject="rewards: endpoint",
+            why="the judge would fail on the first completions",
+        )
+
+
+def _score_group(session: "Session", rewards: Sequence[Reward]) -> Iterator[Issue]:
+    """Score a group of plain answers as training will; find rewards that score it otherwise beside another."""
+    from grpo_cli.fast.completions import Completion
+
+    size, places = session.recipe.generation.num_generations, (0, len(session.data.train) - 1)
+    texts = [[f"The answer is {n}." + more * n for n in range(size)] for more in ("", " So it is.")]
+    groups = [
+        [Completion(text, tuple(session.encode(text)), clipped=False) for text in group]
+        for group in texts
+    ]
+
+    def score(rewards: Sequence[Reward], count: int) -> list[dict[str, float | None]]:
+        columns = reward_columns(_trial_rows(session, places[:count]), rewards)
+        scored = score_samples(rewards, columns, groups[:count])[:size]
+        return [
+            {name: value and round(value, 6) for name, value in each.rewards.items()}
+            for each in scored
+        ]
+
+    started = time.monotonic()
+    alone = score(rewards, 1)
+    quick = [reward for reward in rewards if not reward.waits]
+    if time.monotonic() - started > _GROUP_S or not quick:
+        return
+    again, beside = score(quick, 1), score(quick, 2)
+    for name, path in ((each.name, each.path) for each in quick):
+        first, second, third = ([row[name] for row in each] for each in (alone, again, beside))
+        if first == second != third:
+            yield Issue(
+                f"`{name}` scores the answers to a prompt otherwise beside those to another prompt",
+                "score each completion by itself, or compare it with those of its prompt only",
+                path,
+                level="note",
+                subject="rewards: batch",
+                why="scores then depend on the batch size and the number of processes",
+            )
+
+
+def _trial_rows(session: "Session", places: Sequence[int] | None = None) -> Any:
+    """Return rows for answers that nobody sampled; all by default."""
+    train = session.data.train if places is None else session.data.train.select(places)
+    if not session.recipe.has_episodes:
+        return train
+    return add_empty_records(train, has_images=session.recipe.has_images)
+
+
+def _check_opening(session: "Session") -> Iterable[Issue]:
+    if session.probe.prompts is None:
+        return []
+    first = reward_columns(_trial_rows(session, [0]), session.rewards)
+    state = {"trainer_state": NO_TRAINER}
+    row = Batch([first.pop("prompt")[0]], [""], columns=first, extra=state)
+    rendered = session.probe.prompts.rendered
+    return prompts.check_opening(rendered, session.rewards, row, session.encode)
+
+
+def _try_rewards(session: "Session", budget_s: float | None) -> None:
+    if all(reward.params.needs_episode for reward in session.rewards):
+        return
+    trial = try_rewards(
+        session.rewards,
+        _trial_rows(session),
+        longest=session.recipe.generation.max_completion_length,
+        encode=session.encode,
+        budget_s=budget_s,
+        recipe=session.probe.recipe,
+        on_progress=session.tell,
+    )
+    session.probe.trial = trial
+    session.add(replace(problem, subject="rewards") for problem in trial.problems)
