@@ -42,10 +42,7 @@ def convert(
 
     with streams.stdout_to_stderr():
         converted = convert_file(file, from_, to, output)
-    if json:
-        streams.print_json(converted.as_json())
-    else:
-        _print_conversion(converted)
+    streams.show(converted, _print_conversion, as_json=json)
     raise typer.Exit(ExitCode.OK if converted.valid else ExitCode.FAILED)
 
 

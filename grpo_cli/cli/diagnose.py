@@ -33,10 +33,7 @@ def diagnose(
     if rules:
         from grpo_cli.analysis.diagnosis.diagnosis import RULES
 
-        if json:
-            output.print_json([rule.as_json() for rule in RULES])
-        else:
-            _print_rules(RULES)
+        output.show(RULES, _print_rules, as_json=json)
         return
     from grpo_cli.analysis.diagnosis.diagnosis import examine
     from grpo_cli.analysis.diagnosis.history import read_history

@@ -6,7 +6,7 @@ import typer
 from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, RunsRoot
-from grpo_cli.cli.output import print_counts, print_findings, print_json, progress, stdout
+from grpo_cli.cli.output import print_counts, print_findings, progress, show, stdout
 from grpo_cli.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -25,10 +25,7 @@ def doctor(
 
     with progress("checking this machine") as tell:
         report = diagnose_machine(runs, quick=quick, on_progress=tell)
-    if json:
-        print_json(report.as_json())
-    else:
-        _print_report(report)
+    show(report, _print_report, as_json=json)
     raise typer.Exit(ExitCode.ENVIRONMENT if report.at("error") else ExitCode.OK)
 
 

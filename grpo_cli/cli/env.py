@@ -72,10 +72,7 @@ def try_environments(
     with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)
         result = try_recipe(checked, rows=rows, on_progress=report)
-    if json:
-        output.print_json(result.as_json())
-    else:
-        _print_result(result)
+    output.show(result, _print_result, as_json=json)
     raise typer.Exit(ExitCode.FAILED if result.failed else ExitCode.OK)
 
 

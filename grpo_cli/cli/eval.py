@@ -12,8 +12,8 @@ from rich.table import Column, Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from grpo_cli.cli import output
 from grpo_cli.cli.arguments import AsJson, Overrides, RunOrRecipe, RunOrResult
-from grpo_cli.cli.output import number_table, print_json, progress, stderr, stdout, stdout_to_stderr
 from grpo_cli.errors import ExitCode
 from grpo_cli.units import format_duration
 
@@ -103,7 +103,7 @@ def measure(
         **{name: value for name, value in locals().items() if name in EvalOptions.__annotations__}
     )
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
-    with stdout_to_stderr():
+    with output.stdout_to_stderr():
         evaluation = evaluate(
             source,
             set_,
@@ -145,11 +145,7 @@ def compare(
     """Compare two results prompt by prompt: B minus A."""
     from grpo_cli.eval.result import compare_results
 
-    compared = compare_results(first, second)
-    if json:
-        print_json(compared)
-    else:
-        _print_comparison(compared)
+    output.show(compare_results(first, second), _print_comparison, as_json=json)
 
 
 def _show_result(result: Any, folder: Path, floors: list[str] | None, *, as_json: bool) -> None:
@@ -158,12 +154,9 @@ def _show_result(result: Any, folder: Path, floors: list[str] | None, *, as_json
 
     # Before anything is printed: an unknown metric is a usage error.
     short = falls_short(result, floors or ())
-    if as_json:
-        print_json(result)
-    else:
-        print_result(result, folder)
+    output.show(result, lambda result: print_result(result, folder), as_json=as_json)
     for each in short:
-        stderr().print(f"error: {each}", style="red")
+        output.stderr().print(f"error: {each}", style="red")
     if short:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -171,11 +164,11 @@ def _show_result(result: Any, folder: Path, floors: list[str] | None, *, as_json
 @contextmanager
 def _progress(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
     """Show on stderr how far an evaluation is, with the time left."""
-    console = stderr()
+    console = output.stderr()
     console.print(f"evaluation: {folder}")
     if not console.is_terminal:
         begun: dict[str, tuple[float, int]] = {}
-        with progress("measuring") as show:
+        with output.progress("measuring") as show:
             yield lambda subject, done, total: show(_say_progress(subject, done, total, begun))
         return
     columns = (
@@ -210,7 +203,7 @@ def _say_progress(subject: str, done: int, total: int, begun: dict[str, tuple[fl
 
 def print_result(result: Mapping[str, Any], folder: Path) -> None:
     """Print every metric of every model, the gain, and the verdict."""
-    console = stdout()
+    console = output.stdout()
     console.print(_result_table(result))
     settings, first = result["settings"], next(iter(result["subjects"].values()))
     console.print(
@@ -251,7 +244,7 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
 def _result_table(result: Mapping[str, Any]) -> Table:
     subjects = result["subjects"]
     gained = [f"gain of {name}" for name in result["differences"]]
-    table = number_table(Column(no_wrap=True), [*subjects, *gained])
+    table = output.number_table(Column(no_wrap=True), [*subjects, *gained])
     first = next(iter(subjects.values()))
     for metric, found in first["metrics"].items():
         name = Text(metric)
@@ -266,7 +259,7 @@ def _result_table(result: Mapping[str, Any]) -> Table:
 
 
 def _harness_table(harness: Mapping[str, Any]) -> Table:
-    table = number_table(f"{harness['name']} {harness['version']}", harness["subjects"])
+    table = output.number_table(f"{harness['name']} {harness['version']}", harness["subjects"])
     first = next(iter(harness["subjects"].values()))
     for task, metrics in first.items():
         for metric in metrics:
@@ -283,10 +276,10 @@ def _with_error(score: Mapping[str, Any]) -> Text:
 
 
 def _print_comparison(compared: Mapping[str, Any]) -> None:
-    console = stdout()
+    console = output.stdout()
     console.print(f"before  {compared['before']}")
     console.print(f"after   {compared['after']}")
-    table = number_table("", ["difference"])
+    table = output.number_table("", ["difference"])
     for name, metric in compared["differences"].items():
         table.add_row(name, _cell(metric, "+"))
     console.print(table)

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from grpo_cli.cli.arguments import AsJson, Runs
-from grpo_cli.cli.output import print_json, stderr, stdout
+from grpo_cli.cli.output import show, stderr, stdout
 from grpo_cli.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -50,23 +50,13 @@ def expect(
     """
     if check or against:
         comparisons = _compare(runs, against, written_flags=(metric, step, window))
-        if json:
-            print_json([each.as_json() for each in comparisons])
-        else:
-            for each in comparisons:
-                ended = "" if each.state == "completed" else f" ({each.state})"
-                stdout().print(Text(f"{each.run}{ended}", style="bold"))
-                print_verdicts(each, indent="  ")
+        show(comparisons, _print_comparisons, as_json=json)
         raise typer.Exit(
             ExitCode.OK if all(each.inside for each in comparisons) else ExitCode.FAILED
         )
     from grpo_cli.analysis.expectations import expect_from_runs
 
-    written = expect_from_runs(runs, metric or (), step, window)
-    if json:
-        print_json(written.as_json())
-    else:
-        _print_written(written)
+    show(expect_from_runs(runs, metric or (), step, window), _print_written, as_json=json)
 
 
 def _compare(
@@ -97,6 +87,13 @@ def _compare(
 
 
 _STYLES = {"inside": "green", "outside": "bold red"}
+
+
+def _print_comparisons(comparisons: "list[Comparison]") -> None:
+    for each in comparisons:
+        ended = "" if each.state == "completed" else f" ({each.state})"
+        stdout().print(f"{each.run}{ended}", style="bold")
+        print_verdicts(each, indent="  ")
 
 
 def _print_written(written: "Written") -> None:

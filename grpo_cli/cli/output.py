@@ -141,6 +141,16 @@ def print_json(value: Any) -> None:
     write_line(_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
+def show(result: Any, draw: Callable[[Any], None], *, as_json: bool) -> None:
+    """Print a result, or several, as JSON or as `draw` does for people."""
+    if not as_json:
+        draw(result)
+    elif isinstance(result, list | tuple):
+        print_json([each.as_json() for each in result])
+    else:
+        print_json(result if isinstance(result, dict) else result.as_json())
+
+
 def write_line(line: str) -> bool:
     """Write a line to stdout and flush it; return False if the reader has gone."""
     try:

@@ -59,10 +59,7 @@ def probe(
             )
         found.findings = [checked.loaded.place(issue) for issue in found.findings]
     output.print_problems(checked.notes_of("generation.backend"))
-    if json:
-        output.print_json(found.as_json())
-    else:
-        _print_probe(found)
+    output.show(found, _print_probe, as_json=json)
     raise typer.Exit(ExitCode.FAILED if found.errors else ExitCode.OK)
 
 

@@ -22,11 +22,7 @@ def list_rewards(json: AsJson = False) -> None:
     """List every reward kind with what it rewards."""
     from grpo_cli.rewards.registry import list_kinds
 
-    kinds = list_kinds()
-    if json:
-        output.print_json([kind.as_json() for kind in kinds])
-    else:
-        output.print_kinds(kinds)
+    output.show(list_kinds(), output.print_kinds, as_json=json)
 
 
 @app.command("show")
@@ -37,11 +33,7 @@ def show_reward(
     """Show a reward kind: formula, range, source, and its parameters."""
     from grpo_cli.rewards.registry import describe_kind
 
-    described = describe_kind(kind)
-    if json:
-        output.print_json(described.as_json())
-    else:
-        output.print_kind(described)
+    output.show(describe_kind(kind), output.print_kind, as_json=json)
 
 
 @app.command("test")
@@ -65,10 +57,7 @@ def score_answers(
     with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)
         trial = try_recipe(checked, rows=rows, answers=answer or (), on_progress=report)
-    if json:
-        output.print_json(trial.as_json())
-    else:
-        _print_trial(trial)
+    output.show(trial, _print_trial, as_json=json)
     raise typer.Exit(ExitCode.FAILED if trial.failed else ExitCode.OK)
 
 

@@ -100,10 +100,7 @@ def compare(run: SeveralRuns, runs: RunsRoot = RUNS, json: AsJson = False) -> No
     if len(run) < 2:
         raise UsageError("one run has nothing to be compared with. Fix: name two or more")
     compared = compare_runs(read_runs([find_run(runs, each) for each in run]))
-    if json:
-        output.print_json(compared.as_json())
-    else:
-        runs_view.print_comparison(compared)
+    output.show(compared, runs_view.print_comparison, as_json=json)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, AsSlurmJob, NoProbe, Overrides, RunsRoot
-from grpo_cli.cli.output import print_json, print_words, stderr, stdout
+from grpo_cli.cli.output import print_json, print_words, show, stderr, stdout
 from grpo_cli.errors import GrpoError, UsageError
 from grpo_cli.units import count_noun
 
@@ -102,10 +102,7 @@ def sweep(
         _print_plan(request, len(slots), as_json=json)
         return
     result = _run(request, runs, parallel, old, quiet=quiet)
-    if json:
-        print_json(result.as_json())
-    else:
-        _print_result(result)
+    show(result, _print_result, as_json=json)
     raise typer.Exit(result.exit_code)
 
 

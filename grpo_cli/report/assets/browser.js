@@ -77,7 +77,6 @@ function readPack(index, prompts, images, id) {
       spread: Math.max(...totals) - Math.min(...totals),
       ...compareStages(totals, index.stages.slice(from, at)),
       longest: Math.max(...index.tokens.slice(from, at)),
-      cut: index.clipped.slice(from, at).reduce((sum, each) => sum + each, 0),
       asked: endOf(prompts[prompt]),
     };
   });
