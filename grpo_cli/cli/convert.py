@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from grpo_cli.cli.arguments import AsJson
+from grpo_cli.cli.output import marked, print_problems, show, stderr, stdout_to_stderr
 from grpo_cli.errors import ExitCode
+from grpo_cli.units import count_noun
 
 if TYPE_CHECKING:
     from grpo_cli.convert.conversion import Conversion
@@ -37,18 +40,15 @@ def convert(
     A script (`train.py`) is read, not run. Every key is mapped, left to do, or listed as dropped with the
     reason. Exit code 1 if the result is written but has errors or lines TO DO.
     """
-    from grpo_cli.cli import output as streams
     from grpo_cli.convert.conversion import convert_file
 
-    with streams.stdout_to_stderr():
+    with stdout_to_stderr():
         converted = convert_file(file, from_, to, output)
-    streams.show(converted, _print_conversion, as_json=json)
+    show(converted, _print_conversion, as_json=json)
     raise typer.Exit(ExitCode.OK if converted.valid else ExitCode.FAILED)
 
 
 def _print_conversion(converted: "Conversion") -> None:
-    from grpo_cli.cli.output import print_problems, stderr
-
     if converted.output is None:
         sys.stdout.write(converted.text)
         sys.stdout.flush()
@@ -63,11 +63,6 @@ def _print_conversion(converted: "Conversion") -> None:
 
 
 def _print_keys(source: Path, report: "KeyReport") -> None:
-    from rich.text import Text
-
-    from grpo_cli.cli.output import stderr
-    from grpo_cli.units import count_noun
-
     console = stderr()
     how = f"recognised by {', '.join(report.signs)}" if report.signs else "as --from says"
     console.print(f"{source}: a config of {report.tool} ({how})")
@@ -91,9 +86,6 @@ def _print_keys(source: Path, report: "KeyReport") -> None:
 
 
 def _print_verdict(converted: "Conversion") -> None:
-    from grpo_cli.cli.output import marked, stderr
-    from grpo_cli.units import count_noun
-
     console = stderr()
     where = converted.output or "-o FILE writes it"
     errors = sum(problem.level == "error" for problem in converted.problems)

@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
+from grpo_cli.cli import output
 from grpo_cli.cli.arguments import AsJson, Run
+from grpo_cli.units import count_noun, format_bytes
 
 Dtype = Annotated[
     str | None,
@@ -48,7 +51,6 @@ def export(
 ) -> None:
     """Export a trained model for other tools, and verify that the export is that model."""
     options = {name: value for name, value in locals().items() if name not in _NOT_OF_EXPORT}
-    from grpo_cli.cli import output
     from grpo_cli.workflows import api
 
     with output.stdout_to_stderr(), output.progress("starting") as tell:
@@ -57,14 +59,11 @@ def export(
 
 
 def _print_result(result: Mapping[str, Any]) -> None:
-    from grpo_cli.cli.output import marked, stdout
-    from grpo_cli.units import count_noun, format_bytes
-
-    console, verification = stdout(), result["verification"]
+    console, verification = output.stdout(), result["verification"]
     precision = f", {result['precision']}" if result["precision"] else ""
     size = f"{count_noun(len(result['files']), 'file')}, {format_bytes(result['bytes'])}"
     text = f"exported {result['model']} as {result['format']}{precision}: {size}"
-    console.print(marked("ok", text))
+    console.print(output.marked("ok", text))
     if verification is None:
         _print_line("not verified", style="yellow")
     else:
@@ -100,8 +99,4 @@ def _print_verification(verification: Mapping[str, Any], precision: str | None) 
 
 
 def _print_line(text: str, style: str = "") -> None:
-    from rich.text import Text
-
-    from grpo_cli.cli.output import print_indented, stdout
-
-    print_indented(stdout(), Text(text, style=style))
+    output.print_indented(output.stdout(), Text(text, style=style))

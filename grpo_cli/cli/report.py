@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from grpo_cli.cli.arguments import RUNS, RunsRoot
+from grpo_cli.cli.output import print_json, stderr, stdout
+from grpo_cli.units import format_bytes
 
 
 def report(
@@ -30,10 +32,8 @@ def report(
     Verdict, charts, held-out answers before and after, every completion, recipe and batch. The page needs no
     network and no other file, and can be written while the run trains.
     """
-    from grpo_cli.cli.output import print_json, stderr, stdout
     from grpo_cli.report.page import write_report
     from grpo_cli.runs.selection import LATEST, find_run
-    from grpo_cli.units import format_bytes
 
     paths = [find_run(runs, each).path for each in run or [LATEST]]
     page = write_report(paths, output, force=force)

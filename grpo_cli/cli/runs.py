@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from grpo_cli.cli import output
 from grpo_cli.cli.arguments import RUNS, AsJson, NewestRun, RunsRoot, SeveralRuns
 from grpo_cli.errors import ExitCode, UsageError
 
@@ -39,7 +40,7 @@ def list_(
 
     `interrupted`: marked as running, but no process exists.
     """
-    from grpo_cli.cli import output, runs_view
+    from grpo_cli.cli import runs_view
     from grpo_cli.report.summary import list_runs
 
     listed = list_runs(runs, name=name, states=state or (), sort=sort, limit=limit)
@@ -54,7 +55,7 @@ def list_(
 @app.command()
 def show(run: NewestRun = "latest", runs: RunsRoot = RUNS, json: AsJson = False) -> None:
     """Show one run: its result, what it was made of, its size on disk, and the next commands."""
-    from grpo_cli.cli import output, runs_view
+    from grpo_cli.cli import runs_view
     from grpo_cli.report.summary import RunReport
     from grpo_cli.runs.selection import find_run
 
@@ -76,7 +77,6 @@ def path(
     json: AsJson = False,
 ) -> None:
     """Print only the path of a run: `cd $(grpo runs path)`, `grpo eval $(grpo runs path)`."""
-    from grpo_cli.cli import output
     from grpo_cli.runs.checkpoints import find_model
     from grpo_cli.runs.selection import find_run
 
@@ -93,7 +93,7 @@ def path(
 @app.command()
 def compare(run: SeveralRuns, runs: RunsRoot = RUNS, json: AsJson = False) -> None:
     """Compare runs with the first one: recipes side by side, metrics, and held-out results prompt by prompt."""
-    from grpo_cli.cli import output, runs_view
+    from grpo_cli.cli import runs_view
     from grpo_cli.report.comparison import compare_runs, read_runs
     from grpo_cli.runs.selection import find_run
 
@@ -121,7 +121,7 @@ def remove(
 
     Refuses a run that is in progress, and a folder that is no run. Nothing behind a link is removed.
     """
-    from grpo_cli.cli import output, runs_view
+    from grpo_cli.cli import runs_view
     from grpo_cli.runs.removal import plan_removal
     from grpo_cli.runs.selection import find_run
     from grpo_cli.units import format_bytes

@@ -94,7 +94,12 @@ def sweep(
         old = find_sweep(runs, resume, load_recipe(recipe).name if recipe else "*")
         request = old.request
     if slurm:
-        _submit(request, runs, parallel, old, quiet=quiet, dry_run=dry_run, as_json=json)
+        from grpo_cli.cli.reporter import TerminalReporter
+        from grpo_cli.workflows.sweep_job import submit_sweep
+
+        reporter = TerminalReporter(quiet=quiet)
+        job = submit_sweep(request, runs, parallel, reporter, old, dry_run=dry_run)
+        show(job, _print_script if dry_run else _print_submitted, as_json=json)
         return
     if dry_run:
         checked, slots = check_sweep(request, parallel)
@@ -131,28 +136,8 @@ def _run(
         raise
 
 
-def _submit(
-    request: "SweepRequest",
-    runs: Path,
-    parallel: int | None,
-    old: "Sweep | None",
-    *,
-    quiet: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    """Submit a sweep to Slurm, and print how to read its result; or print its script."""
-    from grpo_cli.cli.reporter import TerminalReporter
-    from grpo_cli.workflows.sweep_job import submit_sweep
-
-    reporter = TerminalReporter(quiet=quiet)
-    job = submit_sweep(request, runs, parallel, reporter, old, dry_run=dry_run)
-    if as_json:
-        print_json(job.as_json())
-    elif dry_run:
-        sys.stdout.write(job.script)
-    else:
-        _print_submitted(job)
+def _print_script(job: "SubmittedSweep") -> None:
+    sys.stdout.write(job.script)
 
 
 def _print_submitted(job: "SubmittedSweep") -> None:

@@ -17,7 +17,7 @@ from grpo_cli.cli.arguments import (
     RecipePath,
     RunsRoot,
 )
-from grpo_cli.cli.output import print_json, stdout
+from grpo_cli.cli.output import print_json, show, stdout
 
 if TYPE_CHECKING:
     from grpo_cli.cli.reporter import TerminalReporter
@@ -78,7 +78,7 @@ def train(
 
         flags = (*["--force"] * force, *["--quiet"] * quiet)
         job = run_as_job(recipe, set_, runs, request, flags, reporter, dry_run=dry_run)
-        _print_job(job, as_json=json)
+        show(job, _print_job, as_json=json)
         return
     prepared = prepare(recipe, set_, runs, request, reporter, dry_run=dry_run)
     if dry_run:
@@ -126,13 +126,11 @@ def _print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> No
         )
 
 
-def _print_job(job: "SubmittedJob", *, as_json: bool) -> None:
-    if as_json:
-        print_json(job.as_json())
-    elif job.number is None:
+def _print_job(job: "SubmittedJob") -> None:
+    if job.number is None:
         sys.stdout.write(job.plan.script)
-    else:
-        console = stdout()
-        console.print(f"job         {job.number}")
-        console.print(f"run folder  {job.run}")
-        console.print(f"log         {job.log}")
+        return
+    console = stdout()
+    console.print(f"job         {job.number}")
+    console.print(f"run folder  {job.run}")
+    console.print(f"log         {job.log}")
