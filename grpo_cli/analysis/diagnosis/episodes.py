@@ -3,7 +3,7 @@
 from statistics import fmean
 
 from grpo_cli.analysis.diagnosis.history import LIKELY, History, is_falling
-from grpo_cli.analysis.diagnosis.rule import rule
+from grpo_cli.analysis.diagnosis.rule import Rule
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.recipe import Recipe
 
@@ -40,13 +40,13 @@ def _reward_form(history: History) -> str:
     return "" if known else "`rewards: [..., {kind: tool_use, weight: 0.1}]`, or "
 
 
-@rule(
+@Rule(
     "tools are not called",
     (_CALLS, _TURNS),
     threshold=f"a mean below {_FEWEST_CALLS} calls an episode, or below {_FALLEN:.0%} of the first 5 records; "
     "the reward not near its highest; a note if it rises",
     source="ours: an episode without a call is one answer; fewer calls without a worse reward may be skill",
-    skip=single_turn,
+    skip_reason=single_turn,
 )
 def tools_unused(history: History) -> Issue | None:
     """A model that stops calling its tools answers from memory, and no longer learns to use them."""
@@ -67,12 +67,12 @@ def tools_unused(history: History) -> Issue | None:
     return Issue(seen, fix, level=_level(history))
 
 
-@rule(
+@Rule(
     "calls cannot be parsed",
     ("tools/malformed", _CALLS),
     threshold=f"a mean above {_MOST_MALFORMED:.0%} of the calls that does not fall; a note if the reward rises",
     source="ours: a model that was trained to call tools makes few; each costs a turn",
-    skip=single_turn,
+    skip_reason=single_turn,
 )
 def malformed_calls(history: History) -> Issue | None:
     """A call that cannot be parsed does nothing, and its turn is lost."""
@@ -87,13 +87,13 @@ def malformed_calls(history: History) -> Issue | None:
     return Issue(seen, fix, level=_level(history))
 
 
-@rule(
+@Rule(
     "calls fail",
     ("tools/failed", "tools/late", "tools/unknown", _CALLS),
     threshold=f"a mean above {_MOST_FAILED:.0%} of the calls that does not fall (an error above "
     f"{_NEARLY_ALL:.0%}); a note if the reward rises",
     source="ours: some calls fail while a model learns a tool; above a fifth, look at the tool",
-    skip=single_turn,
+    skip_reason=single_turn,
 )
 def tool_failures(history: History) -> Issue | None:
     """A call that fails gives the model an error to read instead of a result."""
@@ -118,13 +118,13 @@ def tool_failures(history: History) -> Issue | None:
     return Issue(seen, fix, level=_level(history, severe))
 
 
-@rule(
+@Rule(
     "limits end episodes",
     _BUDGETS,
     threshold=f"a mean above {_MOST_ENDED:.0%} that does not fall, the reward not near its highest; a note if "
     "the reward rises, or if most end by `max_turns`",
     source="ours: the threshold of truncation; a game may well have a number of turns",
-    skip=single_turn,
+    skip_reason=single_turn,
 )
 def budget_ends_episodes(history: History) -> Issue | None:
     """An episode that a limit ends is scored before it is over."""
@@ -152,13 +152,13 @@ def budget_ends_episodes(history: History) -> Issue | None:
     return Issue(seen, fix, level=_level(history, level))
 
 
-@rule(
+@Rule(
     "calls repeat what is known",
     ("tools/repeated", _CALLS),
     threshold=f"a mean above {_MOST_REPEATED:.0%} of the calls that does not fall, the reward not near its "
     "highest; a note if it rises",
     source="ours: the same call with the same result tells the model nothing; some repeats are slips",
-    skip=single_turn,
+    skip_reason=single_turn,
 )
 def repeated_calls(history: History) -> Issue | None:
     """The model asks the same again in one episode, and gets the same result."""
@@ -176,12 +176,12 @@ def repeated_calls(history: History) -> Issue | None:
     return Issue(seen, fix, level=_level(history))
 
 
-@rule(
+@Rule(
     "tools take most of the time",
     ("time/tools", "time/learning"),
     threshold=f"above {_SLOW:.0%} of the time of all phases",
     source="ours: above half, faster tools save more than any other change",
-    skip=single_turn,
+    skip_reason=single_turn,
 )
 def slow_tool(history: History) -> Issue | None:
     """The devices wait while tools and environments work."""

@@ -15,7 +15,7 @@ from grpo_cli.analysis.diagnosis.history import (
     near_best,
 )
 from grpo_cli.analysis.diagnosis.rewards import JUDGES, MAY_JUDGE, less_weight
-from grpo_cli.analysis.diagnosis.rule import on_run, rule, slower, try_rewards
+from grpo_cli.analysis.diagnosis.rule import Rule, on_run, slower, try_rewards
 from grpo_cli.analysis.estimates import FEWEST_CLUSTERS
 from grpo_cli.analysis.metrics import Metric, compare
 from grpo_cli.issues import Issue
@@ -38,7 +38,7 @@ _SHOWN = 30
 """Characters of an answer."""
 
 
-@rule(
+@Rule(
     "the reward was higher before",
     ("reward",),
     min_records=30,
@@ -64,7 +64,7 @@ def early_peak(history: History) -> Issue | None:
     return Issue(seen, _keep(history, peak.step), level="warning")
 
 
-@rule(
+@Rule(
     "the reward falls",
     ("reward",),
     min_records=20,
@@ -99,7 +99,7 @@ def _keep(history: History, step: int) -> str:
     )
 
 
-@rule(
+@Rule(
     "held-out prompts gain less than training",
     ("reward",),
     threshold=f"training ahead of held-out prompts, in value and in gain, by {_LEAST_GAP:.0%} and 4 standard "
@@ -140,7 +140,7 @@ def _held_out(history: History) -> Change | None:
     return Change(before["reward"], after["reward"], max(spread) / sqrt(before["prompts"]))
 
 
-@rule(
+@Rule(
     "one answer to every held-out prompt",
     _ANSWERS,
     window=0,
@@ -181,7 +181,7 @@ def _is_right(history: History, after: Answers) -> bool:
     return right or after.mean() >= near_best(history.recipe)
 
 
-@rule(
+@Rule(
     "held-out answers got worse",
     _ANSWERS,
     window=0,

@@ -5,7 +5,7 @@ from itertools import permutations
 from statistics import median
 
 from grpo_cli.analysis.diagnosis.history import Change, History, change_between, score_bounds
-from grpo_cli.analysis.diagnosis.rule import rule, try_rewards
+from grpo_cli.analysis.diagnosis.rule import Rule, try_rewards
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
@@ -42,14 +42,14 @@ def _scored_data(recipe: Recipe) -> str | None:
     return None if recipe.rewards else why
 
 
-@rule(
+@Rule(
     "one reward rises at the cost of right answers",
     ("rewards/NAME/mean",),
     min_records=30,
     threshold=f"the answer's fell by {_LEAST_FALL:.0%} of its best and another rose by {_LEAST_RISE:.0%}, "
     "each by 4 standard errors",
     source="ours: the pattern is from github.com/huggingface/open-r1/issues/255; the numbers exclude noise",
-    skip=_single,
+    skip_reason=_single,
 )
 def rewards_apart(history: History) -> Issue | None:
     """The model is rewarded for form and stops being right: the reward is being gamed."""
@@ -89,13 +89,13 @@ def _compare_since_peak(history: History, answer: str, other: str) -> tuple[Chan
     return (fall, rise) if rose else None
 
 
-@rule(
+@Rule(
     "one reward dominates the others",
     ("rewards/NAME/std",),
     threshold=f"above {_MOST_SHARE:.0%} of the weighted spread, with scores beyond 0 to 1 and {_SCALE:g} times "
     "another's",
     source="ours: such different scales override the weights; a weight that is small on purpose is not a problem",
-    skip=_normalized,
+    skip_reason=_normalized,
 )
 def reward_swamped(history: History) -> Issue | None:
     """Advantages follow the spread of the total, so the smaller rewards have no effect."""
@@ -122,14 +122,14 @@ def reward_swamped(history: History) -> Issue | None:
     return Issue(seen, fix, level="warning")
 
 
-@rule(
+@Rule(
     "a reward gives every answer the same score",
     ("rewards/NAME/mean", "rewards/NAME/std"),
     window=_CONSTANT,
     min_records=_CONSTANT,
     threshold="the same score for every completion; a note if it is its highest from the start",
     source="by definition: such a reward adds the same to every completion; the number of records is ours",
-    skip=_single,
+    skip_reason=_single,
 )
 def constant_reward(history: History) -> Issue | None:
     """A reward that gives every answer the same has no part in what is learned."""
@@ -160,12 +160,12 @@ def constant_reward(history: History) -> Issue | None:
     return None
 
 
-@rule(
+@Rule(
     "a reward gives no scores",
     ("rewards/NAME/mean",),
     threshold="no score at all; an error if no other reward gives one",
     source="by definition: TRL leaves a reward that is None out of the sum; the number of records is ours",
-    skip=_scored_data,
+    skip_reason=_scored_data,
 )
 def absent_reward(history: History) -> Issue | None:
     """A reward that applies to no completion has no part in what is learned."""
@@ -189,12 +189,12 @@ def absent_reward(history: History) -> Issue | None:
     return Issue(f"{seen}{others}: nothing is learned", fix)
 
 
-@rule(
+@Rule(
     "scoring takes most of the time",
     ("rewards/NAME/seconds", "step_time"),
     threshold=f"above {_SLOW:.0%} of the time of a step",
     source="ours: above half, a faster reward saves more than any other change",
-    skip=_scored_data,
+    skip_reason=_scored_data,
 )
 def slow_reward(history: History) -> Issue | None:
     """The devices wait while completions are scored."""

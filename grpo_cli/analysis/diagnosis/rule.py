@@ -2,8 +2,8 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from grpo_cli.analysis.diagnosis.history import History
 from grpo_cli.issues import Issue
@@ -65,28 +65,41 @@ def rewarded_only(recipe: Recipe) -> str | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that can be wrong with a run, and how it is reported."""
+    """One thing that can be wrong with a run, and how it is reported.
 
-    name: str
-    """As in `training.stop_when`."""
+    It decorates its check, whose name is the rule's, and whose docstring says why the finding matters.
+    """
+
     title: str
     """What is wrong, in a few words."""
     metrics: tuple[str, ...]
     """Required metrics, named as in `metrics.jsonl`; NAME stands for any reward."""
-    window: int
-    """Number of newest records that are checked; 0 for rules that read held-out answers instead."""
-    min_records: int
-    """Records of these metrics that the check needs."""
-    threshold: str
+    threshold: str = field(kw_only=True)
     """In words, such as `a mean above 0.8`."""
-    source: str
+    source: str = field(kw_only=True)
     """Where the threshold comes from; `ours: ` and the reason if it is our own."""
-    why: str
-    """Why it matters, in one sentence."""
-    check: Check = field(repr=False)
-    """Return what is wrong, or None."""
-    skip_reason: Callable[[Recipe], str | None] = field(repr=False)
+    window: int = field(default=10, kw_only=True)
+    """Number of newest records that are checked; 0 for rules that read held-out answers instead."""
+    min_records: int = field(default=10, kw_only=True)
+    """Records of these metrics that the check needs."""
+    skip_reason: Callable[[Recipe], str | None] = field(default=sampled_only, kw_only=True)
     """Return why the rule never applies to a recipe; None if it does."""
+    check: Check = field(default=lambda history: None, kw_only=True)
+    """Return what is wrong, or None."""
+
+    def __call__(self, check: Check) -> Self:
+        """Return the rule with its check."""
+        return replace(self, check=check)
+
+    @property
+    def name(self) -> str:
+        """As in `training.stop_when`."""
+        return self.check.__name__
+
+    @property
+    def why(self) -> str:
+        """Why it matters, in one sentence."""
+        return self.check.__doc__ or ""
 
     @property
     def metric(self) -> str:
@@ -119,25 +132,6 @@ class Rule:
     def as_json(self) -> dict[str, Any]:
         """Return the rule as plain values, for `--json`."""
         return {**{name: getattr(self, name) for name in _RULE_KEYS}, "fewest": self.min_records}
-
-
-def rule(
-    title: str,
-    metrics: tuple[str, ...],
-    *,
-    threshold: str,
-    source: str,
-    window: int = 10,
-    min_records: int = 10,
-    skip: Callable[[Recipe], str | None] = sampled_only,
-) -> Callable[[Check], Rule]:
-    """Make a `Rule` of a check: its name is the rule's, and its docstring says why the finding matters."""
-
-    def make(check: Check) -> Rule:
-        name, why = check.__name__, check.__doc__ or ""
-        return Rule(name, title, metrics, window, min_records, threshold, source, why, check, skip)
-
-    return make
 
 
 def slower(recipe: Recipe) -> str:

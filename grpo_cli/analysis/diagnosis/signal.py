@@ -14,8 +14,8 @@ from grpo_cli.analysis.diagnosis.rewards import JUDGES
 from grpo_cli.analysis.diagnosis.rule import (
     AXOLOTL,
     PROBE,
+    Rule,
     rewarded_only,
-    rule,
     sampled_only,
     slower,
     try_rewards,
@@ -63,12 +63,12 @@ def _widen(recipe: Recipe, *names: str) -> str:
     )
 
 
-@rule(
+@Rule(
     "rewards of a group are all equal",
     (_SILENT, "reward"),
     threshold=f"a mean above {MOST_SILENT}, with the reward neither risen nor near its highest",
     source=AXOLOTL,
-    skip=rewarded_only,
+    skip_reason=rewarded_only,
 )
 def no_signal(history: History) -> Issue | None:
     """Completions of a group that score the same teach nothing: their advantages are all 0."""
@@ -101,7 +101,7 @@ def no_signal(history: History) -> Issue | None:
     return Issue(seen, fix, level="error" if share > 0.999 else "warning")
 
 
-@rule(
+@Rule(
     "nothing left to learn",
     (_SILENT, "reward"),
     threshold=f"a mean above {MOST_SILENT}, with the reward risen or near its highest",
@@ -125,7 +125,7 @@ def all_solved(history: History) -> Issue | None:
     return Issue(seen, "harder prompts, or a reward that tells more answers apart", level="warning")
 
 
-@rule(
+@Rule(
     "the same answer again and again",
     ("completions/repeated_share", "reward"),
     threshold=f"a mean above {_MOST_REPEATED} ({_NEARLY_ALL} below {_FEW_TOKENS} tokens), "
@@ -152,10 +152,10 @@ def _one_answer(recipe: Recipe) -> str | None:
     return sampled_only(recipe) or (episodes if recipe.has_episodes else None)
 
 
-@rule(
+@Rule(
     "completions are cut off",
     (_CLIPPED,),
-    skip=_one_answer,
+    skip_reason=_one_answer,
     threshold=f"a mean above {_MANY_CLIPPED} that does not fall (an error above {_MOST_CLIPPED} if a reward "
     "judges answers); a note if the reward rises",
     source=f"{_MANY_CLIPPED} is {PROBE}; {_MOST_CLIPPED}: {AXOLOTL}",
@@ -184,7 +184,7 @@ def truncation(history: History) -> Issue | None:
     return Issue(seen, fix, level="error" if severe else "warning")
 
 
-@rule(
+@Rule(
     "completions grow to the limit",
     (_LENGTH,),
     min_records=20,
@@ -208,7 +208,7 @@ def length_explosion(history: History) -> Issue | None:
     return Issue(seen, fix, level="warning")
 
 
-@rule(
+@Rule(
     "completions shrink to nothing",
     (_LENGTH, "reward"),
     min_records=20,
@@ -238,12 +238,12 @@ def _vllm_only(recipe: Recipe) -> str | None:
     return sampled_only(recipe) or off
 
 
-@rule(
+@Rule(
     "vLLM and the trainer disagree",
     (_DIFFERENCE,),
     threshold=f"a mean above {_USUAL_DIFFERENCE} (an error above {_MOST_DIFFERENCE:g})",
     source=AXOLOTL,
-    skip=_vllm_only,
+    skip_reason=_vllm_only,
 )
 def sampling_mismatch(history: History) -> Issue | None:
     """The completions are another policy's, so learning from them misleads the trained one."""
@@ -261,7 +261,7 @@ def sampling_mismatch(history: History) -> Issue | None:
     return Issue(seen, fix, level="error" if difference > _MOST_DIFFERENCE else "warning")
 
 
-@rule(
+@Rule(
     "sampling takes nearly all of the time",
     ("time/sampling", "time/learning"),
     threshold=f"above {_MOST_SAMPLING:.0%} of the time of all phases",
@@ -303,14 +303,14 @@ def _place(recipe: Recipe, source: str) -> str:
     return f"dataset.sources.{list(recipe.dataset.shares).index(source)}"
 
 
-@rule(
+@Rule(
     "a source has no signal while others have",
     (_SOURCE_SILENT, _SOURCE_REWARD),
     min_records=20,
     threshold=f"a mean above {_STARVED} for a source, and below {_FED} for another; a note if its reward is near "
     "its highest",
     source="ours: the threshold of no_signal for what others must have; a source of its own is small, and noisier",
-    skip=_mixed,
+    skip_reason=_mixed,
 )
 def source_starves(history: History) -> Issue | None:
     """A source whose groups all score the same takes its share of the prompts and teaches nothing."""
@@ -338,14 +338,14 @@ def source_starves(history: History) -> Issue | None:
     return Issue(seen, fix, level="warning")
 
 
-@rule(
+@Rule(
     "a source is unlearned while the whole improves",
     (_SOURCE_REWARD, "reward"),
     min_records=20,
     threshold=f"a source's reward lower than it began by {_LEAST_FALL:.0%} of itself and by 4 standard errors, "
     "and the whole not lower",
     source="ours: the threshold of falling_reward, source by source",
-    skip=_mixed,
+    skip_reason=_mixed,
 )
 def source_forgets(history: History) -> Issue | None:
     """What the other sources teach costs what the model could do on this one."""

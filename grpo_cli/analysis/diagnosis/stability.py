@@ -3,7 +3,7 @@
 from statistics import median
 
 from grpo_cli.analysis.diagnosis.history import LIKELY, History
-from grpo_cli.analysis.diagnosis.rule import AXOLOTL, PROBE, always, more_kl, rule, slower
+from grpo_cli.analysis.diagnosis.rule import AXOLOTL, PROBE, Rule, always, more_kl, slower
 from grpo_cli.analysis.diagnosis.signal import COLLAPSED, MOST_SILENT, repeated_answers
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.model import FULL, LORA, rates_of
@@ -24,14 +24,14 @@ _WARM_UP = 200
 """Records in which the highest learning rate is looked for: any warm-up has ended by then."""
 
 
-@rule(
+@Rule(
     "the loss is NaN or infinite",
     ("loss",),
     window=1,
     min_records=1,
     threshold=f"NaN or infinite; with fp16 {_FP16_SKIPS} gradients in a row",
     source="by definition; fp16: ours: its scaler skips a few steps while it finds its scale",
-    skip=always,
+    skip_reason=always,
 )
 def nan_loss(history: History) -> Issue | None:
     """A step from a loss that is NaN or infinite ruins every weight."""
@@ -51,12 +51,12 @@ def _taught(recipe: Recipe) -> str | None:
     return None if recipe.learns_from_rewards else "entropy follows that of the teacher"
 
 
-@rule(
+@Rule(
     "all completions become the same",
     ("entropy",),
     threshold=f"a mean below {COLLAPSED}, with the reward not near its highest",
     source=AXOLOTL,
-    skip=_taught,
+    skip_reason=_taught,
 )
 def entropy_collapse(history: History) -> Issue | None:
     """A model that is sure of every token samples the same answer again, and finds no better one."""
@@ -75,7 +75,7 @@ def entropy_collapse(history: History) -> Issue | None:
     )
 
 
-@rule(
+@Rule(
     "completions become random",
     ("entropy",),
     min_records=20,
@@ -83,7 +83,7 @@ def entropy_collapse(history: History) -> Issue | None:
     "reward",
     source=f"{_MOST_ENTROPY:g}: {AXOLOTL}, and an author of DeepCoder (github.com/rllm-org/rllm/issues/116); "
     f"{_GROWTH:g} times is ours: some models start higher",
-    skip=_taught,
+    skip_reason=_taught,
 )
 def entropy_explosion(history: History) -> Issue | None:
     """A policy whose entropy rises without end loses the language that it knew."""
@@ -105,12 +105,12 @@ def _has_no_kl(recipe: Recipe) -> str | None:
     return None if recipe.kl_weight else "no KL is computed with `training.beta: 0`"
 
 
-@rule(
+@Rule(
     "the model is far from where it started",
     ("kl",),
     threshold=f"a median above {_MOST_KL:g}",
     source=f"{AXOLOTL}; the median is ours: one token can raise a mean",
-    skip=_has_no_kl,
+    skip_reason=_has_no_kl,
 )
 def kl_runaway(history: History) -> Issue | None:
     """Far from the model it started from, it loses what that knew."""
@@ -121,7 +121,7 @@ def kl_runaway(history: History) -> Issue | None:
     return Issue(seen, f"{slower(history.recipe)}, or {more_kl(history.recipe)}")
 
 
-@rule(
+@Rule(
     "gradients spike",
     (_GRADIENT,),
     window=20,
@@ -130,7 +130,7 @@ def kl_runaway(history: History) -> Issue | None:
     "max_grad_norm",
     source=f"above {_MOST_GRADIENT:g} regularly: {AXOLOTL}; {_SPIKE:g} times is ours: batch noise stays "
     "far below",
-    skip=always,
+    skip_reason=always,
 )
 def gradient_spike(history: History) -> Issue | None:
     """Such gradients point anywhere, and clipping makes the others small beside them."""
@@ -156,12 +156,12 @@ def _clips_otherwise(recipe: Recipe) -> str | None:
     return f"`loss_type: {loss}` clips otherwise" if loss in ("cispo", "vespo", "sapo") else None
 
 
-@rule(
+@Rule(
     "too many ratios are clipped",
     (_CLIPPED,),
     threshold=f"a mean above {_MOST_CLIPPED}",
     source=AXOLOTL,
-    skip=_clips_otherwise,
+    skip_reason=_clips_otherwise,
 )
 def clip_share(history: History) -> Issue | None:
     """Tokens whose ratio is clipped teach nothing: the completions are too old for this policy."""
@@ -195,14 +195,14 @@ def _highest_rate(history: History) -> float | None:
     return max(history.first("learning_rate", _WARM_UP), default=None)
 
 
-@rule(
+@Rule(
     "the learning rate is too high",
     ("learning_rate",),
     threshold=f"above {LORA.most:g} with LoRA ({FULL.most:g} without), and one of "
     f"{', '.join(sign.name for sign in _SIGNS)} shows",
     source=f"{PROBE}, which is ours: published runs stay far below; a high rate without other symptoms is not "
     "a problem",
-    skip=always,
+    skip_reason=always,
 )
 def too_high_learning_rate(history: History) -> Issue | None:
     """Steps this large lose the language that the model knew, and cause the other problems listed here."""
@@ -226,7 +226,7 @@ def too_high_learning_rate(history: History) -> Issue | None:
     return Issue(seen, fix, level="error" if bad else "warning")
 
 
-@rule(
+@Rule(
     "the learning rate is too low",
     ("learning_rate", "reward"),
     min_records=30,
