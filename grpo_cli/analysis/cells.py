@@ -1,9 +1,8 @@
 """The cells of a sweep against the best of them: means over seeds, differences paired by prompt and seed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
 from grpo_cli.analysis.estimates import ALL_EQUAL, FEWEST_CLUSTERS, CrossedMean, crossed_mean
 from grpo_cli.analysis.held_out import (
@@ -40,10 +39,6 @@ class CellResult:
     """How many seeds would tell them apart, if they are not; None if seeds alone would not."""
     verdict: str = ""
     """The difference in a sentence; empty of the best."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the result as plain values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -198,13 +198,11 @@ class CrossedMean:
 
     def seeds_needed(self) -> int | None:
         """Return how many seeds would set this mean apart from 0; None if it takes more prompts, or too many."""
-        return next((count for count in _SEED_COUNTS if self._excludes_zero(count)), None)
-
-    def _excludes_zero(self, seeds: int) -> bool:
-        interval = self.interval(seeds)
-        if interval.low is None or interval.high is None:
-            return False
-        return seeds > self.seeds and (interval.low > 0 or interval.high < 0)
+        for count in _SEED_COUNTS:
+            low, high = self.interval(count).low, self.interval(count).high
+            if count > self.seeds and low is not None and high is not None and low * high > 0:
+                return count
+        return None
 
 
 def _t(count: int) -> float:
@@ -212,7 +210,7 @@ def _t(count: int) -> float:
     return student_t((1 + _LEVEL) / 2, min(count, 200) - 1)
 
 
-_SEED_COUNTS = (*range(2, 21), *range(25, 101, 5))
+_SEED_COUNTS: tuple[int, ...] = (*range(2, 21), *range(25, 101, 5))
 
 
 def crossed_mean(values: Sequence[Sequence[float]]) -> CrossedMean:

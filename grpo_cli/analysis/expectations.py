@@ -53,10 +53,6 @@ class Verdict:
     detail: str = ""
     """More on the outcome, such as `20 of 40`."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the verdict as plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -89,7 +85,7 @@ class Comparison:
             "run": self.run,
             "state": self.state,
             "inside": self.inside,
-            "metrics": [verdict.as_json() for verdict in self.verdicts],
+            "metrics": [asdict(verdict) for verdict in self.verdicts],
             "differs": {name: list(how) for name, how in self.differs.items()},
             "measured_runs": self.runs,
         }

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -226,10 +226,6 @@ class HeldOutDifference:
     """The difference in a sentence."""
     reason: str | None = None
     """Why nothing is paired."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the difference as plain values."""
-        return asdict(self)
 
 
 def compare_held_out(

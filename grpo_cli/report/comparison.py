@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class RunsComparison:
             "settings": [
                 {"path": path, "values": list(values)} for path, values in self.settings.items()
             ],
-            "held_out": [each.as_json() for each in self.held_out],
+            "held_out": list(map(asdict, self.held_out)),
         }
 
 

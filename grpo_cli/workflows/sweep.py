@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -98,7 +98,7 @@ class SweepResult:
 
     def _cell_json(self, cell: Cell) -> dict[str, Any]:
         result = self.comparison.cells.get(cell.number)
-        plain = result.as_json() if result else {}
+        plain = asdict(result) if result else {}
         numbers = ("before", "mean", "difference", "seeds_needed", "verdict")
         return {
             "cell": cell.number,

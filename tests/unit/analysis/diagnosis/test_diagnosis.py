@@ -60,10 +60,10 @@ def test_a_symptom_arises_with_the_record_that_fills_its_window():
 
 
 def test_a_rule_that_fails_takes_nothing_down_and_is_not_hidden(monkeypatch, caplog):
-    def fail(history):
+    def no_signal(history):
         raise ZeroDivisionError("of a bug")
 
-    broken = replace(next(each for each in RULES if each.name == "no_signal"), check=fail)
+    broken = replace(next(each for each in RULES if each.name == "no_signal"), check=no_signal)
     monkeypatch.setattr(diagnosis, "RULES", (broken, *RULES))
     with caplog.at_level(logging.WARNING):
         found = diagnose(make_history(SICK))
