@@ -101,7 +101,7 @@ def write_sweep_page(
         SetupError: plotly is not installed.
     """
     ranked = rank_cells(result)
-    charts = _build_charts(ranked, runs, result["metric"])
+    charts = _build_charts(ranked, runs)
     page = render_page(
         "sweep",
         _SCRIPTS,
@@ -142,7 +142,7 @@ def _link_report(run: str) -> str | None:
 
 
 def _build_charts(
-    ranked: Sequence[Mapping[str, Any]], runs: Mapping[int, Sequence[RunReport]], metric: str | None
+    ranked: Sequence[Mapping[str, Any]], runs: Mapping[int, Sequence[RunReport]]
 ) -> dict[str, Any]:
     """Return the data of the charts: a cell is drawn as a run is elsewhere."""
     steps: dict[tuple[int, ...], int] = {}
@@ -151,15 +151,7 @@ def _build_charts(
         curves = [_mean_curve(name, runs.get(cell["cell"], ())) for cell in ranked]
         if any(curves):
             lines = [make_line(place, curve, steps) for place, curve in enumerate(curves) if curve]
-            none: list[Any] = []
-            chart = {
-                "metric": name,
-                "lines": lines,
-                "evaluated": none,
-                "bands": none,
-                "marks": none,
-            }
-            charts.append(chart)
+            charts.append({"metric": name, "lines": lines})
     rows = [
         {
             "label": f"cell {cell['cell']}",
@@ -171,8 +163,6 @@ def _build_charts(
     ]
     return {
         "runs": [f"cell {cell['cell']}: {cell['label']}" for cell in ranked],
-        "held_out": ["" for _ in ranked],
-        "evaluated": ["" for _ in ranked],
         "steps": list(map(list, steps)),
         "charts": charts,
         "held_out_rows": rows,

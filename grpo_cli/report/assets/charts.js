@@ -141,10 +141,12 @@ const CONFIG = {
 function specify(box) {
   if (box.dataset.heldOut !== undefined) return specifyHeldOut();
   const chart = chartData.charts[Number(box.dataset.chart)], many = chartData.runs.length > 1;
+  // Charts of a sweep have lines alone.
+  const { evaluated = [], marks = [] } = chart;
   const traces = [
     ...chart.lines.flatMap((line) => traceLine(line, many)),
-    ...chart.evaluated.map((line) => traceEvaluated(line, many)),
-    ...traceMarks(chart.marks, many),
+    ...evaluated.map((line) => traceEvaluated(line, many)),
+    ...traceMarks(marks, many),
   ];
   // The ranking above the first chart names the runs and their colours.
   const named = many ? !box.closest("#result") : traces.length > 1;
