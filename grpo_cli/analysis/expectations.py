@@ -268,7 +268,7 @@ def expect_from_runs(
             done = f"{run.step} of {run.status.total_steps or '?'} steps"
             raise UsageError(
                 f"{run.folder.path} is {run.status.state} ({done}), and a band needs finished runs. "
-                f"Fix: grpo train {run.folder.resolved} --resume-from {run.folder.path}"
+                f"Fix: {run.resume_command()}"
             )
     _check_alike(runs)
     last = _last_step(runs, step)

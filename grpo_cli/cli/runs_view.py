@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_cli.cli.output import print_words, stderr, stdout
-from grpo_cli.cli.summary import STATE_MARKS, overrule, print_summary, say_change
+from grpo_cli.cli.summary import STATE_MARKS, print_summary, say_change
 from grpo_cli.report.tables import list_overrides
 from grpo_cli.report.wording import clean_text, short_path
 from grpo_cli.units import count_noun, format_bytes, format_duration, say_number
@@ -203,8 +203,7 @@ def _list_next(run: "RunReport") -> list[tuple[str, str]]:
         commands.append((f"grpo eval {path}", "compare with the model it started from"))
         commands.append((f"grpo export {path} --to DIR", "export the model"))
     if run.life.state != "completed" and run.can_resume:
-        resume = f"--resume-from {path}{overrule(run.status)}"
-        commands.append((f"grpo train {path}/{run.folder.resolved.name} {resume}", "resume it"))
+        commands.append((run.resume_command(path), "resume it"))
     return commands
 
 
@@ -286,8 +285,7 @@ def _print_table(
 
 def _say_run(run: "RunReport") -> str:
     status = run.status
-    total = f"/{status.total_steps}" if status.total_steps else ""
-    return f"{status.state}, {status.step}{total} steps in {format_duration(status.seconds)}"
+    return f"{status.state}, {status.progress} steps in {format_duration(status.seconds)}"
 
 
 def _say_value(value: Any) -> str | None:

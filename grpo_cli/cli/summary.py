@@ -15,7 +15,6 @@ from grpo_cli.units import count_noun, format_duration, format_value
 
 if TYPE_CHECKING:
     from grpo_cli.report.summary import HeldOutSetSeries, RunReport
-    from grpo_cli.runs.status import Status
 
 STATE_MARKS = {
     "completed": ("✓", "green"),
@@ -123,9 +122,8 @@ def _say_best(series: "HeldOutSetSeries", metric: str) -> str:
 def _say_end(run: "RunReport") -> Text:
     status, problems = run.status, run.problems()
     state = run.life.state
-    total = f"/{status.total_steps}" if status.total_steps else ""
     text = Text.assemble(STATE_MARKS[state])
-    text.append(f" {state}: {status.step}{total} steps in {format_duration(status.seconds)}")
+    text.append(f" {state}: {status.progress} steps in {format_duration(status.seconds)}")
     if problems:
         # The worst comes first.
         _, style = LEVEL_MARKS[problems[0].level]
@@ -192,15 +190,9 @@ def _print_failure(run: "RunReport") -> None:
     if status.state == "failed":
         console.print(f"The worker's log: {folder.log}")
     if run.can_resume:
-        resume = f"grpo train {folder.resolved} --resume-from {folder.path}{overrule(status)}"
-        console.print(f"To resume: {resume}")
+        console.print(f"To resume: {run.resume_command()}")
         if status.stopped_by:
             note = (
                 f"Without --set, the rule {status.stopped_by} stops it again if it finds the same."
             )
             print_words(console, Text(note, style="dim"))
-
-
-def overrule(status: "Status") -> str:
-    """Return the flag that resumes a run which a rule has stopped."""
-    return " --set 'training.stop_when=[]'" if status.stopped_by else ""

@@ -108,7 +108,7 @@ def _draw_progress(follower: "Follower", width: int) -> Text:
     progress = follower.phase_progress()
     if status.phase == "training" and status.total_steps:
         share = status.step / status.total_steps
-        words = [f"step {status.step}/{status.total_steps}", elapsed]
+        words = [f"step {status.progress}", elapsed]
     elif progress is not None:
         share, left_s = progress[0] / progress[1], follower.phase_left()
         words = [clean_text(status.detail), elapsed]

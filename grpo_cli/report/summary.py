@@ -297,11 +297,10 @@ class RunReport(Run):
         where = "none of its processes is left on this machine"
         if not self.life.here:
             where = "it was started on another machine"
-        path = self.folder.path
         return (
             f"interrupted while {self.status.phase}: {where}, and the last sign of life is "
             f"{format_duration(self.life.silent_s)} old. Fix: look at {self.folder.log}; "
-            f"grpo train {self.folder.resolved} --resume-from {path} resumes it"
+            f"{self.resume_command()} resumes it"
         )
 
     def tracker_runs(self) -> dict[str, str]:

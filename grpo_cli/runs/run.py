@@ -80,6 +80,12 @@ class Run:
         status = self.status
         return (status.reason or "no reason was recorded") if status.state == "failed" else None
 
+    def resume_command(self, path: Path | str | None = None) -> str:
+        """Return the command that resumes the run at this path of it, although a rule may have stopped it."""
+        path = path or self.folder.path
+        overruled = " --set 'training.stop_when=[]'" if self.status.stopped_by else ""
+        return f"grpo train {path}/{self.folder.resolved.name} --resume-from {path}{overruled}"
+
     @cached_property
     def metrics(self) -> Metrics:
         """All records of `metrics.jsonl`; `refresh` adds those that came since."""

@@ -48,6 +48,11 @@ class Status:
     schema_version: int = SCHEMA_VERSION
 
     @property
+    def progress(self) -> str:
+        """Optimizer steps done, of those planned if that is known, such as `12/40`."""
+        return f"{self.step}/{self.total_steps}" if self.total_steps else str(self.step)
+
+    @property
     def seconds(self) -> float:
         """From the start to the last update; 0 if the clock was set back in between."""
         return max(self.updated_at - self.started_at, 0.0)

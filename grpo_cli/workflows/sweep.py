@@ -339,9 +339,7 @@ class _Runner:
             with contextlib.suppress(GrpoError, OSError):
                 each.report.refresh()
             status = each.report.status
-            steps = (
-                f"step {status.step}/{status.total_steps}" if status.total_steps else status.phase
-            )
+            steps = f"step {status.progress}" if status.total_steps else status.phase
             which = f"{each.cell.label}, seed {each.run.seed}"
             parts.append(f"run {self._number(each.cell, each.run)} ({which}): {steps}")
         # While nothing trains, the time left would repeat the line.

@@ -209,7 +209,7 @@ def _read_state(folder: RunFolder, task: str | None) -> tuple[str, str | None]:
     reason = (status.reason or "").partition("\n")[0] or None
     if status.state == "completed" or status.stopped_by:
         return status.state, reason
-    step = f"step {status.step}/{status.total_steps}" if status.total_steps else None
+    step = f"step {status.progress}" if status.total_steps else None
     if task == "PENDING":
         return "waiting", step
     state = look_at_life(folder, status).state
