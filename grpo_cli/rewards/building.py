@@ -144,6 +144,7 @@ def _build_reward(source: _RewardSource) -> Reward:
     config, name = source.config, source.name
     params = _read_params(config, name)
     try:
+        params.refuse(source.context)
         scorer = params.build(source.context)
     except (RewardError, SetupError) as error:
         raise type(error)(f"reward {name!r} ({config.kind}): {error}", error.path) from error

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from grpo_cli.errors import RewardError
+from grpo_cli.errors import RewardError, SetupError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Section
 
@@ -159,10 +159,11 @@ class RewardParams(Section):
         return (0.0, best) if best is not None else (-math.inf, math.inf)
 
     def refuse(self, context: RewardContext) -> None:
-        """Raise the first error of `problems` as a `RewardError`."""
+        """Raise the first error of `problems`: a `SetupError` for a missing package, else a `RewardError`."""
         for issue in self.problems(context):
             if issue.level == "error":
-                raise RewardError(str(issue), issue.path)
+                error = SetupError if issue.is_missing_package else RewardError
+                raise error(str(issue), issue.path)
 
     def gold(self, batch: Batch, row: int) -> str | None:
         """Return a short right answer to the row, for kinds that judge answers."""
@@ -230,7 +231,7 @@ class RewardParams(Section):
         raise NotImplementedError(f"{type(self).__name__} has neither `score` nor `build`")
 
     def build(self, context: RewardContext) -> Scorer:
-        """Load what scoring needs (libraries, the user's own code) and return the scorer."""
+        """Load what scoring needs (libraries, the user's own code) and return the scorer; `refuse` comes first."""
         return score_rows(self.score)
 
 

@@ -9,14 +9,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from grpo_cli.errors import RewardError, UsageError, nearest
 from grpo_cli.recipe.kinds import KindDescription, added_kinds, describe, load_kind
 from grpo_cli.rewards.contract import RewardParams
-
-if TYPE_CHECKING:
-    pass
 
 ENTRY_POINT_GROUP = "grpo.rewards"
 BUILT_IN = {

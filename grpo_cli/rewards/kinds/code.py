@@ -13,14 +13,7 @@ from grpo_cli.errors import RewardError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer, Number, OneOrMany
 from grpo_cli.rewards.answers import find_answer
-from grpo_cli.rewards.contract import (
-    Batch,
-    RewardContext,
-    RewardParams,
-    Score,
-    Scorer,
-    score_rows,
-)
+from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer, score_rows
 from grpo_cli.rewards.pool import count_workers
 
 if TYPE_CHECKING:
@@ -134,7 +127,6 @@ class CodeParams(RewardParams):
         return True
 
     def build(self, context: RewardContext) -> Scorer:
-        self.refuse(context)
         from concurrent.futures import ThreadPoolExecutor
 
         from grpo_cli.rewards.kinds.program_tests import TestRunner

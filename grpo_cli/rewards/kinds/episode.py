@@ -4,12 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from grpo_cli.errors import RewardError
-from grpo_cli.rewards.contract import (
-    EPISODE,
-    Batch,
-    RewardParams,
-    Score,
-)
+from grpo_cli.rewards.contract import EPISODE, Batch, RewardParams, Score
 from grpo_cli.runs.metrics import STEP
 
 

@@ -9,14 +9,7 @@ from pydantic import Field
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer, OneOrMany
 from grpo_cli.rewards.answers import after_thinking
-from grpo_cli.rewards.contract import (
-    Batch,
-    RewardContext,
-    RewardParams,
-    Score,
-    Scorer,
-    TimeLimit,
-)
+from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, TimeLimit
 
 Target = Literal["completion", "after_thinking"]
 Flag = Literal["ignorecase", "multiline", "dotall", "verbose", "ascii"]
@@ -93,10 +86,6 @@ class RegexParams(RewardParams):
             fix = "require at least one character (`+` for `*`), or set `full_match: true`"
             return [Issue(message, fix, "pattern", level="warning")]
         return []
-
-    def build(self, context: RewardContext) -> Scorer:
-        self.refuse(context)
-        return super().build(context)
 
     def _match(self, text: str) -> bool:
         find = self._compiled.fullmatch if self.full_match else self._compiled.search

@@ -13,15 +13,8 @@ from grpo_cli.errors import RewardError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Number, OneOrMany
 from grpo_cli.rewards.answers import find_answer
-from grpo_cli.rewards.contract import (
-    Batch,
-    RewardContext,
-    RewardParams,
-    Score,
-    Scorer,
-    TimeLimit,
-)
-from grpo_cli.rewards.kinds import find_missing, import_optional
+from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, TimeLimit
+from grpo_cli.rewards.kinds import find_missing
 
 JsonPlace = Literal["block", "answer_tag", "text"]
 Check = Callable[[Any], str]
@@ -83,12 +76,6 @@ class JsonParams(RewardParams):
     def time_limit(self) -> TimeLimit | None:
         """Return one if a schema may hold patterns, which can keep a text busy forever."""
         return TimeLimit(5.0, late_score=0.0) if self._has_schema else None
-
-    def build(self, context: RewardContext) -> Scorer:
-        if self._has_schema:
-            import_optional("jsonschema", "jsonschema", "json")
-        _ = self._shared_check
-        return super().build(context)
 
     def score(self, batch: Batch, row: int) -> Score:
         check = self._shared_check

@@ -22,7 +22,7 @@ from grpo_cli.recipe.base import Integer, Number
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.answers import after_thinking, read_golds
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer, text_of
-from grpo_cli.rewards.kinds import find_missing, import_optional
+from grpo_cli.rewards.kinds import find_missing
 from grpo_cli.rewards.kinds.judge_endpoint import Endpoint, Question, ReplyForm, Verdict
 from grpo_cli.runs.files import write_text
 from grpo_cli.runs.thumbnails import encode_jpeg
@@ -173,9 +173,7 @@ class JudgeParams(RewardParams):
         return self.images
 
     def build(self, context: RewardContext) -> Scorer:
-        openai = import_optional("openai", "openai", "judge")
-        self.refuse(context)
-        return _JudgeScorer(self, Endpoint(self, openai, self._url(), self._key()), self._url())
+        return _JudgeScorer(self, Endpoint(self, self._url(), self._key()), self._url())
 
     def _url(self) -> str:
         return self.base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI

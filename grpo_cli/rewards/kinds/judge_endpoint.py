@@ -146,8 +146,10 @@ class _RefusalError(Exception):
 class Endpoint:
     """A judge at an OpenAI-compatible server; the openai client repeats requests that are refused."""
 
-    def __init__(self, params: "JudgeParams", openai: Any, base_url: str, key: str) -> None:
+    def __init__(self, params: "JudgeParams", base_url: str, key: str) -> None:
         """Connect to nothing yet; `key` is empty for servers that need none."""
+        import openai
+
         self._params, self._openai = params, openai
         self._url, self._key = base_url, key
         self._form: ReplyForm = params.reply

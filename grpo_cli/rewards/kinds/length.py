@@ -277,7 +277,6 @@ class SoftOverlongParams(RewardParams):
         return True
 
     def build(self, context: RewardContext) -> Scorer:
-        self.refuse(context)
         longest = self.max_length or context.max_completion_length
 
         def score(batch: Batch, row: int) -> Score:

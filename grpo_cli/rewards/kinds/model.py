@@ -132,7 +132,6 @@ class ModelParams(RewardParams):
         return [Issue(message, fix, "label")]
 
     def build(self, context: RewardContext) -> Scorer:
-        self.refuse(context)
         classifier = _load_classifier(self, context.device)
         for issue in self._label_problems(classifier.labels):
             raise RewardError(str(issue), issue.path)

@@ -4,15 +4,12 @@ import ast
 import atexit
 import copy
 import hashlib
-import importlib
-import importlib.util
 import inspect
 import random
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -27,8 +24,7 @@ from grpo_cli.user_code import (
     Function,
     SourceError,
     bindings,
-    is_file,
-    load_file,
+    load_name,
     parse_source,
     signature_of,
     source_file,
@@ -181,7 +177,7 @@ class PythonParams(RewardParams):
         return [] if kept else sorted(changed & bindings(module).keys())
 
     def build(self, context: RewardContext) -> Scorer:
-        function = _load_function(self.source, self.function)
+        function = self._load()
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
@@ -213,6 +209,18 @@ class PythonParams(RewardParams):
             setattr(score, name, getattr(function, name))
         return score
 
+    def _load(self) -> Callable[..., Any]:
+        """Import the function; what its file raises passes through."""
+        try:
+            function = load_name(self.path)
+        except SourceError as error:
+            raise RewardError(str(error), "path") from error
+        if not callable(function):
+            raise RewardError(
+                f"{self.function!r} in {self.source} cannot be called. Fix: name a function", "path"
+            )
+        return function
+
     def _state_methods(self, function: Callable[..., Any]) -> list[str]:
         methods = [name for name in ("state_dict", "load_state_dict") if hasattr(function, name)]
         if len(methods) == 1:
@@ -221,22 +229,6 @@ class PythonParams(RewardParams):
                 "Fix: give it both state_dict() and load_state_dict()"
             )
         return methods
-
-
-def _load_function(source: str, name: str) -> Callable[..., Any]:
-    """Import a file or module and return a function of it; what the import raises passes through."""
-    try:
-        module = load_file(Path(source)) if is_file(source) else importlib.import_module(source)
-    except SourceError as error:
-        raise RewardError(str(error), "path") from error
-    function = getattr(module, name, None)
-    if function is None:
-        raise RewardError(
-            f"{source} has no function {name!r}. Fix: define it, or name another", "path"
-        )
-    if not callable(function):
-        raise RewardError(f"{name!r} in {source} cannot be called. Fix: name a function", "path")
-    return function
 
 
 def _trl_arguments(batch: Batch) -> dict[str, Any]:

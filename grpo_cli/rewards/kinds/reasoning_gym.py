@@ -13,15 +13,8 @@ from grpo_cli.errors import RewardError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.answers import TextOrPlace, canonical_answer, find_answer, is_explosive
-from grpo_cli.rewards.contract import (
-    Batch,
-    RewardContext,
-    RewardParams,
-    Score,
-    Scorer,
-    TimeLimit,
-)
-from grpo_cli.rewards.kinds import find_missing, import_optional
+from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer, TimeLimit
+from grpo_cli.rewards.kinds import find_missing
 
 TaskScorer = Callable[[str | None, dict[str, Any]], float]
 
@@ -96,7 +89,6 @@ class ReasoningGymParams(RewardParams):
         return canonical_answer(text, self.extract)
 
     def build(self, context: RewardContext) -> Scorer:
-        import_optional("reasoning_gym", "reasoning-gym", "reasoning-gym")
         if self.task is not None:
             _find_scorer(self.task)
         return super().build(context)

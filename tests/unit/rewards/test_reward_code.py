@@ -264,7 +264,7 @@ def test_other_systems_are_refused(monkeypatch):
     path, message = issue.path, issue.seen
     assert (path, "win32" in message) == ("kind", True)
     with pytest.raises(RewardError, match="cannot be confined"):
-        CodeParams().build(CONTEXT)
+        CodeParams().refuse(CONTEXT)
 
 
 LIBRARY = """
@@ -324,7 +324,7 @@ def test_machines_without_protection_run_nothing_unless_told_to(monkeypatch):
         assert "could change your files" in message
         assert "`unprotected: true`" in fix
         with pytest.raises(RewardError, match="could change your files"):
-            CodeParams().build(CONTEXT)
+            CodeParams().refuse(CONTEXT)
         assert not CodeParams(unprotected=True).problems()
     for found in [
         ("namespaces",),

@@ -256,18 +256,20 @@ class Seen:
     def load_state_dict(self, state): pass
 f = Seen()
 """
+F = "\ndef f(completions): ..."
 
 
 @pytest.mark.parametrize(
     ("source", "options", "key", "fix"),
     [
-        ("import no_such_package", {}, "path", "install the package that has this module"),
-        ("from .words import WORDS", {}, "path", "import by the file's name alone"),
-        ("open('words.txt')", {}, "path", r"`Path\(__file__\)\.parent"),
-        ("raise SystemExit", {}, "path", 'under `if __name__ == "__main__":`'),
-        ("import os; os.environ['NO_SUCH']", {}, "path", "the last line of the traceback"),
+        (f"import no_such_package{F}", {}, "path", "install the package that has this module"),
+        (f"from .words import WORDS{F}", {}, "path", "import by the file's name alone"),
+        (f"open('words.txt'){F}", {}, "path", r"`Path\(__file__\)\.parent"),
+        (f"raise SystemExit{F}", {}, "path", 'under `if __name__ == "__main__":`'),
+        (f"import os; os.environ['NO_SUCH']{F}", {}, "path", "the last line of the traceback"),
         ("f = object()", {}, "path", "name a function"),
-        ("g = 1", {}, "path", "define it, or name another"),
+        ("g = 1", {}, "path", r"write `def f\(completions"),
+        ("from math import *", {}, "path", "define it, or name another"),
         (STATEFUL, {"timeout_s": 5}, "timeout_s", "remove `timeout_s`"),
     ],
 )
@@ -282,12 +284,11 @@ def test_a_reward_that_cannot_be_built_names_its_key_and_a_fix(write, source, op
     [
         ("import does_not_exist_anywhere", "No module named 'does_not_exist_anywhere'"),
         ("x = 1 / 0", "ZeroDivisionError: division by zero"),
-        ("def f(:", "SyntaxError"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
     ],
 )
 def test_an_error_in_the_file_is_shown_as_itself(write, source, text):
-    path = write(source)
+    path = write(f"{source}{F}")
     with pytest.raises(RewardError) as caught:
         run(f"{path}:f", BATCH)
     message = str(caught.value)

@@ -90,13 +90,13 @@ def test_problems(tmp_path):
     assert where == "path"
     assert "cannot be read" in message
     with pytest.raises(RewardError, match="not a JSON Schema"):
-        JsonParams(json_schema={"type": 3}).build(RewardContext(64))
+        JsonParams(json_schema={"type": 3}).refuse(RewardContext(64))
 
 
 def test_a_missing_library_is_a_setup_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(SetupError, match=re.escape(install_extra("json"))):
-        JsonParams(column="s").build(RewardContext(64))
+        JsonParams(column="s").refuse(RewardContext(64))
     assert score(JsonParams(), '{"a": 1}') == 1
 
 
