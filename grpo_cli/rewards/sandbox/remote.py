@@ -9,6 +9,7 @@ import os
 import sys
 from _json import make_scanner
 from _operator import contains, delitem, getitem, neg, setitem
+from types import SimpleNamespace
 
 from grpo_cli.rewards.sandbox.values import Opaque, decode, encode, flatten, text_of, write_json
 
@@ -48,6 +49,15 @@ _ARITHMETIC = [
 _MUTABLE = (list, dict, set, bytearray)
 _NUMERIC = [*_ARITHMETIC, *(f"__{name}__" for name in "abs int float round neg bool".split())]
 _COMPARISONS = [f"__{name}__" for name in "eq lt le gt ge".split()]
+_scan = make_scanner(
+    SimpleNamespace(  # type: ignore[arg-type]
+        strict=False,
+        memo={},
+        parse_float=float,
+        parse_int=int,
+        **dict.fromkeys(("parse_constant", "object_hook", "object_pairs_hook")),
+    )
+)
 _READABLE_DUNDERS = ("__name__", "__doc__", "__dict__", "__qualname__")
 _READABLE = ("test", "collections", "random", "_io")
 """Modules of the classes whose objects a program may read, if a test passes one."""
@@ -158,11 +168,6 @@ class Peer:
         self._remotes: dict[str, Remote] = {}
         self._told: set[str] = set()
         self._errors: dict[str, type[BaseException]] = {}
-        context = type(
-            "Context", (), {"strict": False, "memo": {}, "parse_float": float, "parse_int": int}
-        )
-        context.object_hook = context.object_pairs_hook = context.parse_constant = None  # type: ignore[attr-defined]
-        self._scan = make_scanner(context)  # type: ignore[arg-type]
         self._actions: dict[str, Callable[..., Any]] = {
             "get": self._get,
             "set": self._set,
@@ -259,7 +264,7 @@ class Peer:
                 raise Ended
         line, _, self._waiting = b"".join(parts).partition(b"\n")
         try:
-            return self._scan(line.decode(), 0)[0]
+            return _scan(line.decode(), 0)[0]
         except StopIteration:
             raise Ended from None
 
@@ -377,8 +382,6 @@ def _class_names(kind: "type[BaseException]") -> object:
 
 
 def _replace(old: "Any", new: "Any") -> None:
-    if type(old) is type(new) and type(old) in (list, bytearray):
-        old[:] = new
-    elif type(old) is type(new) and type(old) in (dict, set):
+    if type(old) is type(new) and type(old) in _MUTABLE:
         old.clear()
-        old.update(new)
+        (old.update if type(old) in (dict, set) else old.extend)(new)

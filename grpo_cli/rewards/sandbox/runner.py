@@ -195,29 +195,26 @@ class _Child:
         with contextlib.ExitStack() as stack:
             self._selector = stack.enter_context(selectors.DefaultSelector())
             written = {}
-            for name in ("report", "status"):
+            for name in self.pipes:
                 read, written[name] = os.pipe()
                 stack.callback(os.close, read)
                 self._selector.register(read, selectors.EVENT_READ, name)
-            settings = {**settings, "parent": os.getpid(), **written}
+            own = {name: written[name] for name in ("report", "status")}
+            settings = {**settings, "parent": os.getpid(), **own}
             try:
                 self.process = subprocess.Popen(
                     [sys.executable, *_OPTIONS, _BOOT, marshal.dumps(settings).hex(), _ROOT],
                     stdin=stdin,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    pass_fds=(settings["source"], *written.values()),
+                    stdout=written["stdout"],
+                    stderr=written["stderr"],
+                    pass_fds=(settings["source"], *own.values()),
                     env=_ENVIRONMENT,
                     cwd=self._folder,
                     start_new_session=True,
-                    bufsize=0,
                 )
             finally:
                 for descriptor in written.values():
                     os.close(descriptor)
-            for name in ("stdout", "stderr"):
-                stream = stack.enter_context(getattr(self.process, name))
-                self._selector.register(stream, selectors.EVENT_READ, name)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> "_Child":
