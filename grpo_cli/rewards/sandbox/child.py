@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from grpo_cli.rewards.sandbox.remote import Peer
 
-READY = b"ready"
-"""Sent before the program runs; anything else is why it could not be run."""
+READY = b"ready\n"
+"""Begins the report before the program runs; anything else is why it could not be run."""
 _REASON = 200
 """Longest reason, in characters."""
 _leave = os._exit
@@ -34,8 +34,8 @@ _leave = os._exit
 def main() -> None:
     """Run the job that the first argument describes, marshalled.
 
-    Its keys are those of `confinement.confine`, the descriptors `status`, `report` and `source` (a program of
-    `size` bytes, and a marshalled check of `check_size`, 0 for none), and `parent`.
+    Its keys are those of `confinement.confine`, the descriptors `report` and `source` (a program of `size` bytes,
+    and a marshalled check of `check_size`, 0 for none), and `parent`.
     """
     job = SimpleNamespace(**marshal.loads(bytes.fromhex(sys.argv[1])))
     peer: type[Peer] | None = None
@@ -58,10 +58,10 @@ def main() -> None:
             sys.path = [*sys.path[1:], *job.packages]
             _run(job, peer)
     except OSError as error:
-        os.write(job.status, str(error).encode(errors="replace"))
+        os.write(job.report, str(error).encode(errors="replace"))
         os._exit(1)
     if child:
-        _watch(child, (job.source, job.report))
+        _watch(child, job.source)
 
 
 def _run(job: SimpleNamespace, peer: "type[Peer] | None") -> None:
@@ -69,7 +69,7 @@ def _run(job: SimpleNamespace, peer: "type[Peer] | None") -> None:
     text = _read(job.source, job.size)
     if peer is None:
         confinement.deny_calls(job.protections)
-        _tell_ready(job.status)
+        os.write(job.report, READY)
         os.close(job.source)
         _run_alone(text, job.report)
         return
@@ -77,7 +77,7 @@ def _run(job: SimpleNamespace, peer: "type[Peer] | None") -> None:
     requests, replies = os.pipe(), os.pipe()
     program = os.fork()
     if not program:
-        for descriptor in (job.source, job.report, job.status, requests[1], replies[0]):
+        for descriptor in (job.source, job.report, requests[1], replies[0]):
             os.close(descriptor)
         confinement.hide(False)
         confinement.bind_to_parent()
@@ -86,26 +86,19 @@ def _run(job: SimpleNamespace, peer: "type[Peer] | None") -> None:
     for descriptor in (requests[0], replies[1]):
         os.close(descriptor)
     confinement.deny_calls(job.protections)
-    _tell_ready(job.status)
+    os.write(job.report, READY)
     _run_test(job, peer(replies[0], requests[1]), program)
 
 
-def _tell_ready(status: int) -> None:
-    os.write(status, READY)
-    os.close(status)
-
-
-def _watch(child: int, descriptors: "tuple[int, ...]") -> None:
+def _watch(child: int, source: int) -> None:
     """Wait for the program's process, end what it left behind, and end as it did."""
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    # What stays open here would keep the runner waiting for more; the status pipe does, so that
-    # it waits for this process too.
+    # What stays open here keeps the runner waiting; the report does, so that it waits for this process too.
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nothing, standard)
-    for descriptor in descriptors:
-        os.close(descriptor)
+    os.close(source)
     _, status = os.waitpid(child, 0)
     _end_orphans()
     if os.WIFSIGNALED(status):

@@ -85,29 +85,27 @@ of a user's processes or not at all."""
 _MISSING = (435, 436, 437)
 """Calls that fail as on an old kernel, so that libraries use what can be checked: clone3 (clone),
 close_range, which can part a thread's open files from its process's, and openat2 (openat)."""
-_PRCTL, _FCNTL, _IOCTL, _SOCKETPAIR = (157, 167), (72, 25), (16, 29), (53, 199)
-_CLONE, _PRLIMIT = (56, 220), (302, 261)
-_KILL_CALLS = ((62, 129), (234, 131))
-_OPEN_CALLS: "tuple[tuple[tuple[int | None, int | None], int], ...]" = (
-    ((2, None), 1),
-    ((257, 56), 2),
+_OPENED = (0, 1, 2, 3, 0x201, 0x202), 0x203
+_CONDITIONAL: "tuple[tuple[Any, ...], ...]" = (
+    # clone: a thread that shares open files, as the runner counts the files of a process once.
+    ((56, 220), (0, (0x00010000 | 0x00000400,), 0x00010000 | 0x00000400)),
+    # prctl: a thread's name, and names of memory.
+    ((157, 167), (0, (15, 16, 0x53564D41), _ALL)),
+    # fcntl: copies of descriptors, and flags. Other commands have files signal other processes, lock files that
+    # others use, or make pipes larger.
+    ((72, 25), (1, (0, 1, 2, 3, 4, 1030), _ALL)),
+    # ioctl: is it a terminal, of what size, bytes to read, (non)blocking, (not) kept by exec. FIOSETOWN and
+    # others do as F_SETOWN does.
+    ((16, 29), (1, (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451), _ALL)),
+    # socketpair: streams that reach nobody else; with datagrams, each message may name its receiver.
+    ((53, 199), (0, (1,), _ALL), (1, (1,), 0xF)),
+    # open and openat, unless a file is emptied though not written: Landlock notices it only since Linux 6.2.
+    ((2, None), (1, *_OPENED)),
+    ((257, 56), (2, *_OPENED)),
 )
-"""open and openat, and which argument holds the flags."""
-_CLONED = 0x00010000 | 0x00000400
-"""A thread that shares open files: the runner counts the files of a process once."""
-_OPTIONS = (15, 16, 0x53564D41)
-"""The options of prctl that are allowed: a thread's name, and names of memory."""
-_COMMANDS = (0, 1, 2, 3, 4, 1030)
-"""The commands of fcntl that are allowed: copies of descriptors, and flags. Others have files signal
-other processes, lock files that others use, or make pipes larger."""
-_REQUESTS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""The requests of ioctl that are allowed: is it a terminal, of what size, bytes to read, (non)blocking,
-(not) kept by exec. FIOSETOWN and others do as F_SETOWN does."""
-_UNIX, _STREAM, _TYPE = 1, 1, 0xF
-"""Pairs of sockets that reach nobody else; with datagrams, each message may name its receiver."""
-_TRUNCATE, _ACCESS = 0x200, 3
-"""Opening a file that is emptied though not written: Landlock notices it only since Linux 6.2."""
-_OPENED = (0, 1, 2, 3, _TRUNCATE | 1, _TRUNCATE | 2)
+"""Calls that are allowed if the masked lower half of each argument (from 0) has one of the given values."""
+_ON_ITSELF = (((62, 129), ()), ((234, 131), ()), ((302, 261), (0,)))
+"""kill, tgkill and prlimit: allowed if their first argument is the process itself, or one of these values."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -309,10 +307,10 @@ def _build_filter(pid: int) -> bytes | None:
         return None
     architecture, column = machine
     code = [
-        *_load(_ARCHITECTURE),
+        _step(_LOAD, _ARCHITECTURE),
         _step(_EQUAL, architecture, 1, 0),
         _step(_RETURN, _KILL),
-        *_load(_NUMBER),
+        _step(_LOAD, _NUMBER),
         # Numbers from 2^30 are x86's third set of calls, and so refused as well.
         _step(_AT_LEAST, _NEWER, 0, 1),
         _error(_NO_SUCH_CALL),
@@ -321,18 +319,10 @@ def _build_filter(pid: int) -> bytes | None:
         code += [_step(_EQUAL, number, 0, 1), _error(_NO_SUCH_CALL)]
     for number in _numbers(column):
         code += [_step(_EQUAL, number, 0, 1), _step(_RETURN, _ALLOW)]
-    for kill in _KILL_CALLS:
-        code += _allow_if(kill[column], (0, [pid], _ALL))
-    code += _allow_if(_PRLIMIT[column], (0, [0, pid], _ALL))
-    code += _allow_if(_CLONE[column], (0, [_CLONED], _CLONED))
-    code += _allow_if(_PRCTL[column], (0, _OPTIONS, _ALL))
-    code += _allow_if(_FCNTL[column], (1, _COMMANDS, _ALL))
-    code += _allow_if(_IOCTL[column], (1, _REQUESTS, _ALL))
-    pair = (0, [_UNIX], _ALL), (1, [_STREAM], _TYPE)
-    code += _allow_if(_SOCKETPAIR[column], *pair)
-    for numbers, argument in _OPEN_CALLS:
-        if (opening := numbers[column]) is not None:
-            code += _allow_if(opening, (argument, _OPENED, _TRUNCATE | _ACCESS))
+    own = [(numbers, (0, (*values, pid), _ALL)) for numbers, values in _ON_ITSELF]
+    for numbers, *conditions in (*_CONDITIONAL, *own):
+        if numbers[column] is not None:
+            code += _allow_if(numbers[column], *conditions)
     return b"".join([*code, _error(_NOT_PERMITTED)])
 
 
@@ -343,20 +333,15 @@ def _numbers(column: int) -> list[int]:
 
 
 def _allow_if(number: int, *conditions: "tuple[int, Sequence[int], int]") -> list[bytes]:
-    """Allow a call only if the masked lower half of each argument has one of the given values."""
     body = []
     for argument, values, mask in conditions:
-        body += [*_load(_ARGUMENTS + 8 * argument), _step(_AND, mask)]
+        body += [_step(_LOAD, _ARGUMENTS + 8 * argument), _step(_AND, mask)]
         # Each test jumps over the rest of the tests and the answer for all other values.
         size = len(values)
         body += [_step(_EQUAL, value, size - place) for place, value in enumerate(values)]
         body.append(_error(_NOT_PERMITTED))
     body.append(_step(_RETURN, _ALLOW))
     return [_step(_EQUAL, number, 0, len(body)), *body]
-
-
-def _load(offset: int) -> list[bytes]:
-    return [_step(_LOAD, offset)]
 
 
 def _error(number: int) -> bytes:

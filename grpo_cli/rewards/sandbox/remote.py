@@ -171,6 +171,7 @@ class Peer:
         self._actions: dict[str, Callable[..., Any]] = {
             "get": self._get,
             "set": self._set,
+            "call": self._call,
             "names": self._find,
             "operate": operate_on,
             "is": isinstance,
@@ -179,13 +180,23 @@ class Peer:
 
     def ask(self, what: str, *parts: object) -> "Any":
         """Have the other process do something; return its result, or raise its exception."""
-        return self._ask(what, [self.pack(part) for part in parts])[0]
+        self.tell(what, *map(self.pack, parts))
+        while True:
+            kind, *rest = self._receive()
+            if kind == "value":
+                return self.unpack(rest[0])
+            if kind == "error":
+                error = self._error_class(rest[0])(self.unpack(rest[1]))
+                # Raised by a function, it would end the test's own loops over `map` and `zip`.
+                if isinstance(error, StopIteration) and parts[1:2] != ("__next__",):
+                    error = RuntimeError("the program raised StopIteration")
+                raise error
+            self._answer(kind, *rest)
 
     def call(self, target: Remote, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
         """Call the other's function; lists and the like that it changes are changed here too."""
-        packed = [self.pack(each) for each in (target, list(args), kwargs)]
-        value, changes = self._ask("call", packed)
-        for place, change in changes:
+        value, changes = self.ask("call", target, list(args), kwargs)
+        for place, change in changes.items():
             _replace(args[place], change)
         return value
 
@@ -241,21 +252,6 @@ class Peer:
         """Return the value that was sent; `Opaque` for what cannot be."""
         return decode(written, self._resolve)
 
-    def _ask(self, what: str, packed: "list[Any]") -> "Any":
-        self.tell(what, *packed)
-        while True:
-            kind, *rest = self._receive()
-            if kind == "value":
-                value = self.unpack(rest[0])
-                return value if type(value) is tuple else (Opaque("unknown"), ())
-            if kind == "error":
-                error = self._error_class(rest[0])(self.unpack(rest[1]))
-                # Raised by a function, it would end the test's own loops over `map` and `zip`.
-                if isinstance(error, StopIteration) and packed[1:2] != ["__next__"]:
-                    error = RuntimeError("the program raised StopIteration")
-                raise error
-            self._answer(kind, *rest)
-
     def _receive(self) -> "Any":
         parts = [self._waiting]
         while b"\n" not in parts[-1]:
@@ -270,26 +266,18 @@ class Peer:
 
     def _answer(self, what: str, *packed: object) -> None:
         try:
-            parts = [self.unpack(part) for part in packed]
-            if what == "call":
-                self.tell("value", self.pack(self._run_call(packed, *parts)))
-            else:
-                self.tell("value", self.pack((self._actions[what](*parts), [])))
+            value = self._actions[what](*map(self.unpack, packed))
+            self.tell("value", self.pack(value))
         except Ended:
             raise
         except BaseException as error:
             self.tell("error", _class_names(type(error)), encode(text_of(error)))
 
-    def _run_call(
-        self, packed: "Any", target: "Any", args: "Any", kwargs: "Any"
-    ) -> "tuple[Any, list[tuple[int, Any]]]":
+    def _call(self, target: "Any", args: "Any", kwargs: "Any") -> "Any":
+        """Return a call's result, and the arguments that it changed by their places."""
+        before = {at: self.pack(each) for at, each in enumerate(args) if type(each) in _MUTABLE}
         value = target(*args, **kwargs)
-        changes = [
-            (place, each)
-            for place, each in enumerate(args)
-            if type(each) in _MUTABLE and self.pack(each) != packed[1][1][place]
-        ]
-        return value, changes
+        return value, {at: args[at] for at, old in before.items() if self.pack(args[at]) != old}
 
     def _get(self, target: "Any", name: str) -> "Any":
         self._permit(target, name)

@@ -157,10 +157,9 @@ def _run(
 ) -> ProgramResult:
     checking = b"" if check is None else marshal.dumps(asdict(check))
     settings = {
+        **asdict(limits),
         "protections": protections,
         "user": secrets.choice(_USERS),
-        "memory_mib": limits.memory_mib,
-        "file_mib": limits.file_mib,
         "cpu_s": _cpu_seconds(limits),
         "packages": _package_folders() if limits.packages else (),
         "size": len(program),
@@ -189,7 +188,7 @@ class _Child:
 
     def __init__(self, settings: dict[str, Any], stdin: int) -> None:
         """Start it; `settings` are `child.main`'s, without its pipes."""
-        self.pipes = {name: bytearray() for name in ("stdout", "stderr", "report", "status")}
+        self.pipes = {name: bytearray() for name in ("stdout", "stderr", "report")}
         self._folder: str = settings["folder"]
         self._protections: tuple[str, ...] = settings["protections"]
         with contextlib.ExitStack() as stack:
@@ -199,15 +198,14 @@ class _Child:
                 read, written[name] = os.pipe()
                 stack.callback(os.close, read)
                 self._selector.register(read, selectors.EVENT_READ, name)
-            own = {name: written[name] for name in ("report", "status")}
-            settings = {**settings, "parent": os.getpid(), **own}
+            settings = {**settings, "parent": os.getpid(), "report": written["report"]}
             try:
                 self.process = subprocess.Popen(
                     [sys.executable, *_OPTIONS, _BOOT, marshal.dumps(settings).hex(), _ROOT],
                     stdin=stdin,
                     stdout=written["stdout"],
                     stderr=written["stderr"],
-                    pass_fds=(settings["source"], *own.values()),
+                    pass_fds=(settings["source"], settings["report"]),
                     env=_ENVIRONMENT,
                     cwd=self._folder,
                     start_new_session=True,
@@ -242,7 +240,7 @@ class _Child:
         deadline, next_poll = started + START_S, 0.0
         while self._selector.get_map() and not broken:
             now = time.monotonic()
-            if not ready and self.pipes["status"] == READY:
+            if not ready and self.pipes["report"].startswith(READY):
                 ready, deadline = True, now + limits.seconds
             if now >= deadline:
                 broken = f"took longer than {limits.seconds:g} s"
@@ -255,8 +253,8 @@ class _Child:
                 broken = self._find_excess(limits)
             if not events and self.process.poll() is not None:
                 break
-        if self.pipes["status"] != READY:
-            message = bytes(self.pipes["status"] or self.pipes["stderr"][-500:])
+        if not self.pipes["report"].startswith(READY):
+            message = bytes(self.pipes["report"] or self.pipes["stderr"][-500:])
             why = message.decode(errors="replace").strip()
             why = why or f"not ready after {time.monotonic() - started:.0f} s"
             raise RewardError(f"the sandbox could not be set up: {why}")
