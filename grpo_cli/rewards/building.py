@@ -1,8 +1,9 @@
 """From a recipe's list to rewards that score: names, parameters, and time limits."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,9 @@ from grpo_cli.rewards.registry import find_kind, kind_names
 from grpo_cli.rewards.scoring import (
     Condition,
     Reward,
+    clip_score,
     describe_build_failure,
     has_state,
-    right_score,
 )
 
 if TYPE_CHECKING:
@@ -32,16 +33,6 @@ if TYPE_CHECKING:
 
 UNDECIDED = ("python", "environment")
 """Kinds of which only the scores tell whether they judge answers."""
-
-
-@dataclass(frozen=True)
-class _RewardSource:
-    """What a reward is made of; plain values, so that another process can build the same one."""
-
-    config: RewardConfig
-    name: str
-    context: RewardContext
-    path: str
 
 
 def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> list[Reward]:
@@ -58,17 +49,18 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
     """
     from grpo_cli.rewards.pool import WorkerPool
 
-    limited: list[_RewardSource] = []
+    limited: dict[str, Callable[[], Reward]] = {}
     pool = WorkerPool(_prepare_worker, (limited,))
     rewards = []
     for index, (config, name) in enumerate(zip(configs, name_rewards(configs), strict=True)):
-        source = _RewardSource(config, name, context, f"rewards.{index}")
+        # Of plain values, so that another process can build the same reward.
+        build = partial(_build_reward, config, name, context, f"rewards.{index}")
         try:
-            reward = _build_reward(source)
+            reward = build()
             limit = _time_limit(config, reward)
             if limit is not None:
-                limited.append(source)
-                reward = replace(reward, scorer=_LimitedScorer(reward, source, limit, pool))
+                limited[name] = build
+                reward = replace(reward, scorer=_LimitedScorer(reward, limit, pool))
             rewards.append(reward)
         except GrpoError as error:
             error.path = f"rewards.{index}.{error.path}".rstrip(".")
@@ -91,10 +83,10 @@ def right_scores(
     seen = list(scores) if undecided else []
     right = {}
     for name, config in zip(name_rewards(configs), configs, strict=True):
-        score = _right_score(config)
+        score = _right_score(config, _best_answer(config))
         if id(config) in undecided:
             judges = all(each.get(name) in (None, 0, 1) for each in seen)
-            score = right_score(1.0, config.clip) if judges else None
+            score = _right_score(config, 1.0) if judges else None
         if score is not None:
             right[name] = score
     return right
@@ -107,13 +99,19 @@ def right_answers(configs: Sequence[RewardConfig], named: str | None) -> dict[st
     return {named: right.get(named, 1.0)} if named else right
 
 
-def _right_score(config: RewardConfig) -> float | None:
+def _best_answer(config: RewardConfig) -> float | None:
     params = find_kind(config.kind)
     best = params.right_answer if params else None
-    if config.accuracy is not None:
-        highest = params.highest if params else None
-        best = (best or highest or 1.0) if config.accuracy else None
-    return right_score(best, config.clip)
+    if config.accuracy:
+        return best or (params.highest if params else None) or 1.0
+    return best if config.accuracy is None else None
+
+
+def _right_score(config: RewardConfig, best: float | None) -> float | None:
+    """Return the clipped score of a right answer; None if there is none, or wrong answers get the same."""
+    if best is None or clip_score(best, config.clip) == clip_score(0.0, config.clip):
+        return None
+    return clip_score(best, config.clip)
 
 
 def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
@@ -140,17 +138,16 @@ def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
     return names
 
 
-def _build_reward(source: _RewardSource) -> Reward:
-    config, name = source.config, source.name
+def _build_reward(config: RewardConfig, name: str, context: RewardContext, path: str) -> Reward:
     params = _read_params(config, name)
     try:
-        params.refuse(source.context)
-        scorer = params.build(source.context)
+        params.refuse(context)
+        scorer = params.build(context)
     except (RewardError, SetupError) as error:
         raise type(error)(f"reward {name!r} ({config.kind}): {error}", error.path) from error
     except (Exception, SystemExit) as error:
-        path = "path" if config.kind == "python" else ""
-        raise RewardError(describe_build_failure(name, config.kind, error), path) from error
+        key = "path" if config.kind == "python" else ""
+        raise RewardError(describe_build_failure(name, config.kind, error), key) from error
     return Reward(
         name,
         config.weight,
@@ -161,9 +158,9 @@ def _build_reward(source: _RewardSource) -> Reward:
         clip=config.clip,
         condition=Condition(config.condition) if config.condition else None,
         waits=params.waits(limited=config.timeout_s is not None),
-        right_answer=_right_score(config),
+        right_answer=_right_score(config, _best_answer(config)),
         reads=config.reads,
-        path=source.path,
+        path=path,
     )
 
 
@@ -200,7 +197,6 @@ class _LimitedScorer:
     """Scores easy rows here, and the others in the pool under a time limit."""
 
     reward: Reward
-    source: _RewardSource
     limit: TimeLimit
     pool: "WorkerPool"
 
@@ -208,23 +204,21 @@ class _LimitedScorer:
         easy = self.reward.params.score_easily
         results: list[Any] = [easy(batch, row) for row in range(len(batch.completions))]
         hard = [row for row, score in enumerate(results) if score is None]
-        calls = [(self.source, _portable(batch.take([row]))) for row in hard]
+        calls = [(self.reward.name, _portable(batch.take([row]))) for row in hard]
         outcomes = self.pool.run(_score_in_worker, calls, self.limit.seconds)
         for row, outcome in zip(hard, outcomes, strict=True):
             results[row] = self._read(outcome, batch, row)
         return results
 
-    def _read(self, outcome: Score | str | Exception, batch: Batch, row: int) -> Score | Exception:
-        if isinstance(outcome, Score):
+    def _read(self, outcome: Score | Exception, batch: Batch, row: int) -> Score | Exception:
+        if isinstance(outcome, Score | DescribedError):
             return outcome
-        if isinstance(outcome, str):
-            return DescribedError(outcome)
         reason = f"took longer than {self.limit.seconds:g} s"
         if not isinstance(outcome, TimeoutError):
             reason = f"ended the process that scored it ({outcome})"
         if self.limit.late_score is not None:
             return Score(self.limit.late_score, reason)
-        return self.reward.row_failure(batch, row, RewardError(reason))
+        return self.reward.failure(batch, row, RewardError(reason))
 
 
 def _portable(batch: Batch) -> Batch:
@@ -237,22 +231,26 @@ def _portable(batch: Batch) -> Batch:
     return replace(batch, extra={"trainer_state": SimpleNamespace(**known) if state else None})
 
 
-_worker_rewards: dict[str, Reward] = {}
-"""A worker's own rewards by name; a pool belongs to one recipe."""
+_worker_sources: dict[str, Callable[[], Reward]] = {}
+"""What builds a worker's own rewards, by name; a pool belongs to one recipe."""
 
 
-def _prepare_worker(sources: Sequence[_RewardSource]) -> None:
-    for source in sources:
-        _worker_rewards[source.name] = reward = _build_reward(source)
-        reward.params.warm_up()
+@cache
+def _worker_reward(name: str) -> Reward:
+    reward = _worker_sources[name]()
+    reward.params.warm_up()
+    return reward
 
 
-def _score_in_worker(source: _RewardSource, batch: Batch) -> Score | str:
-    """Return the score of a batch of one row, or the text of its failure."""
+def _prepare_worker(sources: Mapping[str, Callable[[], Reward]]) -> None:
+    _worker_sources.update(sources)
+    for name in sources:
+        _worker_reward(name)
+
+
+def _score_in_worker(name: str, batch: Batch) -> Score | RewardError:
+    """Return the score of a batch of one row, or its failure."""
     try:
-        if source.name not in _worker_rewards:
-            _prepare_worker([source])
-        [result] = _worker_rewards[source.name].try_score(batch)
+        return _worker_reward(name).try_score(batch)[0]
     except (GrpoError, KeyboardInterrupt) as error:
-        return str(error) or repr(error)
-    return result if isinstance(result, Score) else str(result)
+        return DescribedError(str(error) or repr(error))

@@ -109,21 +109,6 @@ def clip_score(value: float, clip: Clip) -> float:
     return value if clip is None else min(max(value, clip[0]), clip[1])
 
 
-def right_score(best: float | None, clip: Clip) -> float | None:
-    """Return the clipped score of a right answer.
-
-    Args:
-        best: What the kind gives a right answer; None if it judges no answers.
-        clip: The reward's.
-
-    Returns:
-        None for rewards that judge no answers, and if `clip` makes right and wrong the same.
-    """
-    if best is None or clip_score(best, clip) == clip_score(0.0, clip):
-        return None
-    return clip_score(best, clip)
-
-
 @dataclass(frozen=True)
 class Condition:
     """An expression such as `task == "math"`, evaluated by Jinja in `templating.py`'s sandbox."""
@@ -207,10 +192,11 @@ class Reward:
         """
         batch = replace(batch, reads=self.reads)
         scores = [DOES_NOT_APPLY] * len(batch.completions)
-        rows = self._applying(batch)
-        for row in _failed_episodes(batch, rows):
+        applying, records = self._applying(batch), batch.columns.get(EPISODE)
+        failed = {row for row in applying if records and records[row]["end"] == "failed"}
+        rows = [row for row in applying if row not in failed]
+        for row in failed:
             scores[row] = EPISODE_FAILED
-            rows.remove(row)
         if rows:
             part = batch if len(rows) == len(scores) else batch.take(rows)
             for row, result in zip(rows, self.try_score(part), strict=True):
@@ -232,34 +218,26 @@ class Reward:
                 )
         except KeyboardInterrupt as error:
             # Never forgiven: it may be the user who asks to stop.
-            raise self._batch_failure(batch, error) from error
+            raise self.failure(batch, None, error) from error
         except _USER_ERRORS as error:
             if self.on_error != "raise" and size > 1:
                 return [self.try_score(batch.take([row]))[0] for row in range(size)]
-            return [self._batch_failure(batch, error)] * size
+            return [self.failure(batch, self._find_row(batch, error), error)] * size
         return [self._check(result, batch, row) for row, result in enumerate(results)]
 
     def __str__(self) -> str:
         return f"reward {self.name!r} ({self.kind})"
 
-    def row_failure(self, batch: Batch, row: int, error: BaseException) -> DescribedError:
-        """Return the error of a reward that failed on one row: where, on what, and why."""
-        empty = "" if batch.texts[row].strip() else ", whose completion is empty"
-        head = f"{self} failed on {batch.row_name(row)}{empty}{self._explain(batch, row, error)}"
-        failure = DescribedError("\n".join([head, *_inputs(batch, row), *_trace(error)]))
-        failure.__cause__ = error
-        return failure
-
-    def _batch_failure(self, batch: Batch, error: BaseException) -> DescribedError:
+    def failure(self, batch: Batch, row: int | None, error: BaseException) -> DescribedError:
+        """Return the error of a reward that failed on one row, or on a batch: where, on what, and why."""
         if isinstance(error, DescribedError):
             return error
-        row = self._find_row(batch, error) if isinstance(error, _USER_ERRORS) else None
+        what, inputs = f"a batch of {len(batch.completions)}", []
         if row is not None:
-            return self.row_failure(batch, row, error)
-        head = (
-            f"{self} failed on a batch of {len(batch.completions)}{self._explain(batch, 0, error)}"
-        )
-        failure = DescribedError("\n".join([head, *_trace(error)]))
+            empty = "" if batch.texts[row].strip() else ", whose completion is empty"
+            what, inputs = f"{batch.row_name(row)}{empty}", _inputs(batch, row)
+        head = f"{self} failed on {what}{self._explain(batch, row or 0, error)}"
+        failure = DescribedError("\n".join([head, *inputs, *_trace(error)]))
         failure.__cause__ = error
         return failure
 
@@ -301,6 +279,8 @@ class Reward:
 
     def _find_row(self, batch: Batch, error: BaseException) -> int | None:
         """Return the first row that raises the same kind of error on its own."""
+        if isinstance(error, DescribedError):
+            return None
         deadline = time.monotonic() + SEARCH_S
         for row in range(len(batch.completions)):
             if time.monotonic() > deadline:
@@ -313,10 +293,8 @@ class Reward:
         return None
 
     def _check(self, result: Score | Exception, batch: Batch, row: int) -> Score | RewardError:
-        if isinstance(result, DescribedError):
-            return result
         if isinstance(result, Exception):
-            return self.row_failure(batch, row, result)
+            return self.failure(batch, row, result)
         if result.value is None:
             return result
         value = as_float(result.value)
@@ -332,11 +310,6 @@ class Reward:
             f"Fix: {fix}"
         )
         return DescribedError("\n".join([head, *_inputs(batch, row)]))
-
-
-def _failed_episodes(batch: Batch, rows: Sequence[int]) -> list[int]:
-    records = batch.columns.get(EPISODE)
-    return [] if records is None else [row for row in rows if records[row]["end"] == "failed"]
 
 
 def as_float(value: Any) -> float | None:
