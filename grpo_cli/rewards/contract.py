@@ -185,16 +185,14 @@ class RewardParams(Section):
             return None
         parameter, column = source
         value = batch.columns[column][row]
-        if value is None or not str(value).strip():
-            seen = f"there is no gold, so the reward gives no score: {value!r}"
-            fix = "fill it, or leave such rows out of the data"
-            return Issue(seen, fix, parameter, level="warning")
-        return Issue(
-            f"the gold cannot be read, so the reward gives no score: {value!r:.80}",
-            f"name the column that holds it (`{parameter}: …`), or {suggest_extraction(column)}",
-            parameter,
-            level="warning",
-        )
+        what, fix = "there is no gold", "fill it, or leave such rows out of the data"
+        if value is not None and str(value).strip():
+            what = "the gold cannot be read"
+            fix = (
+                f"name the column that holds it (`{parameter}: …`), or {suggest_extraction(column)}"
+            )
+        seen = f"{what}, so the reward gives no score: {value!r:.80}"
+        return Issue(seen, fix, parameter, level="warning")
 
     def vote(self, text: str) -> str | None:
         """Return a completion's answer in one spelling, for majority votes."""

@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, TimeoutE
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
 
+from grpo_cli.machine import usable_cpus
 from grpo_cli.processes import stop_with_parent
 
 if TYPE_CHECKING:
@@ -103,9 +104,8 @@ class WorkerPool:
 
 def count_workers() -> int:
     """Return how many processes suit this machine, shared with the other trainers on it."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     trainers = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    share = (cores or 1) // max(1, int(trainers) if trainers.isdigit() else 1)
+    share = len(usable_cpus()) // max(1, int(trainers) if trainers.isdigit() else 1)
     return max(1, min(MOST_WORKERS, share))
 
 

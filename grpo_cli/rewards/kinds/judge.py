@@ -219,13 +219,12 @@ class _JudgeScorer:
 
     def _answer(self, questions: Sequence[Question]) -> list[Verdicts | RewardError]:
         keys = [_hash_content([self._identity, list(each.messages)]) for each in questions]
-        outcomes: dict[str, Verdicts | RewardError] = {}
-        missing: dict[str, Question] = {}
-        for key, question in zip(keys, questions, strict=True):
-            if verdicts := self._read_cached(key, question.answers):
-                outcomes[key] = verdicts
-            else:
-                missing[key] = question
+        asked = dict(zip(keys, questions, strict=True))
+        cached = {key: self._read_cached(key, each.answers) for key, each in asked.items()}
+        outcomes: dict[str, Verdicts | RewardError] = {
+            key: each for key, each in cached.items() if each
+        }
+        missing = {key: each for key, each in asked.items() if key not in outcomes}
         answers = self._endpoint.ask_all(list(missing.values())) if missing else []
         for key, outcome in zip(missing, answers, strict=True):
             outcomes[key] = outcome

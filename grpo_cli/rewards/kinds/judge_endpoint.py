@@ -130,12 +130,15 @@ def _read_verdict(entry: dict[str, Any], scale: tuple[float, float]) -> Verdict:
         raise ReplyError(f"`score` should be a number, not {score!r:.40}")
     if not scale[0] <= score <= scale[1]:
         raise ReplyError(f"`score` {score!r:.40} is not from {scale[0]:.12g} to {scale[1]:.12g}")
-    reason = " ".join(str(entry.get("reason") or "").split())
-    shown = reason if len(reason) <= REASON_LENGTH else f"{reason[: REASON_LENGTH - 1]}…"
-    return Verdict(float(score), shown)
+    return Verdict(float(score), _one_line(str(entry.get("reason") or ""), REASON_LENGTH))
 
 
-class _RefusalError(Exception):
+def _one_line(text: str, longest: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+class _RefusalError(RewardError):
     """A request that got no reply; `all_requests` says whether every other request will end like it."""
 
     def __init__(self, message: str, *, all_requests: bool = False) -> None:
@@ -178,13 +181,13 @@ class Endpoint:
         async def ask(client: Any, question: Question) -> list[Verdict] | RewardError:
             async with slots:
                 if fatal:
-                    return RewardError(str(fatal[0]))
+                    return fatal[0]
                 try:
                     return await self._ask(client, question)
                 except _RefusalError as refusal:
                     if refusal.all_requests:
                         fatal.append(refusal)
-                    return RewardError(str(refusal))
+                    return refusal
 
         async with self._openai.AsyncOpenAI(
             # The client insists on a key.
@@ -295,9 +298,7 @@ class Endpoint:
 
     def _clean(self, text: str) -> str:
         """Return a server's message on one line, shortened, without the key that some servers repeat."""
-        line = " ".join(text.split())
-        line = line.replace(self._key, "***") if self._key else line
-        return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"
+        return _one_line(text.replace(self._key, "***") if self._key else text, _SHOWN)
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:

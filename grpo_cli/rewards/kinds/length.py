@@ -215,19 +215,16 @@ class CosineLengthParams(RewardParams):
         return True
 
     def build(self, context: RewardContext) -> Scorer:
-        answers = self.of.build(context)
+        self.of.build(context)
         longest = self.max_length or context.max_completion_length
 
-        def scorer(batch: Batch) -> Sequence[Score | Exception]:
+        def score(batch: Batch, row: int) -> Score:
+            judged = self.of.score(batch, row)
             unit: Unit = "characters" if batch.completion_ids is None else "tokens"
-            return [
-                judged
-                if isinstance(judged, Exception) or judged.value is None
-                else self._shape(judged, len(_read_units(batch, row, unit)), longest)
-                for row, judged in enumerate(answers(batch))
-            ]
+            length = len(_read_units(batch, row, unit))
+            return judged if judged.value is None else self._shape(judged, length, longest)
 
-        return scorer
+        return score_rows(score)
 
     def _shape(self, judged: Score, length: int, longest: int) -> Score:
         right = judged.value == self.of.right_answer
