@@ -22,9 +22,6 @@ Push = Annotated[
     ),
 ]
 
-_NOT_OF_EXPORT = {"push", "public", "json"}
-"""Options that `grpo_cli.export` calls otherwise, or does not have."""
-
 
 def export(
     run: Run,
@@ -50,11 +47,24 @@ def export(
     json: AsJson = False,
 ) -> None:
     """Export a trained model for other tools, and verify that the export is that model."""
-    options = {name: value for name, value in locals().items() if name not in _NOT_OF_EXPORT}
     from grpo_cli.workflows import api
 
     with output.stdout_to_stderr(), output.progress("starting") as tell:
-        result = api.export(**options, push_to=push, private=not public, on_progress=tell)
+        result = api.export(
+            run,
+            to,
+            format=format,  # type: ignore[arg-type]
+            checkpoint=checkpoint,
+            dtype=dtype,  # type: ignore[arg-type]
+            gguf_type=gguf_type,  # type: ignore[arg-type]
+            converter=converter,
+            max_shard_size=max_shard_size,
+            verify=verify,
+            force=force,
+            push_to=push,
+            private=not public,
+            on_progress=tell,
+        )
     output.show(result, _print_result, as_json=json)
 
 
