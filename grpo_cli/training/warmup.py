@@ -210,6 +210,7 @@ def _sft_args(session: Session, args: Any, count: int, *, has_held_out: bool) ->
                 "max_grad_norm",
                 "gradient_checkpointing",
                 "gradient_checkpointing_kwargs",
+                "ddp_find_unused_parameters",
                 "dataloader_pin_memory",
             )
         },

@@ -167,7 +167,12 @@ def test_rows_of_no_one_and_three_images_train_and_resume_to_the_bit(tmp_path, m
     "settings",
     [
         pytest.param({}, marks=pytest.mark.slow),
-        nightly({"dataset.prompt.images": "[]"}),
+        nightly(
+            {
+                "dataset.prompt.images": "[]",
+                "warmup": "{answer: '{{ colour }}', learning_rate: 1e-2, max_steps: 2}",
+            }
+        ),
         nightly({"model.lora": "{r: 4, target_modules: [q_proj]}"}),
     ],
     ids=["images", "text", "adapters"],
@@ -183,7 +188,10 @@ def test_two_processes_learn_what_one_does(tmp_path, made, settings):
         workshop, _ = write(tmp_path / f"of_{processes}", made, counts)
         (workshop.folder / "looks.py").write_text(REWARD.replace("def spread", "def looks"))
         flags = [*shared, *sets(per_device_train_batch_size=4 // processes)]
-        for key, value in {**own, "launch.num_processes": processes}.items():
+        own["launch.num_processes"] = processes
+        if "warmup" in settings:
+            own["warmup.per_device_train_batch_size"] = 4 // processes
+        for key, value in own.items():
             flags += ["--set", f"{key}={value}"]
         trained = workshop.process("train", workshop.write(text), *flags)
         assert trained.returncode == 0, trained.stderr
