@@ -71,10 +71,11 @@ def patched_vllm(session: Session, while_waiting: Callable[[], None]) -> Iterato
 
 
 def _engine_options(recipe: Recipe, rank: int | None) -> dict[str, Any]:
-    """Return what TRL does not tell an engine: that it takes one adapter, and how images are read."""
+    """Return what TRL does not tell an engine: the revision, that it takes one adapter, how images are read."""
     processor = processor_settings(recipe.model, has_images=recipe.has_images)
     lora = {} if rank is None else {"enable_lora": True, "max_lora_rank": rank}
-    return {"mm_processor_kwargs": processor, **lora}
+    # With an adapter, the base that the engine loads stays as it is.
+    return {"revision": recipe.model.revision, "mm_processor_kwargs": processor, **lora}
 
 
 def _build_engine(engine: Any, more: dict[str, Any], **options: Any) -> Any:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import requests
+from trl.generation import vllm_generation
 
 from grpo_cli.launch.server_plan import plan_training_server
 from grpo_cli.models.vllm_engine import (
@@ -14,7 +15,9 @@ from grpo_cli.models.vllm_engine import (
     pick_dtype,
 )
 from grpo_cli.recipe.loading import load_recipe
+from grpo_cli.runs.folder import RunFolder
 from grpo_cli.training.vllm_client import RunClient
+from grpo_cli.training.vllm_generation import patched_vllm
 from tests.recipe_texts import write_recipe
 
 VLLM = "generation.backend=vllm"
@@ -130,6 +133,19 @@ def test_vllm_reads_images_as_training_does_and_gets_adapters_of_the_vision_part
     assert plan.argv[plan.argv.index("--mm-processor-kwargs") + 1] == '{"max_pixels": 100}'
     assert adapter_rank(found, "cuda") is None
     assert adapter_rank(recipe(tmp_path, *images, "model.lora={}"), "cuda") == 16
+
+
+def test_an_engine_in_the_training_reads_the_revision_that_is_trained(tmp_path, monkeypatch):
+    found = recipe(tmp_path, "model.path=org/model", "model.revision=v2", "model.lora={}")
+    session = SimpleNamespace(
+        recipe=found, folder=RunFolder(tmp_path), cpu=False, end_hung=pytest.fail
+    )
+    monkeypatch.setattr(vllm_generation, "LLM", lambda **options: options, raising=False)
+    with patched_vllm(session, pytest.fail):
+        options = vllm_generation.LLM(model="org/model")
+    # An adapter alone is sent: no other weights take the place of these.
+    assert options["enable_lora"]
+    assert options["revision"] == "v2"
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
