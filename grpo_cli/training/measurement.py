@@ -95,7 +95,9 @@ class Measurer:
     ) -> list[ScoredCompletion]:
         """Return the scored completions of this process's rows."""
         self._report(phase)
-        seed = self.session.recipe.seed + self.session.processes.process_index
+        # Processes that share vLLM's model each draw its tokens, which have to be the same.
+        sharing = self.vllm.tensor_parallel_size if self.vllm else 1
+        seed = self.session.recipe.seed + self.session.processes.process_index // sharing
         # vLLM samples for all processes together.
         if not len(shard) and not self.vllm:
             return []

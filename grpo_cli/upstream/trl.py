@@ -119,7 +119,9 @@ ATTRIBUTES = {
     ),
     f"{_ASYNC}.async_grpo_trainer.AsyncGRPOTrainer": "rollout_worker weight_transfer",
     f"{_ASYNC}.weight_transfer.WeightTransferClient": "vllm",
-    "trl.generation.vllm_generation.VLLMGeneration": "_dist llm mode model server_timeout vllm_client",
+    "trl.generation.vllm_generation.VLLMGeneration": (
+        "_dist llm mode model server_timeout tensor_parallel_size vllm_client"
+    ),
     "trl.generation.vllm_client.VLLMClient": "base_url communicator group_port host model session",
 }
 """Attributes of instances that are read or set."""

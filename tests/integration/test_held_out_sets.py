@@ -1,11 +1,13 @@
 """Held-out sets that are evaluated during training: as `grpo eval` does it, and as if training did not know."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from grpo_cli.training.measurement import Measurer
 from tests.integration.conftest import Workshop
 from tests.integration.test_mixture import MIXTURE
 from tests.integration.test_resuming import assert_same, compared, sets, train, weights_of
@@ -175,3 +177,22 @@ def test_they_are_shown(unbroken):
     assert [each["step"] for each in points["held_out"]] == [0, 2, 4, 6, 8]
     assert unbroken.grpo("report", unbroken.run).returncode == 0
     assert "eval_spelling/pass@4/spelled" in (unbroken.run / "report.html").read_text()
+
+
+def test_processes_that_share_vllms_model_draw_the_same_tokens(monkeypatch):
+    """Each of a pair samples in its own process, from its own generator (trl 1.16, `mode: colocate`)."""
+    seeds = []
+    monkeypatch.setattr(Measurer, "_sample", lambda *rest: seeds.append(rest[-1]) or [[]])
+    monkeypatch.setattr("grpo_cli.training.measurement.reward_columns", lambda *_: {})
+    monkeypatch.setattr("grpo_cli.training.measurement.score_samples", lambda *_: [])
+    for process in range(4):
+        session = SimpleNamespace(
+            recipe=SimpleNamespace(seed=7),
+            processes=SimpleNamespace(process_index=process, num_processes=1, device="cpu"),
+            heartbeat=SimpleNamespace(beat=lambda: None),
+            stop=SimpleNamespace(seen_here=lambda: False),
+            show=lambda *_, **__: None,
+        )
+        vllm = SimpleNamespace(tensor_parallel_size=2)
+        Measurer(session, (), [0], None, vllm=vllm)._sample_and_score("", [0], None, None)
+    assert seeds == [7, 7, 8, 8]
