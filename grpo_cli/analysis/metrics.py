@@ -80,7 +80,7 @@ def per_prompt(
     size = min(map(len, groups), default=0)
     names = list(groups[0][0].rewards) if size else []
     values: dict[str, Callable[[Group], float | None]] = {
-        "reward": lambda group: fmean(each.total for each in group)
+        "reward": lambda group: _mean_known(each.total for each in group)
     }
     values |= {f"rewards/{name}": _reward(name) for name in names}
     for name, score in right.items():
@@ -169,12 +169,17 @@ def _of_episodes(
     return lambda group: estimate([each.episode for each in group if each.episode])
 
 
+def _mean_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
 def _known(name: str, group: Group) -> list[float]:
     return [value for each in group if (value := each.rewards[name]) is not None]
 
 
 def _reward(name: str) -> Callable[[Group], float | None]:
-    return lambda group: fmean(known) if (known := _known(name, group)) else None
+    return lambda group: _mean_known(each.rewards[name] for each in group)
 
 
 def _pass(name: str, right: float, k: int) -> Callable[[Group], float | None]:

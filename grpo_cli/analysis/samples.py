@@ -35,8 +35,8 @@ class ScoredCompletion:
     """Rewards whose scoring failed, so that `on_error` gave the score."""
     answers: dict[str, str | None]
     """What it answers, by reward that can say so; for majority votes."""
-    total: float
-    """The weighted sum, as TRL forms it."""
+    total: float | None
+    """The weighted sum, as TRL forms it; None if no reward gives a score."""
     messages: tuple[dict[str, Any], ...] = ()
     """All messages of an episode; empty if the answer is the only one."""
     episode: dict[str, Any] | None = None
@@ -97,7 +97,7 @@ def score_samples(
                 reasons={name: score.reason for name, score in named.items() if score.reason},
                 failed=[name for name, score in named.items() if score.failed],
                 answers={each.name: each.params.vote(completion.text) for each in judges},
-                total=weighted_sum(weights, [score.value for score in scores]) or 0.0,
+                total=weighted_sum(weights, [score.value for score in scores]),
                 messages=completion.messages,
                 episode=completion.episode,
                 source=repeated[SOURCE][place] if SOURCE in repeated else None,

@@ -112,7 +112,8 @@ def _prompt(probe: "Probe") -> Iterator[Text]:
 
 def _samples(samples: "list[ScoredCompletion]") -> Iterator[Text]:
     """Yield the best, the middle and the worst; one where all are worth the same."""
-    ranked = sorted(samples, key=lambda sample: -sample.total)
+    scored = [sample for sample in samples if sample.total is not None]
+    ranked = sorted(scored or samples[:1], key=lambda sample: -(sample.total or 0.0))
     if not ranked:
         return
     named = {"best": ranked[0], "middle": ranked[len(ranked) // 2], "worst": ranked[-1]}
@@ -124,7 +125,10 @@ def _samples(samples: "list[ScoredCompletion]") -> Iterator[Text]:
             for name, value in sample.rewards.items()
         )
         cut = ", cut off" if sample.clipped else ""
-        head = f"{name}, row {sample.row + 1}: total {sample.total:.3g} ({scores}), {sample.tokens} tokens{cut}"
+        total = "–" if sample.total is None else f"{sample.total:.3g}"
+        head = (
+            f"{name}, row {sample.row + 1}: total {total} ({scores}), {sample.tokens} tokens{cut}"
+        )
         yield Text(head, style="bold")
         text = _transcribe(sample)
         more = " …" if len(text) > _SHOWN_COMPLETION else ""

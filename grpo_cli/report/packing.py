@@ -107,8 +107,8 @@ class _Packer:
         self.groups.append([split, group.step, group.row, place, count, *where, entry.change])
         weights = [self.weights.get(name, 1.0) for name in group.rewards]
         scores = list(zip(*group.rewards.values(), strict=True)) or [()] * count
-        totals = [weighted_sum(weights, each) or 0.0 for each in scores]
-        self.columns["totals"] += [round(total, _DIGITS) for total in totals]
+        totals = [weighted_sum(weights, each) for each in scores]
+        self.columns["totals"] += map(_round, totals)
         self.columns["tokens"] += group.tokens
         self.columns["clipped"] += [int(each) for each in group.clipped]
         self.columns["stages"] += [_STAGES.index(each) for each in entry.stages]
@@ -116,7 +116,7 @@ class _Packer:
         for name in {**self.scores, **group.rewards}:
             values = group.rewards.get(name, [None] * count)
             column = self.scores.setdefault(name, [None] * before)
-            column += [None if value is None else round(value, _DIGITS) for value in values]
+            column += map(_round, values)
         texts = {"t": group.texts, "r": group.reasons, **_describe_episodes(group)}
         self.open_block.append(texts)
         self.characters += sum(map(len, group.texts))
@@ -169,6 +169,10 @@ class _Packer:
             available,
             any(group[-1] is not None for group in self.groups),
         )
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, _DIGITS)
 
 
 def pack_training(run: RunReport, most_bytes: int = TRAINING_BYTES) -> Pack | None:

@@ -180,13 +180,18 @@ def sample_best(
         sampled = _sample(session, model, tokenizer, shard, player)
         seed = session.recipe.seed + processes.process_index
         scored = score_samples(rewards, shard.to_dict(), sampled, seed)
-        totals = [each.total for each in scored]
+        totals = [each.total for each in scored if each.total is not None]
         flat = [completion for group in sampled for completion in group]
-        for place in _find_best(scored):
-            row, total = scored[place].row, scored[place].total
+        for place, total in _find_best(scored):
+            row = scored[place].row
             prompt = shard[scored[place].group]["prompt"]
             found.append(_as_example(session, tokenizer, prompt, flat[place], row, total))
     found, totals = gather_object(found), gather_object(totals)
+    if not totals:
+        raise RunError(
+            "no reward gave any completion of the warm-up a score. Fix: correct the rewards' `when`, or the "
+            "columns that they read"
+        )
     mean = fmean(totals)
     chosen = [each for each in found if each.reward is not None and each.reward >= mean]
     if min(totals) == max(totals) or not chosen:
@@ -199,13 +204,14 @@ def sample_best(
     return sorted(chosen, key=lambda each: each.row)
 
 
-def _find_best(scored: Sequence[ScoredCompletion]) -> list[int]:
-    """Return the place of the best completion of each prompt, of those that are not cut off."""
-    best: dict[int, int] = {}
+def _find_best(scored: Sequence[ScoredCompletion]) -> list[tuple[int, float]]:
+    """Return place and total of the best completion of each prompt, of scored ones that are not cut off."""
+    best: dict[int, tuple[int, float]] = {}
     for place, each in enumerate(scored):
-        known = best.get(each.group)
-        if not each.clipped and (known is None or each.total > scored[known].total):
-            best[each.group] = place
+        if each.clipped or each.total is None:
+            continue
+        if each.group not in best or each.total > best[each.group][1]:
+            best[each.group] = place, each.total
     return [*best.values()]
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -227,13 +226,16 @@ class RunTrainer(ExactResume, FastTrainer):
             mode, size = "train", self.num_generations
         names = gather_object([row[SOURCE] for row in inputs])[::size]
         weights = self.reward_weights.to(self._rewards.device)
-        totals = (self._rewards * weights).nansum(dim=1).view(-1, size).mean(dim=1).tolist()
+        totals = (self._rewards * weights).nansum(dim=1)
+        # TRL takes no mean over completions that no reward scored.
+        totals[self._rewards.isnan().all(dim=1)] = torch.nan
+        grouped = totals.view(-1, size)
         metrics = self._metrics[mode]
         for source in self.sources:
             groups = [group for group, name in enumerate(names) if name == source]
             metrics[f"sources/{source}/share"].append(len(groups) / len(names))
             if groups and self.reward_func_names != [NO_REWARD]:
-                reward = fmean(totals[group] for group in groups)
+                reward = grouped[groups].nanmean().item()
                 metrics[f"sources/{source}/{REWARD}"].append(reward)
                 without = len(set(silent).intersection(groups)) / len(groups)
                 metrics[f"sources/{source}/{FRAC_ZERO_STD}"].append(without)

@@ -1,9 +1,15 @@
 """A training on two sources with rewards of their own: shares, resume, and everything by source."""
 
 import json
+import math
+from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from grpo_cli.data.mixing import SOURCE
+from grpo_cli.training.trainer import RunTrainer
 from tests.integration.test_resuming import assert_same, sets, train, workshop_of
 
 MIXTURE = """\
@@ -112,3 +118,22 @@ def test_a_training_row_that_comes_up_twice_in_an_epoch_is_measured_once(unbroke
     metrics = result["subjects"]["final"]["metrics"]
     assert metrics["reward@words"]["prompts"] == 2
     assert metrics["reward"]["prompts"] == result["data"]["rows"]
+
+
+def test_a_completion_that_no_reward_scores_has_no_part_in_its_sources_reward():
+    metrics = defaultdict(list)
+    trainer = SimpleNamespace(
+        model=SimpleNamespace(training=True),
+        num_generations=2,
+        num_generations_eval=2,
+        _rewards=torch.tensor([[1.0], [math.nan], [math.nan], [math.nan]]),
+        reward_weights=torch.ones(1),
+        sources=("counts", "words"),
+        reward_func_names=["right"],
+        _metrics={"train": metrics},
+    )
+    rows = [{SOURCE: name} for name in ("counts", "counts", "words", "words")]
+    RunTrainer._log_sources(trainer, rows, [0, 1])
+    assert metrics["sources/counts/reward"] == [1.0]
+    # TRL drops what is no number before it takes means.
+    assert math.isnan(metrics["sources/words/reward"][0])

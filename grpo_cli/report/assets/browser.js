@@ -20,7 +20,7 @@ const BY_SCORE = ["most improved", "least improved", "highest mean score", "lowe
 const CHANGES = { "any change": null, "better after training": 1, "worse after training": -1, "the same": 0 };
 
 function sayNumber(value) {
-  if (value === null || value === undefined) return "–";
+  if (!Number.isFinite(value)) return "–";
   return String(Number(value.toFixed(Math.abs(value) >= 100 ? 1 : 4))).replace("-", "−");
 }
 
@@ -42,7 +42,9 @@ function writeMarked(element, text, pattern) {
 }
 
 function meanOf(values) {
-  return values.length ? values.reduce((sum, each) => sum + each, 0) / values.length : null;
+  // Completions that no reward scored do not count.
+  const known = values.filter((each) => each !== null);
+  return known.length ? known.reduce((sum, each) => sum + each, 0) / known.length : null;
 }
 
 function compareStages(totals, stages) {
@@ -70,18 +72,19 @@ function readPack(index, prompts, images, id) {
   const groups = index.groups.map(([split, step, row, prompt, count, block, inBlock, change], place) => {
     const from = at;
     at += count;
-    const totals = index.totals.slice(from, at);
+    const totals = index.totals.slice(from, at), known = totals.filter((each) => each !== null);
     return {
       place, split, step, row, prompt, count, block, inBlock, change, from, totals,
       mean: meanOf(totals),
-      spread: Math.max(...totals) - Math.min(...totals),
+      spread: known.length ? Math.max(...known) - Math.min(...known) : 0,
       ...compareStages(totals, index.stages.slice(from, at)),
       longest: Math.max(...index.tokens.slice(from, at)),
       asked: endOf(prompts[prompt]),
     };
   });
-  const least = groups.reduce((low, each) => Math.min(low, ...each.totals), Infinity);
-  const most = groups.reduce((high, each) => Math.max(high, ...each.totals), -Infinity);
+  const known = index.totals.filter((each) => each !== null);
+  const least = known.reduce((low, each) => Math.min(low, each), Infinity);
+  const most = known.reduce((high, each) => Math.max(high, each), -Infinity);
   return { ...index, id, prompts, images, groups, least, most, blocks: new Map() };
 }
 
@@ -305,7 +308,7 @@ class Browser {
       const bar = make("span");
       // From 0, so that equal scores are equal bars whatever else was sampled.
       const low = Math.min(this.pack.least, 0), width = Math.max(this.pack.most, 0) - low;
-      bar.style.setProperty("--height", width ? (total - low) / width : 0);
+      bar.style.setProperty("--height", width && total !== null ? (total - low) / width : 0);
       strip.append(bar);
     }
     const line = make("span", "line");

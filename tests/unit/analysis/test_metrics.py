@@ -4,12 +4,16 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 
 from grpo_cli.analysis.metrics import compare, metric_names, per_prompt, summarize
-from grpo_cli.analysis.samples import ScoredCompletion
+from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, score_samples
 from grpo_cli.eval.folder import make_chunks
+from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.contract import RewardContext
 
 GIVEN = {
     # row of the data: (answer, whether it is right, tokens, cut off) of each completion
@@ -54,6 +58,24 @@ def test_every_metric_is_the_mean_over_prompts():
     assert found["reward"] == pytest.approx(found["accuracy/math"] + 0.05)
     assert found["completion_length"] == pytest.approx((20 / 4 + 8 / 4 + 24 / 4) / 3)
     assert found["clipped"] == pytest.approx(1 / 12)
+
+
+def test_a_completion_that_no_reward_scores_has_no_part_in_the_mean_reward():
+    config = RewardConfig(kind="regex", pattern="yes", when='task == "asked"')
+    completion = SimpleNamespace(
+        text="yes",
+        token_ids=(1,),
+        clipped=False,
+        messages=(),
+        episode=None,
+        images=None,
+        prompt=None,
+    )
+    columns = {"prompt": ["a", "b"], "row_id": [0, 1], "task": ["asked", "other"]}
+    rewards = build_rewards([config], RewardContext(8))
+    scored = score_samples(rewards, columns, [[completion], [completion]])
+    assert [each.total for each in scored] == [1.0, None]
+    assert per_prompt(group_by_row(scored), {})["reward"] == {0: 1.0}
 
 
 def test_the_names_of_metrics_are_known_beforehand():
