@@ -1,15 +1,12 @@
 """Rules on the rewards beside each other: whether each has a say, and whether they pull apart."""
 
-from collections.abc import Sequence
 from itertools import permutations
-from statistics import median
 
 from grpo_cli.analysis.diagnosis.history import Change, History, change_between, score_bounds
 from grpo_cli.analysis.diagnosis.rule import Rule, try_rewards
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.runs.metrics import Point
 
 JUDGES = frozenset({"math", "exact", "choice", "contains", "code", "reasoning_gym"})
 """Kinds that tell right answers from wrong ones."""
@@ -198,17 +195,24 @@ def absent_reward(history: History) -> Issue | None:
 )
 def slow_reward(history: History) -> Issue | None:
     """The devices wait while completions are scored."""
-    steps = history.points("step_time")[-10:]
-    spent = []
-    for place, name, _ in history.rewards():
-        seconds = history.points(f"rewards/{name}/seconds")[-10:]
-        recent = [point for point in seconds if point[0] >= steps[0][0]]
-        spent.append((_usual_sum(recent), name, place))
+    metrics = history.metrics
+    # The first records of the run and of its newest attempt: they start processes, load models and compile.
+    first = {each["step"] for at in (0, metrics.attempt) for each in metrics.steps[at : at + 1]}
+    steps = [step for step, _ in history.points("step_time")[-12:] if step not in first][-10:]
+
+    def add_up(metric: str) -> float:
+        points = history.points(metric)[-12:]
+        return sum(value or 0.0 for step, value in points if step in steps)
+
+    spent = [
+        (add_up(f"rewards/{name}/seconds"), name, place) for place, name, _ in history.rewards()
+    ]
     most, name, place = max(spent, default=(0.0, "", 0))
-    # What a reward takes while something else is done costs nothing.
-    if waited := history.points("time/scoring")[-10:]:
-        most = min(most, _usual_sum(waited))
-    total = _usual_sum(steps)
+    # Seconds of rewards are those of a batch, which may last several steps, and what a reward takes while
+    # something else is done costs nothing: `time/scoring` is what a step waits.
+    if most and history.count("time/scoring"):
+        most *= add_up("time/scoring") / sum(seconds for seconds, *_ in spent)
+    total = add_up("step_time")
     if total <= 0 or most <= _SLOW * total:
         return None
     seen = (
@@ -230,9 +234,3 @@ def _speed_up(recipe: Recipe, place: int) -> str:
         f"`rewards.{place}.timeout_s: 10`: completions are then scored one by one in a pool of processes, "
         "several at a time; or a faster reward"
     )
-
-
-def _usual_sum(points: Sequence[Point]) -> float:
-    """Return the sum of some times if all were usual: the first start processes, load models and compile."""
-    known = [value for _, value in points if value is not None]
-    return median(known) * len(known) if known else 0.0

@@ -841,6 +841,24 @@ def test_metrics_that_are_not_there_or_no_numbers_never_end_in_an_error():
         find_all(history)
 
 
+@pytest.mark.parametrize("seconds", [(6.0, 2.0), (4.0, 4.0)])
+def test_the_time_of_a_step_is_that_of_each_reward_where_a_batch_lasts_two(seconds):
+    # Records of two steps each: the seconds of rewards are those of a batch, all others those of a step.
+    series = {
+        "rewards/right/seconds": [seconds[0]] * 12,
+        "rewards/form/seconds": [seconds[1]] * 12,
+        **rewards(right=HALF[:12], form=HALF[:12]),
+        "time/scoring": [4.0] * 12,
+        "step_time": [5.0] * 12,
+    }
+    symptom = find("slow_reward", make_history(series, make_recipe(rewards=TWO)))
+    if seconds[0] == 4.0:
+        assert symptom is None
+    else:
+        assert "`right` took 60% of the time" in symptom.seen
+        assert "3 s a step" in symptom.seen
+
+
 def test_a_slow_reward_that_waits_is_scored_beside_sampling():
     judge = {"kind": "judge", "model": "m", "rubric": "r", "name": "right"}
     series = {
