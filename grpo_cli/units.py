@@ -19,14 +19,15 @@ def format_bytes(count: float) -> str:
     """Return a size in the binary unit that suits it, such as `1.28 MiB`."""
     for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
-            return f"{count / 1024**power:.3g} {unit}"
+            return f"{say_number(count / 1024**power)} {unit}"
     return f"{count:.0f} bytes"
 
 
 def format_count(count: float) -> str:
     """Return a count in thousands, millions or billions, such as `135M`."""
     for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= limit:
+        # Three digits may round up to the next unit.
+        if count >= 0.9995 * limit:
             return f"{count / limit:.3g}{unit}"
     return f"{count:.0f}"
 
