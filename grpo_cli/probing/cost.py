@@ -1,5 +1,6 @@
 """Time and disk of a whole training, and what is too much of either."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -156,7 +157,10 @@ def _evaluations(
     rounds_of = [(_BESIDE, evaluation, stages)]
     # Nobody knows how long a task takes.
     for held_out in (each for each in evaluation.during if each.task is None):
-        rounds = steps // held_out.every + (0 if evaluation.repeats(held_out) else 2)
+        rounds = steps // held_out.every
+        if not evaluation.repeats(held_out):
+            # Before the first step too, and after the last one wherever that falls.
+            rounds = 1 + math.ceil(steps / held_out.every)
         rounds_of.append((_SETS, evaluation.settings_of(held_out), rounds))
     for name, settings, rounds in rounds_of:
         # Of a single source there may be fewer.
@@ -170,9 +174,10 @@ def _evaluations(
             yield TimePart(name, rounds * rows * samples / plan.num_processes * each, formula)
     if plan.eval_completions:
         every = _eval_interval(recipe)
-        rounds = count_events(every, steps)
+        # After the last step too, wherever it falls (transformers 5.17, `DefaultFlowCallback`).
+        rounds = count_events(every, steps - 1, steps) + 1
         if recipe.training.eval_strategy == "epoch":
-            rounds = max(steps // max(plan.optimizer_steps_per_epoch or steps, 1), 1)
+            rounds = _count_epochs(plan, steps)
         each = timings.sample_s + timings.tools_s + timings.score_s
         formula = f"{rounds} × {plan.eval_completions} completions × {each:.3g} s"
         seconds = rounds * plan.eval_completions / plan.num_processes * each
@@ -183,10 +188,15 @@ def _eval_interval(recipe: Recipe) -> float:
     return float(read_setting(recipe, "eval_steps") or read_setting(recipe, "logging_steps"))
 
 
-def count_events(every: float, steps: int, total: int | None = None) -> int:
-    """Return how often something happens in `steps`: every so many, or every share of `total` (`steps`)."""
-    interval = every if every >= 1 else max(every * (total or steps), 1)
+def count_events(every: float, steps: int, total: int) -> int:
+    """Return how often something happens in `steps`: every so many, or every share of `total`."""
+    interval = every if every >= 1 else math.ceil(every * total)
     return int(steps // interval) if interval else 0
+
+
+def _count_epochs(plan: BatchPlan, steps: int) -> int:
+    """Return how many epochs come to an end; the last one may be cut short."""
+    return math.ceil(steps / (plan.optimizer_steps_per_epoch or steps or 1))
 
 
 def judge_time(recipe: Recipe, time: TimeEstimate) -> Iterator[Issue]:
@@ -266,8 +276,11 @@ def estimate_disk(recipe: Recipe, plan: BatchPlan, shape: "ModelShape") -> DiskE
         # The last step is saved too, wherever it falls (transformers 5.17, `DefaultFlowCallback`).
         saves = count_events(read_setting(recipe, "save_steps"), steps - 1, steps) + 1
     elif strategy == "epoch" and steps:
-        saves = max(steps // max(plan.optimizer_steps_per_epoch or steps, 1), 1)
+        saves = _count_epochs(plan, steps)
     limit = read_setting(recipe, "save_total_limit")
+    if limit and recipe.best_metric:
+        # The newest is kept beside the best (transformers 5.17, `rotate_checkpoints`).
+        limit = max(limit, 2)
     kept = min(saves, limit) if limit else saves
     saved = "adapter" if lora else "weights"
     content = f"{saved} {'and optimizer states' if states else 'only'}"

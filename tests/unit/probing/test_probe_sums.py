@@ -334,11 +334,22 @@ def test_time_is_extrapolated_from_what_was_measured():
     assert "25% of the tokens" in part.formula
     more = cost.estimate_time(given, plan, replace(timings, resampled=0.5), 20).parts
     assert [part.seconds for part in more if part.name in ("sampling", "scoring")] == [120.0, 60.0]
-    # Two evaluations of all 20 prompts; of 3 prompts also one before the first step and one after the last.
+    # Two evaluations of all 20 prompts; of 3 prompts also before the first step, and after the last, the tenth.
     during = {"during": [{"every": 4}, {"name": "few", "every": 5, "limit": 3}]}
     more = cost.estimate_time(recipe(evaluation=during), plan, timings, 20).parts
     seconds = [part.seconds for part in more if part.name == "held-out sets while training"]
-    assert seconds == [2 * 20 * 1.5, 4 * 3 * 1.5]
+    assert seconds == [2 * 20 * 1.5, 3 * 3 * 1.5]
+
+
+@pytest.mark.parametrize(("every", "rounds"), [(5, 2), (4, 3), (20, 1), (0.25, 4)])
+def test_an_evaluation_comes_every_so_many_steps_and_after_the_last(every, rounds):
+    # As `DefaultFlowCallback` of transformers 5.17 has it.
+    training = {"eval_strategy": "steps", "eval_steps": every}
+    inputs = BatchInputs(max_steps=10, dataset_size=100, evaluates=True, eval_dataset_size=8)
+    timings = cost.Timings(sample_s=1.0, forward_s=1.0, micro_step_s=1.0, update_s=1.0)
+    found = cost.estimate_time(recipe(training=training), plan_batch(inputs), timings, 8)
+    [part] = [each for each in found.parts if each.name == "evaluation while training"]
+    assert part.seconds == rounds * 8 * 8
 
 
 @pytest.mark.parametrize(
@@ -350,10 +361,22 @@ def test_time_is_extrapolated_from_what_was_measured():
         ({"save_strategy": "steps", "save_steps": 0.25}, 4),
         ({"save_strategy": "best"}, 1),
         ({"save_strategy": "steps", "save_steps": 10, "save_total_limit": 2}, 2),
+        # Beside the newest one, the best is kept.
+        (
+            {
+                "save_strategy": "steps",
+                "save_steps": 10,
+                "save_total_limit": 1,
+                "eval_strategy": "steps",
+            },
+            2,
+        ),
+        # Epochs of 40 steps.
+        ({"save_strategy": "epoch"}, 3),
     ],
 )
 def test_checkpoints_are_counted(training, kept):
-    plan = plan_batch(BatchInputs(max_steps=100, dataset_size=1000))
+    plan = plan_batch(BatchInputs(max_steps=100, dataset_size=40))
     found = cost.estimate_disk(recipe(training=training), plan, SHAPE)
     assert (found.checkpoints, found.checkpoint_bytes) == (kept, 4000 + 8000)
     rotating = "save_total_limit" in training
