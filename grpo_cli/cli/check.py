@@ -205,9 +205,9 @@ def _print_misreadings(misreadings: "list[Misreading]") -> None:
         console.print("\ncommon misreadings")
     for each in misreadings:
         console.print(Text.assemble(("✗ ", "red"), (f"“{each.claim}”", "bold")))
-        console.print(Text(f"    would give  {each.claimed.text}{_RIGHT_HERE[each.right_here]}"))
-        console.print(Text(f"    is          {each.actual.text}"))
-        console.print(Text(f"    because     {each.because} ({each.source})", style="dim"))
+        console.print(f"    would give  {each.claimed.text}{_RIGHT_HERE[each.right_here]}")
+        console.print(f"    is          {each.actual.text}")
+        console.print(f"    because     {each.because} ({each.source})", style="dim")
 
 
 def schema(

@@ -80,9 +80,9 @@ def _say_verdict(found: "Diagnosis") -> Text:
 
 def _print_symptom(console: Console, symptom: "Symptom") -> None:
     console.print(output.marked(symptom.level, (symptom.rule, "bold"), f"  at step {symptom.step}"))
-    fix = Text.assemble(("Fix: ", "bold"), symptom.fix)
-    for line in (Text(symptom.seen), Text(symptom.why, style="dim"), fix):
-        output.print_indented(console, line)
+    output.print_words(console, symptom.seen, indent=2)
+    output.print_words(console, symptom.why, "dim", indent=2)
+    output.print_words(console, Text.assemble(("Fix: ", "bold"), symptom.fix), indent=2)
 
 
 def _print_rules(rules: "Iterable[Rule]") -> None:

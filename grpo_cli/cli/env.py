@@ -93,16 +93,16 @@ def _print_result(result: "EnvironmentTestResult") -> None:
         if name not in _QUICK or each.worst >= _SLOW_S
     ]
     if times:
-        console.print(Text(f"time of a call: {', '.join(times)}", style="dim"))
+        console.print(f"time of a call: {', '.join(times)}", style="dim")
     if tokens := result.result_tokens:
         lengths = f"tokens of a result: {tokens.median:g} (median of {tokens.results}), at most {tokens.longest}"
-        console.print(Text(lengths, style="dim"))
+        console.print(lengths, style="dim")
     if result.images:
         sizes = ", ".join(f"{count} of {size}" for size, count in result.images.items())
         shown = f"images returned as each was tried by itself, before agents played: {sizes} pixels"
-        console.print(Text(shown, style="dim"))
+        console.print(shown, style="dim")
     rows = f"{count_noun(result.rows, 'row')}, an episode of each"
-    console.print(Text(result.skipped or rows, style="dim"))
+    console.print(result.skipped or rows, style="dim")
     output.print_problems(result.problems)
     if result.agents and not result.failed:
         has_gold = any(agent.name == "gold" for agent in result.agents)

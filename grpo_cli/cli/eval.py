@@ -207,23 +207,21 @@ def print_result(result: Mapping[str, Any], folder: Path) -> None:
     console.print(_result_table(result))
     settings, first = result["settings"], next(iter(result["subjects"].values()))
     console.print(
-        Text(
-            f"{first['prompts']} prompts × {settings['samples']} at temperature "
-            f"{settings['temperature']:g}, split {settings['split']}; 95 % intervals by prompt",
-            style="dim",
-        )
+        f"{first['prompts']} prompts × {settings['samples']} at temperature "
+        f"{settings['temperature']:g}, split {settings['split']}; 95 % intervals by prompt",
+        style="dim",
     )
     if "harness" in result:
         console.print(_harness_table(result["harness"]))
     for note in _notes(result):
-        console.print(Text(note, style="dim"))
+        console.print(note, style="dim")
     for name, subject in result["subjects"].items():
         for reward, count in subject.get("failures", {}).items():
             warning = f"warning: {reward} failed on {count} of {subject['completions']} completions of {name}"
-            console.print(Text(warning, style="yellow"))
+            console.print(warning, style="yellow")
     for name, verdict in result["verdicts"].items():
         several = f"{name}: " if len(result["verdicts"]) > 1 else ""
-        console.print(Text(several + verdict, style="bold"))
+        console.print(several + verdict, style="bold")
     console.print(f"result  {folder / 'result.json'}")
 
 
@@ -286,7 +284,7 @@ def _print_comparison(compared: Mapping[str, Any]) -> None:
     for name, (before, after) in compared["settings"].items():
         change = "" if name == "rewards" else f": {before} → {after}"
         console.print(f"note: {name} of the two differ{change}", style="yellow")
-    console.print(Text(compared["verdict"], style="bold"))
+    console.print(compared["verdict"], style="bold")
 
 
 def _cell(metric: Mapping[str, Any] | None, sign: str = "") -> Text:

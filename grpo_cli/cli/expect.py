@@ -113,10 +113,10 @@ def print_verdicts(comparison: "Comparison", indent: str) -> None:
         line = Text(f"{indent}expected  {verdict.metric} at step {verdict.step}: ")
         console.print(line.append(_say(verdict)))
     for mismatch in comparison.mismatches:
-        console.print(Text(f"{indent}          {mismatch}", style="dim"))
+        console.print(f"{indent}          {mismatch}", style="dim")
     if comparison.runs == 1:
         note = "the bands come from one run: a guess at its own noise, not at what another seed changes"
-        console.print(Text(f"{indent}          {note}", style="dim"))
+        console.print(f"{indent}          {note}", style="dim")
 
 
 def _say(verdict: "Verdict") -> Text:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from grpo_cli.cli import output
 from grpo_cli.cli.arguments import AsJson, Run
@@ -109,4 +108,4 @@ def _print_verification(verification: Mapping[str, Any], precision: str | None) 
 
 
 def _print_line(text: str, style: str = "") -> None:
-    output.print_indented(output.stdout(), Text(text, style=style))
+    output.print_words(output.stdout(), text, style, indent=2)

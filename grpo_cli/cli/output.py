@@ -56,25 +56,21 @@ def _silence(number: int) -> None:
 
 def stdout() -> Console:
     """Return the console for results."""
-    return _console(_is_terminal(sys.stdout))
+    return _console(sys.stdout)
 
 
 def stderr() -> Console:
     """Return the console for hints, progress and errors."""
-    return _console(_is_terminal(sys.stderr), stderr=True)
+    return _console(sys.stderr, stderr=True)
 
 
-def _console(terminal: bool, *, stderr: bool = False) -> Console:
-    width = None if terminal else _PIPE_WIDTH
+def _console(stream: TextIO | None, *, stderr: bool = False) -> Console:
+    # One that was closed before the start is None.
+    width = None if stream is not None and stream.isatty() else _PIPE_WIDTH
     # Neither `[x]` in a path nor `:100:` in `recipe.yaml:100:1` means anything to rich.
     return _Console(
         stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False
     )
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal; it is None if it was closed before the start."""
-    return stream is not None and stream.isatty()
 
 
 class _PlainProgress:
@@ -118,20 +114,13 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda what: status.update(Text(what))
 
 
-def print_words(console: Console, text: Text) -> None:
-    """Print text, wrapped at words on a terminal and not at all in a file."""
+def print_words(console: Console, text: str | Text, style: str = "", indent: int = 0) -> None:
+    """Print text so many columns from the left, wrapped at words on a terminal and not at all in a file."""
     if console.is_terminal:
-        console.print(text, soft_wrap=False, overflow="fold")
+        shown = Padding(text, (0, 0, 0, indent)) if indent else text
+        console.print(shown, style=style, soft_wrap=False, overflow="fold")
     else:
-        console.print(text, soft_wrap=True)
-
-
-def print_indented(console: Console, text: Text) -> None:
-    """Print text two columns from the left, wrapped at words on a terminal only."""
-    if console.is_terminal:
-        console.print(Padding(text, (0, 0, 0, 2)), soft_wrap=False)
-    else:
-        console.print(Text.assemble("  ", text), soft_wrap=True)
+        console.print(Text.assemble(" " * indent, text), style=style, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -211,7 +200,7 @@ def print_kinds(kinds: "Sequence[KindDescription]") -> None:
 def print_kind(kind: "KindDescription", section: str = "") -> None:
     """Print all that is known of a kind, under its name and the recipe's section that it is for."""
     console = stdout()
-    console.print(Text(f"{kind.kind}, in `{section}`" if section else kind.kind, style="bold"))
+    console.print(f"{kind.kind}, in `{section}`" if section else kind.kind, style="bold")
     console.print(Text(kind.doc))
     table = Table.grid(padding=(0, 2))
     for parameter in kind.parameters:

@@ -79,7 +79,7 @@ def _print_probe(probe: "Probe") -> None:
     ):
         shown = list(lines)
         if shown:
-            console.print(Text(title, style="bold underline"))
+            console.print(title, style="bold underline")
             for line in shown:
                 console.print(line)
             console.print()

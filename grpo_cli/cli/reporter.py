@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 
-from rich.text import Text
-
 from grpo_cli.cli.output import print_findings, print_problems, print_words, progress, stderr
 from grpo_cli.issues import Issue, Level
 from grpo_cli.report.live import Follower, ProgressView, choose_view
@@ -39,7 +37,7 @@ class TerminalReporter(Reporter):
         """Print one line; the terminal may have been closed."""
         start, style = _LINES[level]
         with suppress(OSError):
-            print_words(stderr(), Text(f"{start}{text}", style=style))
+            print_words(stderr(), f"{start}{text}", style)
 
     def progress(self, what: str) -> AbstractContextManager[Callable[[str], None]]:
         """Show what is being done, on a terminal."""

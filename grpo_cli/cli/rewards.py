@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column
-from rich.text import Text
 
 from grpo_cli.cli import output
 from grpo_cli.cli.arguments import AsJson, Overrides, RecipePath
@@ -75,10 +74,10 @@ def _print_trial(trial: "RewardTestResult") -> None:
     console.print(table)
     console.print(f"\n{trial.rows} rows; means over the rows a reward applies to", style="dim")
     for name, form in trial.forms.items():
-        console.print(Text(f"the gold of {name} is written as {form}", style="dim"))
+        console.print(f"the gold of {name} is written as {form}", style="dim")
     slow = [f"{name} {spent:.2g} s" for name, spent in trial.seconds.items() if spent >= 0.05]
     if slow:
-        console.print(Text(f"time for a completion: {', '.join(slow)}", style="dim"))
+        console.print(f"time for a completion: {', '.join(slow)}", style="dim")
     output.print_problems(trial.problems)
     if trial.forms and all(problem.level == "note" for problem in trial.problems):
         console.print(output.marked("ok", "right answers win, and nothing else does"))

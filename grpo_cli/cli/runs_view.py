@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from grpo_cli.cli.output import print_words, stderr, stdout
@@ -121,14 +121,14 @@ _COLUMNS: dict[str, Callable[[Row], Text]] = {
 def print_overview(run: "RunReport") -> None:
     """Print how a run went, what it was made of, its size on disk, and the next commands."""
     console, path = stdout(), run.folder.path
-    console.print(Text(f"{path.parent.name}/{path.name}", style="bold"))
+    console.print(f"{path.parent.name}/{path.name}", style="bold")
     print_summary(run)
     console.print()
     table = Table.grid(padding=(0, _GAP))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, fact in _list_facts(run):
-        table.add_row(f"  {name}", Text(clean_text(fact)))
+        table.add_row(f"  {name}", clean_text(fact))
     console.print(table)
     console.print()
     for command, does in _list_next(run):
@@ -213,9 +213,9 @@ def print_comparison(compared: "RunsComparison") -> None:
 
     console = stdout()
     letters = [chr(ord("A") + place) for place in range(len(compared.runs))]
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid(Column(style="bold"), "", Column(style="dim"), padding=(0, 2))
     for letter, run in zip(letters, compared.runs, strict=True):
-        table.add_row(Text(letter, style="bold"), Text(run.name), Text(_say_run(run), style="dim"))
+        table.add_row(letter, run.name, _say_run(run))
     console.print(table)
     settings = [
         (path, show_apart([_say_value(value) for value in values], _LONGEST))
@@ -246,22 +246,20 @@ def _print_difference(letter: str, difference: "HeldOutDifference") -> None:
     console = stdout()
     console.print()
     if difference.reason is not None:
-        console.print(
-            Text(f"{letter} and A: not compared, since {difference.reason}", style="yellow")
-        )
+        console.print(f"{letter} and A: not compared, since {difference.reason}", style="yellow")
         return
-    print_words(console, Text(f"{letter} and A: {difference.verdict or ''}", style="bold"))
+    print_words(console, f"{letter} and A: {difference.verdict or ''}", "bold")
     primary = difference.differences.get(difference.primary or "")
     for name, each in difference.differences.items():
         if name != difference.primary or each.value == 0:
             line = f"  {name}: {_say_paired(each, primary.reason if primary else None)}"
-            print_words(console, Text(line))
+            print_words(console, line)
     if difference.only_base or difference.only_run:
         line = f"  left out: {difference.only_base} prompts of A only, {difference.only_run} of {letter} only"
-        console.print(Text(line, style="dim"))
+        console.print(line, style="dim")
     if difference.settings:
         line = f"  measured with other settings: {'; '.join(tell_settings(difference.settings))}"
-        print_words(console, Text(line, style="yellow"))
+        print_words(console, line, "yellow")
 
 
 def _print_table(
@@ -270,16 +268,16 @@ def _print_table(
     console = stdout()
     console.print()
     if not rows:
-        console.print(Text(empty, style="dim"))
+        console.print(empty, style="dim")
         return
-    console.print(Text(title, style="bold"))
+    console.print(title, style="bold")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     # A name is not broken: the cells beside it may be, at their spaces.
     table.add_column(style="dim", no_wrap=True)
     for letter in letters:
         table.add_column(letter, overflow="fold")
     for name, cells in rows:
-        table.add_row(Text(f"  {clean_text(name)}"), *(Text(clean_text(cell)) for cell in cells))
+        table.add_row(f"  {clean_text(name)}", *map(clean_text, cells))
     console.print(table)
 
 
@@ -341,6 +339,6 @@ def print_planned(planned: "Sequence[Removal]") -> None:
         for path in each.paths:
             console.print(Text.assemble("remove ", (str(path), "bold")))
         for path in each.kept:
-            console.print(Text(f"keep   {path}", style="dim"))
+            console.print(f"keep   {path}", style="dim")
     count = count_noun(sum(len(each.paths) for each in planned), "folder")
     console.print(f"{count}, {format_bytes(sum(each.bytes for each in planned))}")

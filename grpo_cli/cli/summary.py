@@ -40,11 +40,8 @@ def print_summary(run: "RunReport") -> None:
         table.add_row(f"  {clean_text(name)}", say_change(*values), note)
     console.print(table)
     for question, answer in answers[:2]:
-        for line, style in (
-            (f"  » {clean_text(question)}", "cyan"),
-            (f"  « {clean_text(answer)}", ""),
-        ):
-            console.print(Text(line, style=style), overflow="ellipsis", no_wrap=True)
+        console.print(f"  » {clean_text(question)}", style="cyan", overflow="ellipsis")
+        console.print(f"  « {clean_text(answer)}", overflow="ellipsis")
     if run.expected:
         print_verdicts(run.expected, indent="  ")
     if status.state == "completed" and status.reason:
@@ -61,7 +58,7 @@ def print_summary(run: "RunReport") -> None:
     print_symptoms(run.problems(), str(folder.path))
     lost = run.lost()
     if lost:
-        print_words(stderr(), Text(lost, style="bold red"))
+        print_words(stderr(), lost, "bold red")
     elif status.state in ("stopped", "failed"):
         _print_failure(run)
 
@@ -186,7 +183,7 @@ def _print_failure(run: "RunReport") -> None:
     if status.traceback and "Fix: " not in (status.reason or ""):
         console.print(status.traceback.rstrip(), style="dim")
     style = "bold red" if status.state == "failed" else "yellow"
-    print_words(console, Text(status.reason or "no reason was recorded", style=style))
+    print_words(console, status.reason or "no reason was recorded", style)
     if status.state == "failed":
         console.print(f"The worker's log: {folder.log}")
     if run.can_resume:
@@ -195,4 +192,4 @@ def _print_failure(run: "RunReport") -> None:
             note = (
                 f"Without --set, the rule {status.stopped_by} stops it again if it finds the same."
             )
-            print_words(console, Text(note, style="dim"))
+            print_words(console, note, "dim")

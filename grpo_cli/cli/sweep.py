@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from grpo_cli.cli.arguments import RUNS, AsJson, AsSlurmJob, NoProbe, Overrides, RunsRoot
 from grpo_cli.cli.output import print_json, print_words, show, stderr, stdout
@@ -219,23 +218,23 @@ def _print_result(result: "SweepResult") -> None:
         values = (cell["settings"].get(key, "–") for key in keys)
         mean = f"{cell['mean_text']}{' (tied)' * (cell['is_best'] and cell['standing'] == 'tied')}"
         numbers = (cell["finished"], cell["before_text"], mean, cell["difference_text"])
-        table.add_row(*(Text(text, style=style) for text in (str(cell["cell"]), *values, *numbers)))
+        table.add_row(str(cell["cell"]), *values, *numbers, style=style)
     console.print(table)
     if result_json["metric"]:
         caption = "means over seeds with 95 % intervals; differences paired by prompt and seed"
         for text in (say_measured(result_json), caption, *list_reasons(ranked)):
-            print_words(console, Text(text, style="dim")) if text else None
+            print_words(console, text, "dim") if text else None
     for cell in ranked:
         if cell["verdict"]:
-            print_words(console, Text(f"{cell['verdict']}.", style="green" if cell["tone"] else ""))
+            print_words(console, f"{cell['verdict']}.", "green" if cell["tone"] else "")
     for cell in ranked:
         for run in cell["runs"]:
             if run["reason"]:
                 text = f"cell {cell['cell']}, seed {run['seed']}: {run['state']}: {run['reason']}"
                 style = "" if run["state"] in ("running", "waiting") else "yellow"
-                print_words(console, Text(text, style=style))
+                print_words(console, text, style)
     if progress := say_progress(result_json):
-        print_words(console, Text(f"{progress}."))
+        print_words(console, f"{progress}.")
     if result.page:
         console.print(f"page   {result.page}")
     console.print(f"sweep  {result.sweep.folder}")
