@@ -47,10 +47,8 @@ class Environment(ABC):
     is_done = False
     """Whether the episode is over; looked at after each call."""
 
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The tools that belong to it, once it was reset."""
-        return ()
+    tools: Sequence[Tool] = ()
+    """The tools that belong to it, once it was reset."""
 
     @abstractmethod
     def reset(self, row: Mapping[str, Any], seed: int) -> Any:

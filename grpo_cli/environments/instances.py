@@ -221,30 +221,23 @@ def try_tool(trial: Trial, tool: Tool) -> None:
 # --- environments ------------------------------------------------------------------------------
 
 
-@dataclass
-class _Trace:
-    """What an environment said in an episode."""
-
-    first: str = ""
-    replies: list[Any] = field(default_factory=list)
-    reward: Any = None
-    is_over: bool = False
-
-
 class _Play:
     """One instance, played move by move."""
 
     def __init__(self, trial: Trial, source: EnvironmentSource, row: Row, seed: int) -> None:
         self._trial, self._row = trial, row
         trial.episodes += 1
-        self.trace = _Trace()
         self.taken: list[Action] = []
+        self.said: list[str] = []
+        """What the environment said: first, and to each action."""
+        self.reward: Any = None
+        self.is_over = False
         self.environment: Environment = trial.run("the class", source.make, limit_s=RESET_S)
         try:
             reset = partial(trial.caller.reset, self.environment, decode_row(row), seed)
             said = trial.run("reset()", reset, limit_s=RESET_S)
-            self.trace.first = trial.keep("reset()", said)
-            if not self.trace.first.strip() and not row["prompt"][-1]["content"]:
+            self.said.append(trial.keep("reset()", said))
+            if not self.said[0].strip() and not row["prompt"][-1]["content"]:
                 seen = "reset() returns no text, and the dataset has no prompt: the model is asked nothing"
                 trial.report(seen, "let it return what the model is to answer")
                 raise _FaultError
@@ -264,27 +257,30 @@ class _Play:
 
     def act(self, action: Action) -> None:
         """Take one action, unless the episode is over."""
-        if self.trace.is_over:
+        if self.is_over:
             return
         self.taken.append(action)
         if isinstance(action, str):
             step = partial(self._trial.caller.step, self.environment, action)
-            said, is_over = self._trial.run("step()", step, limit_s=self._trial.timeout_s)
-            text = self._trial.keep("step()", said)
+            said, self.is_over = self._trial.run("step()", step, limit_s=self._trial.timeout_s)
+            self.said.append(self._trial.keep("step()", said))
         else:
             name, arguments = action
             tool = next(each for each in self.environment.tools if each.name == name)
-            text = self._trial.run_tool(tool, arguments)
-            is_over = bool(self.environment.is_done)
-        self.trace.is_over = is_over
-        self.trace.replies.append(text)
+            self.said.append(self._trial.run_tool(tool, arguments))
+            self.is_over = bool(self.environment.is_done)
+
+    @property
+    def trace(self) -> str:
+        """What is the same in each episode of the same seed and actions."""
+        return repr((self.said, self.reward, self.is_over))
 
     def finish(self) -> None:
         """Read the reward, and close the instance."""
         try:
             read = partial(read_reward, self.environment)
-            self.trace.reward = self._trial.run("reward()", read, limit_s=RESET_S)
-            self._trial.rewards.append(self.trace.reward)
+            self.reward = self._trial.run("reward()", read, limit_s=RESET_S)
+            self._trial.rewards.append(self.reward)
         finally:
             self.close("close()")
 
@@ -308,14 +304,14 @@ def try_environment(
         threads, before = set(threading.enumerate()), trial.episodes
         once = [play([row]) for row in few]
         twice = [play([row], alone.taken) for row, alone in zip(few, once, strict=True)]
-        if all(_compare(trial, one.trace, two.trace) for one, two in zip(once, twice, strict=True)):
+        if all(_compare(trial, *pair) for pair in zip(once, twice, strict=True)):
             for row, other, alone in zip(few, [*rows[1:], rows[0]], once, strict=False):
-                if repr(play([row, other], alone.taken).trace) != repr(alone.trace):
+                if play([row, other], alone.taken).trace != alone.trace:
                     seen = "instances share state: an episode goes another way while a second one is played"
                     trial.report(
                         seen, "keep all state in the instance: set it in reset(), on `self`"
                     )
-        _check_end(trial, [each.trace for each in (*once, *twice)], first, max_turns)
+        _check_end(trial, [*once, *twice], max_turns)
         _check_threads(trial, threads, trial.episodes - before)
         if first.environment.takes_text:
             _try_odd_answers(trial, source, few[0], seed)
@@ -347,12 +343,12 @@ def _play(
     return plays[0]
 
 
-def _compare(trial: Trial, once: _Trace, twice: _Trace) -> bool:
+def _compare(trial: Trial, once: _Play, twice: _Play) -> bool:
     """Compare two episodes of the same seed and answers; return whether they are the same."""
-    if repr(once) == repr(twice):
+    if once.trace == twice.trace:
         return True
-    if once.first != twice.first:
-        gives = f"{once.first!r:.60}, then {twice.first!r:.60}"
+    if once.said[0] != twice.said[0]:
+        gives = f"{once.said[0]!r:.60}, then {twice.said[0]!r:.60}"
         seen = f"reset() does not follow from the seed: the same one gives {gives}"
         trial.report(seen, _SEED_FIX, "error", _SEED_WHY)
     elif (once.reward, once.is_over) != (twice.reward, twice.is_over):
@@ -364,9 +360,9 @@ def _compare(trial: Trial, once: _Trace, twice: _Trace) -> bool:
     return False
 
 
-def _check_end(trial: Trial, traces: Sequence[_Trace], first: _Play, max_turns: int) -> None:
+def _check_end(trial: Trial, plays: Sequence[_Play], max_turns: int) -> None:
     """Find text environments whose episodes are never over."""
-    if first.environment.takes_text and not any(trace.is_over for trace in traces):
+    if plays[0].environment.takes_text and not any(play.is_over for play in plays):
         own = "those of gold() among them" if trial.has_gold else "none of which may be right"
         seen = f"never ends: no episode was over after {max_turns} answers, {own}"
         fix = "let step() return True as its second value once the episode is over"

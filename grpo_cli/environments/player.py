@@ -89,17 +89,14 @@ class Player:
         self.reads_images = dialogue.reads_images
         """Whether messages may hold images."""
         self._tools = tools
+        self.tool_names = [tool.name for tool, _ in tools]
+        """The names of the tools without a state."""
         self._sources = sources
         self._max_tokens = max_tokens
         self._seed = seed
         self._has_warned = False
         self.waited_s = 0.0
         """Seconds spent so far on waiting for tools and environments."""
-
-    @property
-    def tool_names(self) -> list[str]:
-        """The names of the tools without a state."""
-        return [tool.name for tool, _ in self._tools]
 
     # --- beginning and end ---------------------------------------------------------------------
 

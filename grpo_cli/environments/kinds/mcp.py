@@ -190,12 +190,7 @@ class McpEnvironment(Environment):
         self, session: "McpSession", listed: Sequence[Any], begin: Any, reward: str | None
     ) -> None:
         self._session, self._begin, self._reward = session, begin, reward
-        self._tools = [session.make_tool(each) for each in listed]
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The server's tools."""
-        return self._tools
+        self.tools = [session.make_tool(each) for each in listed]
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Content | None:
         """Connect, and call the server's tool for it, if there is one."""

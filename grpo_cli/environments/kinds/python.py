@@ -14,7 +14,6 @@ from grpo_cli.environments.contract import (
     EnvironmentSource,
     EpisodeError,
     Reward,
-    Tool,
 )
 from grpo_cli.environments.kinds.function import find_path_faults, make_tool
 from grpo_cli.issues import Issue
@@ -95,8 +94,8 @@ class PythonEnvironment(Environment):
         if not callable(getattr(instance, "reset", None)):
             raise EpisodeError(f"{type(instance).__name__} has no method reset()")
         names = [] if self.takes_text else _methods(type(instance))
-        self._tools = [make_tool(getattr(instance, name)) for name in names if name not in _OWN]
-        if not self.takes_text and not self._tools:
+        self.tools = [make_tool(getattr(instance, name)) for name in names if name not in _OWN]
+        if not self.takes_text and not self.tools:
             raise EpisodeError(
                 f"{type(instance).__name__} has neither step() nor a public method as a tool. "
                 "Fix: add `def step(self, text: str) -> tuple[str, bool]`, or methods that are tools"
@@ -106,11 +105,6 @@ class PythonEnvironment(Environment):
     def is_done(self) -> bool:  # type: ignore[override]
         """Whether the instance says that it is done."""
         return getattr(self._instance, "done", False) is True
-
-    @property
-    def tools(self) -> Sequence[Tool]:
-        """The public methods of a class without `step`."""
-        return self._tools
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Any:
         """Call `reset` with the arguments that it names."""

@@ -63,10 +63,11 @@ class RemoteProcess:
         self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._count = 0
-        self._has_ended = False
+        self.has_ended = False
+        """Whether it answers no more."""
         self._stderr = LastLine()
         with self._stderr.file as stderr:
-            self._process = subprocess.Popen(
+            self._process: Any = subprocess.Popen(
                 reaped_stdio([python, str(_CHILD), str(script)]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -74,14 +75,7 @@ class RemoteProcess:
                 text=True,
                 start_new_session=True,
             )
-        self._stdin: Any = self._process.stdin
-        self._stdout: Any = self._process.stdout
         threading.Thread(target=self._read, name="grpo-remote", daemon=True).start()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it answers no more."""
-        return self._has_ended
 
     def ask(self, session: int, do: str, **arguments: Any) -> Any:
         """Send a request, and return its result.
@@ -96,11 +90,11 @@ class RemoteProcess:
             request = {"id": number, "session": session, "do": do, "arguments": arguments}
             self._waiting[number] = reply
             try:
-                self._stdin.write(json.dumps(request, default=str) + "\n")
-                self._stdin.flush()
+                self._process.stdin.write(json.dumps(request, default=str) + "\n")
+                self._process.stdin.flush()
             except (OSError, ValueError):
-                self._has_ended = True
-        if self._has_ended:
+                self.has_ended = True
+        if self.has_ended:
             self._fail_all()
         try:
             return reply.result(self._timeout_s)
@@ -111,10 +105,10 @@ class RemoteProcess:
             ) from None
 
     def _read(self) -> None:
-        with self._stdout:
-            for line in self._stdout:
+        with self._process.stdout as lines:
+            for line in lines:
                 self._take_reply(line)
-        self._has_ended = True
+        self.has_ended = True
         self._process.wait()
         self._fail_all()
 
@@ -140,7 +134,7 @@ class RemoteProcess:
     def close(self) -> None:
         """End it."""
         with self._lock, contextlib.suppress(OSError):
-            self._stdin.close()
+            self._process.stdin.close()
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
