@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from grpo_cli.data.images import ImageError, as_picture
@@ -72,8 +73,8 @@ def run_chains(chains: Sequence[Chain[T]], *, parallel: int, timeout_s: float) -
     """
     results: list[Any] = [None] * len(chains)
     waiting: deque[tuple[int, Callable[[], Any]]] = deque()
-    running: dict[int, _Call] = {}
-    finished = threading.Event()
+    running: dict[threading.Thread, tuple[int, float]] = {}
+    finished: SimpleQueue[tuple[threading.Thread, Outcome]] = SimpleQueue()
 
     def advance(number: int, outcome: Outcome | None) -> None:
         try:
@@ -87,14 +88,40 @@ def run_chains(chains: Sequence[Chain[T]], *, parallel: int, timeout_s: float) -
     while waiting or running:
         while waiting and len(running) < parallel:
             number, function = waiting.popleft()
-            running[number] = _Call(function, finished, timeout_s)
-        finished.wait(max(min(call.deadline for call in running.values()) - time.monotonic(), 0))
-        finished.clear()
-        for number, call in list(running.items()):
-            if (outcome := call.look()) is not None:
-                del running[number]
-                advance(number, outcome)
+            thread = threading.Thread(
+                target=_run, args=(function, finished), name="grpo-call", daemon=True
+            )
+            running[thread] = number, time.monotonic() + timeout_s
+            thread.start()
+        thread, (_, deadline) = next(iter(running.items()))  # the oldest is the first to be late
+        try:
+            thread, outcome = finished.get(timeout=max(deadline - time.monotonic(), 0))
+        except Empty:
+            _leave_behind(thread)
+            outcome = Outcome(is_late=True, seconds=timeout_s)
+        if thread in running:  # or it was late
+            advance(running.pop(thread)[0], outcome)
     return results
+
+
+def _run(
+    function: Callable[[], Any], finished: SimpleQueue[tuple[threading.Thread, Outcome]]
+) -> None:
+    started = time.monotonic()
+    value, error = None, None
+    try:
+        value = function()
+    except BaseException as raised:  # a user's code; nothing may end this thread unseen
+        error = raised
+    outcome = Outcome(value, error, seconds=time.monotonic() - started)
+    finished.put((threading.current_thread(), outcome))
+
+
+def _leave_behind(thread: threading.Thread) -> None:
+    """Ask a thread to end: Python code does so at once, a call into C when it returns."""
+    _left.append(thread)
+    ident = ctypes.c_ulong(thread.ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
 
 
 def run_calls(
@@ -130,42 +157,6 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="grpo-async-calls", daemon=True).start()
     return loop
-
-
-class _Call:
-    """A call on a thread of its own."""
-
-    def __init__(
-        self, function: Callable[[], Any], finished: threading.Event, timeout_s: float
-    ) -> None:
-        self._function, self._finished, self._timeout_s = function, finished, timeout_s
-        self._outcome: Outcome | None = None
-        self._started = time.monotonic()
-        self.deadline = self._started + timeout_s
-        self._thread = threading.Thread(target=self._run, name="grpo-call", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        value, error = None, None
-        try:
-            value = self._function()
-        except BaseException as raised:  # a user's code; nothing may end this thread unseen
-            error = raised
-        self._outcome = Outcome(value, error, seconds=time.monotonic() - self._started)
-        self._finished.set()
-
-    def look(self) -> Outcome | None:
-        """Return the outcome; None while it runs in time."""
-        if self._outcome is None and time.monotonic() >= self.deadline:
-            self._leave_behind()
-            return Outcome(is_late=True, seconds=self._timeout_s)
-        return self._outcome
-
-    def _leave_behind(self) -> None:
-        """Ask the thread to end: Python code does so at once, a call into C when it returns."""
-        _left.append(self._thread)
-        ident = ctypes.c_ulong(self._thread.ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
 
 
 def _check_left() -> None:
