@@ -83,12 +83,12 @@ class KeyReport:
             name = f"{prefixes[str(key[0])] if len(key) > 1 else ''}{key[-1]}"
             name = names.get(name, name)
             if name in flat:
-                self._record(key, None, f"`{dotted(self._origins[name])}` is given too, and wins")
+                self.drop(key, f"`{dotted(self._origins[name])}` is given too, and wins")
             else:
                 self._origins[name] = key
                 flat[name] = cast(Node, self.node(*key))
         for name in sections:
-            self._record((name,), "training", "its keys")
+            self.settle((name,), "training", "its keys")
         self.tree = Node(flat, self.source.location)
 
     def section(self, name: str) -> list[str]:
@@ -121,13 +121,15 @@ class KeyReport:
         if parts := [text for text in (self.comments.get(target, ""), *texts) if text]:
             self.comments[target] = "; ".join(parts)
 
-    def settle(self, key: Path, target: str, note: str = "") -> None:
-        """Record a key whose value is what the recipe does anyway; nothing is written."""
-        self._record(self.origin(key), target, note)
+    def settle(self, key: Path, target: str | None, note: str = "") -> None:
+        """Record a key of which nothing is written: the recipe does so anyway or, without a target, cannot."""
+        origin = self.origin(key)
+        location = locate(self.source, origin, key=True)
+        self._entries[origin] = Entry(dotted(origin), location, target, note)
 
     def drop(self, key: Path, reason: str) -> None:
         """Record a key without a place in a recipe."""
-        self._record(self.origin(key), None, reason)
+        self.settle(key, None, reason)
 
     def drop_all(self, names: Iterable[str], reason: str) -> None:
         """Drop those of some keys that the source has, for one reason."""
@@ -155,13 +157,13 @@ class KeyReport:
         """Return the keys of a mapping of the source that have no entry yet."""
         node = self.node(*inside)
         keys = node.value if node is not None and isinstance(node.value, dict) else ()
-        return [key for key in keys if not self._is_decided((*inside, key))]
+        return [key for key in keys if self.origin((*inside, key)) not in self._entries]
 
     def take(self, table: "Table", *inside: str | int) -> None:
         """Decide the keys of a mapping that a table knows, in the order of the table."""
         for name, rule in table.items():
             key, value = (*inside, name), self.get(*inside, name)
-            if self.node(*key) is None or self._is_decided(key):
+            if self.node(*key) is None or self.origin(key) in self._entries:
                 continue
             if value is None:
                 self.drop(key, EMPTY)
@@ -173,13 +175,6 @@ class KeyReport:
     def origin(self, key: Path) -> Path:
         """Return the key of the source that a key was brought up from."""
         return (*self._origins.get(str(key[0]), key[:1]), *key[1:])
-
-    def _is_decided(self, key: Path) -> bool:
-        return self.origin(key) in self._entries
-
-    def _record(self, origin: Path, target: str | None, note: str) -> None:
-        location = locate(self.source, origin, key=True)
-        self._entries[origin] = Entry(dotted(origin), location, target, note)
 
 
 Rule = str | Callable[[KeyReport, Path, Any], None]

@@ -15,10 +15,9 @@ from grpo_cli.convert.datasets import BUILDERS, NO_DATASET, PROMPT_EXAMPLE
 from grpo_cli.convert.key_report import KeyReport, read_keys
 from grpo_cli.convert.rewards import TRL_REWARDS, Reward, name_file
 from grpo_cli.convert.script_images import find_images
-from grpo_cli.convert.trl import LORA_NAMES, LORA_ONLY
+from grpo_cli.convert.trl import LORA_NAMES, LORA_ONLY, find_home
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue, Location
-from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.grpo_fields import LORA_REFUSED
 from grpo_cli.recipe.yaml_tree import Node
 
@@ -247,16 +246,26 @@ class Script:
         before = self.report.to_do.get(target)
         self.report.to_do[target] = f"{before}. {text}" if before else text
 
-    def _take_arguments(
-        self, arguments: dict[str, ast.expr], keys: Mapping[str, str], target: str
-    ) -> None:
-        """Take literals by their names in TRL's config, and leave other values to a person."""
+    def _read_literals(self, arguments: Mapping[str, ast.expr], target: str) -> dict[str, Any]:
+        """Return the arguments that are literals; leave the others to a person."""
+        literals = {}
         for name, value in arguments.items():
             literal = self._names.literal(value)
-            if isinstance(literal, ast.expr) or name not in keys:
+            if isinstance(literal, ast.expr):
                 self._leave(f"{target}.{name}".removesuffix(".**"), value)
             else:
-                self._put(keys[name], literal, value)
+                literals[name] = literal
+        return literals
+
+    def _take_arguments(
+        self, arguments: Mapping[str, ast.expr], keys: Mapping[str, str], target: str
+    ) -> None:
+        """Take literals by their names in TRL's config, and leave other arguments to a person."""
+        for name, literal in self._read_literals(arguments, target).items():
+            if name in keys:
+                self._put(keys[name], literal, arguments[name])
+            else:
+                self._leave(f"{target}.{name}".removesuffix(".**"), arguments[name])
 
     def _take_config(self, call: ast.Call) -> None:
         for name, value in _bind(call, ("output_dir",)).items():
@@ -318,16 +327,12 @@ class Script:
     def _take_pretrained(self, call: ast.Call) -> None:
         """Take `AutoModelForCausalLM.from_pretrained(…)`; its default precision is the checkpoint's."""
         self._take_model(call.args[0])
-        literals: dict[str, Any] = {"dtype": "auto"}
-        for keyword in call.keywords:
-            name, literal = str(keyword.arg), self._names.literal(keyword.value)
-            if name == "device_map":
-                reason = "the launcher places the model"
-                self._drop(f"from_pretrained.{name}", keyword.value, reason)
-            elif isinstance(literal, ast.expr):
-                self._leave(f"model.{name}", keyword.value)
-            else:
-                literals["dtype" if name == "torch_dtype" else name] = literal
+        arguments = {each.arg or "**": each.value for each in call.keywords}
+        if "device_map" in arguments:
+            place = arguments.pop("device_map")
+            self._drop("from_pretrained.device_map", place, "the launcher places the model")
+        literals = {"dtype": "auto", **self._read_literals(arguments, "model")}
+        literals["dtype"] = literals.pop("torch_dtype", literals["dtype"])
         self._put("model_init_kwargs", literals, call)
 
     def _take_processor(self) -> None:
@@ -335,15 +340,11 @@ class Script:
         for call in self._names.calls("from_pretrained"):
             if not _code(call.func).endswith("AutoProcessor.from_pretrained"):
                 continue
-            for keyword in call.keywords:
-                name, literal = str(keyword.arg), self._names.literal(keyword.value)
-                if name in _LOADING:
-                    reason = "`model.processor` has the settings of images alone"
-                    self._drop(f"AutoProcessor.{name}", keyword.value, reason)
-                elif isinstance(literal, ast.expr):
-                    self._leave(f"model.processor.{name}", keyword.value)
-                else:
-                    self.processor[name] = literal
+            arguments = {each.arg or "**": each.value for each in call.keywords}
+            for name in [each for each in _LOADING if each in arguments]:
+                reason = "`model.processor` has the settings of images alone"
+                self._drop(f"AutoProcessor.{name}", arguments.pop(name), reason)
+            self.processor |= self._read_literals(arguments, "model.processor")
 
     def _take_rewards(self, value: ast.expr) -> None:
         names = [self._name_reward(item) for item in self._list(value)]
@@ -482,7 +483,4 @@ class Script:
 
 def _find_target(name: str) -> str | None:
     """Return the recipe's key for a field of `GRPOConfig`, or None."""
-    today = grpo_fields.RENAMED.get(name, name)
-    is_field = today in grpo_fields.read_grpo_fields() and grpo_fields.home_of(today) is not None
-    home = grpo_fields.key_in_home(today) if is_field else None
-    return read_keys("script-targets").get(today, home)
+    return read_keys("script-targets").get(name, find_home(name))

@@ -224,22 +224,27 @@ def take_training(report: KeyReport) -> None:
         report.add_missing("training.metric_for_best_model", "loss", f"{report.tool}'s default")
 
 
+def find_home(name: str) -> str | None:
+    """Return a recipe's key for a field of `GRPOConfig`, under its name of today or an earlier one."""
+    today = grpo_fields.RENAMED.get(name, name)
+    is_field = today in grpo_fields.read_grpo_fields() and grpo_fields.home_of(today) is not None
+    return grpo_fields.key_in_home(today) if is_field else None
+
+
 def _take_field(report: KeyReport, name: str) -> None:
     """Decide what no table took: fields of `GRPOConfig`, what a recipe refuses, and unknown keys."""
-    fields = grpo_fields.read_grpo_fields()
-    today, key = grpo_fields.RENAMED.get(name, name), (name,)
-    is_field = today in fields and grpo_fields.home_of(today) is not None
+    today, home, key = grpo_fields.RENAMED.get(name, name), find_home(name), (name,)
     reason = grpo_fields.refusal_of(name) or grpo_fields.MOVED.get(name, "")
-    if is_field and today != name and report.node(today) is not None:
+    if home is not None and today != name and report.node(today) is not None:
         report.drop(key, f"`{today}`, its name of today, is given too")
-    elif is_field and report.get(name) is None and today not in _NULLABLE:
+    elif home is not None and report.get(name) is None and today not in _NULLABLE:
         report.drop(key, EMPTY)
-    elif is_field:
-        report.keep(key, grpo_fields.key_in_home(today), report.get(name))
+    elif home is not None:
+        report.keep(key, home, report.get(name))
     elif reason:
         report.drop(key, reason.removeprefix("remove it: "))
     else:
-        report.drop_unknown(key, {*_KNOWN, *fields})
+        report.drop_unknown(key, {*_KNOWN, *grpo_fields.read_grpo_fields()})
 
 
 _DEFAULT_REWARDS = ("accuracy", "format", "tag_count")

@@ -75,13 +75,8 @@ class Player:
     ) -> None:
         """Make a player; `open_player` makes one of a recipe.
 
-        Args:
-            config: The section of the recipe.
-            dialogue: Renders and parses.
-            tools: Tools without a state, each with the condition of the rows that it is for.
-            sources: Environments, as `tools`.
-            max_tokens: Most tokens of an episode, results included.
-            seed: Of the recipe; with a row's number it seeds the row's environment.
+        Tools (without a state) and environments come with the condition of the rows that they are for, if they
+        have one. An episode has at most `max_tokens`, results included.
         """
         self.config = config
         self.dialogue = dialogue
