@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from grpo_cli.machine import cache_folder
 from grpo_cli.recipe.base import Integer, Number
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.answers import after_thinking, read_golds
-from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer, text_of
+from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
 from grpo_cli.rewards.kinds import find_missing
 from grpo_cli.rewards.kinds.judge_endpoint import Endpoint, Question, ReplyForm, Verdict
 from grpo_cli.runs.files import write_text
@@ -264,8 +264,7 @@ class _JudgeScorer:
         for row, completion in enumerate(batch.texts):
             visible = completion if params.show_thinking else after_thinking(completion)
             answer = _valid_utf8(visible.strip())
-            asked = batch.prompts[row]
-            prompt = _valid_utf8(_write_prompt(_mark_images(asked) if params.images else asked))
+            prompt = _valid_utf8(_write_prompt(batch.prompts[row], mark_images=params.images))
             golds = read_golds(batch, params.reference, row) if params.reference else ()
             row_id = batch.columns["row_id"][row] if "row_id" in batch.columns else None
             shown = _Shown(prompt, _valid_utf8("\n".join(golds)), images.get(row, ()))
@@ -295,24 +294,6 @@ def _count_images(prompt: Any) -> int:
     contents = [] if isinstance(prompt, str) else [message.get("content") for message in prompt]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return sum(part.get("type") == "image" for part in parts)
-
-
-def _mark_images(prompt: Any) -> Any:
-    """Return a prompt in which `[image 1]` stands in the place of the first image, and so on."""
-    if isinstance(prompt, str):
-        return prompt
-    numbers = itertools.count(1)
-
-    def mark(part: Any) -> Any:
-        is_image = isinstance(part, dict) and part.get("type") == "image"
-        return {"type": "text", "text": f"[image {next(numbers)}]"} if is_image else part
-
-    return [
-        {**message, "content": list(map(mark, message["content"]))}
-        if isinstance(message.get("content"), list)
-        else message
-        for message in prompt
-    ]
 
 
 def _shuffle(shown: _Shown, answers: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -388,10 +369,23 @@ def _write_texts(prompt: str, answers: Sequence[str], reference: str, fence: str
     return "\n\n".join(parts)
 
 
-def _write_prompt(prompt: Any) -> str:
+def _write_prompt(prompt: Any, *, mark_images: bool) -> str:
+    """Return the texts of a prompt; `[image 1]` stands in the place of the first image, and so on."""
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(f"[{each.get('role', '')}]\n{text_of([each])}" for each in prompt)
+    numbers = itertools.count(1)
+
+    def write(message: Mapping[str, Any]) -> str:
+        parts = message.get("content") or ""
+        texts = (
+            f"[image {next(numbers)}]"
+            if mark_images and each.get("type") == "image"
+            else each.get("text") or ""
+            for each in (parts if isinstance(parts, list) else [{"text": parts}])
+        )
+        return f"[{message.get('role', '')}]\n{''.join(texts)}"
+
+    return "\n\n".join(map(write, prompt))
 
 
 def _valid_utf8(text: str) -> str:

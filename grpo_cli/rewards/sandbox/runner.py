@@ -175,12 +175,9 @@ def _run(
             broken = child.read(limits)
     except OSError as error:
         raise RewardError(f"the sandbox could not start a process: {error}") from error
-    report = _read_report(child.pipes["report"])
-    return ProgramResult(
-        stdout=bytes(child.pipes["stdout"]),
-        reason=broken or _reason(child.process.returncode, report, limits),
-        value=_value(report),
-    )
+    value, fault = _read_report(child.pipes["report"])
+    reason = broken or fault or _explain_end(child.process.returncode, limits)
+    return ProgramResult(bytes(child.pipes["stdout"]), reason, value)
 
 
 class _Child:
@@ -303,23 +300,16 @@ def _nameless_file(content: bytes) -> Iterator[int]:
         yield file.fileno()
 
 
-def _read_report(written: bytearray) -> dict[str, Any]:
-    with contextlib.suppress(ValueError, RecursionError):
-        report = json.loads(written.rpartition(b"\n")[2])
-        return report if isinstance(report, dict) else {}
-    return {}
-
-
-def _value(report: dict[str, Any]) -> Any:
+def _read_report(written: bytearray) -> tuple[Any, str]:
+    """Return the value that was reported, and the error; a program may have written anything."""
     try:
-        return decode(report["value"]) if "value" in report else Opaque("unknown")
-    except RecursionError:
-        return Opaque("unknown")
+        report = {"value": ["o"], "error": "", **json.loads(written.rpartition(b"\n")[2])}
+        return decode(report["value"]), _one_line(str(report["error"])[:300])
+    except (ValueError, TypeError, RecursionError):
+        return Opaque("unknown"), ""
 
 
-def _reason(code: int, report: dict[str, Any], limits: Limits) -> str:
-    if "error" in report:
-        return _one_line(str(report["error"])[:300])
+def _explain_end(code: int, limits: Limits) -> str:
     if code == -signal.SIGXCPU:
         return f"used more than {_cpu_seconds(limits)} s of CPU time"
     if code < 0:
