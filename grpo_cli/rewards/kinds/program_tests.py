@@ -43,11 +43,10 @@ _HOPELESS = ("SyntaxError", "IndentationError", "TabError")
 class ProgramTest:
     """One test."""
 
-    kind: Literal["stdin", "value", "call"]
-    """What has to equal `expected`: stdout, an expression's value (None of statements), or a call's result."""
-    stdin: str = ""
-    check: Check | None = None
     expected: Any = None
+    """What has to equal the check's value, which is None of statements; without a check, what is printed."""
+    check: Check | None = None
+    stdin: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,25 +78,22 @@ class TestRunner:
         result = run_program(program, limits, stdin=stdin, check=test.check)
         if result.reason:
             return result.reason
-        if test.kind == "stdin":
-            return self._output_fault(result.stdout.decode(errors="replace"), test.expected)
-        return self._value_fault(result.value, test)
+        printed = result.stdout.decode(errors="replace")
+        verb, value = ("got", result.value) if test.check else ("printed", printed)
+        if self._is_right(value, test.expected, test.check):
+            return ""
+        return f"expected {_show(test.expected)}, {verb} {_show(value)}"
 
-    def _output_fault(self, printed: str, expected: str) -> str:
-        if self.compare == "exact":
-            same = printed.rstrip("\n") == expected.rstrip("\n")
-        else:
-            same = self._is_equal(printed.split(), expected.split())
-        return "" if same else f"expected {_show(expected)}, printed {_show(printed)}"
-
-    def _value_fault(self, value: Any, test: ProgramTest) -> str:
-        if test.kind == "call":
-            plain, expected = _as_json(value), _as_json(test.expected)
+    def _is_right(self, value: Any, expected: Any, check: Check | None) -> bool:
+        if check is None:
+            if self.compare == "exact":
+                return bool(value.rstrip("\n") == expected.rstrip("\n"))
+            return self._is_equal(value.split(), expected.split())
+        if check.function:
+            plain, expected = _as_json(value), _as_json(expected)
             # APPS wraps the results of calls in lists.
-            same = self._is_equal(plain, expected) or self._is_equal([plain], expected)
-        else:
-            same = self._is_equal(value, test.expected)
-        return "" if same else f"expected {_show(test.expected)}, got {_show(value)}"
+            return self._is_equal(plain, expected) or self._is_equal([plain], expected)
+        return self._is_equal(value, expected)
 
     def _is_equal(self, value: Any, expected: Any) -> bool:
         return bool(value == expected) or (self.compare == "float" and _is_close(value, expected))
@@ -201,7 +197,7 @@ def _pair(inputs: Any, outputs: Any, function: str | None, is_many: bool) -> lis
 
 def _make_test(inputs: Any, expected: Any, function: str | None) -> ProgramTest:
     if function is None:
-        return ProgramTest("stdin", stdin=_join_lines(inputs), expected=_join_lines(expected))
+        return ProgramTest(_join_lines(expected), stdin=_join_lines(inputs))
     if isinstance(inputs, str):
         # LiveCodeBench: one argument a line, as JSON, and so the result.
         try:
@@ -211,7 +207,7 @@ def _make_test(inputs: Any, expected: Any, function: str | None) -> ProgramTest:
             raise RewardError(f"arguments and results should be JSON ({error})") from error
     arguments = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     check = Check(function=function, arguments=arguments)
-    return ProgramTest("call", check=check, expected=expected)
+    return ProgramTest(expected, check)
 
 
 def _join_lines(value: Any) -> str:
@@ -246,7 +242,7 @@ def _read_code(text: str, function: str | None) -> list[ProgramTest]:
             setup.append(statement)
     if tests and isinstance(body[-1], ast.Assert):
         return tests
-    return [ProgramTest("value", check=_isolate(body))] if any(map(_may_fail, _walk(body))) else []
+    return [ProgramTest(check=_isolate(body))] if any(map(_may_fail, _walk(body))) else []
 
 
 def _may_fail(node: ast.AST) -> bool:
@@ -261,8 +257,8 @@ def _read_assertion(setup: list[ast.stmt], statement: ast.Assert) -> ProgramTest
             for expression, expected in ((left, right), (right, left)):
                 known, value = _compute(expected)
                 if known:
-                    return ProgramTest("value", check=_isolate(setup, expression), expected=value)
-    return ProgramTest("value", check=_isolate([*setup, statement]))
+                    return ProgramTest(value, _isolate(setup, expression))
+    return ProgramTest(check=_isolate([*setup, statement]))
 
 
 def _walk(body: Sequence[ast.AST]) -> list[ast.AST]:
@@ -289,7 +285,8 @@ def _isolate(body: list[ast.stmt], expression: ast.expr | None = None) -> Check:
                 if hasattr(importlib.import_module(name), attribute):
                     used.add(name)
     imports = [f"import {name}\n" for name in sorted(used - _defined_names(body))]
-    code = "".join(imports) + _unparse(body)
+    module = ast.fix_missing_locations(ast.Module(body=body, type_ignores=[]))
+    code = "".join(imports) + ast.unparse(module)
     return Check(code, ast.unparse(expression) if expression else "None")
 
 
@@ -305,7 +302,3 @@ def _compute(node: ast.expr) -> tuple[bool, Any]:
         return True, ast.literal_eval(node)
     except (ValueError, TypeError):
         return False, None
-
-
-def _unparse(body: list[ast.stmt]) -> str:
-    return ast.unparse(ast.fix_missing_locations(ast.Module(body=body, type_ignores=[])))
