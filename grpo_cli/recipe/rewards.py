@@ -1,14 +1,24 @@
 """The `rewards` list: what every reward has. The parameters of each kind belong to `grpo_cli.rewards`."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Number, Section
 
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 """What names of sources look like; they stand in metrics, between slashes."""
+
+
+def _check_order(scores: tuple[float, float]) -> tuple[float, float]:
+    if scores[0] >= scores[1]:
+        raise PydanticCustomError("grpo_score_range", "should be [lowest, highest]")
+    return scores
+
+
+ScoreRange = Annotated[tuple[Number, Number], AfterValidator(_check_order)]
+"""The lowest and the highest score."""
 
 
 class RewardConfig(Section):
@@ -43,15 +53,8 @@ class RewardConfig(Section):
     """Whether the best score, or 1 if there is none, means that an answer is correct: the share of such answers
     is then measured as `accuracy/NAME`. By default true for kinds that judge answers, and for a `python` function
     or an `environment` whose scores are all 0 or 1."""
-    clip: tuple[Number, Number] | None = None
+    clip: ScoreRange | None = None
     """Lowest and highest score; scores are clipped to this range."""
-
-    @field_validator("clip")
-    @classmethod
-    def _check_clip(cls, clip: tuple[float, float] | None) -> tuple[float, float] | None:
-        if clip is not None and clip[0] >= clip[1]:
-            raise PydanticCustomError("grpo_clip", "should be [lowest, highest]")
-        return clip
 
     @property
     def condition(self) -> str | None:

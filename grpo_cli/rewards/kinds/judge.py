@@ -20,6 +20,7 @@ from grpo_cli.issues import Issue
 from grpo_cli.machine import cache_folder
 from grpo_cli.recipe.base import Integer, Number
 from grpo_cli.recipe.dataset import IMAGES
+from grpo_cli.recipe.rewards import ScoreRange
 from grpo_cli.rewards.answers import after_thinking, read_golds
 from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
 from grpo_cli.rewards.kinds import find_missing
@@ -85,7 +86,7 @@ class JudgeParams(RewardParams):
     )
     """Name of the environment variable with the key, which is sent only to the endpoint and never stored.
     Servers at a `base_url` that need no key work without the variable."""
-    scale: tuple[Number, Number] = (0.0, 10.0)
+    scale: ScoreRange = (0.0, 10.0)
     """Lowest and highest score the judge may give; they are mapped to 0 and 1."""
     reference: str | None = None
     """Column with a reference answer for the judge; rows where it is empty are judged without one."""
@@ -144,13 +145,6 @@ class JudgeParams(RewardParams):
                 },
             )
         return name
-
-    @field_validator("scale")
-    @classmethod
-    def _check_scale(cls, scale: tuple[float, float]) -> tuple[float, float]:
-        if scale[0] >= scale[1]:
-            raise PydanticCustomError("grpo_judge_scale", "should be [lowest, highest]")
-        return scale
 
     def required_columns(self) -> tuple[str, ...]:
         return (self.reference,) if self.reference else ()
