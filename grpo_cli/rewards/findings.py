@@ -51,10 +51,11 @@ def unreadable_share(table: "Table", index: int) -> float:
 
 def check_golds(table: "Table", index: int) -> Iterator[Issue]:
     """Find golds that cannot be read; their rows teach nothing about the answer."""
-    rows, source = table.unreadable(index), table.rewards[index].params.gold_source()
+    rows, params = table.unreadable(index), table.rewards[index].params
+    source = params.gold_source()
     if not rows or source is None:
         return
-    fault = table.fault(index, rows[0])
+    fault = params.gold_fault(table.unanswered, rows[0])
     column = source[1]
     yield Issue(
         f"the gold cannot be read in {_count(len(rows), len(table.applying(index)))}, the first in "

@@ -337,7 +337,7 @@ class Table:
         self._on_progress = on_progress
         self._golds: dict[int, dict[int, str]] = {}
         empty, state = [""] * len(self.prompts), {"trainer_state": NO_TRAINER}
-        self._unanswered = Batch(self.prompts, empty, columns=self.columns, extra=state)
+        self.unanswered = Batch(self.prompts, empty, columns=self.columns, extra=state)
 
     def row(self, row: int) -> dict[str, Any]:
         """Return a row's columns."""
@@ -345,19 +345,19 @@ class Table:
 
     def row_name(self, row: int) -> str:
         """Return what messages call a row."""
-        return self._unanswered.row_name(row)
+        return self.unanswered.row_name(row)
 
     def applying(self, index: int) -> list[int]:
         """Return the rows that a reward's `when` holds on."""
         condition = self.rewards[index].condition
         rows = range(len(self.prompts))
-        return [row for row in rows if condition is None or condition.holds(self._unanswered, row)]
+        return [row for row in rows if condition is None or condition.holds(self.unanswered, row)]
 
     def golds(self, index: int) -> dict[int, str]:
         """Return the golds that a reward reads, by row."""
         if index not in self._golds:
             params = self.rewards[index].params
-            golds = {row: params.gold(self._unanswered, row) for row in self.applying(index)}
+            golds = {row: params.gold(self.unanswered, row) for row in self.applying(index)}
             self._golds[index] = {row: gold for row, gold in golds.items() if gold is not None}
         return self._golds[index]
 
@@ -365,10 +365,6 @@ class Table:
         """Return the rows to which a reward should apply, and whose gold it cannot read."""
         golds = self.golds(index)
         return [row for row in self.applying(index) if row not in golds]
-
-    def fault(self, index: int, row: int) -> Issue | None:
-        """Return why a row's gold cannot be read; None if only parsing it shows."""
-        return self.rewards[index].params.gold_fault(self._unanswered, row)
 
     @cached_property
     def owners(self) -> dict[int, int]:
@@ -385,7 +381,7 @@ class Table:
             TooSlowError: The rewards take longer than they may.
         """
         rows, written = list(texts), list(texts.values())
-        taken = self._unanswered.take(rows)
+        taken = self.unanswered.take(rows)
         chat = bool(rows) and not isinstance(taken.prompts[0], str)
         messages = [[{"role": "assistant", "content": text}] for text in written]
         batch = replace(
@@ -433,10 +429,11 @@ class Table:
 
     def is_best(self, scores: Sequence[Score]) -> bool:
         """Return whether every reward gave its highest score; False if one has none that is known."""
-        for reward, score in zip(self.rewards, scores, strict=True):
-            best = reward.params.right_answer or reward.params.highest
-            if score.value is None or best is None or reward.weight <= 0:
-                return False
-            if score.value < clip_score(best, reward.clip):
-                return False
-        return True
+        pairs = zip(self.rewards, scores, strict=True)
+        return all(
+            score.value is not None
+            and (best := reward.params.right_answer or reward.params.highest) is not None
+            and reward.weight > 0
+            and score.value >= clip_score(best, reward.clip)
+            for reward, score in pairs
+        )

@@ -14,7 +14,7 @@ import sys
 from types import SimpleNamespace
 
 from grpo_cli.rewards.sandbox import confinement
-from grpo_cli.rewards.sandbox.values import encode, text_of, write_json
+from grpo_cli.rewards.sandbox.values import encode, send, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _run_test(job: SimpleNamespace, peer: "Peer", program: int) -> None:
         if fault := peer.await_program():
             _fail(job.report, fault)
         value = _call(peer, check) if check["function"] else _evaluate(peer, check)
-        _report(job.report, {"value": encode(value, describe_remote)})
+        send(job.report, {"value": encode(value, describe_remote)})
         _leave(0)
     except Ended:
         code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
@@ -218,11 +218,5 @@ def _describe(error: BaseException) -> str:
 
 
 def _fail(report: int, reason: str) -> None:
-    _report(report, {"error": reason[:_REASON]})
+    send(report, {"error": reason[:_REASON]})
     _leave(1)
-
-
-def _report(report: int, content: "dict[str, object]") -> None:
-    rest = b"\n" + write_json(content).encode()
-    while rest:
-        rest = rest[os.write(report, rest) :]

@@ -11,7 +11,7 @@ from _json import make_scanner
 from _operator import contains, delitem, getitem, neg, setitem
 from types import SimpleNamespace
 
-from grpo_cli.rewards.sandbox.values import Opaque, decode, encode, flatten, text_of, write_json
+from grpo_cli.rewards.sandbox.values import Opaque, decode, encode, flatten, send, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -228,9 +228,7 @@ class Peer:
 
     def tell(self, *message: object) -> None:
         """Send one message, in which all values are packed."""
-        rest = write_json(list(message)).encode() + b"\n"
-        while rest:
-            rest = rest[os.write(self._write, rest) :]
+        send(self._write, message)
 
     def names(self, code: "list[CodeType]") -> "dict[str, Any]":
         """Return the program's objects by the names that a test uses, except names of Python's own.

@@ -303,9 +303,9 @@ def _nameless_file(content: bytes) -> Iterator[int]:
 def _read_report(written: bytearray) -> tuple[Any, str]:
     """Return the value that was reported, and the error; a program may have written anything."""
     try:
-        report = {"value": ["o"], "error": "", **json.loads(written.rpartition(b"\n")[2])}
+        report = {"value": ["o"], "error": "", **json.loads(written.splitlines()[-1])}
         return decode(report["value"]), _one_line(str(report["error"])[:300])
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         return Opaque("unknown"), ""
 
 

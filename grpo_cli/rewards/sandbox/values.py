@@ -4,6 +4,7 @@ Reading trusts nothing: whatever was written, the result is plain data, in which
 are `Opaque` and equal to nothing.
 """
 
+import os
 from _json import encode_basestring_ascii, make_encoder
 
 TYPE_CHECKING = False
@@ -95,10 +96,12 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-def write_json(value: object) -> str:
-    """Return what `json.dumps` would; `json` takes longer to import."""
+def send(descriptor: int, value: object) -> None:
+    """Write a value as a line of JSON; `json` takes longer to import."""
     write = make_encoder(None, None, encode_basestring_ascii, None, ":", ",", False, False, False)  # type: ignore[arg-type]
-    return "".join(write(value, 0))
+    rest = "".join(write(value, 0)).encode() + b"\n"
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def decode(written: object, resolve: "Callable[..., object] | None" = None) -> object:
