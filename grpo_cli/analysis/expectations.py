@@ -380,7 +380,7 @@ def _band_of_series(
 def _band_of_held_out(metric: str, runs: Sequence[Run], when: When) -> Band:
     means = [value for run in runs if (value := held_out(run, when)[metric]) is not None]
     if metric.startswith(ACCURACY):
-        prompts = min(int(run.measured(when).get("prompts") or 1) for run in runs)
+        prompts = min(_count_prompts(run.measured(when), metric) for run in runs)
         low, high = predict_share(fmean(means), prompts)
         if len(means) == 1:
             return low, high
@@ -393,6 +393,12 @@ def _band_of_held_out(metric: str, runs: Sequence[Run], when: When) -> Band:
         f"one run alone does not say how `{metric}` varies. Fix: give runs of other seeds too, or leave it out "
         "with --metric"
     )
+
+
+def _count_prompts(measured: Mapping[str, Any], metric: str) -> int:
+    """Return of how many prompts a metric is the mean: a reward may apply to some of them alone."""
+    own = measured.get("metrics", {}).get(metric, measured)
+    return int(own.get("prompts") or 1)
 
 
 def widen(band: Band) -> Band:

@@ -110,6 +110,9 @@ def as_scored(record: dict[str, Any]) -> ScoredCompletion:
     """Return a completion as it was before it was written; raises `TypeError` for an earlier version's."""
     known = {field.name for field in fields(ScoredCompletion)}
     values = {name: value for name, value in record.items() if name in known}
+    if all(value is None for value in values.get("rewards", {}).values()):
+        # Earlier versions wrote a total of 0.
+        values["total"] = None
     return ScoredCompletion(**{**values, "messages": tuple(record.get("messages", ()))})
 
 

@@ -59,6 +59,17 @@ def test_a_band_of_accuracies_is_never_narrower_than_the_prompts_allow(tmp_path)
     assert "every run gave the same reward" in note
 
 
+def test_only_prompts_that_an_accuracy_applies_to_make_its_band_narrow(tmp_path):
+    run = make_finished_run(tmp_path, prompts=400)
+    path = run.evaluations / "after.json"
+    measured = json.loads(path.read_text())
+    measured["metrics"] = {"accuracy/math": {"value": 0.8, "prompts": 100}}
+    path.write_text(json.dumps(measured))
+    _, accuracy = expect_from_runs(paths(run)).expect.metrics
+    # As of 100 prompts in all, which is worked out above.
+    assert accuracy.band == (0.678, 0.9)
+
+
 def test_a_warm_up_has_a_band_of_its_own_at_step_0(tmp_path):
     """0.2, 0.3, 0.4: 0.3 ± 0.4968, as above."""
     runs = [make_finished_run(tmp_path, seed, warmed=0.2 + seed / 10) for seed in range(3)]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_cli.analysis.metrics import compare, metric_names, per_prompt, summarize
-from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, score_samples
+from grpo_cli.analysis.samples import ScoredCompletion, as_scored, group_by_row, score_samples
 from grpo_cli.eval.folder import make_chunks
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import build_rewards
@@ -76,6 +76,8 @@ def test_a_completion_that_no_reward_scores_has_no_part_in_the_mean_reward():
     scored = score_samples(rewards, columns, [[completion], [completion]])
     assert [each.total for each in scored] == [1.0, None]
     assert per_prompt(group_by_row(scored), {})["reward"] == {0: 1.0}
+    # As earlier versions wrote it.
+    assert as_scored({**vars(scored[1]), "total": 0.0}) == scored[1]
 
 
 def test_the_names_of_metrics_are_known_beforehand():
