@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from grpo_cli.batch import BatchPlan
 from grpo_cli.checks.settings import read_setting
 from grpo_cli.issues import Issue
+from grpo_cli.probing.memory import count_state_bytes
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 
@@ -268,7 +269,9 @@ def estimate_disk(recipe: Recipe, plan: BatchPlan, shape: "ModelShape") -> DiskE
     """Return what the checkpoints that are kept, and the final model, will take."""
     lora = recipe.model.lora is not None
     model = shape.trainable_bytes if lora else shape.weight_bytes
-    states = 0 if read_setting(recipe, "save_only_model") else 2 * shape.trainable_bytes
+    optimizer = str(read_setting(recipe, "optim") or "adamw_torch_fused")
+    states = count_state_bytes(optimizer, shape.trainable, shape.trainable_bytes)
+    states = 0 if read_setting(recipe, "save_only_model") else states
     strategy, steps = read_setting(recipe, "save_strategy"), plan.total_optimizer_steps or 0
     # How often the best metric gets better nobody knows; at least once.
     saves = 1 if strategy == "best" else 0
@@ -284,7 +287,8 @@ def estimate_disk(recipe: Recipe, plan: BatchPlan, shape: "ModelShape") -> DiskE
     kept = min(saves, limit) if limit else saves
     saved = "adapter" if lora else "weights"
     content = f"{saved} {'and optimizer states' if states else 'only'}"
-    formula = f"{kept} × ({content}) and the final {saved}"
+    more = ", once more while the next is written," if kept < saves else ""
+    formula = f"{kept} × ({content}){more} and the final {saved}"
     return DiskEstimate(model + states, kept, model, kept < saves, formula)
 
 

@@ -228,6 +228,12 @@ def estimate_memory(shape: "ModelShape", inputs: MemoryInputs) -> MemoryEstimate
     return max(estimates, key=lambda estimate: estimate.peak_bytes)
 
 
+def count_state_bytes(optimizer: str, weights: int, size: int) -> int:
+    """Return the bytes of an optimizer's states, for so many trained weights of `size` bytes together."""
+    fixed, times = _OPTIMIZER_STATES.get(optimizer, _ADAM)
+    return int(fixed * weights + times * size)
+
+
 def _model_parts(
     shape: "ModelShape", inputs: MemoryInputs, *, several_passes: bool
 ) -> Iterator[MemoryPart]:
@@ -239,14 +245,14 @@ def _model_parts(
     strategy, count, names = inputs.strategy, inputs.processes, format_count(shape.trainable)
     sharded, zero = strategy in KEEPS_FLOAT32, strategy.startswith("zero")
     weights, trained = shape.weight_bytes, shape.trainable_bytes
-    fixed, times = _OPTIMIZER_STATES.get(inputs.optimizer, _ADAM)
     if sharded and inputs.autocast:
         # Float32 shards with FSDP2; 16-bit weights with ZeRO, whose float32 copies belong to the optimizer.
         size = 2 if zero else 4
         weights += size * shape.trainable - trained
         weights = min(weights, 2 * shape.parameters) if zero else weights
         trained = size * shape.trainable
-    states = int(fixed * shape.trainable + times * max(trained, 4 * shape.trainable * sharded))
+    kept = max(trained, 4 * shape.trainable * sharded)
+    states = count_state_bytes(inputs.optimizer, shape.trainable, kept)
     states += 4 * shape.trainable if zero else 0
     shares_weights = strategy in SHARED_WEIGHTS
     weights //= count if shares_weights else 1
@@ -335,6 +341,7 @@ def _sampling_parts(shape: "ModelShape", inputs: MemoryInputs) -> Iterator[Memor
     # While one layer's cache grows by a token, the old and the new one exist side by side.
     cache += cache // shape.layers
     formula = f"{inputs.sampled} completions × {formula} × {format_bytes(each)}"
+    formula += f", and one of the {shape.layers} layers again"
     yield MemoryPart("keys and values", "sampling", cache, formula)
     reading = inputs.sampled * inputs.prompt_tokens * shape.value_bytes
     reading *= 2 * shape.intermediate + 4 * shape.hidden

@@ -475,7 +475,9 @@ def _why_early(session: Session, trainer: "AnyTrainer") -> str | None:
             "Fix: look at the end of the log in logs/, and at the number of prompts in manifest.json"
         )
     metric, best = trainer.args.metric_for_best_model, state.best_metric
-    return f"stopped early: {metric} no longer improved (best {best})"
+    # Before the first step there is nothing to go back to: that evaluation does not count.
+    at = f"{best:.4g} at step {state.best_global_step}"
+    return f"stopped early: {metric} no longer improved (best {at})"
 
 
 def _save_model(session: Session, trainer: Any, target: Path) -> None:

@@ -383,6 +383,15 @@ def test_checkpoints_are_counted(training, kept):
     assert found.total == (kept + rotating) * 12000 + 4000
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "states"), [("adamw_torch", 8000), ("adamw_8bit", 2000), ("sgd", 0)]
+)
+def test_checkpoints_hold_the_states_of_their_own_optimizer(optimizer, states):
+    plan = plan_batch(BatchInputs(max_steps=100, dataset_size=1000))
+    found = cost.estimate_disk(recipe(training={"optim": optimizer}), plan, SHAPE)
+    assert found.checkpoint_bytes == 4000 + states
+
+
 def test_memory_that_is_not_there_is_an_error_with_an_edit():
     found = estimate_memory(SHAPE, INPUTS)
 
