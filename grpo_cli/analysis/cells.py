@@ -177,11 +177,9 @@ def _say(
         return (
             f"{best} and {other}: {value} in {metric}, no verdict, since {difference.reason}{more}"
         )
-    if difference.low is None or difference.high is None:
+    if not (ends := difference.say_interval("+")):
         return f"{best} is better than {other}: {value} in {metric} for every prompt and seed"
-    interval = (
-        f"95 % interval {say_number(difference.low, '+')} to {say_number(difference.high, '+')}"
-    )
+    interval = f"95 % interval {ends}"
     if difference.direction > 0:
         return f"{best} is better than {other}: {value} in {metric} ({interval})"
     if difference.direction < 0:

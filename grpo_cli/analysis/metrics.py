@@ -63,6 +63,12 @@ class Metric:
             return 0
         return (self.low > 0) - (self.high < 0)
 
+    def say_interval(self, sign: str = "") -> str:
+        """Return the ends of the interval, such as `0.1 to 0.3`; empty if there is none."""
+        if self.low is None or self.high is None:
+            return ""
+        return f"{say_number(self.low, sign)} to {say_number(self.high, sign)}"
+
     def as_json(self) -> dict[str, Any]:
         """Return the metric as plain values."""
         return asdict(self)
@@ -259,7 +265,7 @@ def say_difference(metric: str, change: Metric, name: str, baseline: str) -> str
             return f"no difference: {metric} is the same for {name} and {baseline} {on}"
         sense = "better" if change.value > 0 else "worse"
         return f"{sense}: {gain} against {baseline} on each of the same {change.prompts} prompts"
-    if change.low is None or change.high is None:
+    if not (interval := change.say_interval("+")):
         gain = f"{gain} over {baseline}"
         if not change.value:
             gain = f"no difference: {metric} is the same in the mean for {name} and {baseline}"
@@ -267,8 +273,7 @@ def say_difference(metric: str, change: Metric, name: str, baseline: str) -> str
     sense, beside = {1: ("better", "over"), -1: ("worse", "against")}.get(
         change.direction, ("no clear difference", "from")
     )
-    interval = f"(95 % interval {say_number(change.low, '+')} to {say_number(change.high, '+')})"
-    return f"{sense}: {gain} {interval} {beside} {baseline} {on}"
+    return f"{sense}: {gain} (95 % interval {interval}) {beside} {baseline} {on}"
 
 
 @dataclass(frozen=True)

@@ -309,9 +309,8 @@ def _say_trend(trend: "Trend | None") -> str:
 def _say_metric(metric: "Metric | None") -> str:
     if metric is None or metric.value is None:
         return "–"
-    if metric.low is None or metric.high is None:
-        return say_number(metric.value)
-    return f"{say_number(metric.value)} ({say_number(metric.low)} to {say_number(metric.high)})"
+    interval = metric.say_interval()
+    return f"{say_number(metric.value)}{f' ({interval})' if interval else ''}"
 
 
 def _list_metrics(measured: "Sequence[Mapping[str, Metric]]") -> list[tuple[str, list[str]]]:
@@ -324,10 +323,9 @@ def _say_paired(metric: "Metric", known_reason: str | None) -> str:
     if metric.value is None:
         return f"– ({metric.reason})"
     value = say_number(metric.value, "+") if metric.value else "no difference"
-    if metric.low is None or metric.high is None:
-        return value if metric.reason == known_reason else f"{value} (no interval: {metric.reason})"
-    interval = f"{say_number(metric.low, '+')} to {say_number(metric.high, '+')}"
-    return f"{value} (95 % interval {interval})"
+    if interval := metric.say_interval("+"):
+        return f"{value} (95 % interval {interval})"
+    return value if metric.reason == known_reason else f"{value} (no interval: {metric.reason})"
 
 
 def print_planned(planned: "Sequence[Removal]") -> None:
