@@ -10,6 +10,7 @@ from rich.text import Text
 from grpo_cli.cli.arguments import AsJson, Gpus, Overrides, RecipePath
 from grpo_cli.cli.output import marked, print_json, print_problems, stderr, stdout
 from grpo_cli.errors import ExitCode
+from grpo_cli.units import count_noun
 
 if TYPE_CHECKING:
     from grpo_cli.batch import BatchPlan, Misreading
@@ -121,10 +122,8 @@ def _describe_groups(checked: "CheckedRecipe") -> str:
 
 def _describe_batch(plan: "BatchPlan") -> str:
     steps = f", {plan.total_optimizer_steps:,} steps" if plan.total_optimizer_steps else ""
-    return (
-        f"{plan.completions_per_optimizer_step:,} completions a step on {plan.num_processes} "
-        f"process{'es' if plan.num_processes > 1 else ''}{steps}"
-    )
+    processes = count_noun(plan.num_processes, "process")
+    return f"{plan.completions_per_optimizer_step:,} completions a step on {processes}{steps}"
 
 
 def check_batch(

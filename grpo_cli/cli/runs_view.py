@@ -190,7 +190,7 @@ def _say_batch(run: "RunReport") -> str:
     if plan.problems:
         return f"groups of {size}"
     completions = f"{plan.completions_per_optimizer_step} completions a step in groups of {size}"
-    return f"{completions}, on {processes} process{'es' * (processes > 1)}"
+    return f"{completions}, on {count_noun(processes, 'process')}"
 
 
 def _list_next(run: "RunReport") -> list[tuple[str, str]]:

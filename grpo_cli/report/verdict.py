@@ -9,7 +9,7 @@ from grpo_cli.analysis.estimates import ALL_EQUAL
 from grpo_cli.analysis.held_out import HeldOut, direction
 from grpo_cli.analysis.metrics import RANKING, Metric
 from grpo_cli.report.summary import RunReport, Trend
-from grpo_cli.units import format_duration
+from grpo_cli.units import count_noun, format_duration
 
 Tone = Literal["good", "bad", "plain"]
 _BROKEN = ("failed", "interrupted")
@@ -149,7 +149,7 @@ def _tell_problems(run: RunReport) -> str:
     for level in ("error", "warning", "note"):
         count = sum(each.level == level for each in run.symptoms)
         if count:
-            problems.append(f"{count} {level}{'s' if count > 1 else ''}")
+            problems.append(count_noun(count, level))
     verdicts = run.expected.verdicts if run.expected else ()
     outside = sum(each.outcome == "outside" for each in verdicts)
     if outside:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.text import Text
 
 from grpo_cli.runs.metrics import PHASES, STAGES, STEP, Step, read_rewards
-from grpo_cli.units import format_duration
+from grpo_cli.units import count_noun, format_duration
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.diagnosis.rule import Symptom
@@ -266,18 +266,14 @@ def say_episode(record: Mapping[str, Any]) -> str:
     calls = [call for call in record.get("calls") or () if isinstance(call, list) and len(call) > 1]
     failures = Counter(call[1] for call in calls if call[1])
     parts = [_ENDS.get(str(record.get("end")), str(record.get("end")))]
-    parts.append(_count(record.get("turns", 0), "turn"))
+    parts.append(count_noun(record.get("turns", 0), "turn"))
     # Each answer to a text environment is a call of `step`, which the turns tell already.
     if not calls or any(call[0] != STEP for call in calls):
-        parts.append(_count(len(calls), "call"))
+        parts.append(count_noun(len(calls), "call"))
     parts += [f"{count} {failure}" for failure, count in failures.items()]
     if record.get("shortened"):
         parts.append(f"{record['shortened']} shortened")
     return ", ".join(parts)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def short_path(path: Path) -> str:
