@@ -170,7 +170,7 @@ def _model(model: ModelConfig, changed: dict[str, Any]) -> dict[str, Any]:
 
 def _lora(lora: LoraConfig) -> dict[str, Any]:
     dumped = lora.model_dump(mode="json", exclude_none=True)
-    values = {LORA_NAMES[name]: dumped[name] for name in LORA_NAMES.keys() & dumped.keys()}
+    values = {name: dumped[own] for own, name in LORA_NAMES.items() if own in dumped}
     if isinstance(lora.target_modules, tuple) and len(lora.target_modules) == 1:
         # TRL makes a text of a list of one, which peft then reads as a pattern of the whole name.
         values["lora_target_modules"] = rf"(.*\.)?{re.escape(lora.target_modules[0])}"

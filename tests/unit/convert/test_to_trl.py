@@ -6,6 +6,7 @@ import pytest
 
 from grpo_cli.convert.key_report import by_key, read_keys
 from grpo_cli.convert.to_trl import flatten_recipe
+from grpo_cli.convert.trl import LORA_NAMES
 from grpo_cli.recipe.grpo_fields import read_grpo_fields
 from grpo_cli.recipe.recipe import Recipe
 
@@ -165,6 +166,9 @@ def test_adapters():
     assert flat["lora_target_parameters"] == ["mlp.experts.down_proj"]
     assert lost.keys() >= {"model.adapter", "model.lora.rank_pattern"}
     assert "lora_model_dir" not in flat
+    assert [each for each in flat if each in LORA_NAMES.values()] == [
+        each for each in LORA_NAMES.values() if each in flat
+    ]
 
 
 @pytest.mark.parametrize(("strategy", "config"), [("ddp", "multi_gpu"), ("zero3", "zero3")])
