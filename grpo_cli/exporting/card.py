@@ -114,10 +114,10 @@ def _list_settings(request: ExportRequest) -> list[tuple[str, Any]]:
     source = "written answers"
     if warmup and warmup.best_of:
         source = f"the best of {warmup.best_of} completions of its own"
-    is_final = request.name == "final"
-    step = (
-        read_object(run.folder.status).get("step") if is_final else request.name.rpartition("-")[2]
-    )
+    step: Any = request.name.rpartition("-")[2]
+    if request.name == "final":
+        best = run.best_checkpoint if recipe.loads_best else None
+        step = best or read_object(run.folder.status).get("step")
     rows = [
         ("model exported", request.name),
         ("optimizer steps", step),

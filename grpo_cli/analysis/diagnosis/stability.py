@@ -88,12 +88,15 @@ def entropy_collapse(history: History) -> Issue | None:
 def entropy_explosion(history: History) -> Issue | None:
     """A policy whose entropy rises without end loses the language that it knew."""
     entropy = history.change("entropy", 10)
-    if entropy is None or entropy.now < max(_MOST_ENTROPY, _GROWTH * entropy.before):
+    if entropy is None:
+        return None
+    most = max(_MOST_ENTROPY, _GROWTH * entropy.before)
+    if entropy.now < most:
         return None
     if history.has_risen(LIKELY):
         return None
     seen = (
-        f"entropy rose from {entropy.before:.2g} to {entropy.now:.2g} (at most {_MOST_ENTROPY:g}), "
+        f"entropy rose from {entropy.before:.2g} to {entropy.now:.2g} (at most {most:.2g}), "
         "and the reward did not rise"
     )
     return Issue(seen, f"{slower(history.recipe)}, {more_kl(history.recipe)}")

@@ -859,6 +859,13 @@ def test_the_time_of_a_step_is_that_of_each_reward_where_a_batch_lasts_two(secon
         assert "3 s a step" in symptom.seen
 
 
+@pytest.mark.parametrize(("before", "now", "most"), [(0.3, 2.5, "1"), (1.5, 3.2, "3")])
+def test_the_limit_of_entropy_is_told_where_it_began_high(before, now, most):
+    series = {"entropy": [before] * 10 + [now] * 10, "reward": noisy(HALF[:20])}
+    symptom = find("entropy_explosion", make_history(series))
+    assert f"to {now:g} (at most {most})" in symptom.seen
+
+
 def test_a_slow_reward_that_waits_is_scored_beside_sampling():
     judge = {"kind": "judge", "model": "m", "rubric": "r", "name": "right"}
     series = {
