@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_cli.environments.dialogue import Dialogue
 from grpo_cli.environments.episode import Episode, Sampled
-from grpo_cli.environments.instances import WRONG, Row, example_arguments
+from grpo_cli.environments.instances import WRONG, Row, Trial, example_arguments
 from grpo_cli.environments.player import Player
 
 Answers = Callable[[Episode], str | None]
@@ -91,13 +91,9 @@ def _encode(dialogue: Dialogue, text: str | None, most: int) -> list[int]:
 
 
 def play_agent(
-    player: Player,
-    rows: Sequence[Row],
-    name: str,
-    answers: Answers,
-    score: Totals,
-) -> tuple[AgentResult, list[Episode]]:
-    """Play an episode of each row with an agent; `score` gives the recipe's rewards.
+    player: Player, rows: Sequence[Row], name: str, answers: Answers, score: Totals, trial: Trial
+) -> AgentResult:
+    """Play an episode of each row with an agent; `score` gives the recipe's rewards, `trial` keeps times of calls.
 
     Raises:
         GrpoError: A call failed and `on_tool_error` is `raise`, or a reward fails.
@@ -112,14 +108,17 @@ def play_agent(
         return Sampled(ids)
 
     player.play(episodes, sample)
+    calls = [call for each in episodes for call in each.calls]
+    for call in calls:
+        if not call.failure:
+            trial.seconds[f"{call.tool}()"].append(call.seconds)
     totals = [total for total in score(episodes) if total is not None]
-    result = AgentResult(
+    return AgentResult(
         name,
         len(episodes),
         fmean(totals) if totals else None,
         fmean(each.turns for each in episodes),
         dict(Counter(each.end or "" for each in episodes)),
-        dict(Counter(call.failure for each in episodes for call in each.calls if call.failure)),
+        dict(Counter(call.failure for call in calls if call.failure)),
         player.dialogue.tokenizer.decode(first, skip_special_tokens=True),
     )
-    return result, episodes

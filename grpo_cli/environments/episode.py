@@ -80,11 +80,6 @@ class Episode:
     """Whether its environment was closed."""
 
     @property
-    def is_clipped(self) -> bool:
-        """Whether a limit of tokens ended it."""
-        return is_clipped(self.end)
-
-    @property
     def own_ids(self) -> list[int]:
         """The model's own tokens."""
         return [token for token, own in zip(self.token_ids, self.mask, strict=True) if own]

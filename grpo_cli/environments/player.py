@@ -35,7 +35,7 @@ from grpo_cli.environments.contract import (
     find_repeated,
 )
 from grpo_cli.environments.dialogue import Answer, Dialogue, Message, append_content
-from grpo_cli.environments.episode import Episode, Failure, Sampled, Sampler
+from grpo_cli.environments.episode import Episode, Failure, Sampled, Sampler, is_clipped
 from grpo_cli.environments.registry import open_kind
 from grpo_cli.fast.completions import Completion
 from grpo_cli.recipe.dataset import IMAGES
@@ -466,7 +466,7 @@ def _as_completion(episode: Episode, reads_images: bool) -> Completion:
     return Completion(
         completion_text(episode.messages),
         tuple(episode.own_ids),
-        clipped=episode.is_clipped,
+        clipped=is_clipped(episode.end),
         prompt=episode.prompt,
         messages=tuple(episode.messages),
         episode=episode.as_json(),

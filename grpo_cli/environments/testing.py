@@ -16,7 +16,6 @@ from grpo_cli.environments.agents import (
 )
 from grpo_cli.environments.calls import Caller
 from grpo_cli.environments.contract import EnvironmentSource, Tool, ToolSource
-from grpo_cli.environments.episode import Episode
 from grpo_cli.environments.instances import (
     Row,
     Trial,
@@ -142,9 +141,9 @@ def try_environments(
         rows = rows if all_rows else _limit_rows(trial, rows, trials)
         with watch_output(trial):
             player = open_player(recipe, processing_class, stops=stops)
-            agents, found = _play_agents(recipe, rows, player, score, trial, trials, on_progress)
+            agents = _play_agents(recipe, rows, player, score, trial, trials, on_progress)
         trials.append(trial)
-        problems += [*found, *trial.issues.values()]
+        problems += trial.issues.values()
     texts = [text for trial in trials for text in trial.results]
     tokens = _count_tokens(texts, processing_class)
     problems += _check_lengths(tokens, recipe)
@@ -310,10 +309,9 @@ def _play_agents(
     trial: Trial,
     trials: Sequence[Trial],
     on_progress: Progress,
-) -> tuple[list[AgentResult], list[Issue]]:
-    """Play the episodes of the rows with each agent; return what became of them, and what is wrong."""
+) -> list[AgentResult]:
+    """Play the episodes of the rows with each agent; `trial` keeps what is wrong, `trials` have what was tried."""
     results: list[AgentResult] = []
-    played: dict[str, list[Episode]] = {}
     try:
         with opening as player:
             has_gold = any(each.has_gold for each in trials)
@@ -321,19 +319,16 @@ def _play_agents(
             agents = make_agents(player.dialogue, has_gold=has_gold, has_tools=has_tools)
             for name, answers in agents.items():
                 on_progress(f"playing the agent {name}")
-                result, episodes = play_agent(player, rows, name, answers, score)
-                results.append(result)
-                played[name] = episodes
+                results.append(play_agent(player, rows, name, answers, score, trial))
     except GrpoError as error:
-        return results, [error.as_issue(error.path or trial.path)]
-    for episode in (each for episodes in played.values() for each in episodes):
-        for call in episode.calls:
-            if not call.failure:
-                trial.seconds[f"{call.tool}()"].append(call.seconds)
-    return results, list(_judge(recipe, results, trial.path))
+        issue = error.as_issue(error.path or trial.path)
+        trial.issues[issue.seen] = issue
+    else:
+        _judge(recipe, results, trial)
+    return results
 
 
-def _judge(recipe: Recipe, results: Sequence[AgentResult], path: str) -> Iterator[Issue]:
+def _judge(recipe: Recipe, results: Sequence[AgentResult], trial: Trial) -> None:
     """Find rewards that do not tell playing right from anything else."""
     gold = next((each for each in results if each.name == GOLD), None)
     if gold is None:
@@ -341,23 +336,22 @@ def _judge(recipe: Recipe, results: Sequence[AgentResult], path: str) -> Iterato
             seen = "whether playing right wins was not tried: there is no gold()"
             is_own = any(config.kind == "python" for config in recipe.environment)
             fix = "add `def gold(self)`, which returns the answers that win after reset()"
-            yield Issue(seen, fix if is_own else "", path, level="note")
+            trial.report(seen, fix if is_own else "", "note")
         return
     if gold.failures:
         seen = f"{sum(gold.failures.values())} calls of the gold fail"
-        yield Issue(seen, "correct the tool, or gold()", path, level="warning")
+        trial.report(seen, "correct the tool, or gold()", "warning")
     for each in results:
         if each.name == GOLD or not _is_as_good(each, gold):
             continue
         if gold.ends.keys() <= _LIMITS.keys():
             limits = ", ".join(f"`{_LIMITS[end]}`" for end in gold.ends)
-            yield Issue(
-                "limits end all episodes of the gold, and it does not win", f"raise {limits}", path
-            )
+            seen = "limits end all episodes of the gold, and it does not win"
+            trial.report(seen, f"raise {limits}")
             return
         seen = f"the agent {each.name!r} gets {each.reward:.3g} on average, and the gold {gold.reward:.3g}"
         fix = "let reward() give more for playing right, or correct gold()"
-        yield Issue(seen, fix, path, why="a model would learn to play like it")
+        trial.report(seen, fix, why="a model would learn to play like it")
 
 
 def _is_as_good(result: AgentResult, gold: AgentResult) -> bool:

@@ -13,7 +13,7 @@ from datasets import Dataset
 from grpo_cli.analysis.samples import ScoredCompletion, score_samples
 from grpo_cli.data.build import build_datasets
 from grpo_cli.data.prompts import render_template
-from grpo_cli.environments.episode import Sampled
+from grpo_cli.environments.episode import Sampled, is_clipped
 from grpo_cli.environments.player import Player, sample_episodes
 from grpo_cli.errors import RunError
 from grpo_cli.fast.completions import Completion, check_context, open_sampler, sample_completions
@@ -135,7 +135,7 @@ def _play_script(
             f"the episode of {where} ended ({why}) before {left} of the {len(answers)} answers of `{_ANSWER}`. "
             "Fix: write a call that the model's tools take, or fewer answers"
         )
-    if episode.is_clipped:
+    if is_clipped(episode.end):
         raise _too_long(where, len(episode.token_ids))
     return Example(
         row["row_id"], episode.prompt_ids, episode.token_ids, episode.mask, "\n".join(texts)
