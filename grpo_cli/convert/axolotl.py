@@ -11,8 +11,7 @@ from grpo_cli.convert import trl
 from grpo_cli.convert.datasets import NO_DATASET, PROMPT_EXAMPLE, take_entries
 from grpo_cli.convert.key_report import KeyReport, Table, find, read_keys, read_table
 from grpo_cli.convert.rewards import take_rewards
-from grpo_cli.errors import RecipeError
-from grpo_cli.issues import Issue
+from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.explanation import Path
 
 _DEFAULT = "axolotl's default"
@@ -47,7 +46,7 @@ def _take_method(report: KeyReport) -> None:
         cause = f"trains by `rl: {method}`" if method else "does not say `rl: grpo`"
         place = (node or report.source).location
         message = f"{cause}, and recipes train by GRPO"
-        raise RecipeError([Issue(message, "convert a config with `rl: grpo`", "rl", place)])
+        raise recipe_error(message, "convert a config with `rl: grpo`", "rl", place)
     report.settle(("rl",), "training", "what recipes do")
     if method == "gdpo":
         target = "training.multi_objective_aggregation"

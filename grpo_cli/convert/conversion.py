@@ -16,7 +16,7 @@ from grpo_cli.convert.key_report import Dialect, KeyReport, find, put, write_rec
 from grpo_cli.convert.rewards import name_file
 from grpo_cli.convert.script import read_script
 from grpo_cli.convert.to_trl import flatten_recipe
-from grpo_cli.errors import RecipeError, UsageError, nearest
+from grpo_cli.errors import UsageError, nearest, recipe_error
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.yaml_tree import Node, read_source, read_text
@@ -234,18 +234,20 @@ def recognise(tree: Node, dialect: str | None, source: str) -> tuple[Dialect, Se
         raise UsageError(f"there is no dialect `{dialect}`. Fix: use {fix}")
     if not isinstance(tree.value, dict):
         message = "is no config: the top level must be `key: value` lines"
-        raise _refuse(tree, message, "name the YAML file that the other tool reads")
+        fix = "name the YAML file that the other tool reads"
+        raise recipe_error(message, fix, location=tree.location)
     if dialect is not None:
         return dialect, ()
     if tree.value.keys() & _RECIPE_SIGNS:
         fix = f"check it with `grpo check {source}`, or convert it with `--to trl`"
-        raise _refuse(tree, "is a recipe of grpo already", fix)
+        raise recipe_error("is a recipe of grpo already", fix, location=tree.location)
     for name, signs in _find_signs(tree):
         if signs:
             return name, signs[:4]
     listed = ", ".join(["base_model", *_TRL_SIGNS])
     message = f"is no config of TRL, open-r1 or axolotl: it has none of {listed}"
-    raise _refuse(tree, message, "say whose it is with --from trl|open-r1|axolotl")
+    fix = "say whose it is with --from trl|open-r1|axolotl"
+    raise recipe_error(message, fix, location=tree.location)
 
 
 def _find_signs(tree: Node) -> Iterator[tuple[Dialect, list[str]]]:
@@ -255,10 +257,6 @@ def _find_signs(tree: Node) -> Iterator[tuple[Dialect, list[str]]]:
     yield "axolotl", [key for key in _AXOLOTL_SIGNS if {"base_model", key} <= tree.value.keys()]
     yield "open-r1", [*(key for key in trl.R1_SIGNS if key in tree.value), *own]
     yield "trl", [key for key in _TRL_SIGNS if key in tree.value]
-
-
-def _refuse(tree: Node, message: str, fix: str) -> RecipeError:
-    return RecipeError([Issue(message, fix, location=tree.location)])
 
 
 def _anchor(report: KeyReport, target: str, here: Path, folder: Path) -> None:

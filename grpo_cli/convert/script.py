@@ -16,10 +16,10 @@ from grpo_cli.convert.key_report import KeyReport, read_keys
 from grpo_cli.convert.rewards import TRL_REWARDS, Reward, name_file
 from grpo_cli.convert.script_images import find_images
 from grpo_cli.convert.trl import LORA_NAMES, LORA_ONLY, find_home
-from grpo_cli.errors import RecipeError
-from grpo_cli.issues import Issue, Location
+from grpo_cli.errors import RecipeError, recipe_error
+from grpo_cli.issues import Location
 from grpo_cli.recipe.grpo_fields import LORA_REFUSED
-from grpo_cli.recipe.yaml_tree import Node
+from grpo_cli.recipe.yaml_tree import Node, as_node
 
 _CALLS = ("GRPOConfig", "LoraConfig", "GRPOTrainer", "load_dataset")
 _TRAINER = (
@@ -148,14 +148,6 @@ def _bind(call: ast.Call, parameters: Sequence[str]) -> dict[str, ast.expr]:
     return arguments | {each.arg or "**": each.value for each in call.keywords}
 
 
-def _as_node(value: Any, where: Location) -> Node:
-    if isinstance(value, dict):
-        return Node({str(key): _as_node(each, where) for key, each in value.items()}, where)
-    if isinstance(value, list | tuple | set):
-        return Node([_as_node(each, where) for each in value], where)
-    return Node(value, where)
-
-
 def read_script(text: str, source: FilePath, folder: FilePath) -> "Script":
     """Read a script's calls of `GRPOConfig`, `LoraConfig`, `GRPOTrainer` and `load_dataset`.
 
@@ -166,7 +158,7 @@ def read_script(text: str, source: FilePath, folder: FilePath) -> "Script":
     except SyntaxError as error:
         where = Location(str(source), error.lineno or 1, 1)
         message = f"is not Python that can be read: {error.msg}"
-        raise RecipeError([Issue(message, "correct that line", location=where)]) from None
+        raise recipe_error(message, "correct that line", location=where) from None
 
 
 class Script:
@@ -218,7 +210,7 @@ class Script:
 
     def _refuse(self, message: str) -> RecipeError:
         fix = "name a script that makes one GRPOTrainer, or the YAML that it reads"
-        return RecipeError([Issue(message, fix, location=self.report.tree.location)])
+        return recipe_error(message, fix, location=self.report.tree.location)
 
     def _choose(self, name: str, argument: ast.expr | None, *, alone: bool) -> ast.Call | None:
         """Return the call that an argument stands for, or else the script's only one."""
@@ -231,7 +223,7 @@ class Script:
         where = Location(
             str(self._file), getattr(at, "lineno", 1), getattr(at, "col_offset", 0) + 1
         )
-        self.report.tree.value[key] = _as_node(value, where)
+        self.report.tree.value[key] = as_node(value, where)
         self.report.tree.key_locations[key] = where
 
     def _drop(self, key: str, at: ast.AST, reason: str) -> None:

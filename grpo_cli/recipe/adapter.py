@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.issues import Issue, Location
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.grpo_fields import LORA_VARIANTS, fields_in
 from grpo_cli.recipe.model import REWRITING_INITS, LoraConfig
-from grpo_cli.recipe.yaml_tree import Node
+from grpo_cli.recipe.yaml_tree import Node, as_node
 
 _PATH = "model.adapter"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -174,19 +174,12 @@ def _fill_lora(model: Node, named: Node, config: dict[str, Any]) -> Iterator[Iss
         if written is None:
             # How an adapter began says nothing about how it goes on.
             if own not in (None, False, "none", {}, []) and key != "init_lora_weights":
-                lora.value[key] = _as_node(own, named.location)
+                lora.value[key] = as_node(own, named.location)
         elif _in_any_order(written.plain()) != _in_any_order(own):
             said, has = json.dumps(written.plain()), json.dumps(own)
             fix = f"write `{key}: {has}`, or leave out `lora`: the adapter is trained on as it is"
             seen = f"is {said}, and the adapter has {has}"
             yield Issue(seen, fix, f"model.lora.{key}", written.location)
-
-
-def _as_node(value: Any, where: Location) -> Node:
-    if isinstance(value, dict):
-        return Node({key: _as_node(each, where) for key, each in value.items()}, where)
-    items = [_as_node(each, where) for each in value] if isinstance(value, list) else value
-    return Node(items, where)
 
 
 def _in_any_order(value: Any) -> Any:

@@ -88,6 +88,15 @@ class Node:
         return node
 
 
+def as_node(value: Any, where: Location) -> Node:
+    """Return a plain value as a tree, of which all stands in one place."""
+    if isinstance(value, dict):
+        return Node({str(key): as_node(each, where) for key, each in value.items()}, where)
+    if isinstance(value, list | tuple | set):
+        return Node([as_node(each, where) for each in value], where)
+    return Node(value, where)
+
+
 def merge(base: Node, over: Node) -> Node:
     """Merge mappings key by key, the later wins; lists and other values replace.
 
