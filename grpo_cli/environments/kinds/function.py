@@ -41,7 +41,7 @@ def find_path_faults(path: str) -> list[Issue]:
     try:
         find_name(path)
     except SourceError as error:
-        return [Issue(error.seen, error.fix, "path")]
+        return [error.as_issue()]
     return []
 
 

@@ -47,16 +47,12 @@ class TextArenaEnvironmentParams(EnvironmentParams):
         """Report that TextArena is not installed."""
         return find_missing("textarena", "textarena", "textarena")
 
-    @property
-    def _base(self) -> str:
-        return _VERSIONS.sub("", self.game)
-
     def open(self) -> EnvironmentSource:
         """Import TextArena (a second or two), and reset the game once."""
         arena = import_optional("textarena", "textarena", "textarena")
 
         def make() -> TextArenaEnvironment:
-            return TextArenaEnvironment(arena, self._base, self.params)
+            return TextArenaEnvironment(arena, _VERSIONS.sub("", self.game), self.params)
 
         try:
             with redirect_stdout(io.StringIO()):  # some games print what they download
