@@ -50,7 +50,7 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
     from grpo_cli.rewards.pool import WorkerPool
 
     limited: dict[str, Callable[[], Reward]] = {}
-    pool = WorkerPool(_prepare_worker, (limited,))
+    pool = WorkerPool(partial(_prepare_worker, limited))
     rewards = []
     for index, (config, name) in enumerate(zip(configs, name_rewards(configs), strict=True)):
         # Of plain values, so that another process can build the same reward.

@@ -27,12 +27,9 @@ _TICK_S = 1.0
 class WorkerPool:
     """Processes that run calls under a time limit; they start with the first call, on any thread."""
 
-    def __init__(
-        self, prepare: Callable[..., object], arguments: tuple[Any, ...] = (), workers: int = 0
-    ) -> None:
-        """Describe a pool of `workers` processes (0: `count_workers`), each prepared outside of any time limit."""
-        self._initializer = (prepare, arguments)
-        self._workers = workers
+    def __init__(self, prepare: Callable[[], object]) -> None:
+        """Describe a pool of `count_workers` processes, each prepared outside of any time limit."""
+        self._prepare = prepare
         self._pool: ProcessPool | None = None
         self._lock = threading.Lock()
 
@@ -53,12 +50,10 @@ class WorkerPool:
         results = self._run_once(function, calls, timeout_s)
         # A worker may have been killed through no fault of its call, as by a signal to the whole group.
         died = [
-            index for index, result in enumerate(results) if isinstance(result, BrokenProcessPool)
+            each for each, result in enumerate(results) if isinstance(result, BrokenProcessPool)
         ]
-        again = self._run_once(function, [calls[index] for index in died], timeout_s)
-        for index, result in zip(died, again, strict=True):
-            results[index] = result
-        return results
+        again = iter(self._run_once(function, [calls[index] for index in died], timeout_s))
+        return [next(again) if index in died else result for index, result in enumerate(results)]
 
     def _run_once(
         self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], timeout_s: float
@@ -87,9 +82,9 @@ class WorkerPool:
                 from pebble import ProcessPool
 
                 self._pool = ProcessPool(
-                    max_workers=self._workers or count_workers(),
+                    max_workers=count_workers(),
                     initializer=_begin,
-                    initargs=self._initializer,
+                    initargs=(self._prepare,),
                     context=_context(),
                 )
                 self._end = weakref.finalize(self, _close, self._pool)
@@ -134,7 +129,7 @@ def _context() -> Any:
     return context
 
 
-def _begin(prepare: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+def _begin(prepare: Callable[[], object]) -> None:
     """Prepare a new worker: killed at once on SIGTERM, also by the kernel when its owner dies.
 
     A thread that watches the owner would never run beside a regular expression, which keeps the interpreter.
@@ -144,7 +139,7 @@ def _begin(prepare: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     _follow_fork_server()
     # What fails here fails again in the call, which reports it.
     with contextlib.suppress(Exception, SystemExit):
-        prepare(*arguments)
+        prepare()
 
 
 def _follow_fork_server() -> None:

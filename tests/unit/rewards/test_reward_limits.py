@@ -132,8 +132,9 @@ def nothing():
     """Prepares nothing."""
 
 
-def test_a_pool_keeps_order_and_survives_its_workers():
-    pool = WorkerPool(nothing, workers=2)
+def test_a_pool_keeps_order_and_survives_its_workers(monkeypatch):
+    monkeypatch.setattr("grpo_cli.rewards.pool.count_workers", lambda: 2)
+    pool = WorkerPool(nothing)
     assert pool.run(pause, [(0.2,), (0.0,), (0.1,)], 5) == [0.2, 0.0, 0.1]
     late, in_time = pool.run(pause, [(30,), (0.0,)], 0.3)
     assert isinstance(late, TimeoutError)
@@ -143,15 +144,17 @@ def test_a_pool_keeps_order_and_survives_its_workers():
     assert pool.run(pause, [(0.0,)], 5) == [0.0]
 
 
-def test_a_call_whose_worker_was_killed_from_outside_is_made_again():
-    pool = WorkerPool(nothing, workers=1)
+def test_a_call_whose_worker_was_killed_from_outside_is_made_again(monkeypatch):
+    monkeypatch.setattr("grpo_cli.rewards.pool.count_workers", lambda: 1)
+    pool = WorkerPool(nothing)
     [worker] = pool.run(worker_id, [()], 5)
     threading.Timer(0.5, os.kill, (worker, signal.SIGKILL)).start()
     assert pool.run(pause, [(1.0,)], 10) == [1.0]
 
 
-def test_a_pool_whose_workers_are_all_killed_again_and_again_goes_on():
-    pool = WorkerPool(nothing, workers=2)
+def test_a_pool_whose_workers_are_all_killed_again_and_again_goes_on(monkeypatch):
+    monkeypatch.setattr("grpo_cli.rewards.pool.count_workers", lambda: 2)
+    pool = WorkerPool(nothing)
     for _ in range(4):
         workers = set(pool.run(worker_id, [()] * 8, 5))
         for worker in workers:
