@@ -109,16 +109,22 @@ def _number_prompts(groups: Sequence[Sequence[ScoredCompletion]]) -> dict[int, s
 class HeldOut:
     """What training did to one run's held-out prompts; empty if nothing was measured."""
 
-    before: dict[str, Metric] = field(default_factory=dict)
-    after: dict[str, Metric] = field(default_factory=dict)
-    change: dict[str, Metric] = field(default_factory=dict)
-    """From before to after, of each metric that both have, paired by prompt."""
-    warmup: dict[str, Metric] = field(default_factory=dict)
+    measurements: dict[When, Measurement | str]
+    """Each stage, or why there are no samples of it."""
+    before: dict[str, Metric]
+    after: dict[str, Metric]
+    warmup: dict[str, Metric]
     """After the warm-up, if there was one."""
-    since_warmup: dict[str, Metric] = field(default_factory=dict)
-    """From there to the end, as `change`."""
-    values: dict[str, dict[str, PerPrompt]] = field(default_factory=dict)
-    """`before`, `warmup` and `after` → metric → the value of each prompt, if the samples are there."""
+    change: dict[str, Metric]
+    """From before to after, of each metric that both have, paired by prompt."""
+    since_warmup: dict[str, Metric]
+    """From the warm-up to the end, as `change`."""
+
+    @property
+    def values(self) -> dict[str, dict[str, PerPrompt]]:
+        """Stage → metric → the value of each prompt, of those whose samples are there."""
+        read = self.measurements.items()
+        return {stage: each.values for stage, each in read if isinstance(each, Measurement)}
 
     @property
     def names(self) -> list[str]:
@@ -147,32 +153,20 @@ class HeldOut:
 
 def read_held_out(run: Run) -> HeldOut:
     """Read the measurements of a run; their summaries stand in if the samples are gone."""
-    stages = {stage: run.measured(stage) for stage in STAGES}
-    read = {stage: read_measurement(run, stage) for stage in stages}
-    sampled = {stage: each for stage, each in read.items() if isinstance(each, Measurement)}
+    read = {stage: read_measurement(run, stage) for stage in STAGES}
     metrics = {
-        stage: sampled[stage].metrics if stage in sampled else _from_summary(summary)
-        for stage, summary in stages.items()
+        stage: _from_summary(run.measured(stage)) if isinstance(each, str) else each.metrics
+        for stage, each in read.items()
     }
-    changes = [
-        _change(sampled.get(stage), sampled.get("after"), run.recipe.seed)
-        for stage in ("before", "warmup")
-    ]
-    return HeldOut(
-        metrics["before"],
-        metrics["after"],
-        changes[0],
-        metrics["warmup"],
-        changes[1],
-        {stage: each.values for stage, each in sampled.items()},
-    )
+    change, since_warmup = (_change(read[stage], read["after"]) for stage in ("before", "warmup"))
+    return HeldOut(read, **metrics, change=change, since_warmup=since_warmup)
 
 
-def _change(before: Measurement | None, after: Measurement | None, seed: int) -> dict[str, Metric]:
+def _change(before: Measurement | str, after: Measurement | str) -> dict[str, Metric]:
     # A run that was forced to resume with other rows has measured other prompts.
-    if before is None or after is None or before.prompts != after.prompts:
+    if isinstance(before, str) or isinstance(after, str) or before.prompts != after.prompts:
         return {}
-    return compare(before.values, after.values, seed)
+    return compare(before.values, after.values, after.run.recipe.seed)
 
 
 def _from_summary(summary: Mapping[str, Any]) -> dict[str, Metric]:

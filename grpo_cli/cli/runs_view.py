@@ -232,8 +232,9 @@ def print_comparison(compared: "RunsComparison") -> None:
     if any(warmed):
         title = "held-out prompts after the warm-up (95 % interval)"
         _print_table(title, letters, _list_metrics(warmed), "")
-    measured = [{} if isinstance(each, str) else each.metrics for each in compared.measurements]
-    measured = drop_scored_apart(compared.runs, measured)
+    after = [run.held_out.measurements["after"] for run in compared.runs]
+    metrics = [{} if isinstance(each, str) else each.metrics for each in after]
+    measured = drop_scored_apart(compared.runs, metrics)
     title = "held-out prompts after training (95 % interval)"
     _print_table(title, letters, _list_metrics(measured), "none of them was measured")
     for letter, difference in zip(letters[1:], compared.held_out, strict=True):

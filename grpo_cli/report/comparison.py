@@ -9,9 +9,7 @@ from typing import Any
 
 from grpo_cli.analysis.held_out import (
     HeldOutDifference,
-    Measurement,
     compare_held_out,
-    read_measurement,
     scored_alike,
 )
 from grpo_cli.recipe.comparison import flatten
@@ -44,8 +42,6 @@ class RunsComparison:
     """Several runs side by side; the first is the base of the paired differences."""
 
     runs: tuple[RunReport, ...]
-    measurements: tuple[Measurement | str, ...]
-    """Of each run after training, or why there is none."""
     settings: dict[str, tuple[Any, ...]]
     """Dotted path of a setting in which the recipes differ → its value in each; None if it is not there."""
     held_out: tuple[HeldOutDifference, ...]
@@ -56,7 +52,7 @@ class RunsComparison:
         return {
             "schema_version": SCHEMA_VERSION,
             "kind": "grpo-runs-comparison",
-            "runs": list(map(_run_json, self.runs, self.measurements)),
+            "runs": list(map(_run_json, self.runs)),
             "settings": [
                 {"path": path, "values": list(values)} for path, values in self.settings.items()
             ],
@@ -64,7 +60,8 @@ class RunsComparison:
         }
 
 
-def _run_json(run: RunReport, measured: Measurement | str) -> dict[str, Any]:
+def _run_json(run: RunReport) -> dict[str, Any]:
+    measured = run.held_out.measurements["after"]
     metrics = {} if isinstance(measured, str) else measured.metrics
     return {
         "name": run.name,
@@ -96,10 +93,9 @@ def compare_runs(runs: Sequence[RunReport]) -> RunsComparison:
     Raises:
         UsageError: A folder is no run, or its recipe or status cannot be read.
     """
-    base, *others = measured = [read_measurement(run) for run in runs]
+    base, *others = (run.held_out.measurements["after"] for run in runs)
     return RunsComparison(
         tuple(runs),
-        tuple(measured),
         _compare_settings([run.recipe for run in runs]),
         tuple(
             compare_held_out(base, other, (runs[0].name, run.name))
