@@ -6,7 +6,7 @@ The names inside a checkpoint are those of transformers 5.17. Nothing is loaded.
 import os
 import shutil
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from grpo_cli.errors import UsageError
@@ -101,7 +101,7 @@ def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path
         return [("final", run.model)]
     known = whole_checkpoints(run)
     if checkpoint == "best":
-        return [_find_best(run, known)]
+        return [find_best(run, known)]
     chosen = [step for step in known if checkpoint in ("all", str(step))]
     if checkpoint == "last":
         chosen = [*known][-1:]
@@ -127,7 +127,8 @@ def find_model(run: RunFolder, checkpoint: str | None) -> tuple[str, Path]:
     return model
 
 
-def _find_best(run: RunFolder, known: dict[int, Path]) -> tuple[str, Path]:
+def find_best(run: RunFolder, known: Mapping[int, Path]) -> tuple[str, Path]:
+    """Return the best of the complete checkpoints; raises `UsageError` if that is not known."""
     state = read_object(known[max(known)] / STATE) if known else {}
     name = Path(str(state.get("best_model_checkpoint"))).name
     for path in known.values():

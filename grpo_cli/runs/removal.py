@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.errors import UsageError
-from grpo_cli.runs.checkpoints import STAGING, find_trained, whole_checkpoints
+from grpo_cli.runs.checkpoints import STAGING, find_best, whole_checkpoints
 from grpo_cli.runs.files import lock_folder, measure_bytes
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.selection import read_status
@@ -60,7 +60,7 @@ def _needed_checkpoints(run: RunFolder) -> tuple[Path, ...]:
     known = whole_checkpoints(run)
     needed = {known[max(known)]} if known else set()
     with suppress(UsageError):
-        needed |= {path for _, path in find_trained(run, "best")}
+        needed.add(find_best(run, known)[1])
     return tuple(sorted(needed))
 
 

@@ -1,12 +1,13 @@
 """A run, read lazily from its folder."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_cli.errors import UsageError
-from grpo_cli.runs.checkpoints import find_trained, whole_checkpoints
+from grpo_cli.runs.checkpoints import find_best, whole_checkpoints
 from grpo_cli.runs.completions import Group, find_groups, load_groups
 from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder
@@ -178,11 +179,10 @@ class Run:
     @property
     def best_checkpoint(self) -> int | None:
         """Step of the best checkpoint; None if the run did not evaluate while it trained."""
-        try:
-            [(_, best)] = find_trained(self.folder, "best")
-        except UsageError:
-            return None
-        return next((step for step, path in self.checkpoints.items() if path == best), None)
+        with suppress(UsageError):
+            name, _ = find_best(self.folder, self.checkpoints)
+            return int(name.rpartition("-")[2])
+        return None
 
     def refresh(self) -> list[dict[str, Any]]:
         """Read the status again and what was appended to the metrics since; return the new records.
