@@ -3,11 +3,11 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from accelerate.utils import gather_object
 from datasets import Dataset
 
 from grpo_cli.analysis.samples import ScoredCompletion, score_samples
@@ -24,6 +24,7 @@ from grpo_cli.recipe.warmup import WarmupConfig
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import write_text
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.training.measurement import measure_together
 from grpo_cli.training.session import Session
 
 WARMING = "warming up"
@@ -171,22 +172,12 @@ def sample_best(
 
     Raises:
         RunError: All completions score the same, so none is better than another.
+        Stopped: A process was stopped meanwhile.
     """
-    processes = session.processes
-    shard = rows.select(range(processes.process_index, len(rows), processes.num_processes))
-    found: list[Example] = []
-    totals: list[float] = []
-    if len(shard):
-        sampled = _sample(session, model, tokenizer, shard, player)
-        seed = session.recipe.seed + processes.process_index
-        scored = score_samples(rewards, shard.to_dict(), sampled, seed)
-        totals = [each.total for each in scored if each.total is not None]
-        flat = [completion for group in sampled for completion in group]
-        for place, total in _find_best(scored):
-            row = scored[place].row
-            prompt = shard[scored[place].group]["prompt"]
-            found.append(_as_example(session, tokenizer, prompt, flat[place], row, total))
-    found, totals = gather_object(found), gather_object(totals)
+    shares = measure_together(
+        WARMING, lambda: _sample_share(session, model, tokenizer, rows, rewards, player)
+    )
+    found, totals = (list(chain.from_iterable(each)) for each in zip(*shares, strict=True))
     if not totals:
         raise RunError(
             "no reward gave any completion of the warm-up a score. Fix: correct the rewards' `when`, or the "
@@ -202,6 +193,29 @@ def sample_best(
             "Fix: write what the model should learn in `warmup.answer`"
         )
     return sorted(chosen, key=lambda each: each.row)
+
+
+def _sample_share(
+    session: Session,
+    model: Any,
+    tokenizer: Any,
+    rows: Dataset,
+    rewards: Sequence[Reward],
+    player: Player | None,
+) -> tuple[list[Example], list[float]]:
+    """Return the best completion of each of this process's rows, and what all of them score."""
+    rank, count = session.processes.process_index, session.processes.num_processes
+    shard = rows.select(range(rank, len(rows), count))
+    if not len(shard):
+        return [], []
+    sampled = _sample(session, model, tokenizer, shard, player)
+    scored = score_samples(rewards, shard.to_dict(), sampled, session.recipe.seed + rank)
+    flat = [completion for group in sampled for completion in group]
+    best = []
+    for place, total in _find_best(scored):
+        row, prompt = scored[place].row, shard[scored[place].group]["prompt"]
+        best.append(_as_example(session, tokenizer, prompt, flat[place], row, total))
+    return best, [each.total for each in scored if each.total is not None]
 
 
 def _find_best(scored: Sequence[ScoredCompletion]) -> list[tuple[int, float]]:

@@ -154,6 +154,48 @@ def test_a_warm_up_that_was_cut_off_goes_on_as_if_it_had_not_been(workshop, numb
         assert all(torch.equal(whole[name], again[name]) for name in whole), part
 
 
+# Process 1 samples until the run is asked to stop, and process 0 waits for it.
+LATE = """\
+import os
+import time
+from pathlib import Path
+from grpo_cli.training import examples
+
+sample = examples.sample_completions
+
+def sample_late(*arguments, on_progress, **options):
+    found, here = sample(*arguments, on_progress=on_progress, **options), Path(__file__).parent
+    (here / os.environ["RANK"]).touch()
+    while os.environ["RANK"] == "1" and not [*here.glob("runs/*/*/launch/stop")]:
+        time.sleep(0.1)
+    on_progress(1, 1)
+    return found
+
+examples.sample_completions = sample_late
+
+def spread(completion_ids, **_):
+    return [sum(ids) for ids in completion_ids]
+"""
+
+
+@pytest.mark.slow
+def test_processes_stop_together_while_they_sample(workshop):
+    (workshop.folder / "late.py").write_text(LATE)
+    reward = "rewards:\n  - {{kind: python, path: ./late.py:spread}}\n"
+    recipe = workshop.write(text_of(BEST).replace("rewards:\n", reward), rows=8)
+    flags = ["--set", "launch.num_processes=2", "--set", "evaluation.limit=0"]
+    command = workshop.command("train", recipe, *flags)
+    process = ForkedPopen(**command, start_new_session=True, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not all((workshop.folder / rank).exists() for rank in "01"):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate()
+    assert workshop.status()["state"] == "stopped", said
+
+
 def test_completions_that_are_all_cut_off_have_nothing_to_teach(workshop):
     text = text_of(BEST).replace("max_completion_length: 24", "max_completion_length: 1")
     done = workshop.grpo("train", workshop.write(text))
