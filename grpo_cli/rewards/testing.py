@@ -77,7 +77,7 @@ class CandidateResult:
     rewards: dict[str, float | None]
     """Mean of each reward over the rows it applies to; None if it applies to none."""
     total: float | None
-    """Mean weighted sum; None if there are no rows."""
+    """Mean weighted sum over the rows that a reward applies to; None if there are none."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,11 @@ def _summarize(table: "Table", name: str, texts: Answers, scored: Scores) -> Can
             reward.name: _mean(scores[index].value for scores in scored.values())
             for index, reward in enumerate(table.rewards)
         },
-        total=_mean(table.total(scores) for scores in scored.values()),
+        total=_mean(
+            table.total(scores)
+            for scores in scored.values()
+            if any(score.value is not None for score in scores)
+        ),
     )
 
 

@@ -160,6 +160,19 @@ def test_without_right_answers_there_is_only_the_table(attempt):
     assert result(trial, "empty").total == -5.0
 
 
+def test_the_mean_total_is_over_the_rows_that_a_reward_applies_to(attempt):
+    rows = [{**row, "task": "math" if at < 9 else "chat"} for at, row in enumerate(ROWS)]
+    trial = attempt(
+        """\
+        - {kind: math, when: 'task == "math"'}
+        - {kind: length, target: 3, weight: 0, when: 'task == "math"'}
+        """,
+        rows,
+        answers=["{{ answer }}"],
+    )
+    assert result(trial, "--answer").total == 1.0
+
+
 def test_answers_of_ones_own_are_templates(attempt):
     trial = attempt(
         "- {kind: math}\n- {kind: regex, pattern: '^So: '}",
