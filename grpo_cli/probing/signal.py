@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 
 from grpo_cli.analysis.estimates import proportion_interval
 from grpo_cli.analysis.metrics import EPISODE_METRICS, Metric, per_prompt, summarize
@@ -118,8 +118,13 @@ def _spread(groups: Sequence[Sequence[float | None]]) -> Spread:
     values = [value for group in known for value in group]
     if not values:
         return Spread(None, 0.0, 0.0)
-    within = fmean(pstdev(group) for group in known if group)
-    return Spread(fmean(values), pstdev(values), within)
+    within = fmean(map(_deviation, filter(None, known)))
+    return Spread(fmean(values), _deviation(values), within)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation as TRL's `nanstd` (1.16) estimates it, by n - 1."""
+    return stdev(values) if len(values) > 1 else 0.0
 
 
 def _pass_rate(

@@ -80,7 +80,8 @@ def test_groups_without_spread_are_counted_and_prompts_sorted_by_difficulty():
     (rate,) = found.pass_rates
     assert (rate.rate, rate.too_hard, rate.learnable, rate.too_easy) == (0.5, 1, 2, 1)
     assert found.total.mean == 0.5
-    assert found.total.within == pytest.approx((0 + 0 + 0.5 + 0.5) / 4)
+    # TRL divides by n - 1: √(2 · 0.25 / 1) of each mixed pair.
+    assert found.total.within == pytest.approx((0 + 0 + 2 * math.sqrt(0.5)) / 4)
 
 
 def two_rewards(*groups, weights):
