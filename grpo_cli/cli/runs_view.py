@@ -195,7 +195,9 @@ def _say_batch(run: "RunReport") -> str:
 
 def _list_next(run: "RunReport") -> list[tuple[str, str]]:
     path = shlex.quote(short_path(run.folder.path))
-    diagnose = [(f"grpo diagnose {path}", "what is wrong with it")] if run.symptoms else []
+    diagnose = (
+        [(f"grpo diagnose {path}", "what is wrong with it")] if run.diagnosis.symptoms else []
+    )
     if not run.is_over:
         return [(f"grpo watch {path}", "what it is doing"), *diagnose]
     commands = [*diagnose, (f"grpo report {path}", "one HTML page of it")]

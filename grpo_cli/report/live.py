@@ -25,7 +25,7 @@ from grpo_cli.report.wording import (
 )
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import Metrics, read_numbers
-from grpo_cli.runs.status import FINAL, Status, was_started
+from grpo_cli.runs.status import FINAL, was_started
 
 _RECENT = 20
 """Records that the pace is taken from, and for which a warning stays in sight."""
@@ -67,11 +67,6 @@ class Follower:
         return records, [each for each in symptoms if each.rule not in known and not is_over]
 
     @property
-    def status(self) -> Status:
-        """Where the run stood at the last look."""
-        return self.run.status
-
-    @property
     def temperature(self) -> float | None:
         """What training samples at; None if the recipe cannot be read."""
         recipe = self.run.known_recipe
@@ -79,7 +74,7 @@ class Follower:
 
     def seconds_left(self) -> float | None:
         """Return the time left, by the pace of the last records and the measurement still to come."""
-        metrics, total = self.run.metrics, self.status.total_steps
+        metrics, total = self.run.metrics, self.run.status.total_steps
         steps = metrics.steps[metrics.attempt :]
         if total is None or not metrics.steps:
             return None
@@ -100,7 +95,7 @@ class Follower:
 
     def phase_progress(self) -> tuple[int, int] | None:
         """Return how much of the present phase is done, and of how many; None if its status does not tell."""
-        done, _, total = self.status.detail.partition(" ")[0].partition("/")
+        done, _, total = self.run.status.detail.partition(" ")[0].partition("/")
         if not (done.isdecimal() and total.isdecimal() and int(total)):
             return None
         return min(int(done), int(total)), int(total)
@@ -133,12 +128,12 @@ class Follower:
         return symptoms
 
     def _note_progress(self) -> None:
-        if self.status.phase != self._phase:
-            self._phase = self.status.phase
+        if self.run.status.phase != self._phase:
+            self._phase = self.run.status.phase
             self._progress.clear()
         progress = self.phase_progress()
         if progress and (not self._progress or self._progress[-1][1] != progress[0]):
-            self._progress.append((self.status.updated_at, progress[0]))
+            self._progress.append((self.run.status.updated_at, progress[0]))
 
 
 _TICK_S = 0.25
@@ -201,7 +196,7 @@ class PlainView(ProgressView):
             self._say(line)
         for symptom in symptoms:
             self._say(format_symptom(symptom).plain)
-        status = self._follower.status
+        status = self._follower.run.status
         if status.phase != self._phase and status.state == "running":
             self._phase = status.phase
             self._say(f"· {clean_text(status.phase)}")

@@ -79,7 +79,7 @@ class PanelView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the panel, with lines that fit."""
         width, height = options.max_width - _FRAME, console.size.height - 3
-        folder, status = self._follower.run.folder.path, self._follower.status
+        folder, status = self._follower.run.folder.path, self._follower.run.status
         lines = self._draw(console, max(width, 10), max(height, 1))
         body = Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
         body.no_wrap, body.overflow = True, "ellipsis"
@@ -103,7 +103,7 @@ class PanelView:
 
 
 def _draw_progress(follower: "Follower", width: int) -> Text:
-    status, left_s = follower.status, follower.seconds_left()
+    status, left_s = follower.run.status, follower.seconds_left()
     elapsed = f"elapsed {format_duration(max(time.time() - status.started_at, 0))}"
     progress = follower.phase_progress()
     if status.phase == "training" and status.total_steps:

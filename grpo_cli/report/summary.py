@@ -177,11 +177,6 @@ class RunReport(Run):
             return examine(read_history(self))
         return Diagnosis(skipped={rule.name: "the recipe cannot be read" for rule in RULES})
 
-    @property
-    def symptoms(self) -> tuple[Symptom, ...]:
-        """What is wrong, the worst first."""
-        return self.diagnosis.symptoms
-
     @cached_property
     def expected(self) -> Comparison | None:
         """The run compared with what its recipe expects; None if that says nothing."""
@@ -288,7 +283,8 @@ class RunReport(Run):
     def problems(self) -> list[Symptom]:
         """Return the symptoms that are more than notes, but for the one that is the reason of the end."""
         reason = self.status.stopped_by or ("nan_loss" if self.status.state == "failed" else None)
-        return [each for each in self.symptoms if each.level != "note" and each.rule != reason]
+        symptoms = self.diagnosis.symptoms
+        return [each for each in symptoms if each.level != "note" and each.rule != reason]
 
     def lost(self) -> str | None:
         """Return what is known of a run that should be running and is not; None of other runs."""

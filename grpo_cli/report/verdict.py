@@ -147,7 +147,7 @@ def _tell_noise(trend: Trend) -> str:
 def _tell_problems(run: RunReport) -> str:
     problems = []
     for level in ("error", "warning", "note"):
-        count = sum(each.level == level for each in run.symptoms)
+        count = sum(each.level == level for each in run.diagnosis.symptoms)
         if count:
             problems.append(count_noun(count, level))
     verdicts = run.expected.verdicts if run.expected else ()
@@ -163,7 +163,7 @@ def _tell_problems(run: RunReport) -> str:
 
 
 def _tone(run: RunReport) -> Tone:
-    if run.life.state in _BROKEN or any(each.level == "error" for each in run.symptoms):
+    if run.life.state in _BROKEN or run.diagnosis.errors:
         return "bad"
     way = direction(run.held_out.change.get(run.held_out.primary))
     if way > 0 and not _lost(run):

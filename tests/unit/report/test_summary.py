@@ -149,7 +149,7 @@ def test_notes_are_left_to_diagnose(tmp_path):
         record = {"event": "train", "step": step, "reward": step / 40, "frac_reward_zero_std": 0.9}
         append_record(run.metrics, record)
     summary = RunReport(run)
-    assert [each.rule for each in summary.symptoms] == ["all_solved"]
+    assert [each.rule for each in summary.diagnosis.symptoms] == ["all_solved"]
     assert summary.summary_json()["warnings"] == []
 
 
