@@ -12,6 +12,7 @@ from grpo_cli.checks.images import find_unused_images, look_at_images
 from grpo_cli.checks.rows import (
     check_empty,
     check_files,
+    check_fixed,
     check_left_out,
     check_made_columns,
     check_shown_golds,
@@ -359,6 +360,11 @@ def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator
             yield replace(
                 issue, fix="images go into `dataset.prompt.user`" if name in marks else fix
             )
+        for name in sorted(template_columns(text).intersection(dataset.prompt.images) - {MARK}):
+            seen = f"`{{{{ {name} }}}}` writes where the image is stored into the prompt, not the image"
+            yield Issue(seen, "write `{{ image }}` where it goes", path, level="warning")
+    if response := getattr(dataset, "response", None):
+        yield from check_fixed([response], known, "dataset.response")
     if dataset.prompt.user is None and "prompt" not in known:
         seen = f"no `user` template is given and the {_DATA[split]} has no column `prompt` "
         fix = 'add `dataset.prompt.user`, such as `user: "{{ question }}"`'

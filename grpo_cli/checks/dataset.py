@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from grpo_cli.batch import BatchPlan
 from grpo_cli.checks.contents import collect
+from grpo_cli.checks.rows import check_fixed
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.prompts import render_template, template_columns
 from grpo_cli.data.rows import RowNames, show_names, suggest
@@ -250,6 +251,7 @@ def _check_answers(
 ) -> Iterator[Issue]:
     columns = own | added
     names = seen.train.names if seen.train else RowNames("training")
+    yield from check_fixed(warmup.answer or (), columns, _ANSWER)
     for text in warmup.answer or ():
         found = collect(partial(template_columns, text, _ANSWER))
         missing = [] if found else sorted(template_columns(text, _ANSWER) - columns)

@@ -138,6 +138,16 @@ def _check_machines(launch: LaunchConfig, processes: int) -> Iterator[Issue]:
                     f"submit with `grpo train --slurm`, or {fix}",
                 )
                 yield Issue(seen, fix, f"launch.{key}", level="note")
+    ip = launch.main_process_ip or ""
+    if host := re.fullmatch(r"\w+://([^:/]+).*|([^:/]+):\d+", ip):
+        fix = (
+            f"write `main_process_ip: {host[1] or host[2]}`; the port is `launch.main_process_port`"
+        )
+        yield Issue(f"should be an address alone (got {ip!r})", fix, "launch.main_process_ip")
+    elif machines > 1 and ip.startswith(("127.", "localhost", "::1")):
+        seen = f"{ip} is each machine itself, so {machines} machines never find each other"
+        fix = "write the address of machine 0 in their network"
+        yield Issue(seen, fix, "launch.main_process_ip", level="warning")
     if processes % machines and launch.strategy != "single":
         seen = f"{processes} processes do not spread evenly over {machines} machines"
         yield Issue(seen, f"use a multiple of {machines}", "launch.num_processes")

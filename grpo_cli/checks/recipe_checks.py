@@ -31,6 +31,7 @@ from grpo_cli.checks.sampling import check_async, check_overlap, check_vllm, set
 from grpo_cli.checks.settings import check_effects, check_texts
 from grpo_cli.data.mixing import place_issues
 from grpo_cli.data.prompts import resolve_style
+from grpo_cli.data.rows import suggest
 from grpo_cli.data.sources import Preview
 from grpo_cli.errors import RecipeError, nearest
 from grpo_cli.issues import Issue, sort_issues
@@ -214,11 +215,12 @@ def _check_model(recipe: Recipe) -> Iterator[Issue]:
             for place, part in enumerate(recipe.dataset.parts):
                 found = collect(partial(resolve_style, part.prompt, bool(template)))
                 yield from place_issues(found, place, part.source_name)
+        words = _NO_VARIABLES.union(re.findall(r"\w+", template or ""))
         for name in recipe.generation.extras.get("chat_template_kwargs") or {}:
-            if template and name not in template and name not in _NO_VARIABLES:
+            if template and name not in words:
                 seen = "has no effect: the model's chat template does not read it"
                 path = f"generation.chat_template_kwargs.{name}"
-                yield Issue(seen, "remove it", path, level="warning")
+                yield Issue(seen, suggest(name, words, "remove it"), path, level="warning")
 
 
 def _blame_limit(problem: Issue, recipe: Recipe, batch: BatchPlan) -> Issue:

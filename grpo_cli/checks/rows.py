@@ -123,6 +123,15 @@ def check_shown_golds(dataset: SingleDataset, params: dict[int, RewardParams]) -
                 break
 
 
+def check_fixed(texts: Sequence[str], columns: frozenset[str], path: str) -> Iterator[Issue]:
+    """Find templates that are the same text for all rows."""
+    if texts and not any("{{" in text or "{%" in text for text in texts):
+        bare = re.sub(r"[{}$]", "", texts[0]).strip()
+        name = bare if bare in columns else "answer"
+        seen = f"names no column, so it is the text {texts[0]!r:.40} for all rows"
+        yield Issue(seen, f"write `{{{{ {name} }}}}`, say", path, level="warning")
+
+
 def check_made_columns(dataset: SingleDataset) -> Iterator[Issue]:
     """Find columns of the recipe that what `grpo` makes would replace."""
     made = {SOURCE} if dataset.source_name else set[str]()

@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_cli.data.sources import has_eval
 from grpo_cli.issues import Issue, Level
+from grpo_cli.models.source import read_config
 from grpo_cli.recipe.explanation import Path, dotted
 from grpo_cli.recipe.generation import VllmConfig
 from grpo_cli.recipe.grpo_fields import home_of, key_in_home, read_grpo_fields
@@ -34,6 +35,8 @@ _SAMPLED_AS = {
 """Settings in `generation_kwargs`, and the keys of `generation` that they override."""
 _EVAL_ROWS = "give the dataset an eval split (`eval`, `eval_split`, `eval_rows` or `eval_fraction`)"
 
+MOST_HELD_OUT = 0.5
+"""Share of the prompts held out beyond which `eval_fraction` is taken for the share to train on."""
 _PROMPTS = frozenset({"user", "system", "rubric", "chat_template"})
 _PATTERNS = frozenset({"regex", "pattern"})
 _HIDDEN = re.compile(r"#\S")
@@ -101,6 +104,16 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         seen = "the model with the lowest reward would count as the best"
         fix = "set it to true, or remove it"
         yield Issue(seen, fix, "training.greater_is_better", level="warning")
+    if read_setting(recipe, "logging_strategy") == "no":
+        seen = "`no` writes no metrics: `stop_when`, `expect`, reports and `grpo diagnose` have none to look at"
+        yield Issue(seen, "remove it", "logging.logging_strategy", level="warning")
+    held_out = recipe.dataset.eval_fraction or 0
+    if held_out > MOST_HELD_OUT:
+        seen = (
+            f"holds out {held_out:.0%} of the prompts, and trains on the other {1 - held_out:.0%}"
+        )
+        fix = f"set `eval_fraction: {1 - held_out:.2g}`"
+        yield Issue(seen, fix, "dataset.eval_fraction", level="warning")
     stall = recipe.launch.stall_timeout_s
     for index, reward in enumerate(recipe.rewards):
         if stall and reward.timeout_s and reward.timeout_s > stall:
@@ -159,6 +172,12 @@ def _find_idle(recipe: Recipe) -> Iterator[Issue]:
         ),
         ("evaluation.limit", no_rows, "the dataset has no evaluation rows", _EVAL_ROWS),
     ]
+    trackio = [f"logging.{name}" for name in recipe.logging.extras if name.startswith("trackio_")]
+    has_none, fix = (
+        "trackio" not in recipe.logging.report_to,
+        "add `trackio` to `logging.report_to`",
+    )
+    idle += [(path, has_none, "`report_to` does not name `trackio`", fix) for path in trackio]
     for name in ("run_name", "project"):
         fix = "set `logging.report_to` to a tracker, such as `wandb`"
         idle.append((f"logging.{name}", not recipe.logging.report_to, "there is no tracker", fix))
@@ -192,6 +211,32 @@ def _check_sampling(recipe: Recipe) -> Iterator[Issue]:
     if options.get("stop_strings"):
         seen = "sampling fails with it: `generate()` needs the tokenizer for it, which TRL does not pass"
         yield Issue(seen, "remove it", f"{within}.stop_strings")
+    limit = generation.max_completion_length
+    for name in ("min_new_tokens", "min_tokens"):
+        if isinstance(least := options.get(name), int) and least >= limit:
+            seen = f"{least} is not below `max_completion_length` ({limit}), so every completion is cut off"
+            yield Issue(seen, "lower it, or remove it", f"{within}.{name}")
+    if (
+        generation.backend == "vllm"
+        and generation.vllm.mode == "colocate"
+        and options.get("seed") is not None
+    ):
+        seen = "vLLM draws each completion of a prompt with this seed, so they are all the same"
+        fix = "remove it; the recipe's own `seed` is at the top level"
+        yield Issue(seen, fix, f"{within}.seed")
+    tokens, size = options.get("eos_token_id"), read_config(recipe.model).get("vocab_size")
+    outside = (
+        [
+            each
+            for each in (tokens if isinstance(tokens, list) else [tokens])
+            if each and each >= size
+        ]
+        if size
+        else []
+    )
+    if outside:
+        seen = f"the model has no token {outside[0]} (vocabulary: {size:,}), so no completion ends with it"
+        yield Issue(seen, "remove it: the tokenizer's own is read", f"{within}.eos_token_id")
     for name, key in _SAMPLED_AS.items():
         value, ours = options.get(name), getattr(generation, key)
         if value is not None and value != ours:
@@ -219,6 +264,10 @@ def _check_optimization(recipe: Recipe) -> Iterator[Issue]:
     high = read_setting(recipe, "epsilon_high")
     low = read_setting(recipe, "epsilon")
     bound = 1 + (low if high is None else high)
+    if low >= 1 and read_setting(recipe, "loss_type") != "cispo":
+        seen = f"is the distance from a probability ratio of 1: with {low:g} nothing is clipped from below"
+        fix = f"set it to {low - 1:.2g}" if 1 < low < 2 else "set it to 0.2"
+        yield Issue(seen, fix, "training.epsilon", level="warning")
     if high is not None and high < low:
         seen = (
             f"{high:g} is below `epsilon` ({low:g}), which bounds the probability ratio from below"

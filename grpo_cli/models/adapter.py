@@ -2,17 +2,26 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import Fault, find_fault, read_adapter_base
-from grpo_cli.models.source import fingerprint_model, hash_samples, read_config, resolve_source
+from grpo_cli.models.source import (
+    find_folder,
+    fingerprint_model,
+    hash_samples,
+    read_config,
+    resolve_source,
+)
 from grpo_cli.recipe.adapter import WEIGHTS
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.runs.files import read_object
+from grpo_cli.runs.files import read_object, read_tensors_header
 
 _PATH = "model.adapter"
+_PREFIX = "base_model.model."
+"""Begins the name of each of an adapter's tensors (peft 0.21)."""
 
 
 def check_adapter(recipe: Recipe) -> Iterator[Issue]:
@@ -26,6 +35,8 @@ def check_adapter(recipe: Recipe) -> Iterator[Issue]:
         fix = "leave out `model.path`, which then is the adapter's own base"
         seen = f"the adapter was trained on {other}, and `model.path` is another model"
         yield Issue(f"{seen}: {recipe.model.path}", fix, _PATH)
+    elif fault := _find_misfit(folder / WEIGHTS, recipe.model):
+        yield Issue(*fault, _PATH)
     if recipe.model.adapter.reference == "base" and not recipe.training.extras.get("beta"):
         seen, fix = "has no effect without `training.beta`", "set `training.beta`, or remove it"
         yield Issue(seen, fix, f"{_PATH}.reference", level="warning")
@@ -89,6 +100,35 @@ def _find_weights_fault(folder: Path) -> Fault | None:
     load = f"PeftModel.from_pretrained(base, '{folder}').save_pretrained('{folder}')"
     fix = f"if you trust it, write it as safetensors once, with peft: {load}"
     return f"{folder} holds adapter_model.bin, a pickle, and no {WEIGHTS}", fix
+
+
+def _find_misfit(file: Path, model: ModelConfig) -> Fault | None:
+    """Find names that peft does not know, and shapes that are not the model's, by the headers of both."""
+    adapter = read_tensors_header(file)[1]
+    if not any(name.startswith(_PREFIX) for name in adapter):
+        seen = f"none of the names in {file} begins with `{_PREFIX}`, such as {min(adapter, default='none')}"
+        return seen, "add it to their names, as peft writes them"
+    base = find_folder(resolve_source(model))
+    own: dict[str, tuple[int, ...]] = {}
+    with suppress(ValueError):  # a file that is damaged is reported by itself
+        for weights in sorted(base.glob("model*.safetensors")) if base and base.is_dir() else ():
+            own |= read_tensors_header(weights)[1]
+    for name, shape in sorted(adapter.items()):
+        layer, is_lora, factor = name.removeprefix(_PREFIX).partition(".lora_")
+        # Factor A reads what the layer reads, B writes what it writes; GPT-2's layers are transposed.
+        size = shape[0 if factor.startswith("B") else -1]
+        weight = own.get(f"{layer}.weight", ())
+        if (
+            is_lora
+            and factor in ("A.weight", "B.weight")
+            and len(weight) == 2
+            and size not in weight
+        ):
+            shapes = [" × ".join(map(str, each)) for each in (shape, weight)]
+            seen = f"was trained on a model of another size: {name} is {shapes[0]}"
+            seen += f", and {layer}.weight of {model.path} is {shapes[1]}"
+            return seen, "name the model that it was trained on, or another adapter"
+    return None
 
 
 def _find_other_base(adapter: Path, model: ModelConfig) -> str | None:

@@ -49,7 +49,8 @@ def check_folder(folder: Path, model: ModelConfig) -> list[Issue]:
 
 def check_data(folder: Path) -> list[Issue]:
     """Return the problems of a folder's weights and vocabulary that their first bytes and sizes show."""
-    files = [folder / "tokenizer.json", *sorted(folder.glob("*.safetensors"))]
+    texts = ("tokenizer.json", "chat_template.jinja")
+    files = [*(folder / name for name in texts), *sorted(folder.glob("*.safetensors"))]
     faults = (find_fault(file) for file in files if file.exists())
     return [Issue(*fault, "model.path") for fault in faults if fault]
 

@@ -119,8 +119,13 @@ def _leaves_out_texts(tokenizer: Any) -> bool:
 def load_config(model: ModelConfig) -> Any:
     """Load the configuration, a `PreTrainedConfig`."""
     location = model_folder_or_id(model)
-    with explaining(model):
-        return AutoConfig.from_pretrained(location, **hub_options(model))
+    try:
+        with explaining(model):
+            return AutoConfig.from_pretrained(location, **hub_options(model))
+    except GrpoError:
+        raise
+    except Exception as error:  # the checks of its values raise anything
+        raise refused_config(model, error) from error
 
 
 def load_generation_config(model: ModelConfig) -> Any:

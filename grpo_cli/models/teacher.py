@@ -101,6 +101,11 @@ def check_teacher(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(f"{adapter} holds no {WEIGHTS}", "name a run that has finished", _PATH)
     elif adapter is not None and (fault := find_fault(adapter / WEIGHTS)):
         yield Issue(*fault, _PATH)
+    elif not (recipe.rewards or recipe.warmup or recipe.model.adapter or adapter):
+        own = fingerprint_model(recipe.model)
+        if own is not None and own == fingerprint_model(teacher.model):
+            seen = "is the model itself, so there is nothing to learn from it, and there are no rewards"
+            yield Issue(seen, "name another model, or add `rewards`", _PATH)
 
 
 def _check_settings(recipe: Recipe, config: TeacherConfig) -> Iterator[Issue]:

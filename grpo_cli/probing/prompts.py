@@ -178,16 +178,65 @@ def _answer_to(prompt: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _end_of_turn(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> int | None:
-    """Return the special token that the chat template writes right after an assistant's message."""
+def _fill(tokenizer: Any, messages: Any, kwargs: dict[str, Any] | None, **more: Any) -> str | None:
+    """Return messages as the chat template writes them; None if it refuses them, as training never shows them."""
     from grpo_cli.fast.prompts import apply_template
 
-    turn = [*prompt, _answer_to(prompt)]
     try:
-        text = apply_template(tokenizer, turn, tokenize=False, **(kwargs or {}))
+        return str(
+            apply_template(tokenizer, messages, tokenize=False, **{**(kwargs or {}), **more})
+        )
     except RecipeError:
-        # Training never shows it an answer.
         return None
+
+
+def check_template(
+    tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None, path: str
+) -> Iterator[Issue]:
+    """Find a chat template that leaves out the system message, or the beginning of the answer.
+
+    Args:
+        tokenizer: The tokenizer.
+        prompt: A prompt, as text or messages.
+        kwargs: The recipe's variables for the template.
+        path: Where the recipe says what the system message is.
+    """
+    if isinstance(prompt, str):
+        return
+    begun, rest = {"add_generation_prompt": True}, prompt[1:]
+    rendered = _fill(tokenizer, prompt, kwargs, **begun)
+    if (
+        rest
+        and prompt[0]["role"] == "system"
+        and rendered == _fill(tokenizer, rest, kwargs, **begun)
+    ):
+        yield Issue(
+            "the chat template leaves out the system message: prompts with and without it are the same",
+            "move its text into `dataset.prompt.user`, or set `model.chat_template` to one that shows it",
+            path,
+            level="warning",
+            subject="template: system message",
+            why="the model never sees what it says",
+        )
+    answered = _fill(tokenizer, [*prompt, _answer_to(prompt)], kwargs) or ""
+    before = answered.rpartition(_MARK)[0]
+    is_ignored = rendered == _fill(tokenizer, prompt, kwargs, add_generation_prompt=False)
+    if rendered and is_ignored and (opening := before.removeprefix(rendered).strip()):
+        yield Issue(
+            f"the prompt ends before {opening!r:.60}, with which the chat template begins an answer: it does not "
+            "read `add_generation_prompt`",
+            f"end it with {{% if add_generation_prompt %}}{opening}{{% endif %}}, or set "
+            "`model.chat_template` to one that does",
+            "model.chat_template",
+            level="warning",
+            subject="template: beginning of the answer",
+            why="the model would have to write it itself, as it never learned to",
+        )
+
+
+def _end_of_turn(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> int | None:
+    """Return the special token that the chat template writes right after an assistant's message."""
+    text = _fill(tokenizer, [*prompt, _answer_to(prompt)], kwargs) or ""
     _, mark, rest = text.rpartition(_MARK)
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     ids = tokenizer(rest, add_special_tokens=False)["input_ids"] if mark else []

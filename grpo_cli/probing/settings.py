@@ -135,13 +135,11 @@ def check_upstream_settings(recipe: Recipe, *, cpu: bool) -> Iterator[Issue]:
         if reason := _why_not(lambda: built.append(GRPOConfig(**fields))):
             yield _refused(reason, _find_path(reason, fields))
             return
-        scheduler = "kwargs" if fields.get("lr_scheduler_kwargs") else "type"
-        for path, build in (
-            (f"training.lr_scheduler_{scheduler}", _build_scheduler),
-            ("training.torch_compile_backend", _build_dynamo),
-        ):
+        for build, names in _BUILT.items():
             if reason := _why_not(partial(build, built[0])):
-                yield _refused(reason, path)
+                named = [name for name in names if fields.get(name) is not None] or names[-1:]
+                named.sort(key=lambda name: str(fields.get(name)) not in reason)
+                yield _refused(reason, f"training.{named[0]}")
     if recipe.generation.backend != "vllm":
         yield from _check_generation(fields.get("generation_kwargs") or {})
 
@@ -171,6 +169,45 @@ def _build_dynamo(args: Any) -> None:
 
     if args.torch_compile_backend is not None:
         TorchDynamoPlugin(backend=args.torch_compile_backend)
+
+
+def _build_optimizer(args: Any) -> None:
+    import torch
+    from transformers import Trainer
+
+    # These look for their layers in the model.
+    if not args.optim_target_modules and "lomo" not in args.optim:
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(args)
+        kind([torch.nn.Parameter(torch.zeros(1))], **options)
+
+
+def _build_loader(args: Any) -> None:
+    from torch.utils.data import DataLoader
+
+    DataLoader(
+        [0],
+        num_workers=min(args.dataloader_num_workers, 1),
+        persistent_workers=args.dataloader_persistent_workers,
+        prefetch_factor=args.dataloader_prefetch_factor,
+    )
+
+
+def _run_checkpointed(args: Any) -> None:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    options = {"use_reentrant": False, **(args.gradient_checkpointing_kwargs or {})}
+    checkpoint(torch.nn.Identity(), torch.zeros(1, requires_grad=True), **options)
+
+
+_BUILT: dict[Callable[[Any], None], list[str]] = {
+    _build_scheduler: ["lr_scheduler_kwargs", "lr_scheduler_type"],
+    _build_dynamo: ["torch_compile_backend"],
+    _build_optimizer: ["optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "optim"],
+    _build_loader: ["dataloader_persistent_workers", "dataloader_prefetch_factor"],
+    _run_checkpointed: ["gradient_checkpointing_kwargs"],
+}
+"""What a trainer builds of its settings, and those that it may refuse."""
 
 
 def _check_generation(options: dict[str, Any]) -> Iterator[Issue]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_cli.batch import plan_batch
 from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.checks.settings import read_setting
-from grpo_cli.data.prompts import render_template
+from grpo_cli.data.prompts import SYSTEM, render_template
 from grpo_cli.data.rows import suggest
 from grpo_cli.data.solve_rates import find_matches, read_solve_rates
 from grpo_cli.environments.episode import Episode
@@ -239,6 +239,8 @@ def _check_prompts(session: "Session") -> None:
     session.add(replace(problem, subject="batch") for problem in session.plan.problems)
     session.add(fits)
     session.add(prompts.check_stop_tokens(tokenizer, declared, chosen, kwargs))
+    system = "model.chat_template" if recipe.dataset.prompt.system is None else SYSTEM
+    session.add(prompts.check_template(tokenizer, chosen[0], kwargs, system))
 
 
 def _context_of(model: ModelConfig) -> int | None:

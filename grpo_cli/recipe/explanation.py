@@ -15,6 +15,8 @@ from grpo_cli.recipe.yaml_tree import Node
 Path = tuple[str | int, ...]
 _LISTED = 12
 """Valid keys that a message names."""
+_UNKNOWN = "extra_forbidden"
+"""Pydantic's word for a key that the schema does not have."""
 _MAPPING = "a mapping (`key: value` lines)"
 _BOOLEAN = "true or false"
 _NOUNS = {
@@ -31,7 +33,22 @@ _NOUNS = {
 """What pydantic's error types, without their last word, ask for."""
 _EXAMPLES = {"model.lora": "`lora: {r: 16}`, or remove it"}
 """What to write in place of a value of another type."""
-_OTHER_NAMES = dict.fromkeys(("weight", "share", "proportion", "probability"), "ratio")
+_OTHER_NAMES = {
+    **dict.fromkeys(("weight", "share", "proportion", "probability"), "ratio"),
+    **dict.fromkeys(("pattern", "regexp"), "regex"),
+    **dict.fromkeys(
+        (
+            "train_test_split",
+            "test_size",
+            "val_size",
+            "val_split",
+            "val_set_size",
+            "validation_split",
+        ),
+        "eval_fraction",
+    ),
+    "regex": "pattern",
+}
 """Names that other tools give to a key."""
 _BOUNDS = {
     "greater_than": ("above", "gt"),
@@ -54,7 +71,20 @@ def explain(error: ValidationError, model: type[Section], tree: Node, at: Path =
     for entry in error.errors(include_url=False):
         path = _existing_path(tree, at, entry["loc"], entry["type"])
         places.setdefault(path, []).append(typing.cast(dict[str, Any], entry))
-    issues = (_explain_place(path, each, model, tree, at) for path, each in places.items())
+    unknown = {
+        path: tree.find(path) for path, each in places.items() if each[0]["type"] == _UNKNOWN
+    }
+    # What an unknown mapping holds is not missing beside it.
+    inside = {
+        (*path[:-1], key)
+        for path, node in unknown.items()
+        for key in (node.value if node is not None and isinstance(node.value, dict) else ())
+    }
+    issues = (
+        _explain_place(path, each, model, tree, at)
+        for path, each in places.items()
+        if path not in inside
+    )
     return [issue for issue in issues if issue is not None]
 
 
@@ -88,6 +118,11 @@ def unknown_key(tree: Node, path: Path, valid: Sequence[str], hint: str | None =
     name, where = str(path[-1]), locate(tree, path, key=True)
     if hint:
         return Issue(f"`{name}` does not belong here", hint, dotted(path), where)
+    node = tree.find(path)
+    if node is not None and isinstance(node.value, dict) and node.value.keys() & {*valid}:
+        keys = ", ".join(node.value)
+        fix = f"write its keys ({keys}) one level up, in place of `{name}`"
+        return Issue(f"unknown key `{name}`", fix, dotted(path), where)
     other = _OTHER_NAMES.get(name)
     longer = [each for each in valid if each.endswith(f"_{name}")]
     if (
@@ -127,8 +162,17 @@ def _explain_place(
         about = f" ({doc.splitlines()[0].rstrip('.')})" if doc else ""
         where = locate(tree, path[:-1])
         return Issue(f"is missing{about}", f"add `{path[-1]}: …`", dotted(path), where)
-    if kind == "extra_forbidden":
+    if kind == _UNKNOWN:
         fields = _section_at(model, tree, at, path[:-1]).model_fields
+        others = [
+            each
+            for each in _options_at(model, tree, at, path[:-1])
+            if path[-1] in each.model_fields
+        ]
+        if others and (own := tree.find((*path[:-1], "kind"))):
+            seen = f"`{path[-1]}` is not a key of `kind: {own.value}` ({own.location})"
+            fix = f"remove it, or set `kind: {_kinds_of(others[0])[0]}`, which takes it"
+            return Issue(seen, fix, dotted(path), locate(tree, path, key=True))
         return unknown_key(tree, path, [field.alias or key for key, field in fields.items()])
     if node is None or (kind == "too_short" and node.value):
         return None
@@ -229,10 +273,18 @@ def _section_at(model: type[Section], tree: Node, at: Path, path: Path) -> type[
 
 def _kinds_at(model: type[Section], tree: Node, at: Path, path: Path) -> list[str]:
     """Return the kinds that the mapping at `path`, or list entry, may be of; keys tell a mixture."""
-    end = -2 if isinstance(path[-1], int) else -1
-    field = _section_at(model, tree, at, path[:end]).model_fields[str(path[end])]
-    kinds = [kind for each in _sections_in(field.annotation) for kind in _kinds_of(each)]
-    return [kind for kind in kinds if kind != "mixture"]
+    options = _options_at(model, tree, at, path)
+    return [kind for each in options for kind in _kinds_of(each) if kind != "mixture"]
+
+
+def _options_at(model: type[Section], tree: Node, at: Path, path: Path) -> Sequence[type[Section]]:
+    """Return the schemas that the mapping at `path`, or list entry, may have."""
+    end = -2 if path and isinstance(path[-1], int) else -1
+    if len(path[:end]) < len(at) or not path:
+        return ()
+    fields = _section_at(model, tree, at, path[:end]).model_fields
+    field = fields.get(str(path[end]))
+    return list(_sections_in(field.annotation)) if field else ()
 
 
 def _kinds_of(section: type[Section]) -> tuple[str, ...]:

@@ -116,6 +116,11 @@ _REFUSED: dict[str, str] = {
     "resume_from_checkpoint": "remove it, and resume with `grpo train --resume` or `--resume-from CHECKPOINT`",
     "remove_unused_columns": "remove it: rewards need the columns",
     "label_names": "remove it: GRPO has no labels",
+    "label_smoothing_factor": "remove it: GRPO has no labels",
+    **dict.fromkeys(
+        ("train_sampling_strategy", "length_column_name"),
+        "remove it: GRPOTrainer draws prompts by a sampler of its own (`dataset.difficulty` orders them)",
+    ),
     "auto_find_batch_size": "lower `per_device_train_batch_size`: GRPO refuses this option",
     "enable_jit_checkpoint": "remove it: a stopped run saves a checkpoint anyway",
     "disable_tqdm": "remove it: the live view shows progress",
@@ -151,6 +156,17 @@ MOVED: dict[str, str] = {
     "adafactor": "set `training.optim: adafactor`",
     "no_cuda": "set `launch.use_cpu`",
     "task_type": "remove it: the model is always a causal language model",
+    **dict.fromkeys(
+        "kl_coef kl_loss_coef init_kl_coef kl_penalty_coef".split(), "write it as `training.beta`"
+    ),
+    **dict.fromkeys(
+        "clip_ratio clip_range cliprange clip_eps".split(), "write it as `training.epsilon`"
+    ),
+    **dict.fromkeys(
+        "group_size n_samples_per_prompt num_samples_per_prompt".split(),
+        "write it as `generation.num_generations`",
+    ),
+    "max_response_length": "write it as `generation.max_completion_length`",
     **dict.fromkeys(("nodes", "num_nodes", "nnodes"), "write it as `launch.num_machines`"),
     **dict.fromkeys(
         ("ntasks_per_node", "nproc_per_node"),
@@ -308,6 +324,7 @@ def check_trl_keys(tree: Node) -> list[Issue]:
     """
     top = [*Recipe.model_fields, "extends"]
     problems = [issue for home in OPEN for issue in _indent_strays(tree, home)]
+    problems += _lift_sections(tree)
     problems += [
         explanation.unknown_key(tree, (key,), top, _fix_place(key, None))
         for key in tree.value
@@ -344,6 +361,19 @@ def _indent_strays(tree: Node, home: Home) -> Iterator[Issue]:
         seen = f"`{home}` is empty: its keys ({', '.join(strays)}) are not indented"
         fix = f"indent them by two spaces, from line {keys[strays[0]].line} on"
         yield Issue(seen, fix, home, place)
+
+
+def _lift_sections(tree: Node) -> Iterator[Issue]:
+    """Move sections that stand inside another one to the top level, and report each once."""
+    for owner, node in list(tree.value.items()):
+        inside = node.value if isinstance(node.value, dict) else {}
+        # A dataset has a `name` of its own.
+        for key in sorted(inside.keys() & Recipe.model_fields.keys() - {"name", "seed"}):
+            if key not in tree.value:
+                tree.value[key], place = inside.pop(key), node.key_locations[key]
+                tree.key_locations[key] = place
+                seen = f"`{key}` is a section of its own, and stands in `{owner}`"
+                yield Issue(seen, "move it to the top level: unindent it", f"{owner}.{key}", place)
 
 
 def _check_key(tree: Node, home: Home, model: type[BaseModel], key: str) -> list[Issue]:

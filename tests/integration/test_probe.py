@@ -206,6 +206,30 @@ CHEAP = {
         changed(model__chat_template=CHAT_TEMPLATE.replace("<|im_end|>", "<|endoftext|>")),
         ("stop token: chat template", "warning"),
     ),
+    "a template that shows no system message": (
+        changed(
+            model__chat_template=CHAT_TEMPLATE.replace(
+                "in messages %}", "in messages if message['role'] != 'system' %}"
+            )
+        ),
+        ("template: system message", "warning"),
+    ),
+    "a template that begins no answer": (
+        changed(model__chat_template=CHAT_TEMPLATE.replace("add_generation_prompt", "false")),
+        ("template: beginning of the answer", "warning"),
+    ),
+    "a setting of the optimizer that torch refuses": (
+        changed(training__adam_beta2=1.0),
+        ("setting: refused", "error"),
+    ),
+    "workers that persist and are none": (
+        changed(training__dataloader_persistent_workers=True),
+        ("setting: refused", "error"),
+    ),
+    "an option that checkpointing does not have": (
+        changed(training__gradient_checkpointing_kwargs={"use_reentrent": False}),
+        ("setting: refused", "error"),
+    ),
     "golds that are not in the form the reward reads": (
         changed(
             rewards=[{"kind": "choice", "answer": "answer"}],
@@ -364,6 +388,15 @@ def test_weights_of_other_sizes_than_the_config_are_found(probe, tmp_path):
     recipe = changed(model={"path": str(folder)}, training__learning_rate=1e-6)
     with pytest.raises(GrpoError, match=r"yaml:\d+:\d+: model\.path: 6 weights of .* 32 × 64, and"):
         probe(recipe, quick=True)
+
+
+def test_a_config_that_transformers_refuses_is_named(probe, tmp_path):
+    folder = make_tiny_model(tmp_path / "base")
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "longrope", "rope_theta": 1e4}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(GrpoError, match=r"a model from config\.json of .*longrope"):
+        probe(changed(model={"path": str(folder)}), quick=True)
 
 
 NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
