@@ -73,12 +73,41 @@ def check_left_out(
             )
             fix = f"put what is wanted in brackets: '{mark[0]}\\s*(.+)$'"
             yield Issue(seen, fix, f"dataset.columns.{key}.regex", level="warning")
+        texts = [str(sample[row["row_id"]].get(column.from_)) for row in rows]
+        if column.regex is not None and (found := _find_cut(column.regex, texts)):
+            yield Issue(*found, f"dataset.columns.{key}.regex", level="warning")
     if dataset.prompt.system is not None and dataset.prompt.user is None:
         prompts = [row["prompt"] for row in rows if isinstance(row.get("prompt"), list)]
         own = sum(each[0]["role"] in SYSTEM_ROLES for each in prompts)
         if own:
             seen = f"has no effect on {own} of the first {len(rows)} {names.split} rows: they have their own"
             yield Issue(seen, "remove it, or those of the rows", SYSTEM, level="warning")
+
+
+def _find_cut(regex: str, texts: Sequence[str]) -> tuple[str, str] | None:
+    """Find a pattern that takes the mark of an answer, or a part of a number or of a pair of braces."""
+    pattern = re.compile(regex)
+    matches = [match for match in map(pattern.search, texts) if match]
+    if pattern.groups > 1:
+        first, second = ({str(match[group]) for match in matches} for group in (1, 2))
+        if len(second) > 1 and (len(first) == 1 or all(map(_MARK.fullmatch, first))):
+            seen = f"takes the first of its {pattern.groups} groups, which is {min(first)!r:.40}"
+            return seen, "write (?:…) for a group that is not wanted"
+    group = min(pattern.groups, 1)
+    for taken, left, fix in (
+        (r".*\d", r"[.,]?\d+", r"let it take the whole number, such as ([\d.,]+)"),
+        (r"[^}]*\{[^}]*", r"\s*\}", "let it go on to the last brace: write `.+` for `.+?`"),
+    ):
+        cut = [
+            (match[group], rest[0])
+            for match in matches
+            if re.fullmatch(taken, match[group] or "", re.DOTALL)
+            and (rest := re.compile(left).match(match.string, match.end(group)))
+        ]
+        if len(cut) > len(matches) / 10:
+            seen = f"takes {cut[0][0]!r:.40} and leaves {cut[0][1]!r:.40} behind it"
+            return f"{seen}, in {len(cut)} of the {len(texts)} rows looked at", fix
+    return None
 
 
 def check_empty(
@@ -116,11 +145,25 @@ def check_shown_golds(dataset: SingleDataset, params: dict[int, RewardParams]) -
         named = template_columns(text) if is_plain(text) else frozenset[str]()
         for reward in params.values():
             column = (reward.gold_source() or ("", ""))[1]
-            if column in named:
-                seen = f"shows the model the column `{column}`, which holds the gold of `{reward.kind}`"
-                fix = f"remove `{{{{ {column} }}}}`, unless answers are to repeat it"
+            origin = dataset.columns[column].from_ if column in dataset.columns else column
+            copies = {name for name in named if _copied_from(dataset, name) == origin}
+            if shown := sorted(named & {column}) or sorted(copies):
+                name, is_copy = shown[0], shown[0] not in (column, origin)
+                seen = (
+                    f"shows the model the column `{name}`, which holds the gold of `{reward.kind}`"
+                )
+                fix = f"remove `{{{{ {name} }}}}`, unless answers are to repeat it"
+                if is_copy:
+                    seen = f"{seen}: it is a copy of `{origin}`"
+                    fix = f"remove `dataset.columns.{name}`, or name another column there"
                 yield Issue(seen, fix, f"dataset.prompt.{key}", level="warning")
                 break
+
+
+def _copied_from(dataset: SingleDataset, name: str) -> str:
+    """Return the column of the data that a column is a copy of."""
+    column = dataset.columns.get(name)
+    return name if column is None or column.regex else column.from_
 
 
 def check_fixed(texts: Sequence[str], columns: frozenset[str], path: str) -> Iterator[Issue]:

@@ -104,16 +104,7 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         seen = "the model with the lowest reward would count as the best"
         fix = "set it to true, or remove it"
         yield Issue(seen, fix, "training.greater_is_better", level="warning")
-    if read_setting(recipe, "logging_strategy") == "no":
-        seen = "`no` writes no metrics: `stop_when`, `expect`, reports and `grpo diagnose` have none to look at"
-        yield Issue(seen, "remove it", "logging.logging_strategy", level="warning")
-    held_out = recipe.dataset.eval_fraction or 0
-    if held_out > MOST_HELD_OUT:
-        seen = (
-            f"holds out {held_out:.0%} of the prompts, and trains on the other {1 - held_out:.0%}"
-        )
-        fix = f"set `eval_fraction: {1 - held_out:.2g}`"
-        yield Issue(seen, fix, "dataset.eval_fraction", level="warning")
+    yield from _check_measuring(recipe)
     stall = recipe.launch.stall_timeout_s
     for index, reward in enumerate(recipe.rewards):
         if stall and reward.timeout_s and reward.timeout_s > stall:
@@ -194,6 +185,20 @@ def _find_idle(recipe: Recipe) -> Iterator[Issue]:
         if is_idle and getattr(values, name, default) != default:
             fix = f"{fix}, or remove it" if fix else "remove it"
             yield Issue(f"has no effect: {why}", fix, path, level="warning")
+
+
+def _check_measuring(recipe: Recipe) -> Iterator[Issue]:
+    """Find a training that writes no metrics, or holds out what it should train on."""
+    if read_setting(recipe, "logging_strategy") == "no":
+        seen = "`no` writes no metrics: `stop_when`, `expect`, reports and `grpo diagnose` have none to look at"
+        yield Issue(seen, "remove it", "logging.logging_strategy", level="warning")
+    held_out = recipe.dataset.eval_fraction or 0
+    if held_out > MOST_HELD_OUT:
+        seen = (
+            f"holds out {held_out:.0%} of the prompts, and trains on the other {1 - held_out:.0%}"
+        )
+        fix = f"set `eval_fraction: {1 - held_out:.2g}`"
+        yield Issue(seen, fix, "dataset.eval_fraction", level="warning")
 
 
 def _check_sampling(recipe: Recipe) -> Iterator[Issue]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from grpo_cli.errors import RewardError, SetupError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Section
+from grpo_cli.rewards.gold_text import explain_odd_gold
 
 NO_TRAINER = SimpleNamespace(global_step=0, epoch=0.0, max_steps=0, num_train_epochs=0)
 """The `trainer_state` of batches that are scored outside of training."""
@@ -181,10 +182,13 @@ class RewardParams(Section):
     def gold_fault(self, batch: Batch, row: int) -> Issue | None:
         """Return why a row cannot be judged; imports nothing heavy. An `error` is one in a single row too."""
         source = self.gold_source()
-        if source is None or self.has_gold(batch, row):
+        if source is None:
             return None
         parameter, column = source
         value = batch.columns[column][row]
+        if self.has_gold(batch, row):
+            odd = explain_odd_gold(value)
+            return odd and Issue(*odd, parameter, level="warning")
         what, fix = "there is no gold", "fill it, or leave such rows out of the data"
         if value is not None and str(value).strip():
             what = "the gold cannot be read"

@@ -4,6 +4,8 @@ import pytest
 
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.machine import Hardware
+from grpo_cli.rewards.contract import Batch
+from grpo_cli.rewards.kinds.exact import ExactParams
 from tests.recipe_texts import GOOD, write_recipe
 
 CHAT = '{"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "answer": 1}\n'
@@ -24,6 +26,15 @@ CASES = [
      "b.jsonl has no column `question`"),
     ({"a.jsonl": '{"question": "q", "answer": NaN}'}, USER, "",
      "there is no gold, so the reward gives no score: None"),
+    ({"a.jsonl": GOOD_ROW.replace("1", "1,169")}, f"{USER}\n  {REGEX % '#### ([0-9]+)'}", "columns.answer.regex",
+     "takes '1' and leaves ',169' behind it"),
+    ({"a.jsonl": r'{"question": "q", "answer": "\\boxed{\\frac{1}{2}}"}'}, f"{USER}\n  {REGEX % r'boxed.(.+?)}'}",
+     "columns.answer.regex", r"takes '\\frac{1' and leaves '}'"),
+    ({"a.jsonl": GOOD_ROW + GOOD_ROW.replace("1", "2")}, f"{USER}\n  {REGEX % '(####) (.+)'}",
+     "columns.answer.regex", "takes the first of its 2 groups, which is '####'"),
+    ({"a.jsonl": GOOD_ROW}, f"{USER}\n  columns: {{question: answer}}", "prompt.user", "it is a copy of `answer`"),
+    ({"a.jsonl": GOOD_ROW}, 'prompt: {user: "{{ pic }}", images: pic}\n  columns: {pic: answer}', "prompt.user",
+     "where the image is stored"),
     ({"a.jsonl": GOOD_ROW}, f"{USER}\n  eval: missing", "eval", "save_to_disk"),
 ]  # fmt: skip
 
@@ -72,3 +83,33 @@ def test_rows_of_several_files_and_patterns_without_a_mark_are_left_alone(tmp_pa
         path = write_recipe(tmp_path, text)
         found = check_recipe(path, hardware=Hardware(gpus=0, cpus=2)).problems
         assert [each for each in found if each.path.startswith("dataset")] == []
+
+
+ODD = [
+    (b"13", "is bytes"),
+    ({"value": "13", "unit": "kg"}, "has keys (value, unit)"),
+    ('["a", "b"]', "is a list written as text"),
+    ("MÃ¼nchen", "'München' is meant"),
+    (["x", "x &lt; 3"], "writing 'x < 3'"),
+    ("word\u200b", "(U+200B)"),
+    *(
+        (gold, "")
+        for gold in (
+            "München, Łódź",
+            "[1, 2]",
+            ["a", "b"],
+            "AT&T; x < 3",
+            "مى\u200cخواهم",
+            "Ã",
+            13,
+            "a\tb",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("gold", "seen"), ODD)
+def test_a_gold_that_no_answer_equals_is_named(gold, seen):
+    batch = Batch([""], [""], columns={"answer": [gold]})
+    fault = ExactParams.model_validate({}).gold_fault(batch, 0)
+    assert (fault is not None and seen in fault.seen and fault.fix) if seen else fault is None
